@@ -23,6 +23,7 @@ from moetune.domain.constraints import (
     Order,
     Strategy,
     parse_dispatcher,
+    parse_quantization,
 )
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.optimizers import OPTIMIZERS
@@ -176,6 +177,13 @@ def plan(
         str | None,
         typer.Option(help="Element type. Default: bfloat16 on CUDA where measured, else float32."),
     ] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RECIPE",
+            help="A layer's experts in 8 bits: fp8_rowwise, mxfp8; +dispatch=FORMAT: the wire.",
+        ),
+    ] = None,
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -273,6 +281,7 @@ def plan(
         sequence_parallel=sequence_parallel,
         memory_taken_bytes=parsed(memory_taken, parse_bytes) or 0,
         allow_modelled=settings.allow_modelled if allow_modelled is None else allow_modelled,
+        quantization=parsed(quantization, parse_quantization) or "",
     )  # fmt: skip
     request = PlanRequest(
         model=model, layer=layer, world_size=world_size, num_nodes=nodes,

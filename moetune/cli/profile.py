@@ -14,7 +14,7 @@ from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation
 from moetune.domain.model import find_model
-from moetune.domain.quantization import parse_formats
+from moetune.domain.quantization import Quantization
 from moetune.domain.samples import Point
 from moetune.domain.units import parse_count, parse_seconds
 from moetune.measure.grid import Preset
@@ -48,7 +48,9 @@ def profile(
     ] = None,
     quantization: Annotated[
         str | None,
-        typer.Option(help="Experts' GEMMs in 8 bits too, on a GPU: fp8_rowwise,mxfp8."),
+        typer.Option(
+            metavar="RECIPES", help="Layers with experts in 8 bits, too: fp8_rowwise,mxfp8."
+        ),
     ] = None,
     group_sizes: Annotated[
         str | None,
@@ -154,7 +156,7 @@ def profile(
         transformers=() if transformer is None else (transformer,),
         max_tokens=parse_count(tokens) if tokens else default_tokens,
         budget_seconds=budget_seconds,
-        quantizations=parse_formats(_words(quantization)),
+        quantizations=_recipes(quantization),
         base=_base(session, base) if setting.is_writer else None,
     )
     if not setting.is_writer:
@@ -282,6 +284,11 @@ def _show(session: Session, outcome: "ProfileOutcome", fitness: "Fitness | None"
         screen.say(f"Not measured: {sample.point} ({sample.error})")
     screen.line(f"See it:        moetune profiles show {name}")
     screen.line(f"Plan with it:  moetune plan --profile {name} --model bert-l")
+
+
+def _recipes(text: str | None) -> tuple[Quantization, ...]:
+    found = (Quantization.of(word) for word in _words(text))
+    return tuple(recipe for recipe in found if recipe is not None)
 
 
 def _words(text: str | None) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layer import ExpertParallel, LayerShape, Phase
 from moetune.domain.layout import AXES, Layout
 from moetune.domain.model import Transformer, find_model
+from moetune.domain.quantization import Quantization
 from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
 
 Order = Literal["dispatch_first", "interleaved"]
@@ -38,6 +39,7 @@ EXPERT_PARALLEL = "expert-parallel"
 SEQUENCE_PARALLEL = "sequence-parallel"
 MEMORY_TAKEN = "memory-taken"
 ALLOW_MODELLED = "allow-modelled"
+QUANTIZATION = "quantization"
 NO_OFFLOAD = "no-offload"
 
 
@@ -176,6 +178,7 @@ class Constraints:
         sequence_parallel: ranks of a tensor-parallel group have a shard of the tokens each.
         memory_taken_bytes: part of the memory limit that the rest of the model takes.
         allow_modelled: accept estimates for what was not measured.
+        quantization: text of a layer's `Quantization`; "" for none.
     """
 
     bounds: Bounds = field(default_factory=Bounds)
@@ -184,6 +187,7 @@ class Constraints:
     sequence_parallel: bool = False
     memory_taken_bytes: int = 0
     allow_modelled: bool = False
+    quantization: str = ""
 
     def encode(self) -> dict[str, str]:
         """Return what differs from the defaults, as texts by flag name."""
@@ -262,6 +266,7 @@ _PLACES: Mapping[str, tuple[_Part, str]] = MappingProxyType(
         SEQUENCE_PARALLEL: ("", "sequence_parallel"),
         MEMORY_TAKEN: ("", "memory_taken_bytes"),
         ALLOW_MODELLED: ("", "allow_modelled"),
+        QUANTIZATION: ("", "quantization"),
     }
 )
 """Where each flag's value lies in `Constraints`: the part, and its field."""
@@ -304,6 +309,8 @@ def _text(value: object) -> str:
 def _value(flag: str, text: str, spelling: Spelling) -> int | bool | str:
     if flag == "dispatcher":
         return parse_dispatcher(text, spelling)
+    if flag == QUANTIZATION:
+        return parse_quantization(text)
     if flag in _CHOICES:
         if text not in _CHOICES[flag]:
             known = ", ".join(_CHOICES[flag])
@@ -339,6 +346,15 @@ def parse_dispatcher(text: str, spelling: Spelling = AS_FLAGS) -> Dispatcher:
         )
     names = ", ".join(DISPATCHERS)
     raise InputError(f"{spelling('dispatcher')} must be one of {names}, got {shown(text)}")
+
+
+def parse_quantization(text: str) -> str:
+    """Return the shortest text of a layer's quantization; "" for none.
+
+    Raises:
+        InputError: there is no such format.
+    """
+    return str(Quantization.of(text) or "")
 
 
 def _unknown(flag: str, spelling: Spelling) -> InputError:

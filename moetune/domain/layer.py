@@ -1,9 +1,11 @@
 """The MoE layer to plan for, and its workload: ranks and tokens per rank."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
+from moetune.domain.quantization import Quantization
 from moetune.domain.units import dtype_bytes
 
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
@@ -13,6 +15,8 @@ ExpertParallel = Literal["all_to_all", "tensor"]
 and the experts' outputs are summed (PPMoE §3.3)."""
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
+QUANTIZED_STEP = "bfloat16"
+"""What 8-bit products give, and so the dtype of a step that is planned with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -57,8 +61,7 @@ class LayerKey:
         num_ranks: ranks that share the layer's experts, not all that a plan is for.
         dtype: of the experts' computation, as torch names it.
         sequence_parallel: with "tensor", whether each rank has only a shard of the tokens.
-        quantization: of the experts' products, as text; "" for none. There are no plans for
-            others yet.
+        quantization: of the experts' products and of the wire, as text; "" for none.
     """
 
     layer: LayerShape
@@ -77,10 +80,11 @@ class Workload:
         tokens_per_rank: each rank's own, or with "tensor" those that every rank computes.
         sequence_parallel: with "tensor", whether each rank has only a shard of those tokens
             around the layer.
+        quantization: text of a `Quantization`; "" for none.
 
     Raises:
         InputError: a size below 1, an unknown dtype, experts that do not divide by the ranks,
-            or shards without "tensor".
+            shards without "tensor", or a quantization that the layer cannot have.
     """
 
     layer: LayerShape
@@ -89,12 +93,33 @@ class Workload:
     dtype: str = "float32"
     expert_parallel: ExpertParallel = "all_to_all"
     sequence_parallel: bool = False
+    quantization: str = field(default="", metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "tokens_per_rank")
         dtype_bytes(self.dtype)
         check_divisible(self.layer.num_experts, self.world_size)
         check_sequence_parallel(self.expert_parallel, sequence_parallel=self.sequence_parallel)
+        if self.recipe is not None:
+            self._check_recipe(self.recipe)
+
+    def _check_recipe(self, recipe: Quantization) -> None:
+        recipe.check_widths(d_model=self.layer.d_model, d_hidden=self.layer.d_hidden)
+        if self.expert_parallel == "tensor":
+            raise InputError(
+                "quantization is not available in a tensor-parallel group",
+                "use expert_parallel all_to_all, or no quantization",
+            )
+        if self.dtype != QUANTIZED_STEP:
+            raise InputError(
+                f"8-bit products give {QUANTIZED_STEP}, the step is in {self.dtype}",
+                f"use dtype {QUANTIZED_STEP}, or no quantization",
+            )
+
+    @property
+    def recipe(self) -> Quantization | None:
+        """Formats of the experts' products and of the wire; None where nothing is quantized."""
+        return Quantization.of(self.quantization)
 
     @property
     def key(self) -> LayerKey:
@@ -105,6 +130,7 @@ class Workload:
             dtype=self.dtype,
             expert_parallel=self.expert_parallel,
             sequence_parallel=self.sequence_parallel,
+            quantization=self.quantization,
         )
 
     @property

@@ -9,10 +9,10 @@ from moetune.domain.corrections import Correction
 from moetune.domain.costs import NO_BURST, Interference, LinearCost
 from moetune.domain.document import UNLESS_DEFAULT, decode_schema, digest, encode
 from moetune.domain.errors import InputError
+from moetune.domain.quantization import check_product_dtype
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample
 from moetune.domain.step_errors import StepRecord
-from moetune.domain.units import dtype_bytes
 
 PROFILE_SCHEMA = 1
 Provenance = Literal["measured", "published", "modelled"]
@@ -53,7 +53,7 @@ class GemmLine:
     error: FitError | None = None
 
     def __post_init__(self) -> None:
-        dtype_bytes(self.dtype)
+        check_product_dtype(self.dtype)
         _check_line(self.alpha_seconds, self.beta_seconds_per_mac)
 
     @property
@@ -139,7 +139,7 @@ class RowsLine:
     beta_seconds_per_element: float
 
     def __post_init__(self) -> None:
-        dtype_bytes(self.dtype)
+        check_product_dtype(self.dtype)
         _check_line(self.alpha_seconds, self.beta_seconds_per_element)
 
     @property

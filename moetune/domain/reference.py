@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moetune.domain.errors import InputError
-from moetune.domain.quantization import FORMATS
+from moetune.domain.quantization import check_product_dtype
 from moetune.domain.samples import CollectiveOp, GemmForm
-from moetune.domain.units import dtype_bytes
 
 Label = Literal["measured", "published", "modelled"]
 TransferPhase = Literal["dispatch", "combine"]
@@ -55,8 +54,7 @@ class GemmTable:
     points: Rows
 
     def __post_init__(self) -> None:
-        if self.dtype not in FORMATS:
-            dtype_bytes(self.dtype)
+        check_product_dtype(self.dtype)
         _check_rows(self.points, 4)
         _check_spread(self.spread)
 

@@ -7,6 +7,7 @@ from typing import Protocol
 from moetune.domain.constraints import (
     EXPERT_PARALLEL,
     NO_OFFLOAD,
+    QUANTIZATION,
     SEQUENCE_PARALLEL,
     Constraints,
     LayoutPins,
@@ -14,7 +15,7 @@ from moetune.domain.constraints import (
 )
 from moetune.domain.document import digest
 from moetune.domain.errors import InputError
-from moetune.domain.layer import ExpertParallel, LayerShape, Workload
+from moetune.domain.layer import QUANTIZED_STEP, ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer, find_model
 from moetune.domain.profile import Profile
@@ -65,8 +66,8 @@ class PlanRequest:
         _check_subject(self)
         if self.dtype in FORMATS:
             raise InputError(
-                f"plans do not know experts in {self.dtype} yet",
-                "plan in bfloat16, and set the degree of a quantized layer with pipeline",
+                f"{self.dtype} is a format of products, not the dtype of a step",
+                f"plan with {self.spelling(QUANTIZATION)} {self.dtype}",
             )
         if self.world_size is not None and self.num_nodes is not None:
             raise InputError(
@@ -84,6 +85,11 @@ class PlanRequest:
             _check_pins_of_layer(self)
             return
         _check_dispatcher(self)
+        if self.constraints.quantization:
+            raise InputError(
+                f"{self.spelling(QUANTIZATION)} is for one layer, and this is a whole model",
+                f"omit it, or plan its layer: {self.spelling('layer')}",
+            )
         if self.constraints.bounds.strategy not in {None, "none"}:
             raise InputError(
                 f"{self.spelling('strategy')} {self.constraints.bounds.strategy} is not planned "
@@ -125,12 +131,15 @@ class PlanRequest:
             layer=layer,
             world_size=world_size,
             tokens_per_rank=tokens,
-            dtype=self.dtype or default_dtype(profile),
+            dtype=self.dtype or self._default_dtype(profile),
             memory_limit_bytes=self.memory_limit_bytes,
             profile=profile.name,
             profile_fingerprint=fingerprint or profile.digest,
             constraints=self._recorded_constraints().encode(),
         )
+
+    def _default_dtype(self, profile: Profile) -> str:
+        return QUANTIZED_STEP if self.constraints.quantization else default_dtype(profile)
 
     def _layer_and_tokens(self, world_size: int) -> tuple[LayerShape, int]:
         if self.layer is not None and self.tokens_per_rank is not None:
@@ -210,6 +219,7 @@ class PlanInputs:
             dtype=self.dtype,
             expert_parallel=layout.expert_parallel,
             sequence_parallel=self.pinned.sequence_parallel,
+            quantization=self.pinned.quantization,
         )
 
 
@@ -307,6 +317,8 @@ def _check_pins_of_layer(request: PlanRequest) -> None:
                 f"name a whole model (ppmoe-6.7b), or give {spelling('num-layers')}, "
                 f"{spelling('num-heads')}, {spelling('seq')} and {spelling('vocab')}",
             )
+    if constraints.quantization:
+        _check_quantized(request)
     if constraints.pins.expert_parallel != "tensor":
         return
     bounds, experts = constraints.bounds, spelling(EXPERT_PARALLEL)
@@ -320,6 +332,24 @@ def _check_pins_of_layer(request: PlanRequest) -> None:
             raise InputError(
                 f"{spelling(flag)} {value} excludes {experts} tensor, where {reason}",
                 f"omit {spelling(flag)}, or take {experts} all_to_all",
+            )
+
+
+def _check_quantized(request: PlanRequest) -> None:
+    """Raise InputError for pins that quantized experts do not have: decision 0059."""
+    spelling, constraints = request.spelling, request.constraints
+    bounds, name = constraints.bounds, spelling(QUANTIZATION)
+    kind = constraints.pins.expert_parallel
+    reasons = {
+        "strategy": (bounds.strategy, "gradients of weights are one product of all chunks"),
+        "dispatcher": (bounds.dispatcher, "rows in 8 bits travel to all ranks at once"),
+        EXPERT_PARALLEL: (kind if kind == "tensor" else None, "no rows travel to their experts"),
+    }
+    for flag, (value, reason) in reasons.items():
+        if value not in {None, "none", "flat"}:
+            raise InputError(
+                f"{spelling(flag)} {value} excludes {name}: {reason}",
+                f"omit {spelling(flag)}, or {name}",
             )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from moetune.domain.quantization import MX_BLOCK, Format
+from moetune.domain.quantization import MX_BLOCK, Format, packed_width
 
 E4M3 = torch.float8_e4m3fn
 _E8M0 = torch.float8_e8m0fnu
@@ -27,7 +27,6 @@ _ABOVE_448 = 0x1FFFFF
 _INFINITE = 0x7F800000
 _EXPONENT_448 = 8
 _LARGEST_EXPONENT = 254
-_ROW_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +73,11 @@ def quantize(x: torch.Tensor, form: Format) -> Scaled:
     return Scaled(values=values, scales=scales.contiguous())
 
 
-def packed_width(width: int, form: Format) -> int:
-    """Return the bytes of one row of that many values on the wire."""
-    num_scales = width // MX_BLOCK if form == "mxfp8" else 1
-    return width + -(-num_scales // _ROW_BYTES) * _ROW_BYTES
-
-
 def pack(rows: Scaled) -> torch.Tensor:
     """Return rows (R, K) and their scales, in e8m0, as bytes: (R, `packed_width`)."""
     num_rows, num_scales = rows.scales.shape
     width = rows.values.shape[1]
-    room = width + -(-num_scales // _ROW_BYTES) * _ROW_BYTES
+    room = packed_width(width, "mxfp8" if num_scales > 1 else "fp8_rowwise")
     packed = torch.zeros((num_rows, room), dtype=torch.uint8, device=rows.values.device)
     packed[:, :width] = rows.values.view(torch.uint8)
     packed[:, width : width + num_scales] = rows.scales.to(_E8M0).view(torch.uint8)

@@ -15,9 +15,9 @@ from moetune.domain.cluster import (
     spread_groups,
 )
 from moetune.domain.errors import InputError
-from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.layer import QUANTIZED_STEP, LayerShape, Workload
 from moetune.domain.model import Transformer
-from moetune.domain.quantization import FORMATS, Format, Quantization
+from moetune.domain.quantization import Quantization, measured_format
 from moetune.domain.samples import (
     AttentionPoint,
     BurstPoint,
@@ -110,7 +110,7 @@ def choose_points(
     transformers: Sequence[Transformer] = (),
     preset: Preset = "quick",
     max_tokens: int = 4096,
-    quantizations: Sequence[Format] = (),
+    quantizations: Sequence[Quantization] = (),
 ) -> PointChoice:
     """Return the points that the models and layers need, and those of a grid.
 
@@ -123,12 +123,12 @@ def choose_points(
         layers: shapes whose GEMMs, payloads and memory-bound operations are measured exactly.
         transformers: models of which every tensor-parallel width is measured exactly.
         max_tokens: tokens on one rank in one step.
-        quantizations: formats in which the layers' GEMMs are measured as well.
+        quantizations: recipes of experts in 8 bits that the layers are measured with as well.
 
     Raises:
         InputError: an unknown dtype, a group larger than the machine, a layer whose experts
-            divide by none of the group sizes, or formats on a CPU, without a layer, or
-            that do not fit its widths.
+            divide by none of the group sizes, or recipes without a layer in bfloat16, that do
+            not fit its widths, or that this kind of device only emulates.
     """
     machine = cluster.machine
     _check_sizes(group_sizes, machine.num_devices)
@@ -137,7 +137,7 @@ def choose_points(
         layers=layers, transformers=transformers, max_tokens=max_tokens,
         quantizations=quantizations,
     )  # fmt: skip
-    _check_quantizations(quantizations, machine, scope.workloads)
+    _check_quantizations(quantizations, machine, scope.of_layers, dtypes)
     needed, others = (that_fit(points, machine) for points in (scope.needed(), scope.others()))
     chosen = PointChoice(needed=needed, others=others)
     return replace(chosen, others=chosen.without(frozenset(needed)).others)
@@ -154,7 +154,7 @@ class _Scope:
     layers: Sequence[LayerShape]
     transformers: Sequence[Transformer]
     max_tokens: int
-    quantizations: Sequence[Format]
+    quantizations: Sequence[Quantization]
 
     @property
     def of_layers(self) -> list[Workload]:
@@ -171,6 +171,16 @@ class _Scope:
             group_sizes=(1, *self.group_sizes), tokens=self.max_tokens,
         )  # fmt: skip
         return [*self.of_layers, *of_models]
+
+    @property
+    def quantized(self) -> list[Workload]:
+        """The named layers with experts in 8 bits."""
+        return [
+            replace(load, quantization=str(recipe))
+            for load in self.of_layers
+            for recipe in self.quantizations
+            if load.dtype == QUANTIZED_STEP
+        ]
 
     @property
     def linked(self) -> list[int]:
@@ -198,14 +208,14 @@ class _Scope:
                     model, dtype=dtype, group_sizes=self.linked, groups=self.groups,
                     max_tokens=self.max_tokens, kind=self.machine.kind, grid=grid,
                 )  # fmt: skip
-        yield from quantized_points(workloads, self.quantizations, grid)
+        yield from quantized_points(self.quantized, grid)
         yield from two_level_points(self.of_layers, self.two_level, grid)
         if self.transformers:
             yield from collective_grid(self.groups, grid)
         if self.linked and workloads:
             num_ranks = self.machine.num_devices
             yield from overlap_points(overlapped_bytes(workloads, grid, num_ranks=num_ranks))
-        yield from step_points(self.of_layers)
+        yield from step_points([*self.of_layers, *self.quantized])
         if self.machine.kind == "cuda" and workloads:
             # Plans may offload activations, on streams beside computation and exchanges.
             yield from interference(has_link=bool(self.linked))
@@ -246,21 +256,32 @@ def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:
 
 
 def _check_quantizations(
-    quantizations: Sequence[Format], machine: Machine, workloads: Sequence[Workload]
+    quantizations: Sequence[Quantization],
+    machine: Machine,
+    workloads: Sequence[Workload],
+    dtypes: Sequence[str],
 ) -> None:
-    if quantizations and machine.kind != "cuda":
-        raise InputError(
-            f"{quantizations[0]} products are measured on a GPU, this machine's device is a CPU",
-            "omit --quantization",
-        )
-    if quantizations and not workloads:
+    if not quantizations:
+        return
+    if not workloads:
         raise InputError(
             "quantization is measured in the shapes of a layer, and there is none",
-            "name a model with --model, or give a layer with --d-model",
+            "give a layer with --d-model",
         )
-    for form in quantizations:
+    if QUANTIZED_STEP not in dtypes:
+        raise InputError(
+            f"steps with experts in 8 bits are in {QUANTIZED_STEP}, which is not measured",
+            f"add --dtype {QUANTIZED_STEP}",
+        )
+    for recipe in quantizations:
+        if recipe.multiplies and not recipe.emulate and machine.kind != "cuda":
+            raise InputError(
+                f"{recipe} products are measured on a GPU, this machine's device is a CPU",
+                f"omit --quantization, or to try plans measure {recipe}+emulate",
+            )
         for load in workloads:
-            Quantization(forward=form).check_widths(load.layer)
+            layer = load.layer
+            recipe.check_widths(d_model=layer.d_model, d_hidden=layer.d_hidden)
 
 
 def _workloads(
@@ -301,7 +322,7 @@ def memory_bytes(point: Point) -> int:
     if isinstance(point, InterferencePoint):
         return 0
     dtype = point.workload.dtype if isinstance(point, StepPoint) else point.dtype
-    if dtype in FORMATS:
+    if measured_format(dtype):
         return _elements(point) * _QUANTIZED_BYTES
     return _elements(point) * dtype_bytes(dtype)
 

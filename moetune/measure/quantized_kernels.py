@@ -1,6 +1,7 @@
-"""GEMMs of experts in 8 bits, as a quantized layer runs them: rows rounded, padded and multiplied.
+"""Products of experts in 8 bits, and the rounding around them, as a quantized layer runs them.
 
-Matrices are rounded before: a layer does it once a phase, not for each chunk.
+Rows are rounded once for several products and matrices once a phase, so that both are points of
+their own. Factors of the gradients of matrices are rounded for one product, and within its point.
 """
 
 from collections.abc import Callable
@@ -8,8 +9,8 @@ from collections.abc import Callable
 import torch
 
 from moetune.domain.errors import InputError
-from moetune.domain.quantization import Format, Quantization
-from moetune.domain.samples import GemmPoint
+from moetune.domain.quantization import Format, Quantization, measured_format
+from moetune.domain.samples import GemmPoint, RowsPoint
 from moetune.formats.grouped import (
     Padding,
     multiply_groups,
@@ -17,19 +18,19 @@ from moetune.formats.grouped import (
     refusal,
     round_rows,
 )
-from moetune.formats.scaled import quantize
+from moetune.formats.scaled import pack, quantize, unpack
 from moetune.measure.device import Device, drop, tensor_maker
 
 
-def quantized_gemm(point: GemmPoint, form: Format, device: Device) -> Callable[[], None]:
-    """Return a function that runs the GEMM once, on rows and results in bfloat16.
+def quantized_gemm(
+    point: GemmPoint, form: Format, device: Device, *, emulate: bool
+) -> Callable[[], None]:
+    """Return a function that runs the GEMM once, on rounded factors; results are in bfloat16.
 
     Raises:
         InputError: the device has no kernel for the format.
     """
-    problem = refusal(Quantization(forward=form), device.torch_device, torch.bfloat16)
-    if problem:
-        raise InputError(problem, "measure without --quantization here")
+    _check_device(form, device, emulate=emulate)
     make = tensor_maker(device, "bfloat16")
     total_rows = point.rows * point.num_experts
     x, y = make(total_rows, point.d_in), make(total_rows, point.d_out)
@@ -37,13 +38,51 @@ def quantized_gemm(point: GemmPoint, form: Format, device: Device) -> Callable[[
     ends = torch.arange(1, point.num_experts + 1, dtype=torch.int32, device=device.torch_device)
     padding = Padding.of(ends.mul_(point.rows), [point.rows] * point.num_experts, form)
     if point.product == "grad_weight":
-        return lambda: drop(multiply_transposed(x, y, padding))
+        return lambda: drop(multiply_transposed(x, y, padding, emulate=emulate))
     if point.product == "forward":
         rows, matrices = x, quantize(w.transpose(1, 2), form)
     else:
         rows, matrices = y, quantize(w, form)
 
-    def run() -> None:
-        multiply_groups(round_rows(rows, padding, form), matrices, padding, rows.dtype)
+    rounded = round_rows(rows, padding, form)
+    return lambda: drop(
+        multiply_groups(rounded, matrices, padding, torch.bfloat16, emulate=emulate)
+    )
 
-    return run
+
+def quantized_rows(point: RowsPoint, device: Device) -> Callable[[], None] | None:
+    """Return a function that rounds rows, a matrix or the rows of the wire; None of other points.
+
+    "quantize" has rows that are padded, "quantize_matrix" a matrix whose columns lie together,
+    "quantize_wire" both ends of an exchange: rows packed, and unpacked.
+
+    Raises:
+        InputError: the device has no kernel for the format.
+    """
+    known = measured_format(point.dtype)
+    if known is None:
+        return None
+    form, emulate = known
+    _check_device(form, device, emulate=emulate)
+    make = tensor_maker(device, "bfloat16")
+    if point.op == "quantize_matrix":
+        matrix = make(point.width, point.rows).T
+        return lambda: drop(quantize(matrix, form))
+    x = make(point.rows, point.width)
+    if point.op == "quantize":
+        ends = torch.tensor([point.rows], dtype=torch.int32, device=device.torch_device)
+        padding = Padding.of(ends, [point.rows], form)
+        return lambda: drop(round_rows(x, padding, form))
+    return lambda: drop(
+        x.copy_(unpack(pack(quantize(x, form)), point.width, form).dequantize(x.dtype))
+    )
+
+
+def _check_device(form: Format, device: Device, *, emulate: bool) -> None:
+    recipe = Quantization(forward=form, emulate=emulate)
+    problem = refusal(recipe, device.torch_device, torch.bfloat16)
+    if problem:
+        raise InputError(
+            problem,
+            f"measure without --quantization here, or to try plans --quantization {form}+emulate",
+        )

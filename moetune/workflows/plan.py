@@ -66,7 +66,7 @@ class InputsDocument:
                 f"profile must be a name, got {shown(self.profile)}",
                 "import the file first: only stored profiles can be planned with here",
             )
-        if self.dtype is not None and self.dtype not in FORMATS:  # whose refusal is the request's
+        if self.dtype is not None and self.dtype not in FORMATS:  # which the request refuses
             dtype_bytes(self.dtype)
 
     def request(self, *, default_dtype: str | None, spelling: Spelling = AS_KEYS) -> PlanRequest:

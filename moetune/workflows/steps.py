@@ -229,6 +229,7 @@ def _layer(
         device=device,
         dtype=getattr(torch, workload.dtype),
         communicator=communicator,
+        quantization=workload.recipe,
     )
 
 

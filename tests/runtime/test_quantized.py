@@ -227,9 +227,9 @@ def test_plans_of_other_experts_are_not_for_quantized_ones(
 ) -> None:
     shape = LayerShape(d_model=D_MODEL, d_hidden=96, num_experts=4, top_k=2)
     plan = small_plan(layer=shape, world_size=1)
-    with pytest.raises(InputError, match="this layer quantizes them") as caught:
+    with pytest.raises(InputError, match="is for experts quantized as none") as caught:
         layer_of(ROWWISE, plan=plan)
-    assert "pipeline" in caught.value.hint
+    assert f"--quantization {ROWWISE}" in caught.value.hint
     x = torch.randn(40, D_MODEL)
     quantized, plain = (layer_of(one, planbook=PlanBook([plan])) for one in (ROWWISE, None))
     plain(x)
@@ -237,7 +237,7 @@ def test_plans_of_other_experts_are_not_for_quantized_ones(
     assert not caplog.records
     quantized(x)
     assert quantized.decision == SAFE_DECISION
-    assert "Plans do not know quantized experts yet" in caplog.text
+    assert f"--quantization {ROWWISE}" in caplog.text
 
 
 def test_what_is_not_possible_is_refused_by_name() -> None:

@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from moetune.domain.quantization import FORMATS, Format
+from moetune.domain.quantization import FORMATS, Format, packed_width
 from moetune.formats.grouped import Padding, multiply_groups, multiply_transposed, round_rows
-from moetune.formats.scaled import pack, packed_width, quantize, tiled, unpack
+from moetune.formats.scaled import pack, quantize, tiled, unpack
 
 RELATIVE, OF_LARGEST = 2.0**-4, 2.0**-17
 ROWS_G = (5, 0, 37, 1)

@@ -88,12 +88,10 @@ class LayerDecisions:
             key = replace(self._key, dtype=dtype_name(dtype))
             plans = self._book.layer_plans(key, memory_reuse=self._strategy, rank=self._rank)
             if plans is None:
-                advice = "Make one with `moetune plan`."
-                if key.quantization:
-                    advice = "Plans do not know quantized experts yet: set pipeline to a degree."
+                recipe = f" --quantization {key.quantization}" if key.quantization else ""
                 warn_on_first(
                     f"no plan for {key.layer} in {key.dtype} on {key.num_ranks} ranks: "
-                    f"running one chunk. {advice}",
+                    f"running one chunk. Make one with `moetune plan{recipe}`.",
                     rank=self._rank,
                 )
             self._plans[dtype] = plans
@@ -158,11 +156,11 @@ def _book(
 
 def _check_plan(plan: Plan, wanted: LayerKey) -> None:
     found = plan.workload.key
-    if wanted.quantization:
+    if found.quantization != wanted.quantization:
         raise InputError(
-            f"plan {plan.id[:6]} is for experts in {found.dtype}, this layer quantizes them, which "
-            "plans do not know yet",
-            "set pipeline to a degree, or omit quantization",
+            f"plan {plan.id[:6]} is for experts quantized as {found.quantization or 'none'}, "
+            f"this layer's are {wanted.quantization or 'none'}",
+            f"make one with `moetune plan --quantization {wanted.quantization or 'none'}`",
         )
     if (found.layer, found.num_ranks) != (wanted.layer, wanted.num_ranks):
         raise InputError(

@@ -6,8 +6,8 @@ one exchange. What arrives is written in the dtype of the step, which holds it e
 
 import torch
 
-from moetune.domain.quantization import Format
-from moetune.formats.scaled import pack, packed_width, quantize, unpack
+from moetune.domain.quantization import Format, packed_width
+from moetune.formats.scaled import pack, quantize, unpack
 from moetune.runtime.moe.dispatch import PhaseOrder
 from moetune.runtime.moe.executor import Executor, PipelineContext
 from moetune.runtime.moe.workspace import MemoryTracker

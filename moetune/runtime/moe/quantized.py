@@ -30,7 +30,7 @@ def checked_quantization(
     """
     quantization = Quantization.of(wanted)
     if quantization is not None:
-        quantization.check_widths(layer)
+        quantization.check_widths(d_model=layer.d_model, d_hidden=layer.d_hidden)
         check_keeps(strategy)
     return quantization
 

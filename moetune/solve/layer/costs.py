@@ -23,6 +23,7 @@ from moetune.domain.costs import (
     least_trust,
 )
 from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
+from moetune.domain.quantization import Quantization, measured_dtype
 from moetune.domain.samples import CollectiveOp, GemmForm
 from moetune.domain.step_errors import StepErrors
 from moetune.solve.layer.timeline import Task
@@ -33,6 +34,7 @@ PHASE_GEMMS: Mapping[Phase, tuple[GemmForm, ...]] = MappingProxyType(
     {"forward": ("forward",), "backward": ("grad_input", "grad_weight")}
 )
 """The forms of GEMM that each phase computes for each weight."""
+_PRODUCTS: tuple[GemmForm, GemmForm, GemmForm] = ("forward", "grad_input", "grad_weight")
 NOTHING = Estimate(seconds=0.0, trust="measured")
 
 
@@ -48,6 +50,7 @@ class LayerCosts(ABC):
         num_nodes: that the ranks are spread over evenly; 0 for consecutive ranks.
         errors: of whole steps, where they are not those of the costs.
         dispatcher: of all-to-alls.
+        quantization: of the experts' products and of the wire; None for neither.
     """
 
     layer: LayerShape
@@ -57,6 +60,7 @@ class LayerCosts(ABC):
     num_nodes: int = 0
     errors: StepErrors | None = None
     dispatcher: Dispatcher = "flat"
+    quantization: Quantization | None = None
     _transfers: dict[tuple[float, int], Estimate] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -220,6 +224,7 @@ class LayerCosts(ABC):
             dtype=self.dtype,
             expert_parallel=kind,
             sequence_parallel=sequence_parallel,
+            quantization=str(self.quantization or ""),
         )
 
     def gate(self, phase: Phase, *, tokens: float) -> Estimate:
@@ -256,7 +261,7 @@ class LayerCosts(ABC):
         d_in, d_out = sizes[::-1] if is_second else sizes
         local_experts = self.layer.num_experts // self.world_size
         return self.costs.gemm(
-            dtype=self.dtype,
+            dtype=self.product_dtype(product),
             product=product,
             num_experts=local_experts,
             rows=rows / local_experts,
@@ -270,6 +275,14 @@ class LayerCosts(ABC):
             yield from (self.gemm(product, rows=rows),) * (self.layer.num_gemms - 1)
             yield self.gemm(product, rows=rows, is_second=True)
 
+    def product_dtype(self, product: GemmForm) -> str:
+        """Return the element type of an expert's product: its format, or the dtype of the step."""
+        recipe = self.quantization
+        if recipe is None:
+            return self.dtype
+        form = dict(zip(_PRODUCTS, recipe.products, strict=True))[product]
+        return self.dtype if form is None else measured_dtype(form, emulate=recipe.emulate)
+
     def gemm_line(self, phase: Phase) -> LinearCost | None:
         """Return the line of all GEMMs of a chunk over the MACs of one of them.
 
@@ -280,7 +293,7 @@ class LayerCosts(ABC):
             None where experts compute more than GEMMs, or GEMMs were measured as curves.
         """
         gemm = self.costs.gemm_line(dtype=self.dtype)
-        if gemm is None or self.activation(phase, 1.0).seconds:
+        if gemm is None or self.quantization is not None or self.activation(phase, 1.0).seconds:
             return None
         num_gemms = self.layer.num_gemms * (1 if phase == "forward" else 2)
         return LinearCost(

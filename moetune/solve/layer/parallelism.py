@@ -22,6 +22,12 @@ from moetune.solve.layer.degree import (
     makespan,
     tensor_parallel_makespan,
 )
+from moetune.solve.layer.quantized import (
+    dispatched_bytes,
+    packing,
+    rounded_matrices,
+    rounding,
+)
 from moetune.solve.layer.timeline import Task, pipeline_tasks, tensor_parallel_tasks
 
 _WEIGHT_BYTES = 4
@@ -54,8 +60,10 @@ class AllToAllCosts(LayerCosts):
 
     @property
     def bytes_per_row(self) -> float:
-        """One row's M values."""
-        return self.layer.d_model * dtype_bytes(self.dtype)
+        """One row's M values; with a quantized wire the mean of dispatch and combine."""
+        combined = self.layer.d_model * dtype_bytes(self.dtype)
+        packed = None if self.quantization is None else dispatched_bytes(self, self.quantization)
+        return combined if packed is None else (packed + combined) / 2
 
     @property
     def sorts_rows(self) -> bool:
@@ -102,8 +110,16 @@ class AllToAllCosts(LayerCosts):
 
         The backward pass evaluates the activation again: the layer saves pre-activations.
         """
+        rounded: tuple[Estimate, ...] = ()
+        if self.quantization is not None:
+            rounded = (
+                rounding(self, self.quantization, phase, rows=rows),
+                packing(self, self.quantization, rows=rows),
+            )
         sorting = self.sorting(rows)
-        return total(*self.gemms(phase, rows), self.activation(phase, rows), sorting, sorting)
+        return total(
+            *rounded, *self.gemms(phase, rows), self.activation(phase, rows), sorting, sorting
+        )
 
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return gate and permutation, and forward two small exchanges.
@@ -119,8 +135,14 @@ class AllToAllCosts(LayerCosts):
             if self.dispatcher == "hierarchical":
                 ops = (*ops, self.exchange_op)
             small = [self.collective(op, self.layer.num_experts * COUNT_BYTES) for op in ops]
+        matrices = NOTHING
+        if self.quantization is not None:
+            matrices = rounded_matrices(self, self.quantization, phase)
         return total(
-            gate, *(self.rows_op(op, rows, self.layer.d_model) for op in _ROW_MOVES), *small
+            gate,
+            *(self.rows_op(op, rows, self.layer.d_model) for op in _ROW_MOVES),
+            *small,
+            matrices,
         )
 
     def makespan(
@@ -367,6 +389,7 @@ def layer_costs(
         costs=costs,
         num_nodes=num_nodes,
         dispatcher=dispatcher,
+        quantization=workload.recipe,
     )
 
 
@@ -376,7 +399,7 @@ def is_hierarchy_measured(*, workload: Workload, costs: Costs, num_nodes: int = 
     Args:
         num_nodes: as in `layer_costs`.
     """
-    if workload.expert_parallel == "tensor" or workload.world_size == 1:
+    if workload.expert_parallel == "tensor" or workload.world_size == 1 or workload.quantization:
         return False
     try:
         found = costs.collective(

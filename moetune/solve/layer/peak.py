@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from moetune.domain.constraints import Dispatcher, Strategy
 from moetune.domain.layer import Workload
+from moetune.domain.quantization import MX_BLOCK
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes, pinned_bytes
 from moetune.solve.layer.costs import LayerCosts
@@ -92,6 +93,8 @@ def peak_bytes(
         dispatcher: a hierarchical one has three buffers for each exchange that is under way.
     """
     kind: type[_Counts] = _GroupedCounts if is_grouped else _Counts
+    if workload.recipe is not None and workload.recipe.multiplies:
+        kind = _QuantizedCounts
     if workload.expert_parallel == "tensor":
         kind = _TensorParallelCounts
     share = 1.0 if capacity_factor is None else capacity_factor
@@ -270,6 +273,24 @@ class _GroupedCounts(_Counts):
         # The dot products are over before the first chunk's rows are computed.
         dots = min(_DOT_VALUES, self._pairs * layer.d_model) * FULL_BYTES
         return max(dots, rows * (self._middle + layer.d_hidden + layer.d_model) * self._element)
+
+
+class _QuantizedCounts(_GroupedCounts):
+    """Counts of experts in 8 bits: a phase keeps its rounded matrices, and rounds in float32."""
+
+    def buffer_bytes(self) -> int:
+        return super().buffer_bytes() + self._matrix_bytes
+
+    @property
+    def _matrix_bytes(self) -> int:
+        """Values and scales of the matrices of a phase."""
+        layer, recipe = self._layer, self._workload.recipe
+        values = self._workload.local_experts * layer.num_gemms * layer.d_hidden * layer.d_model
+        form = None if recipe is None else recipe.forward or recipe.grad_input
+        if form is None:
+            return 0
+        sums_over = MX_BLOCK if form == "mxfp8" else min(layer.d_model, layer.d_hidden)
+        return values + FULL_BYTES * (values // sums_over)
 
 
 class _TensorParallelCounts(_Counts):

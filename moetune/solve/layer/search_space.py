@@ -242,7 +242,7 @@ def _strategies(
     workload: Workload,
     limit_bytes: int | None,
 ) -> tuple[Strategy, ...]:
-    if workload.expert_parallel == "tensor":
+    if workload.expert_parallel == "tensor" or workload.quantization:
         return ("none",)
     if memory_reuse is not None or "strategy" in plan.inputs.constraints:
         return (seed.strategy,)

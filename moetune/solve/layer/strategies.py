@@ -97,7 +97,8 @@ def choose_strategy(
         ProfileError: the pinned strategy copies, and no copies were measured.
     """
     budget = MemoryBudget(workload=workload, limit_bytes=limit_bytes)
-    allowed = NO_REUSE if budget.shrinks_with_chunks else _allowed(costs, bounds)
+    keeps_all = budget.shrinks_with_chunks or workload.quantization
+    allowed = NO_REUSE if keeps_all else _allowed(costs, bounds)
     rank = partial(rank_degrees, costs=costs, bounds=bounds, budget=budget)
     is_rival = len(allowed) > 1
     rankings = [one for name in allowed if (one := rank(strategy=name, is_rival=is_rival))]
