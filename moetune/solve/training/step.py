@@ -24,6 +24,7 @@ from moetune.solve.training.stages import (
 )
 
 _SHARDS_GRADIENTS = 2
+_ALONE = FoldedLayout()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,12 @@ class StepPrices:
         default_factory=dict, init=False, repr=False
     )
     _times: dict[_Key, tuple[BlockTimes, ...]] = field(default_factory=dict, init=False, repr=False)
+    _known_ends: dict[_Key, tuple[float, float]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _parameters: dict[_Key, tuple[float, float]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def blocks(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
         """Return the seconds of each kind of block, and then of each block of predictions."""
@@ -94,6 +101,32 @@ class StepPrices:
         pipeline = self.pipeline(layout)
         return least_seconds(pipeline) + sum(self._rest(layout, pipeline)[2].values())
 
+    def floor(self, layout: FoldedLayout) -> float:
+        """Return seconds that the step takes at least, whatever the stages have.
+
+            T ≥ S·m/p, and under 1F1B with one stage a rank T ≥ S / (1 − (1 − 1/m)^p)
+
+        S are the seconds of one of m micro-batches on all p ranks. The second is what stages take
+        that all bind at once: rank r has m·t_r + Σ_{s < r} t_s.
+        """
+        batches = self._num_micro_batches(layout)
+        share = layout.pp / batches
+        if layout.order == "1f1b":
+            share = 1 - (1 - 1 / batches) ** layout.pp
+        return self._micro_batch(layout) / share
+
+    def _micro_batch(self, layout: FoldedLayout) -> float:
+        """Return the seconds of one micro-batch in all of the model."""
+        blocks, (embedding, head) = self.blocks(layout), self._ends(layout)
+        [whole] = self.stages.stages(_ALONE)
+        seconds = embedding + head * (1 + len(self.job.decoder.predictions))
+        for count, one in zip(_counts(whole, blocks), blocks, strict=True):
+            seconds += count * one.both
+        return seconds
+
+    def _num_micro_batches(self, layout: FoldedLayout) -> int:
+        return self.job.global_batch // (layout.micro_batch * layout.dp)
+
     def pipeline(self, layout: FoldedLayout) -> Pipeline:
         """Return the layout's pipeline."""
         blocks, ends = self.blocks(layout), self._ends(layout)
@@ -110,7 +143,7 @@ class StepPrices:
             )
         return Pipeline(
             schedule=layout.order, pp=layout.pp, stages=tuple(stages),
-            num_micro_batches=self.job.global_batch // (layout.micro_batch * layout.dp),
+            num_micro_batches=self._num_micro_batches(layout),
             send_seconds=self._send(layout), hides_sends=layout.order != "1f1b",
         )  # fmt: skip
 
@@ -118,7 +151,7 @@ class StepPrices:
         """Return the layout with stages whose ranks take as equally long as blocks allow."""
         blocks, (embedding, head) = self.blocks(layout), self._ends(layout)
         decoder = self.job.decoder
-        [whole] = self.stages.stages(FoldedLayout())
+        [whole] = self.stages.stages(_ALONE)
         every = sum(count * one.both for count, one in zip(whole.counts, blocks, strict=False))
         predicted = sum(one.both + head for one in blocks[len(decoder.kinds) :])
         stages = balanced_stages(
@@ -175,6 +208,13 @@ class StepPrices:
 
     def _ends(self, layout: FoldedLayout) -> tuple[float, float]:
         """Return the embedding's and a head's seconds for one micro-batch, both passes."""
+        key = layout.tp, layout.cp, layout.micro_batch
+        found = self._known_ends.get(key)
+        if found is None:
+            found = self._known_ends[key] = self._ends_of(layout)
+        return found
+
+    def _ends_of(self, layout: FoldedLayout) -> tuple[float, float]:
         decoder, device = self.job.decoder, self.device
         tokens = layout.micro_batch * self.job.length / layout.cp
         vocab = -(-decoder.vocab_size // layout.tp)
@@ -227,8 +267,14 @@ class StepPrices:
         return self.device.moved(each * (dense / shards[0] + experts / shards[1]))
 
     def _most_parameters(self, layout: FoldedLayout) -> tuple[float, float]:
-        ranks = self.stages.ranks(layout)
-        return max((rank_parameters(self.job.decoder, layout, one) for one in ranks), key=sum)
+        pipeline = layout.pp, layout.vpp, layout.order, layout.stages
+        key = layout.tp, layout.ep * layout.etp, *pipeline
+        found = self._parameters.get(key)
+        if found is None:
+            decoder = self.job.decoder
+            every = (rank_parameters(decoder, layout, one) for one in self.stages.ranks(layout))
+            found = self._parameters[key] = max(every, key=sum)
+        return found
 
 
 def _counts(stage: StageBlocks, blocks: tuple[BlockSeconds, ...]) -> tuple[int, ...]:

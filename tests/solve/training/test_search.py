@@ -59,6 +59,40 @@ def test_no_combination_of_sizes_is_faster(gib: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "gib", "pins"),
+    [
+        ("megatron", 34.0, LayoutRequest(tp=1, pp=2, micro_batch=2)),
+        ("megatron", 20.0, LayoutRequest(pp=1)),
+        ("torchtitan", 24.0, LayoutRequest(tp=1, pp=4, micro_batch=1)),
+        ("moetune", 30.0, LayoutRequest(micro_batch=1)),
+    ],
+)
+def test_no_layout_that_fits_is_faster_and_none_is_below_its_bounds(
+    target: str, gib: float, pins: LayoutRequest
+) -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+    search = search_of(job, target=target, gib=gib)
+    space, fitting = search.space, []
+    for shape, overlap, recompute, dispatcher in itertools.product(
+        space.shapes(pins), search.target.overlaps, space.recomputes(pins),
+        search.target.dispatchers,
+    ):  # fmt: skip
+        plain = replace(shape, overlap=overlap, dispatcher=dispatcher)
+        layout = replace(plain, recompute=recompute)
+        if not space.is_allowed(layout):
+            continue
+        assert search.prices.floor(plain) <= search.prices.floor(layout) * (1 + 1e-12)
+        cuts = {layout, search.prices.balanced(layout)} if layout.pp > 1 else {layout}
+        for one in map(search.priced, cuts):
+            least = search.prices.least(one.layout)
+            assert search.prices.floor(one.layout) <= least * (1 + 1e-12)
+            assert least <= one.step.seconds * (1 + 1e-12)
+            if one.memory.peak_bytes <= search.limit_bytes:
+                fitting.append(one.step.seconds)
+    assert min(fitting) <= search.best(pins)[0].step.seconds <= min(fitting) * (1 + NOISE)
+
+
+@pytest.mark.parametrize(
     "target", ["moetune", "megatron", "torchtitan", "transformers", "deepspeed"]
 )
 def test_a_target_gets_only_what_it_can_run(target: str) -> None:
