@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from moetune.domain.optimizers import optimizer_of
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT, block_modules, workspace_bytes
+from moetune.solve.training.parameters import rank_parameters
 from moetune.solve.training.schedule import most_live
 from moetune.solve.training.stages import DecoderStages, RankBlocks
-from moetune.solve.training.step import rank_parameters
 
 _GIB = 2**30
 LIBRARY_BYTES = 1.5 * _GIB

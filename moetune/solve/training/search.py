@@ -116,14 +116,26 @@ class FoldedSearch:
         space = self.space
         able = [replace(layout, dispatcher=one) for one in space.dispatchers(layout, pins)]
         able = [one for one in able if space.is_allowed(one)]
-        fitting: list[tuple[float, FoldedLayout]] = []
-        for seconds, cut in self._cuts(able[0], pins) if able else ():
+        cuts = self._cuts_that_fit(able[0], pins, smallest) if able else ()
+        every = [replace(one, stages=cut.stages) for cut in cuts for one in able]
+        return [(self.prices.least(one), one) for one in every]
+
+    def _cuts_that_fit(
+        self, layout: FoldedLayout, pins: LayoutRequest, smallest: "_Smallest"
+    ) -> list[FoldedLayout]:
+        """Return the layout with equal stages, and with balanced ones where these are faster."""
+        cuts = [layout]
+        if layout.pp > 1 and pins.stages is None:
+            cuts = list(dict.fromkeys((layout, self.prices.balanced(layout))))
+        fitting = []
+        for cut in cuts:
             peak = self.memory.peak(cut).peak_bytes
             smallest.see(peak, cut)
             if peak <= self.limit_bytes:
-                others = [replace(one, stages=cut.stages) for one in able[1:]]
-                fitting.append((seconds, cut))
-                fitting += ((self.prices.least(one), one) for one in others)
+                fitting.append(cut)
+        if len(fitting) > 1:
+            equal, balanced = map(self.prices.least, fitting)
+            return fitting if balanced * (1 + NOISE) < equal else fitting[:1]
         return fitting
 
     def _more_recomputed(self, layout: FoldedLayout, pins: LayoutRequest) -> list[FoldedLayout]:
@@ -131,15 +143,6 @@ class FoldedSearch:
         wanted = self.space.recomputes(pins)
         more = wanted[wanted.index(layout.recompute) + 1 :]
         return [replace(layout, recompute=one) for one in more]
-
-    def _cuts(self, layout: FoldedLayout, pins: LayoutRequest) -> list[tuple[float, FoldedLayout]]:
-        """Return the layout with equal stages, and with balanced ones where that is faster."""
-        equal = self.prices.least(layout), layout
-        if layout.pp == 1 or pins.stages is not None:
-            return [equal]
-        stages = self.prices.balanced(layout)
-        balanced = self.prices.least(stages), stages
-        return [equal, balanced] if balanced[0] * (1 + NOISE) < equal[0] else [equal]
 
 
 class _Bound(NamedTuple):

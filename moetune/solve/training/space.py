@@ -39,7 +39,8 @@ class LayoutSpace:
     def shapes(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield every layout of the ranks that the rules allow, without recomputation.
 
-        Micro-batches that are not pinned are powers of two, and experts whole.
+        Micro-batches that are not pinned are powers of two, and experts are cut no further than
+        attention is.
         """
         job, most_tp = self.job, max(_LARGEST_TP, pins.tp or 1)
         sizes = divisors(job.world_size)
@@ -54,7 +55,7 @@ class LayoutSpace:
             dp = job.world_size // sharers
             stage_ranks = dp * cp * tp
             eps = [pins.ep] if pins.ep else [one for one in experts if stage_ranks % one == 0]
-            etps = [pins.etp] if pins.etp else [1]
+            etps = [pins.etp] if pins.etp else self._cuts_of_experts(tp)
             batches = [pins.micro_batch] if pins.micro_batch else range(1, _LARGEST_MICRO_BATCH + 1)
             for ep, etp, batch in itertools.product(eps, etps, batches):
                 if job.global_batch % (dp * batch) or (
@@ -70,6 +71,13 @@ class LayoutSpace:
                     )  # fmt: skip
                     if self.is_allowed(layout):
                         yield layout
+
+    def _cuts_of_experts(self, tp: int) -> Sequence[int]:
+        """Return the numbers of ranks that may share an expert's width."""
+        if not self.job.decoder.num_moe_layers:
+            return (1,)
+        most = min(tp, self.target.largest.get("etp", tp))
+        return [one for one in divisors(tp) if one <= most]
 
     @property
     def _most_cp(self) -> int:

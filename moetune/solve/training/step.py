@@ -2,11 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 
-from moetune.domain.architecture import Block, Decoder
-from moetune.domain.attention import LatentAttention
-from moetune.domain.experts import RoutedExperts
+from moetune.domain.architecture import Block
 from moetune.domain.optimizers import optimizer_of
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.targets import Target
@@ -14,6 +11,7 @@ from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import GEMM_FORMS, BlockPrices, BlockTimes
 from moetune.solve.training.machine import DevicePrices
+from moetune.solve.training.parameters import rank_parameters
 from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds, block_seconds
 from moetune.solve.training.pipeline import Pipeline, StageSeconds, least_seconds, play
 from moetune.solve.training.stages import (
@@ -281,38 +279,3 @@ def _counts(stage: StageBlocks, blocks: tuple[BlockSeconds, ...]) -> tuple[int, 
     """Return the number of each of the blocks, those of predictions last."""
     predictions = (int(stage.has_predictions),) * (len(blocks) - len(stage.counts))
     return *stage.counts, *predictions
-
-
-def rank_parameters(
-    decoder: Decoder, layout: FoldedLayout, rank: StageBlocks
-) -> tuple[float, float]:
-    """Return a pipeline rank's parameters on one device: all but the experts, and the experts."""
-    table = decoder.vocab_size * decoder.d_model / layout.tp
-    tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
-    dense, experts = table * tables, 0.0
-    for count, kind in zip(rank.counts, decoder.kinds, strict=True):
-        own, shared = block_parameters(kind, layout)
-        dense, experts = dense + count * own, experts + count * shared
-    for one in decoder.predictions if rank.has_predictions else ():
-        dense += one.projection / layout.tp
-        for block in one.blocks:
-            own, shared = block_parameters(block, layout)
-            dense, experts = dense + own, experts + shared
-    return dense, experts
-
-
-@cache
-def _amounts(block: Block) -> tuple[float, float, float]:
-    """Return a block's parameters: on every rank, cut over tensor ranks, and of the experts."""
-    amounts = block.parameters
-    routed = next((one for one in block.parts if isinstance(one, RoutedExperts)), None)
-    experts = 0 if routed is None else routed.num_experts * routed.expert_parameters
-    latent = sum(one.latent_parameters for one in block.parts if isinstance(one, LatentAttention))
-    whole = amounts.router + amounts.norms + amounts.routed - experts + latent
-    return whole, amounts.attention - latent + amounts.dense + amounts.shared, experts
-
-
-def block_parameters(block: Block, layout: FoldedLayout) -> tuple[float, float]:
-    """Return a block's parameters on one device: all but the experts, and the experts."""
-    whole, shared, experts = _amounts(block)
-    return whole + shared / layout.tp, experts / (layout.ep * layout.etp)

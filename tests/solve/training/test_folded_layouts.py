@@ -15,8 +15,8 @@ from moetune.domain.training import (
     check_layout,
 )
 from moetune.huggingface.registry import named_model
+from moetune.solve.training.parameters import rank_parameters
 from moetune.solve.training.stages import DecoderStages, balanced_stages
-from moetune.solve.training.step import rank_parameters
 
 QWEN = named_model("qwen3-30b-a3b").decoder
 DEEPSEEK = named_model("deepseek-v3").decoder

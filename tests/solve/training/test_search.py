@@ -41,11 +41,15 @@ def test_no_combination_of_sizes_is_faster(gib: float) -> None:
     pins = LayoutRequest(overlap="none", recompute=("moe_act", "norm"))
     found = search.best(pins)[0]
     best = float("inf")
-    for dp, tp, pp, vpp, ep, batch in itertools.product(
-        (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8), range(1, 17), (1, 2, 4, 8), (1, 2, 4, 8)
-    ):
+    for dp, tp, pp, vpp, ep, etp, batch in itertools.product(
+        (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8), range(1, 17), (1, 2, 4, 8), (1, 2, 4, 8),
+        (1, 2, 4, 8),
+    ):  # fmt: skip
+        if etp > tp or dp * tp * pp != job.world_size:
+            continue
         layout = FoldedLayout(
-            dp=dp, tp=tp, pp=pp, vpp=vpp, ep=ep, micro_batch=batch, dispatcher="all_gather",
+            dp=dp, tp=tp, pp=pp, vpp=vpp, ep=ep, etp=etp, micro_batch=batch,
+            dispatcher="all_gather",
             recompute=("norm", "moe_act"),
         )  # fmt: skip
         if next(broken_rules(layout, job), None) or (pp > 1 and 16 // pp % vpp):
@@ -101,6 +105,30 @@ def test_a_target_gets_only_what_it_can_run(target: str) -> None:
     for one in search.best(LayoutRequest()):
         assert list(target_rules(one.layout, search.target, job)) == []
         assert list(broken_rules(one.layout, job)) == []
+
+
+def test_experts_are_cut_as_far_as_attention_where_the_runtime_can() -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+    found = {
+        target: {(one.tp, one.etp) for one in search_of(job, target=target).space.shapes(
+            LayoutRequest(micro_batch=1, pp=1)
+        )}
+        for target in ("megatron", "torchtitan")
+    }  # fmt: skip
+    assert found["torchtitan"] == {(1, 1), (2, 1), (4, 1), (8, 1)}
+    assert found["megatron"] == {(tp, etp) for tp in (1, 2, 4, 8) for etp in (1, 2, 4, 8)
+                                 if etp <= tp}  # fmt: skip
+
+
+def test_experts_are_cut_where_whole_ones_do_not_fit() -> None:
+    """Mixtral-8x22B without a pipeline: each of eight ranks of ep has a whole expert of a block."""
+    mixtral = named_model("mixtral-8x22b").decoder
+    job = TrainingJob(decoder=mixtral, world_size=64, global_batch=64, length=4096)
+    search = search_of(job, gib=60)
+    found = search.best(LayoutRequest(tp=8, pp=1))[0]
+    whole = search.best(LayoutRequest(tp=8, pp=1, etp=1))[0]
+    assert found.layout.etp > 1
+    assert found.memory.peak_bytes <= search.limit_bytes < whole.memory.peak_bytes
 
 
 @pytest.mark.parametrize(
