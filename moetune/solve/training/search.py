@@ -15,7 +15,8 @@ from typing import NamedTuple
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.targets import Target
 from moetune.domain.training import TOKEN_DISPATCHERS, FoldedLayout, LayoutRequest, TrainingJob
-from moetune.solve.training.memory import MemoryModel, RankMemory
+from moetune.solve.training.memory import FRAGMENTATION, MemoryModel, RankMemory
+from moetune.solve.training.offload import least_offloaded
 from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.step import StepPrices, StepSeconds
 
@@ -40,6 +41,7 @@ class FoldedSearch:
     Args:
         limit_bytes: usable memory of a device.
         target: the runtime, which bounds the layouts.
+        host_bytes: memory of a node's host.
     """
 
     job: TrainingJob
@@ -47,6 +49,7 @@ class FoldedSearch:
     memory: MemoryModel
     limit_bytes: float
     target: Target
+    host_bytes: float = float("inf")
 
     @property
     def space(self) -> LayoutSpace:
@@ -83,7 +86,8 @@ class FoldedSearch:
             fitting = self._fitting(layout, pins, smallest)
             for seconds, one in fitting:
                 heapq.heappush(open_ends, _Bound(seconds, next(number), one, fits=True))
-            more = () if fitting else self._more_recomputed(layout, pins)
+            is_done = any(not one.offload_activations for _, one in fitting)
+            more = [] if is_done else self._more_recomputed(layout, pins)
             if more:
                 bound = min(map(self.prices.floor, more))
                 heapq.heappush(open_ends, _Bound(bound, next(number), more[0]))
@@ -116,9 +120,27 @@ class FoldedSearch:
         space = self.space
         able = [replace(layout, dispatcher=one) for one in space.dispatchers(layout, pins)]
         able = [one for one in able if space.is_allowed(one)]
-        cuts = self._cuts_that_fit(able[0], pins, smallest) if able else ()
+        cuts = self._cuts_that_fit(able[0], pins, smallest) if able else []
+        is_plain = layout.pp == 1 and not layout.recompute
+        if able and not cuts and is_plain and pins.offload_activations is None:
+            able = [self._offloaded(one) for one in able]
+            able = [one for one in able if space.is_allowed(one) and self._fits(one)]
+            return [(self.prices.least(one), one) for one in able]
         every = [replace(one, stages=cut.stages) for cut in cuts for one in able]
         return [(self.prices.least(one), one) for one in every]
+
+    def _fits(self, layout: FoldedLayout) -> bool:
+        memory = self.memory.peak(layout)
+        ranks = min(self.job.world_size, self.prices.device.per_node)
+        host = memory.host_bytes * ranks <= self.host_bytes
+        return host and memory.peak_bytes <= self.limit_bytes
+
+    def _offloaded(self, layout: FoldedLayout) -> FoldedLayout:
+        """Return a layout that does not fit with as few blocks' activations as can be offloaded."""
+        memory, layers = self.memory.peak(layout), self.job.decoder.num_layers
+        needed = (memory.peak_bytes - self.limit_bytes) / (1 + FRAGMENTATION)
+        blocks = least_offloaded(layers, needed, sum(memory.activations.values()))
+        return replace(layout, offload_activations=blocks / layers)
 
     def _cuts_that_fit(
         self, layout: FoldedLayout, pins: LayoutRequest, smallest: "_Smallest"
@@ -131,7 +153,7 @@ class FoldedSearch:
         for cut in cuts:
             peak = self.memory.peak(cut).peak_bytes
             smallest.see(peak, cut)
-            if peak <= self.limit_bytes:
+            if self._fits(cut):
                 fitting.append(cut)
         if len(fitting) > 1:
             equal, balanced = map(self.prices.least, fitting)
@@ -220,7 +242,7 @@ def _complexity(one: PricedLayout) -> tuple[float, ...]:
     """Return how much a layout has that can be left out, the heaviest first; then its time."""
     layout = one.layout
     return (
-        len(layout.recompute), layout.overlap != "none",
+        layout.offload_activations, len(layout.recompute), layout.overlap != "none",
         TOKEN_DISPATCHERS.index(layout.dispatcher), SCHEDULES.index(layout.order), layout.vpp,
         layout.stages is not None,
         sum(size > 1 for size in (layout.tp, layout.cp, layout.pp, layout.ep, layout.etp)),

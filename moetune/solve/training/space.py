@@ -15,8 +15,8 @@ from moetune.domain.training import (
     TokenDispatcher,
     TrainingJob,
     ZeroStage,
-    broken_rules,
 )
+from moetune.domain.training_rules import broken_rules
 
 _LARGEST_MICRO_BATCH = 8
 _LARGEST_TP = 8
@@ -68,6 +68,7 @@ class LayoutSpace:
                         zero=self._zero(pins, pp), dispatcher=self.target.dispatchers[0],
                         cuda_graphs=pins.cuda_graphs or "none",
                         schedule=schedule, stages=pins.stages,
+                        offload_activations=pins.offload_activations or 0.0,
                     )  # fmt: skip
                     if self.is_allowed(layout):
                         yield layout
@@ -155,7 +156,8 @@ class LayoutSpace:
             dispatcher=pins.dispatcher or self.target.dispatchers[0],
             overlap=pins.overlap or "none", zero=self._zero(pins, sizes["pp"]),
             cuda_graphs=pins.cuda_graphs or "none",
-            schedule=pins.schedule, stages=pins.stages, **sizes,
+            schedule=pins.schedule, stages=pins.stages,
+            offload_activations=pins.offload_activations or 0.0, **sizes,
         )  # fmt: skip
         none = BrokenRule("no layout obeys the rules", "pin less of it")
         rules = itertools.chain(

@@ -11,6 +11,7 @@ from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import GEMM_FORMS, BlockPrices, BlockTimes
 from moetune.solve.training.machine import DevicePrices
+from moetune.solve.training.offload import offloaded_bytes
 from moetune.solve.training.parameters import rank_parameters
 from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds, block_seconds
 from moetune.solve.training.pipeline import Pipeline, StageSeconds, least_seconds, play
@@ -135,6 +136,11 @@ class StepPrices:
                 known[one] = self._stage(one, blocks, ends)
             stages.append(known[one])
         first = stages[0]
+        if layout.offload_activations:
+            out, back = self._waits_for_copies(layout, first)
+            stages[0] = replace(
+                first, forward=first.forward + out, grad_input=first.grad_input + back
+            )
         if layout.order in SPLITTING:  # torch splits no backward pass that has no input
             stages[0] = StageSeconds(
                 forward=first.forward, grad_input=first.backward, grad_weight=0.0
@@ -144,6 +150,12 @@ class StepPrices:
             num_micro_batches=self._num_micro_batches(layout),
             send_seconds=self._send(layout), hides_sends=layout.order != "1f1b",
         )  # fmt: skip
+
+    def _waits_for_copies(self, layout: FoldedLayout, stage: StageSeconds) -> tuple[float, float]:
+        """Return what copies of activations take longer than the pass that they run beside."""
+        size = offloaded_bytes(layout, self.job)
+        out, back = self.device.copied("d2h", size), self.device.copied("h2d", size)
+        return max(0.0, out - stage.forward), max(0.0, back - stage.backward)
 
     def balanced(self, layout: FoldedLayout) -> FoldedLayout:
         """Return the layout with stages whose ranks take as equally long as blocks allow."""
@@ -202,6 +214,9 @@ class StepPrices:
         parts["embedding"] = batches * rank.has_embedding * ends[0]
         heads = rank.has_head + rank.has_predictions * len(self.job.decoder.predictions)
         parts["head"] = batches * heads * ends[1]
+        if layout.offload_activations:
+            plain = self.pipeline(replace(layout, offload_activations=0.0)).stages[0]
+            parts["offload"] = batches * sum(self._waits_for_copies(layout, plain))
         return parts
 
     def _ends(self, layout: FoldedLayout) -> tuple[float, float]:

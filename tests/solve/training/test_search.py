@@ -8,7 +8,8 @@ import pytest
 from moetune.domain.errors import InputError
 from moetune.domain.pipeline import SCHEDULES, even_stages, read_stages
 from moetune.domain.targets import find_target, target_rules
-from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, broken_rules
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
+from moetune.domain.training_rules import broken_rules
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
 from moetune.solve.training.machine import DevicePrices
@@ -87,6 +88,8 @@ def test_no_layout_that_fits_is_faster_and_none_is_below_its_bounds(
             continue
         assert search.prices.floor(plain) <= search.prices.floor(layout) * (1 + 1e-12)
         cuts = {layout, search.prices.balanced(layout)} if layout.pp > 1 else {layout}
+        offloaded = (replace(layout, offload_activations=one / 16) for one in range(1, 16))
+        cuts |= {one for one in offloaded if space.is_allowed(one)}
         for one in map(search.priced, cuts):
             least = search.prices.least(one.layout)
             assert search.prices.floor(one.layout) <= least * (1 + 1e-12)
