@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.errors import InputError, LayoutTooLargeError, ProfileError
-from moetune.domain.targets import find_target
+from moetune.domain.targets import find_target, target_rules
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_rules import check_layout
 from moetune.huggingface.registry import named_model
@@ -103,6 +103,14 @@ def test_what_a_runtime_cannot_offload_beside_is_refused_by_name(
     wanted = LayoutRequest(offload_activations=0.5, **pins)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=what):
         search_of(JOB, target=target).best(wanted)
+
+
+def test_a_runtime_without_offload_says_so_once() -> None:
+    layout = replace(
+        PLAIN, zero=2, dispatcher="deepep", recompute=("full",), offload_activations=0.5
+    )
+    (broken,) = target_rules(layout, find_target("torchtitan"), JOB)
+    assert "offloaded activations" in broken.what
 
 
 @pytest.mark.parametrize("share", [-0.1, 0.95, 1.0])

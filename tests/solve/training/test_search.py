@@ -123,6 +123,14 @@ def test_experts_are_cut_as_far_as_attention_where_the_runtime_can() -> None:
                                  if etp <= tp}  # fmt: skip
 
 
+def test_a_dense_model_has_no_experts_to_cut() -> None:
+    job = TrainingJob(
+        decoder=named_model("llama-3-8b").decoder, world_size=8, global_batch=8, length=2048
+    )
+    shapes = search_of(job).space.shapes(LayoutRequest(tp=2, pp=1))
+    assert {(one.ep, one.etp) for one in shapes} == {(1, 1)}
+
+
 def test_experts_are_cut_where_whole_ones_do_not_fit() -> None:
     """Mixtral-8x22B without a pipeline: each of eight ranks of ep has a whole expert of a block."""
     mixtral = named_model("mixtral-8x22b").decoder
