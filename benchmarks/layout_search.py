@@ -1,8 +1,12 @@
 """How long the search over all layouts takes: `python -m benchmarks.layout_search`.
 
-A model of 96 layers on 1,024 ranks; every cost is a line.
+A model of 96 layers on 1,024 ranks, where every cost is a line; and whole commands for decoders,
+as the CPU seconds and the memory of processes of their own.
 """
 
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -26,14 +30,45 @@ OPS: tuple[CollectiveOp, ...] = (
 )  # fmt: skip
 
 
+_QWEN = ("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--seq", "4096", "--json")
+_DEEPSEEK = ("plan", "--model", "deepseek-v3", "--profile", "h100-x8", "--seq", "4096", "--json")
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    ("models", "show", "qwen3-30b-a3b"),
+    *(
+        (*_QWEN, "--world-size", "64", "--global-batch", "512", "--target", target)
+        for target in ("moetune", "megatron", "torchtitan")
+    ),
+    *(
+        (*_DEEPSEEK, "--world-size", "1024", "--global-batch", "8192", "--target", target)
+        for target in ("moetune", "megatron", "torchtitan")
+    ),
+)
+
+
 def main() -> None:
-    """Print the best of a few runs for several memory limits."""
+    """Print the best of a few runs: of commands, and of the search for several memory limits."""
+    print("CPU seconds, peak MiB")
+    for command in COMMANDS:
+        seconds, mib = _cpu_seconds(command)
+        print(f"{seconds:6.2f} {mib:6.0f}  moetune {' '.join(command)}")
     for memory_bytes in (80 * GIB, 192 * GIB):
         best = min(_seconds(memory_bytes) for _ in range(RUNS))
         print(f"{NUM_RANKS} ranks, 96 layers, {memory_bytes // GIB} GiB: {best:.2f} s")
     started = time.perf_counter()
     plan = solve_layout(_question(192 * GIB)).plan
     print(f"with the plan of its MoE layer: {time.perf_counter() - started:.2f} s, {plan.layout}")
+
+
+def _cpu_seconds(arguments: tuple[str, ...]) -> tuple[float, float]:
+    """Return the least CPU seconds of a few runs of a command, and its peak memory in MiB."""
+    found = []
+    for _ in range(RUNS):
+        command = (sys.executable, "-m", "moetune", *arguments)
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            used = os.wait4(process.pid, 0)[2]
+            process.returncode = 0  # already waited for
+        found.append((used.ru_utime + used.ru_stime, used.ru_maxrss / 1024))
+    return min(found)
 
 
 def _seconds(memory_bytes: int) -> float:

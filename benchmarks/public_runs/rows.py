@@ -22,8 +22,8 @@ from moetune.domain.training import (
     TokenDispatcher,
     TrainingDtype,
     TrainingJob,
-    check_layout,
 )
+from moetune.domain.training_rules import check_layout
 from moetune.huggingface.registry import named_model
 
 MACHINES = {

@@ -3,28 +3,13 @@
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
-from moetune.cli import (
-    config,
-    db,
-    doctor,
-    explain,
-    export,
-    models,
-    plan,
-    profile,
-    profiles,
-    report,
-    serve,
-    trace,
-    verify,
-    whatif,
-)
 from moetune.cli.session import Session, session_of
 from moetune.config import environment
 from moetune.domain.errors import InputError, MoetuneError
@@ -36,28 +21,35 @@ _BEFORE_THE_COMMAND = ("--db", "--config", "--no-config", "-v", "-vv", "-q", "--
 # others import it: this finds the class in both.
 _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
-# No rich markup: importing rich takes longer than the command line may take to start.
-app = typer.Typer(
-    name="moetune",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help", "-h"]},
-)
-app.command("profile", epilog=profile.EPILOG)(profile.profile)
-app.command("plan", epilog=plan.EPILOG)(plan.plan)
-app.command("explain", epilog=explain.EPILOG)(explain.explain)
-app.command("whatif", epilog=whatif.EPILOG)(whatif.whatif)
-app.command("export", epilog=export.EPILOG)(export.export)
-app.command("verify", epilog=verify.EPILOG)(verify.verify)
-app.command("trace", epilog=trace.EPILOG)(trace.trace)
-app.command("report", epilog=report.EPILOG)(report.report)
-app.command("serve", epilog=serve.EPILOG)(serve.serve)
-app.add_typer(profiles.app, name="profiles")
-app.add_typer(models.app, name="models")
-app.add_typer(db.app, name="db")
-app.add_typer(config.app, name="config")
-app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
+COMMANDS = (
+    "profile", "plan", "explain", "whatif", "export", "verify", "trace", "report", "serve",
+    "profiles", "models", "db", "config", "doctor",
+)  # fmt: skip
+"""Each is a module of `moetune.cli` that has a function of its name, or an `app` of several."""
+
+
+def program(names: Container[str] = COMMANDS) -> typer.Typer:
+    """Return the command line with the commands of these names.
+
+    Making all of them takes half a second.
+    """
+    # No rich markup: importing rich takes longer than the command line may take to start.
+    app = typer.Typer(
+        name="moetune",
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    app.callback(invoke_without_command=True)(_moetune)
+    for name in COMMANDS:
+        if name in names:
+            module = import_module(f"moetune.cli.{name}")
+            if hasattr(module, "app"):
+                app.add_typer(module.app, name=name)
+            else:
+                app.command(name, epilog=module.EPILOG)(getattr(module, name))
+    return app
 
 
 def run() -> None:
@@ -83,6 +75,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     session = Session()
     as_json = "--json" in arguments
+    named = {*COMMANDS} & {*arguments}
+    app = program(named or COMMANDS)
     try:
         code = app(args=list(arguments), prog_name="moetune", standalone_mode=False, obj=session)
     except MoetuneError as error:
@@ -122,7 +116,6 @@ def _show_defect(session: Session, error: Exception, *, as_json: bool) -> int:
     return defect.exit_code
 
 
-@app.callback(invoke_without_command=True)
 def _moetune(
     context: typer.Context,
     db: Annotated[

@@ -119,6 +119,13 @@ def plan(
         str | None,
         typer.Option(metavar=f"[{'|'.join(OVERLAPS)}]", help="Pin how exchanges are hidden."),
     ] = None,
+    offload_activations: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Pin the share of blocks whose activations wait in host memory.",
+        ),
+    ] = None,
     cuda_graphs: Annotated[
         str | None,
         typer.Option(
@@ -249,7 +256,8 @@ def plan(
             model=model, world_size=world_size, num_nodes=nodes, global_batch=global_batch,
             length=length, dtype=dtype, memory_limit=memory_limit, cp=cp, tp=tp, pp=pp, vpp=vpp,
             ep=ep, etp=etp, micro_batch=micro_batch, recompute=recompute, dispatcher=dispatcher,
-            overlap=overlap, zero=zero, cuda_graphs=cuda_graphs, target=target or "moetune",
+            overlap=overlap, zero=zero, cuda_graphs=cuda_graphs,
+            offload_activations=offload_activations, target=target or "moetune",
             routing=routing, optimizer=optimizer, schedule=schedule, stages=stages,
         )  # fmt: skip
         refuse_flags_of_layers(context, model)

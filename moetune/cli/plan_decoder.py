@@ -27,7 +27,7 @@ _OF_LAYERS = (
 )  # fmt: skip
 _OF_DECODERS = (
     "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs", "target", "routing",
-    "optimizer", "schedule", "stages",
+    "offload_activations", "optimizer", "schedule", "stages",
 )  # fmt: skip
 
 
@@ -54,6 +54,7 @@ class TrainingFlags:
     overlap: str | None
     zero: int | None
     cuda_graphs: str | None
+    offload_activations: float | None
     target: str
     routing: str | None
     optimizer: str | None
@@ -106,6 +107,7 @@ class TrainingFlags:
             dispatcher=_one_of("--dispatcher", self.dispatcher, TOKEN_DISPATCHERS),
             overlap=_one_of("--overlap", self.overlap, OVERLAPS),
             cuda_graphs=_one_of("--cuda-graphs", self.cuda_graphs, CUDA_GRAPHS),
+            offload_activations=self.offload_activations,
             zero=cast("ZeroStage | None", self.zero),
             schedule=_one_of("--schedule", self.schedule, SCHEDULES),
             stages=None if self.stages is None else read_stages(self.stages),

@@ -50,6 +50,8 @@ class Target:
         logit_bytes: of one logit at the loss; 6 are one in bfloat16 and a copy in float32 that its
             gradient takes the place of, 2 a fused loss that writes the gradient over the logit.
         cuda_graphs: partial ones are of attention, the router and the order of rows.
+        offloads_activations: whether activations of whole blocks can wait in host memory, without
+            a pipeline, recomputation, overlap of exchanges and CUDA graphs.
         kernels_per_expert: that both passes launch for each expert of a rank one by one, in
             bfloat16 and in 8 bits: two layers of three GEMMs; rounding of inputs and gradients
             and the order of scales for each of them. 0 where grouped kernels do all at once.
@@ -75,6 +77,7 @@ class Target:
     launches: float = 1.0
     optimizers: tuple[OptimizerName, ...] = ("adam",)
     logit_bytes: int = 6
+    offloads_activations: bool = False
     kernels_per_expert: tuple[int, int] = (0, 0)
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
 
@@ -97,6 +100,7 @@ _MEGATRON = Target(
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial"),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
     predicts_apart=True,
+    offloads_activations=True,  # cpu_offloading_num_layers of Transformer Engine
 )  # fmt: skip
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
@@ -170,6 +174,7 @@ def target_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iter
     yield from _combinations(layout, target)
     yield from _overlap_rules(layout, target)
     yield from _optimizer_rules(layout, target, job)
+    yield from _offload_rules(layout, target)
     for module in ("full", "moe"):
         if layout.cuda_graphs == "partial" and module in layout.recompute:
             yield _cannot(target, f"partial CUDA graphs with recomputation of {module}",
@@ -210,6 +215,28 @@ def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]
         if module in layout.recompute:
             yield _cannot(target, f"overlap batch with recomputation of {module}",
                           "--recompute moe_act,norm")  # fmt: skip
+
+
+def _offload_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
+    """Yield what Megatron-Core refuses beside activations in host memory.
+
+    `transformer_config.py` refuses pipelines, recomputation and CUDA graphs of parts of a block;
+    the pass that hides exchanges goes block by block past the offload's contexts.
+    """
+    if not layout.offload_activations:
+        return
+    what = "offloaded activations"
+    if not target.offloads_activations:
+        yield _cannot(target, what, "--offload-activations 0")
+        return
+    if layout.pp > 1:
+        yield _cannot(target, f"{what} with pp {layout.pp}", "--pp 1 or --offload-activations 0")
+    if layout.recompute:
+        yield _cannot(target, f"{what} with recomputation", "--recompute none")
+    if layout.overlap != "none":
+        yield _cannot(target, f"{what} with overlap {layout.overlap}", "--overlap none")
+    if layout.cuda_graphs != "none":
+        yield _cannot(target, f"{what} with CUDA graphs", "--cuda-graphs none")
 
 
 def _optimizer_rules(

@@ -4,22 +4,17 @@ World size = dp·cp·tp·pp for everything but the experts, and edp·ep·etp·pp
 dp·cp·tp, and may exceed or cross dp (Megatron-Core's parallel folding).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal, TypeAlias, get_args
 
 from moetune.domain.architecture import Decoder
-from moetune.domain.errors import InputError, check_positive
-from moetune.domain.layout import BrokenRule, nearest_divisors
+from moetune.domain.errors import check_positive
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import (
-    V_SCHEDULES,
     Schedule,
     StageLetters,
     even_stages,
-    most_stages,
-    stage_words,
-    wrong_stages,
 )
 from moetune.domain.routing import BALANCED, ExpertLoads
 
@@ -39,8 +34,7 @@ CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 TrainingDtype = Literal["bfloat16", "fp8", "mxfp8"]
 TRAINING_DTYPES: tuple[TrainingDtype, ...] = get_args(TrainingDtype)
-_OF_V = 2
-"""Stages of a rank, there and back."""
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +55,7 @@ class FoldedLayout:
         cuda_graphs: full ones need static shapes, so that experts take a bounded number of rows.
         schedule: of the pipeline's passes; None for 1F1B, interleaved with vpp above 1.
         stages: modules of each stage; None for as many blocks in each as can be.
+        offload_activations: share of the blocks whose activations wait in host memory.
     """
 
     dp: int = 1
@@ -78,6 +73,7 @@ class FoldedLayout:
     cuda_graphs: CudaGraphs = "none"
     schedule: Schedule | None = None
     stages: StageLetters | None = None
+    offload_activations: float = 0.0
 
     def __post_init__(self) -> None:
         check_positive(self, "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
@@ -107,6 +103,10 @@ class FoldedLayout:
         """The schedule by its name."""
         return self.schedule or ("interleaved" if self.vpp > 1 else "1f1b")
 
+    def offloaded_layers(self, decoder: Decoder) -> int:
+        """Return the blocks whose activations wait in host memory, rounded up."""
+        return ceil(self.offload_activations * decoder.num_layers - _ROUNDING)
+
     def even_stages(self, decoder: Decoder) -> StageLetters:
         """Return as many stages, with as equal numbers of blocks as there can be."""
         return even_stages(decoder.num_layers, len(decoder.predictions), self.num_stages)
@@ -134,6 +134,7 @@ class LayoutRequest:
     cuda_graphs: CudaGraphs | None = None
     schedule: Schedule | None = None
     stages: StageLetters | None = None
+    offload_activations: float | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
@@ -171,135 +172,3 @@ class TrainingJob:
     def tokens(self) -> int:
         """Tokens of a step."""
         return self.global_batch * self.length
-
-
-def broken_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]:
-    """Yield the rules that a layout breaks for a job, the most basic one first."""
-    yield from _rank_rules(layout, job)
-    yield from _model_rules(layout, job.decoder)
-    yield from _stage_rules(layout, job.decoder)
-    yield from _batch_rules(layout, job)
-
-
-def check_layout(layout: FoldedLayout, job: TrainingJob) -> None:
-    """Raise InputError that names the first rule that the layout breaks, with the nearest sizes."""
-    broken = next(broken_rules(layout, job), None)
-    if broken is not None:
-        raise InputError(broken.what, broken.hint)
-
-
-def _rank_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]:
-    sharers = layout.cp * layout.tp * layout.pp
-    if layout.world_size != job.world_size:
-        near = _either(job.world_size, sharers)
-        yield BrokenRule(
-            f"cp·tp·pp ({sharers}) does not divide world_size ({job.world_size})",
-            f"use sizes whose product is {near}",
-        )
-        return
-    experts = layout.ep * layout.etp
-    if layout.stage_ranks % experts:
-        yield BrokenRule(
-            f"ep·etp ({experts}) does not divide dp·cp·tp ({layout.stage_ranks})",
-            f"use ep {_either(layout.stage_ranks // layout.etp or 1, layout.ep)}",
-        )
-
-
-def _model_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]:
-    experts = decoder.layer.num_experts
-    if decoder.num_moe_layers and experts % layout.ep:
-        yield BrokenRule(
-            f"num_experts ({experts}) does not divide by ep ({layout.ep})",
-            f"use ep {_either(experts, layout.ep)}",
-        )
-    if not decoder.num_moe_layers and layout.ep * layout.etp > 1:
-        yield BrokenRule("the model is dense: there are no experts to share", "use ep 1 and etp 1")
-    if decoder.layer.d_hidden % layout.etp:
-        yield BrokenRule(
-            f"the experts' width ({decoder.layer.d_hidden}) does not divide by etp ({layout.etp})",
-            f"use etp {_either(decoder.layer.d_hidden, layout.etp)}",
-        )
-    heads = [part.num_heads for block in decoder.kinds for part in block.parts
-             if hasattr(part, "num_heads") and part.num_heads]  # fmt: skip
-    for count in heads:
-        if count % layout.tp:
-            yield BrokenRule(
-                f"num_heads ({count}) does not divide by tp ({layout.tp})",
-                f"use tp {_either(count, layout.tp)}",
-            )
-    for module in layout.recompute:
-        if module not in decoder.modules:
-            known = [one for one in RECOMPUTES if one in decoder.modules]
-            yield BrokenRule(
-                f"{decoder.name} has no {module} to recompute", f"use some of {', '.join(known)}"
-            )
-
-
-def _stage_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]:
-    stages, most = layout.stages, most_stages(decoder.num_layers)
-    if layout.pp == 1:
-        what = "vpp above 1" if layout.vpp > 1 else f"schedule {layout.order}"
-        if layout.order != "1f1b" or stages is not None:
-            yield BrokenRule(
-                f"{what} needs a pipeline" if stages is None else "stages need a pipeline",
-                "use pp above 1, or omit it",
-            )
-        return
-    if stages is not None and len(stages) != layout.num_stages:
-        yield BrokenRule(
-            f"{len(stages)} stages are given, and pp·vpp is {layout.num_stages}",
-            f"give {layout.num_stages} stages, or use pp {_either(len(stages), layout.pp)}",
-        )
-    elif stages is not None:
-        wrong = wrong_stages(stages, decoder.num_layers, len(decoder.predictions))
-        if wrong is not None:
-            even = stage_words(layout.even_stages(decoder))
-            yield BrokenRule(f"stages of {decoder.name}: {wrong}", f"write them such as {even!r}")
-    elif layout.num_stages > most:
-        yield BrokenRule(
-            f"pp·vpp ({layout.num_stages}) is larger than the {decoder.num_layers} layers with "
-            "embedding and head",
-            f"use pp·vpp up to {most}",
-        )
-    yield from _schedule_rules(layout)
-
-
-def _schedule_rules(layout: FoldedLayout) -> Iterator[BrokenRule]:
-    if layout.order == "1f1b" and layout.vpp > 1:
-        yield BrokenRule("schedule 1f1b has one stage a rank", "use vpp 1, or interleaved")
-    if layout.order == "interleaved" and layout.vpp == 1:
-        yield BrokenRule("schedule interleaved has several stages a rank", "use vpp 2 or more")
-    if layout.order in V_SCHEDULES and layout.vpp != _OF_V:
-        yield BrokenRule(f"schedule {layout.order} has two stages a rank", "use vpp 2")
-
-
-def _batch_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]:
-    per_batch = layout.micro_batch * layout.dp
-    if job.global_batch % per_batch:
-        yield BrokenRule(
-            f"micro_batch·dp ({per_batch}) does not divide global_batch ({job.global_batch})",
-            f"use micro_batch {_either(max(1, job.global_batch // layout.dp), layout.micro_batch)}"
-            f" or global_batch {-(-job.global_batch // per_batch) * per_batch}",
-        )
-        return
-    sharers = layout.cp * layout.tp
-    if job.length % sharers:
-        yield BrokenRule(
-            f"sequences of {job.length} tokens do not divide by cp·tp ({sharers})",
-            f"use cp·tp {_either(job.length, sharers)}",
-        )
-    batches, pp = job.global_batch // per_batch, layout.pp
-    if layout.order in ("interleaved", "zero_bubble") and batches % pp:
-        yield BrokenRule(
-            f"{batches} micro-batches do not divide by pp ({pp}), as {layout.order} asks",
-            f"use 1f1b with vpp 1, or global_batch {-(-batches // pp) * pp * per_batch}",
-        )
-    if layout.order == "dualpipe_v" and batches < layout.num_stages:
-        yield BrokenRule(
-            f"{batches} micro-batches are fewer than the {layout.num_stages} stages of dualpipe_v",
-            f"use a global_batch from {layout.num_stages * per_batch}, or another schedule",
-        )
-
-
-def _either(size: int, near: int) -> str:
-    return " or ".join(map(str, nearest_divisors(size, near)))

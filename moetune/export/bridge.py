@@ -50,7 +50,7 @@ def bridge_export(planned: Planned) -> Export:
 
 def _statements(planned: Planned) -> Iterator[str]:
     values, layout, job = megatron_values(planned), planned.layout, planned.job
-    unset = dict.fromkeys(_RESET)
+    unset: dict[str, Value] = {**dict.fromkeys(_RESET), "cpu_offloading": False}
     for name, value in (unset | values.model).items():
         if name not in (*_PRECISION, *_OVERLAP):
             yield f"cfg.model.{name} = {_literal(value)}"

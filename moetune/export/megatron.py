@@ -39,7 +39,8 @@ def megatron_export(planned: Planned) -> Export:
 def _arguments(planned: Planned) -> Iterator[str]:
     values, job = megatron_values(planned), planned.job
     for field, value in values.model.items():
-        yield from _argument(field, value)
+        if field != "cpu_offloading":  # follows from its number of layers
+            yield from _argument(field, value)
     if planned.layout.pp > 1:
         yield f"--pipeline-model-parallel-layout '{stage_letters(planned)}'"
     yield f"--micro-batch-size {planned.layout.micro_batch}"

@@ -72,6 +72,9 @@ def megatron_values(planned: Planned) -> MegatronValues:
         model["mtp_num_layers"] = len(planned.decoder.predictions)
     if layout.overlap == "batch":
         model |= {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True}
+    if layout.offload_activations:
+        layers = layout.offloaded_layers(planned.decoder)
+        model |= {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
     if layout.cuda_graphs == "partial":
         model |= {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": _graphs(planned)}
     if planned.job.dtype in _FP8:

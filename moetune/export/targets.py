@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.targets import TargetName, target_rules
-from moetune.domain.training import check_layout
+from moetune.domain.training_rules import check_layout
 from moetune.export.bridge import bridge_export
 from moetune.export.deepspeed import deepspeed_export
 from moetune.export.layer import layer_export

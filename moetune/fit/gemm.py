@@ -53,6 +53,7 @@ class Surface:
         self._relative_error = relative_error
         self._blends: dict[Shape, Curve] = {}
         self._completed: dict[Shape, Series] = {}
+        self._rooflines: dict[bytes, tuple[float, float, float]] = {}
 
     @cached_property
     def relative_error(self) -> float:
@@ -154,7 +155,10 @@ class Surface:
     def _blend(self, shape: Shape, use: Bools, relative_error: float) -> Curve:
         """Return the curve blended from the shapes in `use`."""
         table = self._table
-        start, compute, traffic = _roofline(table, use)
+        known = use.tobytes()
+        if known not in self._rooflines:
+            self._rooflines[known] = _roofline(table, use)
+        start, compute, traffic = self._rooflines[known]
         macs, elements = _work(np.asarray([shape], float), table.rows)
         others = table.shapes[use]
         modelled = start + compute * table.macs[use] + traffic * table.elements[use]

@@ -106,6 +106,7 @@ def export_plan(path: Path, *, to: str, model: str | None, stores: StoreFinder) 
 def _layout(plain: dict[str, object], path: Path) -> FoldedLayout:
     rest = {key: value for key, value in plain.items() if key != "edp"}
     rest.setdefault("cuda_graphs", "none")
+    rest.setdefault("offload_activations", 0.0)
     for name in _SINCE_SCHEDULES:  # plans from before them have what None stands for
         rest.setdefault(name, None)
     if isinstance(rest["stages"], str):

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from moetune.domain.architecture import Decoder
@@ -24,7 +25,7 @@ from moetune.solve.training.search import FoldedSearch, PricedLayout
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.solve.training.uncertainty import confidence_of
-from moetune.workflows.plan import sound_numbers
+from moetune.workflows.plan import host_memory_bytes, sound_numbers
 
 SCHEMA = "moetune.training-plan/1"
 
@@ -52,6 +53,7 @@ class TrainingPlan:
         profile: its name; `profile_fingerprint` is its digest.
         trust: the least in any number behind the choice.
         found: the chosen layout first.
+        host_bytes: memory of a node's host, as far as the profile has it.
     """
 
     request: TrainingRequest
@@ -60,6 +62,8 @@ class TrainingPlan:
     limit_bytes: int
     trust: str
     found: tuple[PricedLayout, ...]
+    host_bytes: float = inf
+    ranks_per_node: int = 1
 
     @property
     def best(self) -> PricedLayout:
@@ -69,7 +73,12 @@ class TrainingPlan:
     @property
     def fits(self) -> bool:
         """Whether the chosen layout fits into the memory."""
-        return self.best.memory.peak_bytes <= self.limit_bytes
+        return self.best.memory.peak_bytes <= self.limit_bytes and self.fits_host
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether a node's host has room for the activations of its devices."""
+        return self.best.memory.host_bytes * self.ranks_per_node <= self.host_bytes
 
     @property
     def confidence(self) -> Confidence:
@@ -131,6 +140,7 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
         ProfileError: the profile lacks an operation.
     """
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
+    host = host_memory_bytes(profile) or inf
     with sound_numbers(profile.name):
         device = DevicePrices(costs=costs_of(profile, allow_modelled=True), machine=profile.machine)
         stages = DecoderStages(request.job.decoder)
@@ -142,12 +152,14 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
             ),
             limit_bytes=limit,
             target=request.target,
+            host_bytes=host,
         )
         found = search.best(request.pins)
         plan = TrainingPlan(
             request=request, profile=profile.name, profile_fingerprint=profile.digest,
             limit_bytes=limit,
-            trust=device.trusts.least, found=tuple(found),
+            trust=device.trusts.least, found=tuple(found), host_bytes=host,
+            ranks_per_node=min(request.job.world_size, profile.machine.devices_per_node),
         )  # fmt: skip
     if not plan.fits:
         raise _too_large(plan)
@@ -229,6 +241,7 @@ def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:
             "recompute": [*layout.recompute] if layout.recompute else ["none"],
             "dispatcher": layout.dispatcher, "overlap": layout.overlap, "zero": layout.zero,
             "cuda_graphs": layout.cuda_graphs,
+            "offload_activations": layout.offload_activations,
             "schedule": layout.order,
             "stages": stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None,
         },
@@ -240,6 +253,7 @@ def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:
         },
         "memory": {
             "peak_bytes": round(one.memory.peak_bytes),
+            "host_bytes": round(one.memory.host_bytes),
             "rank": one.memory.rank,
             "parts": {name: round(size) for name, size in one.memory.parts.items()},
             "activations": {
@@ -256,6 +270,14 @@ def _id_of(inputs: Mapping[str, object]) -> str:
 
 def _too_large(plan: TrainingPlan) -> LayoutTooLargeError:
     peak, layout = plan.best.memory.peak_bytes, plan.best.layout
+    if not plan.fits_host:
+        each = format_bytes(round(plan.best.memory.host_bytes))
+        return LayoutTooLargeError(
+            f"host memory binds: activations of {each} for each of {plan.ranks_per_node} devices "
+            f"are more than the {format_bytes(int(plan.host_bytes))} of a node",
+            "offload a smaller share, or recompute more",
+            plan.document,
+        )
     largest = max(plan.best.memory.parts, key=plan.best.memory.parts.__getitem__)
     return LayoutTooLargeError(
         f"memory binds: {plan.request.job.decoder.name} needs "

@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 import moetune
-from moetune.cli.app import INTERRUPTED, app
+from moetune.cli.app import INTERRUPTED, program
 from moetune.domain.errors import MoetuneError
 from tests.cli.running import Cli
 from tests.report.lab import fill
@@ -62,8 +62,8 @@ def error_classes(kind: type[MoetuneError] = MoetuneError) -> Iterator[type[Moet
 
 
 def test_commands_and_their_options() -> None:
-    program = get_command(app)
-    found = {"moetune": options(program)} | {name: options(one) for name, one in leaves(program)}
+    whole = get_command(program())
+    found = {"moetune": options(whole)} | {name: options(one) for name, one in leaves(whole)}
     assert found == FROZEN["commands"]
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from moetune.cli.app import app
+from moetune.cli.app import program
 from tests.cli.running import Cli
 
 CONTRACT = (
     "profile", "profiles list", "profiles show", "profiles export", "profiles import",
     "profiles diff", "profiles remove", "models list", "models show", "plan", "explain",
     "whatif", "verify", "trace", "report", "db upgrade", "db current", "db check", "db backup",
-    "doctor", "config show",
     "doctor", "config show",
 )  # fmt: skip
 
@@ -28,11 +27,17 @@ def _commands(command: Any, name: str = "") -> dict[str, Any]:
     return {key: one for pair in pairs for key, one in pair.items()}
 
 
-COMMANDS = _commands(get_command(app))
+COMMANDS = _commands(get_command(program()))
 
 
 def test_the_commands_are_those_of_the_contract() -> None:
     assert set(CONTRACT) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted({name.split()[0] for name in COMMANDS}))
+def test_a_command_made_alone_has_its_own_name(name: str) -> None:
+    alone = _commands(get_command(program({name})))
+    assert {*alone} == {one for one in COMMANDS if one.split()[0] == name}
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

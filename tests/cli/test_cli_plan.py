@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from moetune.cli.app import app
+from moetune.cli.app import program
 from moetune.domain.plan import plan_from_json
 from tests.cli.running import Cli
 from tests.cli.test_cli_frozen import leaves
@@ -324,7 +324,7 @@ def test_what_was_not_measured_is_named_with_a_command_that_measures_it(
     assert longest in named[0]
     command = next(one for one in plan["warnings"] if "moetune profile" in one)
     arguments = shlex.split(command.partition("moetune profile")[2])
-    (command_line,) = (one for name, one in leaves(get_command(app)) if name == "profile")
+    (command_line,) = (one for name, one in leaves(get_command(program())) if name == "profile")
     wanted = command_line.make_context("profile", arguments).params
     given = {
         "name": "lab", "resume": True, "nproc": 2, "d_model": 256, "d_hidden": 1024,

@@ -7,17 +7,17 @@ from typing import Any
 
 from typer.main import get_command
 
-from moetune.cli.app import app
+from moetune.cli.app import program
 
 
 def command_names() -> Mapping[str, Any]:
     """Return all commands by their full name."""
-    return _commands(get_command(app), "")
+    return _commands(get_command(program()), "")
 
 
 def parse(line: str) -> None:
     """Parse `line`, what follows `moetune`: every flag exists, every value is one."""
-    command: Any = get_command(app)
+    command: Any = get_command(program())
     words, name = shlex.split(line), "moetune"
     context = command.make_context(name, words)
     while getattr(command, "commands", None):

@@ -30,7 +30,11 @@ PLAIN = plan_document(
      "dispatcher": "all_gather"}
 )  # fmt: skip
 NARROW = plan_document(PIPELINE, optimizer="adam-bf16")
-MEGATRONS = {"flat": FLAT, "split": SPLIT, "latent": LATENT, "plain": PLAIN, "narrow": NARROW}
+OFFLOADED = plan_document({**LAYOUT, "recompute": ["none"], "zero": 1, "offload_activations": 0.2})
+MEGATRONS = {
+    "flat": FLAT, "split": SPLIT, "latent": LATENT, "plain": PLAIN, "narrow": NARROW,
+    "offloaded": OFFLOADED,
+}  # fmt: skip
 TITANS = {
     "flat": FLAT,
     "split": plan_document({**PIPELINE, "recompute": ["full"], "overlap": "none", "zero": 2}),

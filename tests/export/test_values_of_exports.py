@@ -40,6 +40,32 @@ def test_megatron_gets_each_size_and_the_batch(tmp_path: Path) -> None:
         assert given[switch] == []
 
 
+OFFLOADED = {
+    **LAYOUT, "recompute": ["none"], "zero": 1, "offload_activations": 0.25,
+}  # fmt: skip
+
+
+def test_megatron_gets_the_number_of_blocks_whose_activations_leave(tmp_path: Path) -> None:
+    given = flags(megatron(tmp_path, OFFLOADED))
+    assert given["--cpu-offloading-num-layers"] == ["24"]  # of 94, rounded up
+    assert "--cpu-offloading" not in given  # follows from it, and is no flag
+    assert "--cpu-offloading-num-layers" not in flags(megatron(tmp_path, LAYOUT))
+
+
+def test_bridge_gets_both_fields_and_unsets_those_of_a_recipe(tmp_path: Path) -> None:
+    text = exported(tmp_path, "bridge", plan_document(OFFLOADED)).export.text
+    assert "cfg.model.cpu_offloading = True\n" in text
+    assert "cfg.model.cpu_offloading_num_layers = 24\n" in text
+    assert "cfg.model.cpu_offloading = False\n" in exported(
+        tmp_path, "bridge", plan_document(LAYOUT)
+    ).export.text  # fmt: skip
+
+
+def test_a_runtime_without_offload_refuses_such_a_plan(tmp_path: Path) -> None:
+    with pytest.raises(InfeasiblePlanError, match="offloaded activations"):
+        exported(tmp_path, "torchtitan", plan_document({**OFFLOADED, "zero": 2}))
+
+
 @pytest.mark.parametrize(
     ("layout", "model", "blocks", "predictions"),
     [(PIPELINE, QWEN, 94, 0), (LATENT, DEEPSEEK, 61, 1)],

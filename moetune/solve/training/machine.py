@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from moetune.domain.cluster import Machine
 from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.errors import ProfileError
-from moetune.domain.samples import CollectiveOp, GemmForm
+from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 
 _ADAM_BYTES = 30
 """Of one parameter's step: gradient, master copy and two moments read, all but the first written,
@@ -135,6 +135,16 @@ class DevicePrices:
             self.trusts.note(estimate.trust)
             found = self._known[key] = estimate.seconds
         return found
+
+    def copied(self, direction: Direction, num_bytes: float) -> float:
+        """Return the seconds of a copy between the device and pinned host memory.
+
+        Raises:
+            ProfileError: no such copy is in the profile.
+        """
+        estimate = self.costs.copy(direction=direction, pinned=True, num_bytes=num_bytes)
+        self.trusts.note(estimate.trust)
+        return estimate.seconds
 
     def moved(self, num_bytes: float, *, kernels: int = 1) -> float:
         """Return the seconds of memory-bound kernels that read and write so many bytes in all."""

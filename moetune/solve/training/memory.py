@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from moetune.domain.optimizers import optimizer_of
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT, block_modules, workspace_bytes
+from moetune.solve.training.offload import BUFFERED_BLOCKS, offloaded_share
+from moetune.solve.training.parameters import rank_parameters
 from moetune.solve.training.schedule import most_live
 from moetune.solve.training.stages import DecoderStages, RankBlocks
-from moetune.solve.training.step import rank_parameters
 
 _GIB = 2**30
 LIBRARY_BYTES = 1.5 * _GIB
@@ -28,11 +29,13 @@ class RankMemory:
 
     Args:
         activations: those among the parts by module, of all micro-batches in work.
+        host_bytes: of the activations that wait in host memory, of one device.
     """
 
     rank: int
     parts: Mapping[str, float]
     activations: Mapping[str, float]
+    host_bytes: float = 0.0
 
     @property
     def peak_bytes(self) -> float:
@@ -76,6 +79,12 @@ class MemoryModel:
         live = self._live(layout)
         fullest = max(rank.ranks, key=live.__getitem__)
         modules, workspace = self._activations(layout, rank, live[fullest])
+        share = offloaded_share(layout, self.job)
+        host = share * sum(modules.values())
+        if share:
+            buffers = min(1.0, BUFFERED_BLOCKS / self.job.decoder.num_layers)
+            kept = min(1.0, 1 - share + buffers)
+            modules = {name: kept * size for name, size in modules.items()}
         activations = sum(modules.values())
         optimizer = optimizer_of(self.job.optimizer)
         logits = self._logits(layout) if rank.has_head or rank.has_predictions else 0.0
@@ -91,7 +100,7 @@ class MemoryModel:
             "fragmentation": FRAGMENTATION * (activations + workspace),
             "libraries": LIBRARY_BYTES,
         }
-        return RankMemory(rank=fullest, parts=parts, activations=modules)
+        return RankMemory(rank=fullest, parts=parts, activations=modules, host_bytes=host)
 
     def _live(self, layout: FoldedLayout) -> tuple[float, ...]:
         """Return the micro-batches in work on each rank, in its blocks' worth."""

@@ -1,36 +1,25 @@
-"""Search of a decoder's layouts: all that the rules and pins allow, those that fit, by time."""
+"""Search of a decoder's layouts: the fastest that fit, by branch and bound.
+
+What is looked at next is what may be fastest. Sizes have a bound that no stages of theirs beat;
+once that is the least, their variants that fit take its place, each with the bound of its
+pipeline; and only those are played whose bound is near the best. The answer is that of playing
+all, and only the bounds are in memory.
+"""
 
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from moetune.domain.errors import InputError
-from moetune.domain.layout import BrokenRule, divisors
-from moetune.domain.pipeline import SCHEDULES, Schedule, most_stages
-from moetune.domain.targets import Target, target_rules
-from moetune.domain.training import (
-    TOKEN_DISPATCHERS,
-    FoldedLayout,
-    LayoutRequest,
-    Recompute,
-    TokenDispatcher,
-    TrainingJob,
-    ZeroStage,
-    broken_rules,
-)
-from moetune.solve.training.memory import MemoryModel, RankMemory
+from moetune.domain.pipeline import SCHEDULES
+from moetune.domain.targets import Target
+from moetune.domain.training import TOKEN_DISPATCHERS, FoldedLayout, LayoutRequest, TrainingJob
+from moetune.solve.training.memory import FRAGMENTATION, MemoryModel, RankMemory
+from moetune.solve.training.offload import least_offloaded
+from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.step import StepPrices, StepSeconds
 
-_LARGEST_MICRO_BATCH = 8
-_LARGEST_TP = 8
-_LARGEST_CP, _SHARED = 16, 8192
-"""Of unpinned context parallelism, and the tokens of a sequence for each of its ranks at least."""
-_RECOMPUTES: tuple[tuple[Recompute, ...], ...] = (
-    (), ("moe_act", "norm"), ("moe_act", "norm", "mlp", "shared_experts", "mla_up_proj"),
-    ("moe", "norm"), ("full",),
-)  # fmt: skip
-"""From the least to the most that is computed again."""
 NUM_ALTERNATIVES = 5
 NOISE = 0.01
 """Steps within it of each other tie: the simpler layout is taken."""
@@ -52,6 +41,7 @@ class FoldedSearch:
     Args:
         limit_bytes: usable memory of a device.
         target: the runtime, which bounds the layouts.
+        host_bytes: memory of a node's host.
     """
 
     job: TrainingJob
@@ -59,6 +49,12 @@ class FoldedSearch:
     memory: MemoryModel
     limit_bytes: float
     target: Target
+    host_bytes: float = float("inf")
+
+    @property
+    def space(self) -> LayoutSpace:
+        """The layouts that the rules and the target allow."""
+        return LayoutSpace(job=self.job, target=self.target)
 
     def priced(self, layout: FoldedLayout) -> PricedLayout:
         """Return a layout with its price and memory, whether it fits or not."""
@@ -74,196 +70,157 @@ class FoldedSearch:
         Raises:
             InputError: the pins break a rule, or no layout obeys the rules.
         """
-        every: list[FoldedLayout] = []
-        smallest: tuple[float, FoldedLayout] | None = None
-        for shape in self.shapes(pins):
-            fitting, least = self._cheapest_fitting(shape, pins)
-            if least is not None and (smallest is None or least[0] < smallest[0]):
-                smallest = least
-            every += fitting
-        if smallest is None:
-            raise self._impossible(pins)
-        if not every:
-            return [self.priced(smallest[1])]
-        near = self._near_best(every)
+        leaders, smallest = _Leaders(), _Smallest()
+        number = itertools.count()
+        open_ends = [
+            _Bound(self.prices.floor(one), next(number), one) for one in self._unsized(pins)
+        ]
+        heapq.heapify(open_ends)
+        while open_ends and open_ends[0].seconds <= leaders.limit:
+            least, _, layout, fits = heapq.heappop(open_ends)
+            if least > leaders.limit_of(layout):
+                continue
+            if fits:
+                leaders.add(self.priced(layout))
+                continue
+            fitting = self._fitting(layout, pins, smallest)
+            for seconds, one in fitting:
+                heapq.heappush(open_ends, _Bound(seconds, next(number), one, fits=True))
+            is_done = any(not one.offload_activations for _, one in fitting)
+            more = [] if is_done else self._more_recomputed(layout, pins)
+            if more:
+                bound = min(map(self.prices.floor, more))
+                heapq.heappush(open_ends, _Bound(bound, next(number), more[0]))
+        if leaders.found:
+            return leaders.ranked()
+        if smallest.layout is None:
+            raise self.space.impossible(pins)
+        return [self.priced(smallest.layout)]
+
+    def _unsized(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
+        """Yield sizes with each overlap and its fastest dispatcher, nothing recomputed.
+
+        What is recomputed as well takes no less time.
+        """
+        space = self.space
+        first = space.recomputes(pins)[0]
+        overlaps = [pins.overlap] if pins.overlap else self.target.overlaps
+        for shape in space.shapes(pins):
+            for overlap in overlaps:
+                variants = [
+                    replace(shape, recompute=first, overlap=overlap, dispatcher=one)
+                    for one in space.dispatchers(shape, pins)
+                ]
+                yield min(variants, key=self.prices.floor)
+
+    def _fitting(
+        self, layout: FoldedLayout, pins: LayoutRequest, smallest: "_Smallest"
+    ) -> list[tuple[float, FoldedLayout]]:
+        """Return the dispatchers and stages with which a layout fits, each with its bound."""
+        space = self.space
+        able = [replace(layout, dispatcher=one) for one in space.dispatchers(layout, pins)]
+        able = [one for one in able if space.is_allowed(one)]
+        cuts = self._cuts_that_fit(able[0], pins, smallest) if able else []
+        is_plain = layout.pp == 1 and not layout.recompute
+        if able and not cuts and is_plain and pins.offload_activations is None:
+            able = [self._offloaded(one) for one in able]
+            able = [one for one in able if space.is_allowed(one) and self._fits(one)]
+            return [(self.prices.least(one), one) for one in able]
+        every = [replace(one, stages=cut.stages) for cut in cuts for one in able]
+        return [(self.prices.least(one), one) for one in every]
+
+    def _fits(self, layout: FoldedLayout) -> bool:
+        memory = self.memory.peak(layout)
+        ranks = min(self.job.world_size, self.prices.device.per_node)
+        host = memory.host_bytes * ranks <= self.host_bytes
+        return host and memory.peak_bytes <= self.limit_bytes
+
+    def _offloaded(self, layout: FoldedLayout) -> FoldedLayout:
+        """Return a layout that does not fit with as few blocks' activations as can be offloaded."""
+        memory, layers = self.memory.peak(layout), self.job.decoder.num_layers
+        needed = (memory.peak_bytes - self.limit_bytes) / (1 + FRAGMENTATION)
+        blocks = least_offloaded(layers, needed, sum(memory.activations.values()))
+        return replace(layout, offload_activations=blocks / layers)
+
+    def _cuts_that_fit(
+        self, layout: FoldedLayout, pins: LayoutRequest, smallest: "_Smallest"
+    ) -> list[FoldedLayout]:
+        """Return the layout with equal stages, and with balanced ones where these are faster."""
+        cuts = [layout]
+        if layout.pp > 1 and pins.stages is None:
+            cuts = list(dict.fromkeys((layout, self.prices.balanced(layout))))
+        fitting = []
+        for cut in cuts:
+            peak = self.memory.peak(cut).peak_bytes
+            smallest.see(peak, cut)
+            if self._fits(cut):
+                fitting.append(cut)
+        if len(fitting) > 1:
+            equal, balanced = map(self.prices.least, fitting)
+            return fitting if balanced * (1 + NOISE) < equal else fitting[:1]
+        return fitting
+
+    def _more_recomputed(self, layout: FoldedLayout, pins: LayoutRequest) -> list[FoldedLayout]:
+        """Return the layout with each list of modules that recomputes more."""
+        wanted = self.space.recomputes(pins)
+        more = wanted[wanted.index(layout.recompute) + 1 :]
+        return [replace(layout, recompute=one) for one in more]
+
+
+class _Bound(NamedTuple):
+    """The least seconds of a layout, and unless it fits, of all that recompute more."""
+
+    seconds: float
+    number: int
+    layout: FoldedLayout
+    fits: bool = False
+
+
+@dataclass(slots=True)
+class _Smallest:
+    """The layout seen that takes least memory."""
+
+    peak_bytes: float = float("inf")
+    layout: FoldedLayout | None = None
+
+    def see(self, peak_bytes: float, layout: FoldedLayout) -> None:
+        if peak_bytes < self.peak_bytes:
+            self.peak_bytes, self.layout = peak_bytes, layout
+
+
+@dataclass(slots=True)
+class _Leaders:
+    """The fastest layouts of each of the sizes that lead, with those that tie with them.
+
+    Args:
+        limit: seconds above which no layout changes the answer.
+    """
+
+    found: dict[tuple[int, ...], list[PricedLayout]] = field(default_factory=dict)
+    limit: float = float("inf")
+
+    def limit_of(self, layout: FoldedLayout) -> float:
+        """Return the seconds above which a layout does not tie with the best of its sizes."""
+        tied = self.found.get(_ranks(layout))
+        return float("inf") if tied is None else tied[0].step.seconds * (1 + NOISE)
+
+    def add(self, one: PricedLayout) -> None:
+        key = _ranks(one.layout)
+        tied = _tied([*self.found.get(key, ()), one])
+        self.found[key] = sorted(tied, key=_seconds)
+        fastest = heapq.nsmallest(
+            1 + NUM_ALTERNATIVES, (_seconds(tied[0]) for tied in self.found.values())
+        )
+        if len(fastest) > NUM_ALTERNATIVES:
+            self.limit = fastest[-1] * (1 + NOISE)
+
+    def ranked(self) -> list[PricedLayout]:
+        """Return the simplest of those that tie with the best, and the best of other sizes."""
+        near = dict(self.found)
         first = min(_tied([one for tied in near.values() for one in tied]), key=_complexity)
         del near[_ranks(first.layout)]
         others = (min(tied, key=_complexity) for tied in near.values())
         return [first, *heapq.nsmallest(NUM_ALTERNATIVES, others, key=_seconds)]
-
-    def _near_best(
-        self, layouts: Sequence[FoldedLayout]
-    ) -> dict[tuple[int, ...], list[PricedLayout]]:
-        """Return the fastest layouts of the sizes that lead, each with those that tie with it.
-
-        Pipelines are played only where what no schedule beats is near the best; which sizes lead
-        is certain all the same.
-        """
-        found: dict[tuple[int, ...], list[PricedLayout]] = {}
-        bounded = [(self.prices.least(layout), at) for at, layout in enumerate(layouts)]
-        for least, at in sorted(bounded):
-            fastest = heapq.nsmallest(
-                1 + NUM_ALTERNATIVES, (min(map(_seconds, tied)) for tied in found.values())
-            )
-            if len(fastest) > NUM_ALTERNATIVES and least > fastest[-1] * (1 + NOISE):
-                break
-            key = _ranks(layouts[at])
-            if key in found and least > found[key][0].step.seconds * (1 + NOISE):
-                continue
-            tied = _tied([*found.get(key, ()), self.priced(layouts[at])])
-            found[key] = sorted(tied, key=_seconds)
-        return found
-
-    def shapes(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield every layout of the ranks that the rules allow, without recomputation.
-
-        Micro-batches that are not pinned are powers of two, and experts whole.
-        """
-        job, most_tp = self.job, max(_LARGEST_TP, pins.tp or 1)
-        sizes = divisors(job.world_size)
-        experts = divisors(job.decoder.layer.num_experts) if job.decoder.num_moe_layers else [1]
-        tps = [pins.tp] if pins.tp else [one for one in sizes if one <= most_tp]
-        cps = [one for one in sizes if one <= self._most_cp] if pins.cp is None else [pins.cp]
-        pps = [pins.pp] if pins.pp else [one for one in sizes if one <= job.decoder.num_layers]
-        for tp, cp, pp in itertools.product(tps, cps, pps):
-            sharers = tp * cp * pp
-            if job.world_size % sharers:
-                continue
-            dp = job.world_size // sharers
-            stage_ranks = dp * cp * tp
-            eps = [pins.ep] if pins.ep else [one for one in experts if stage_ranks % one == 0]
-            etps = [pins.etp] if pins.etp else [1]
-            batches = [pins.micro_batch] if pins.micro_batch else range(1, _LARGEST_MICRO_BATCH + 1)
-            for ep, etp, batch in itertools.product(eps, etps, batches):
-                if job.global_batch % (dp * batch) or (
-                    batch & (batch - 1) and not pins.micro_batch
-                ):
-                    continue
-                for vpp, schedule in self._pipelines(pins, pp):
-                    layout = FoldedLayout(
-                        dp=dp, cp=cp, tp=tp, pp=pp, vpp=vpp, ep=ep, etp=etp, micro_batch=batch,
-                        zero=self._zero(pins, pp), dispatcher=self.target.dispatchers[0],
-                        cuda_graphs=pins.cuda_graphs or "none",
-                        schedule=schedule, stages=pins.stages,
-                    )  # fmt: skip
-                    if self._is_allowed(layout):
-                        yield layout
-
-    @property
-    def _most_cp(self) -> int:
-        """The most ranks that share a sequence: 1 up to a length that one rank can do with."""
-        return max(1, min(self.target.largest.get("cp", _LARGEST_CP), self.job.length // _SHARED))
-
-    def _is_allowed(self, layout: FoldedLayout) -> bool:
-        if next(broken_rules(layout, self.job), None) is not None:
-            return False
-        return next(target_rules(layout, self.target, self.job), None) is None
-
-    def _zero(self, pins: LayoutRequest, pp: int) -> ZeroStage:
-        """Return the pinned stage; else the lowest from 1 on that goes with the pipeline."""
-        if pins.zero is not None:
-            return pins.zero
-        most = 3 if pp == 1 else self.target.zero_with_pp
-        return next((one for one in self.target.zero if 1 <= one <= most), self.target.zero[0])
-
-    def _pipelines(self, pins: LayoutRequest, pp: int) -> Iterator[tuple[int, Schedule | None]]:
-        """Yield stages of a rank and schedules; those that a layout has anyway are None."""
-        for vpp in self._stages_per_rank(pins, pp):
-            if pins.schedule is not None or pp == 1:
-                yield vpp, pins.schedule
-                continue
-            plain = FoldedLayout(pp=pp, vpp=vpp).order
-            others = {*self.target.schedules} - {"1f1b", "interleaved"}
-            if plain in self.target.schedules:
-                yield vpp, None
-            yield from ((vpp, one) for one in SCHEDULES if one in others)
-
-    def _stages_per_rank(self, pins: LayoutRequest, pp: int) -> list[int]:
-        if pins.vpp:
-            return [pins.vpp]
-        if pins.stages is not None:
-            return [] if len(pins.stages) % pp else [len(pins.stages) // pp]
-        if pp == 1:
-            return [1]
-        most = most_stages(self.job.decoder.num_layers) // pp
-        return [
-            1,
-            *(
-                one
-                for one in range(2, most + 1)
-                if -(-self.job.decoder.num_layers // pp) % one == 0
-            ),
-        ]
-
-    def _cheapest_fitting(
-        self, shape: FoldedLayout, pins: LayoutRequest
-    ) -> tuple[list[FoldedLayout], tuple[float, FoldedLayout] | None]:
-        """Return the shape's variants with the least recomputation that fits, and its smallest."""
-        wanted = self._recomputes() if pins.recompute is None else (pins.recompute,)
-        dispatchers = [pins.dispatcher] if pins.dispatcher else self._dispatchers(shape)
-        overlaps = [pins.overlap] if pins.overlap else self.target.overlaps
-        fitting = []
-        smallest: tuple[float, FoldedLayout] | None = None
-        for overlap in overlaps:
-            for recompute in wanted:
-                layout = replace(shape, recompute=recompute, overlap=overlap)
-                able = [replace(layout, dispatcher=one) for one in dispatchers]
-                able = [one for one in able if self._is_allowed(one)]
-                if not able:
-                    continue
-                fits = False
-                for cut in self._cuts(able[0], pins):
-                    peak = self.memory.peak(cut).peak_bytes
-                    if smallest is None or peak < smallest[0]:
-                        smallest = (peak, cut)
-                    if peak <= self.limit_bytes:
-                        fits = True
-                        fitting += [replace(one, stages=cut.stages) for one in able]
-                if fits:
-                    break
-        return fitting, smallest
-
-    def _cuts(self, layout: FoldedLayout, pins: LayoutRequest) -> list[FoldedLayout]:
-        """Return the layout with equal stages, and with balanced ones where that is faster."""
-        if layout.pp == 1 or pins.stages is not None:
-            return [layout]
-        balanced = self.prices.balanced(layout)
-        faster = self.prices.least(balanced) * (1 + NOISE) < self.prices.least(layout)
-        return [layout, balanced] if faster else [layout]
-
-    def _recomputes(self) -> Sequence[tuple[Recompute, ...]]:
-        """Return the lists of modules that the runtime recomputes and the model has."""
-        able = [one for one in _RECOMPUTES if {*one} <= {*self.target.recompute}]
-        has = self.job.decoder.modules
-        return list(dict.fromkeys(tuple(module for module in one if module in has) for one in able))
-
-    def _dispatchers(self, shape: FoldedLayout) -> Sequence[TokenDispatcher]:
-        """Return the target's dispatchers; without other ranks they are one."""
-        return self.target.dispatchers[: 1 if shape.ep == 1 else None]
-
-    def _impossible(self, pins: LayoutRequest) -> InputError:
-        """Return the first broken rule of the layout that the pins come nearest to."""
-        sizes = {
-            name: getattr(pins, name) or 1
-            for name in ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
-        }
-        if pins.stages is not None:
-            sizes["pp"] = pins.pp or max(1, len(pins.stages) // sizes["vpp"])
-            sizes["vpp"] = pins.vpp or max(1, len(pins.stages) // sizes["pp"])
-        sharers = sizes["cp"] * sizes["tp"] * sizes["pp"]
-        layout = FoldedLayout(
-            dp=max(1, self.job.world_size // sharers), recompute=pins.recompute or (),
-            dispatcher=pins.dispatcher or self.target.dispatchers[0],
-            overlap=pins.overlap or "none", zero=self._zero(pins, sizes["pp"]),
-            cuda_graphs=pins.cuda_graphs or "none",
-            schedule=pins.schedule, stages=pins.stages, **sizes,
-        )  # fmt: skip
-        none = BrokenRule("no layout obeys the rules", "pin less of it")
-        rules = itertools.chain(
-            broken_rules(layout, self.job), target_rules(layout, self.target, self.job)
-        )
-        broken = next(rules, none)
-        return InputError(broken.what, broken.hint)
 
 
 def _seconds(one: PricedLayout) -> float:
@@ -285,7 +242,7 @@ def _complexity(one: PricedLayout) -> tuple[float, ...]:
     """Return how much a layout has that can be left out, the heaviest first; then its time."""
     layout = one.layout
     return (
-        len(layout.recompute), layout.overlap != "none",
+        layout.offload_activations, len(layout.recompute), layout.overlap != "none",
         TOKEN_DISPATCHERS.index(layout.dispatcher), SCHEDULES.index(layout.order), layout.vpp,
         layout.stages is not None,
         sum(size > 1 for size in (layout.tp, layout.cp, layout.pp, layout.ep, layout.etp)),

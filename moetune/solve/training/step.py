@@ -2,11 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 
-from moetune.domain.architecture import Block, Decoder
-from moetune.domain.attention import LatentAttention
-from moetune.domain.experts import RoutedExperts
+from moetune.domain.architecture import Block
 from moetune.domain.optimizers import optimizer_of
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.targets import Target
@@ -14,6 +11,8 @@ from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import GEMM_FORMS, BlockPrices, BlockTimes
 from moetune.solve.training.machine import DevicePrices
+from moetune.solve.training.offload import offloaded_bytes
+from moetune.solve.training.parameters import rank_parameters
 from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds, block_seconds
 from moetune.solve.training.pipeline import Pipeline, StageSeconds, least_seconds, play
 from moetune.solve.training.stages import (
@@ -24,6 +23,7 @@ from moetune.solve.training.stages import (
 )
 
 _SHARDS_GRADIENTS = 2
+_ALONE = FoldedLayout()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,12 @@ class StepPrices:
         default_factory=dict, init=False, repr=False
     )
     _times: dict[_Key, tuple[BlockTimes, ...]] = field(default_factory=dict, init=False, repr=False)
+    _known_ends: dict[_Key, tuple[float, float]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _parameters: dict[_Key, tuple[float, float]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def blocks(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
         """Return the seconds of each kind of block, and then of each block of predictions."""
@@ -94,6 +100,32 @@ class StepPrices:
         pipeline = self.pipeline(layout)
         return least_seconds(pipeline) + sum(self._rest(layout, pipeline)[2].values())
 
+    def floor(self, layout: FoldedLayout) -> float:
+        """Return seconds that the step takes at least, whatever the stages have.
+
+            T ≥ S·m/p, and under 1F1B with one stage a rank T ≥ S / (1 − (1 − 1/m)^p)
+
+        S are the seconds of one of m micro-batches on all p ranks. The second is what stages take
+        that all bind at once: rank r has m·t_r + Σ_{s < r} t_s.
+        """
+        batches = self._num_micro_batches(layout)
+        share = layout.pp / batches
+        if layout.order == "1f1b":
+            share = 1 - (1 - 1 / batches) ** layout.pp
+        return self._micro_batch(layout) / share
+
+    def _micro_batch(self, layout: FoldedLayout) -> float:
+        """Return the seconds of one micro-batch in all of the model."""
+        blocks, (embedding, head) = self.blocks(layout), self._ends(layout)
+        [whole] = self.stages.stages(_ALONE)
+        seconds = embedding + head * (1 + len(self.job.decoder.predictions))
+        for count, one in zip(_counts(whole, blocks), blocks, strict=True):
+            seconds += count * one.both
+        return seconds
+
+    def _num_micro_batches(self, layout: FoldedLayout) -> int:
+        return self.job.global_batch // (layout.micro_batch * layout.dp)
+
     def pipeline(self, layout: FoldedLayout) -> Pipeline:
         """Return the layout's pipeline."""
         blocks, ends = self.blocks(layout), self._ends(layout)
@@ -104,21 +136,32 @@ class StepPrices:
                 known[one] = self._stage(one, blocks, ends)
             stages.append(known[one])
         first = stages[0]
+        if layout.offload_activations:
+            out, back = self._waits_for_copies(layout, first)
+            stages[0] = replace(
+                first, forward=first.forward + out, grad_input=first.grad_input + back
+            )
         if layout.order in SPLITTING:  # torch splits no backward pass that has no input
             stages[0] = StageSeconds(
                 forward=first.forward, grad_input=first.backward, grad_weight=0.0
             )
         return Pipeline(
             schedule=layout.order, pp=layout.pp, stages=tuple(stages),
-            num_micro_batches=self.job.global_batch // (layout.micro_batch * layout.dp),
+            num_micro_batches=self._num_micro_batches(layout),
             send_seconds=self._send(layout), hides_sends=layout.order != "1f1b",
         )  # fmt: skip
+
+    def _waits_for_copies(self, layout: FoldedLayout, stage: StageSeconds) -> tuple[float, float]:
+        """Return what copies of activations take longer than the pass that they run beside."""
+        size = offloaded_bytes(layout, self.job)
+        out, back = self.device.copied("d2h", size), self.device.copied("h2d", size)
+        return max(0.0, out - stage.forward), max(0.0, back - stage.backward)
 
     def balanced(self, layout: FoldedLayout) -> FoldedLayout:
         """Return the layout with stages whose ranks take as equally long as blocks allow."""
         blocks, (embedding, head) = self.blocks(layout), self._ends(layout)
         decoder = self.job.decoder
-        [whole] = self.stages.stages(FoldedLayout())
+        [whole] = self.stages.stages(_ALONE)
         every = sum(count * one.both for count, one in zip(whole.counts, blocks, strict=False))
         predicted = sum(one.both + head for one in blocks[len(decoder.kinds) :])
         stages = balanced_stages(
@@ -171,10 +214,20 @@ class StepPrices:
         parts["embedding"] = batches * rank.has_embedding * ends[0]
         heads = rank.has_head + rank.has_predictions * len(self.job.decoder.predictions)
         parts["head"] = batches * heads * ends[1]
+        if layout.offload_activations:
+            plain = self.pipeline(replace(layout, offload_activations=0.0)).stages[0]
+            parts["offload"] = batches * sum(self._waits_for_copies(layout, plain))
         return parts
 
     def _ends(self, layout: FoldedLayout) -> tuple[float, float]:
         """Return the embedding's and a head's seconds for one micro-batch, both passes."""
+        key = layout.tp, layout.cp, layout.micro_batch
+        found = self._known_ends.get(key)
+        if found is None:
+            found = self._known_ends[key] = self._ends_of(layout)
+        return found
+
+    def _ends_of(self, layout: FoldedLayout) -> tuple[float, float]:
         decoder, device = self.job.decoder, self.device
         tokens = layout.micro_batch * self.job.length / layout.cp
         vocab = -(-decoder.vocab_size // layout.tp)
@@ -227,46 +280,17 @@ class StepPrices:
         return self.device.moved(each * (dense / shards[0] + experts / shards[1]))
 
     def _most_parameters(self, layout: FoldedLayout) -> tuple[float, float]:
-        ranks = self.stages.ranks(layout)
-        return max((rank_parameters(self.job.decoder, layout, one) for one in ranks), key=sum)
+        pipeline = layout.pp, layout.vpp, layout.order, layout.stages
+        key = layout.tp, layout.ep * layout.etp, *pipeline
+        found = self._parameters.get(key)
+        if found is None:
+            decoder = self.job.decoder
+            every = (rank_parameters(decoder, layout, one) for one in self.stages.ranks(layout))
+            found = self._parameters[key] = max(every, key=sum)
+        return found
 
 
 def _counts(stage: StageBlocks, blocks: tuple[BlockSeconds, ...]) -> tuple[int, ...]:
     """Return the number of each of the blocks, those of predictions last."""
     predictions = (int(stage.has_predictions),) * (len(blocks) - len(stage.counts))
     return *stage.counts, *predictions
-
-
-def rank_parameters(
-    decoder: Decoder, layout: FoldedLayout, rank: StageBlocks
-) -> tuple[float, float]:
-    """Return a pipeline rank's parameters on one device: all but the experts, and the experts."""
-    table = decoder.vocab_size * decoder.d_model / layout.tp
-    tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
-    dense, experts = table * tables, 0.0
-    for count, kind in zip(rank.counts, decoder.kinds, strict=True):
-        own, shared = block_parameters(kind, layout)
-        dense, experts = dense + count * own, experts + count * shared
-    for one in decoder.predictions if rank.has_predictions else ():
-        dense += one.projection / layout.tp
-        for block in one.blocks:
-            own, shared = block_parameters(block, layout)
-            dense, experts = dense + own, experts + shared
-    return dense, experts
-
-
-@cache
-def _amounts(block: Block) -> tuple[float, float, float]:
-    """Return a block's parameters: on every rank, cut over tensor ranks, and of the experts."""
-    amounts = block.parameters
-    routed = next((one for one in block.parts if isinstance(one, RoutedExperts)), None)
-    experts = 0 if routed is None else routed.num_experts * routed.expert_parameters
-    latent = sum(one.latent_parameters for one in block.parts if isinstance(one, LatentAttention))
-    whole = amounts.router + amounts.norms + amounts.routed - experts + latent
-    return whole, amounts.attention - latent + amounts.dense + amounts.shared, experts
-
-
-def block_parameters(block: Block, layout: FoldedLayout) -> tuple[float, float]:
-    """Return a block's parameters on one device: all but the experts, and the experts."""
-    whole, shared, experts = _amounts(block)
-    return whole + shared / layout.tp, experts / (layout.ep * layout.etp)

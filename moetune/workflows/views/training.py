@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from moetune.domain.pipeline import stage_words
+from moetune.domain.units import format_bytes
 from moetune.report.section import Cell, Section, Table, facts, seconds_span
 from moetune.solve.training.search import PricedLayout
 from moetune.workflows.training import TrainingPlan, layout_words
@@ -38,6 +39,7 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                     ("recompute", ", ".join(layout.recompute) or "none"),
                     ("dispatcher", layout.dispatcher),
                     ("overlap of exchanges", layout.overlap),
+                    ("activations in host memory", _offloaded(plan)),
                     ("CUDA graphs", _graphs(plan)),
                     ("optimizer", f"{job.optimizer}, ZeRO-{layout.zero}"),
                     *_pipeline(plan),
@@ -63,6 +65,17 @@ def _graphs(plan: TrainingPlan) -> str:
     if best.layout.cuda_graphs != "none" or share < _MUCH or not can_replay:
         return best.layout.cuda_graphs
     return f"none: launches are {share:.0%} of the step, see --cuda-graphs partial"
+
+
+def _offloaded(plan: TrainingPlan) -> str:
+    layout, decoder = plan.best.layout, plan.request.job.decoder
+    if not layout.offload_activations:
+        return "none"
+    blocks, size = (
+        layout.offloaded_layers(decoder),
+        format_bytes(round(plan.best.memory.host_bytes)),
+    )
+    return f"of {blocks} of {decoder.num_layers} blocks, {size} a device"
 
 
 def _pipeline(plan: TrainingPlan) -> list[tuple[str, str]]:

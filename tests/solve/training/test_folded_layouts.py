@@ -8,15 +8,11 @@ import pytest
 
 from moetune.domain.errors import InputError
 from moetune.domain.pipeline import Schedule, rank_of_stage, read_stages, stage_sizes
-from moetune.domain.training import (
-    FoldedLayout,
-    TrainingJob,
-    broken_rules,
-    check_layout,
-)
+from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.training_rules import broken_rules, check_layout
 from moetune.huggingface.registry import named_model
+from moetune.solve.training.parameters import rank_parameters
 from moetune.solve.training.stages import DecoderStages, balanced_stages
-from moetune.solve.training.step import rank_parameters
 
 QWEN = named_model("qwen3-30b-a3b").decoder
 DEEPSEEK = named_model("deepseek-v3").decoder

@@ -9,8 +9,8 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.huggingface.registry import named_model
 from moetune.solve.training.memory import MemoryModel, RankMemory
+from moetune.solve.training.parameters import rank_parameters
 from moetune.solve.training.stages import DecoderStages
-from moetune.solve.training.step import rank_parameters
 from moetune.workflows.files import bundled_profiles, load_profile_file
 
 MOONLIGHT = TrainingJob(

@@ -8,7 +8,8 @@ import pytest
 from moetune.domain.errors import InputError
 from moetune.domain.pipeline import SCHEDULES, even_stages, read_stages
 from moetune.domain.targets import find_target, target_rules
-from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, broken_rules
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
+from moetune.domain.training_rules import broken_rules
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
 from moetune.solve.training.machine import DevicePrices
@@ -41,11 +42,15 @@ def test_no_combination_of_sizes_is_faster(gib: float) -> None:
     pins = LayoutRequest(overlap="none", recompute=("moe_act", "norm"))
     found = search.best(pins)[0]
     best = float("inf")
-    for dp, tp, pp, vpp, ep, batch in itertools.product(
-        (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8), range(1, 17), (1, 2, 4, 8), (1, 2, 4, 8)
-    ):
+    for dp, tp, pp, vpp, ep, etp, batch in itertools.product(
+        (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8), range(1, 17), (1, 2, 4, 8), (1, 2, 4, 8),
+        (1, 2, 4, 8),
+    ):  # fmt: skip
+        if etp > tp or dp * tp * pp != job.world_size:
+            continue
         layout = FoldedLayout(
-            dp=dp, tp=tp, pp=pp, vpp=vpp, ep=ep, micro_batch=batch, dispatcher="all_gather",
+            dp=dp, tp=tp, pp=pp, vpp=vpp, ep=ep, etp=etp, micro_batch=batch,
+            dispatcher="all_gather",
             recompute=("norm", "moe_act"),
         )  # fmt: skip
         if next(broken_rules(layout, job), None) or (pp > 1 and 16 // pp % vpp):
@@ -59,6 +64,42 @@ def test_no_combination_of_sizes_is_faster(gib: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "gib", "pins"),
+    [
+        ("megatron", 34.0, LayoutRequest(tp=1, pp=2, micro_batch=2)),
+        ("megatron", 20.0, LayoutRequest(pp=1)),
+        ("torchtitan", 24.0, LayoutRequest(tp=1, pp=4, micro_batch=1)),
+        ("moetune", 30.0, LayoutRequest(micro_batch=1)),
+    ],
+)
+def test_no_layout_that_fits_is_faster_and_none_is_below_its_bounds(
+    target: str, gib: float, pins: LayoutRequest
+) -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+    search = search_of(job, target=target, gib=gib)
+    space, fitting = search.space, []
+    for shape, overlap, recompute, dispatcher in itertools.product(
+        space.shapes(pins), search.target.overlaps, space.recomputes(pins),
+        search.target.dispatchers,
+    ):  # fmt: skip
+        plain = replace(shape, overlap=overlap, dispatcher=dispatcher)
+        layout = replace(plain, recompute=recompute)
+        if not space.is_allowed(layout):
+            continue
+        assert search.prices.floor(plain) <= search.prices.floor(layout) * (1 + 1e-12)
+        cuts = {layout, search.prices.balanced(layout)} if layout.pp > 1 else {layout}
+        offloaded = (replace(layout, offload_activations=one / 16) for one in range(1, 16))
+        cuts |= {one for one in offloaded if space.is_allowed(one)}
+        for one in map(search.priced, cuts):
+            least = search.prices.least(one.layout)
+            assert search.prices.floor(one.layout) <= least * (1 + 1e-12)
+            assert least <= one.step.seconds * (1 + 1e-12)
+            if one.memory.peak_bytes <= search.limit_bytes:
+                fitting.append(one.step.seconds)
+    assert min(fitting) <= search.best(pins)[0].step.seconds <= min(fitting) * (1 + NOISE)
+
+
+@pytest.mark.parametrize(
     "target", ["moetune", "megatron", "torchtitan", "transformers", "deepspeed"]
 )
 def test_a_target_gets_only_what_it_can_run(target: str) -> None:
@@ -67,6 +108,38 @@ def test_a_target_gets_only_what_it_can_run(target: str) -> None:
     for one in search.best(LayoutRequest()):
         assert list(target_rules(one.layout, search.target, job)) == []
         assert list(broken_rules(one.layout, job)) == []
+
+
+def test_experts_are_cut_as_far_as_attention_where_the_runtime_can() -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+    found = {
+        target: {(one.tp, one.etp) for one in search_of(job, target=target).space.shapes(
+            LayoutRequest(micro_batch=1, pp=1)
+        )}
+        for target in ("megatron", "torchtitan")
+    }  # fmt: skip
+    assert found["torchtitan"] == {(1, 1), (2, 1), (4, 1), (8, 1)}
+    assert found["megatron"] == {(tp, etp) for tp in (1, 2, 4, 8) for etp in (1, 2, 4, 8)
+                                 if etp <= tp}  # fmt: skip
+
+
+def test_a_dense_model_has_no_experts_to_cut() -> None:
+    job = TrainingJob(
+        decoder=named_model("llama-3-8b").decoder, world_size=8, global_batch=8, length=2048
+    )
+    shapes = search_of(job).space.shapes(LayoutRequest(tp=2, pp=1))
+    assert {(one.ep, one.etp) for one in shapes} == {(1, 1)}
+
+
+def test_experts_are_cut_where_whole_ones_do_not_fit() -> None:
+    """Mixtral-8x22B without a pipeline: each of eight ranks of ep has a whole expert of a block."""
+    mixtral = named_model("mixtral-8x22b").decoder
+    job = TrainingJob(decoder=mixtral, world_size=64, global_batch=64, length=4096)
+    search = search_of(job, gib=60)
+    found = search.best(LayoutRequest(tp=8, pp=1))[0]
+    whole = search.best(LayoutRequest(tp=8, pp=1, etp=1))[0]
+    assert found.layout.etp > 1
+    assert found.memory.peak_bytes <= search.limit_bytes < whole.memory.peak_bytes
 
 
 @pytest.mark.parametrize(

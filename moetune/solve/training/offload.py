@@ -1,0 +1,36 @@
+"""Activations in host memory: whole blocks' of a micro-batch, as Transformer Engine copies them.
+
+n of L blocks spread evenly: each is copied out while the blocks behind it are computed, and copied
+back before its own backward pass. So a pass takes as long as its computation or its copies.
+"""
+
+import math
+
+from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.solve.training.activations import block_bytes
+
+BUFFERED_BLOCKS = 2
+"""Blocks on the device that are being copied, and computed meanwhile."""
+
+
+def offloaded_share(layout: FoldedLayout, job: TrainingJob) -> float:
+    """Return the share of the blocks whose activations are in host memory, in whole blocks."""
+    return layout.offloaded_layers(job.decoder) / job.decoder.num_layers
+
+
+def offloaded_bytes(layout: FoldedLayout, job: TrainingJob) -> float:
+    """Return the bytes that a micro-batch copies to the host, without a pipeline."""
+    decoder = job.decoder
+    whole = math.fsum(block_bytes(block, job, layout) for block in decoder.blocks)
+    return offloaded_share(layout, job) * whole
+
+
+def least_offloaded(num_layers: int, needed_bytes: float, activation_bytes: float) -> int:
+    """Return the fewest blocks to offload that free so many bytes; num_layers where none do.
+
+    Args:
+        needed_bytes: to free on the device.
+        activation_bytes: of a micro-batch, all blocks.
+    """
+    each = activation_bytes / num_layers
+    return min(num_layers, BUFFERED_BLOCKS + math.ceil(needed_bytes / each)) if each else num_layers

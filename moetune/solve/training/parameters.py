@@ -1,0 +1,44 @@
+"""Parameters of a pipeline rank on one device."""
+
+from functools import cache
+
+from moetune.domain.architecture import Block, Decoder
+from moetune.domain.attention import LatentAttention
+from moetune.domain.experts import RoutedExperts
+from moetune.domain.training import FoldedLayout
+from moetune.solve.training.stages import StageBlocks
+
+
+def rank_parameters(
+    decoder: Decoder, layout: FoldedLayout, rank: StageBlocks
+) -> tuple[float, float]:
+    """Return a pipeline rank's parameters on one device: all but the experts, and the experts."""
+    table = decoder.vocab_size * decoder.d_model / layout.tp
+    tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
+    dense, experts = table * tables, 0.0
+    for count, kind in zip(rank.counts, decoder.kinds, strict=True):
+        own, shared = block_parameters(kind, layout)
+        dense, experts = dense + count * own, experts + count * shared
+    for one in decoder.predictions if rank.has_predictions else ():
+        dense += one.projection / layout.tp
+        for block in one.blocks:
+            own, shared = block_parameters(block, layout)
+            dense, experts = dense + own, experts + shared
+    return dense, experts
+
+
+@cache
+def _amounts(block: Block) -> tuple[float, float, float]:
+    """Return a block's parameters: on every rank, cut over tensor ranks, and of the experts."""
+    amounts = block.parameters
+    routed = next((one for one in block.parts if isinstance(one, RoutedExperts)), None)
+    experts = 0 if routed is None else routed.num_experts * routed.expert_parameters
+    latent = sum(one.latent_parameters for one in block.parts if isinstance(one, LatentAttention))
+    whole = amounts.router + amounts.norms + amounts.routed - experts + latent
+    return whole, amounts.attention - latent + amounts.dense + amounts.shared, experts
+
+
+def block_parameters(block: Block, layout: FoldedLayout) -> tuple[float, float]:
+    """Return a block's parameters on one device: all but the experts, and the experts."""
+    whole, shared, experts = _amounts(block)
+    return whole + shared / layout.tp, experts / (layout.ep * layout.etp)

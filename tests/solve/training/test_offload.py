@@ -1,0 +1,126 @@
+"""Activations in host memory: bytes, copies, the search, and what refuses them."""
+
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.errors import InputError, LayoutTooLargeError, ProfileError
+from moetune.domain.targets import find_target, target_rules
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
+from moetune.domain.training_rules import check_layout
+from moetune.huggingface.registry import named_model
+from moetune.solve.training.offload import least_offloaded
+from moetune.workflows.training import TrainingRequest, plan_training
+from tests.solve.training.test_search import H100, OLMOE, search_of
+
+JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=64, length=4096)
+PLAIN = FoldedLayout(dp=8, ep=8, micro_batch=4)
+PINS = LayoutRequest(tp=1, pp=1, ep=8, micro_batch=4, recompute=(), overlap="none")
+
+
+def copy_seconds(num_bytes: float) -> float:
+    line = next(one for one in H100.copy if not one.both_ways)
+    return line.alpha_seconds + line.beta_seconds_per_byte * num_bytes
+
+
+def test_blocks_go_to_the_host_but_for_two_and_copies_wait_behind_passes() -> None:
+    search = search_of(JOB)
+    plain, half = (
+        search.priced(one) for one in (PLAIN, replace(PLAIN, offload_activations=0.5))
+    )  # fmt: skip
+    kept = plain.memory.parts["activations"]
+    assert half.memory.host_bytes == pytest.approx(kept / 2)
+    assert half.memory.parts["activations"] == pytest.approx(kept * (8 + 2) / 16)
+    assert plain.memory.host_bytes == 0
+    (stage,) = search.prices.pipeline(PLAIN).stages
+    copies = copy_seconds(kept / 2)
+    waits = max(0.0, copies - stage.forward) + max(0.0, copies - stage.backward)
+    assert waits > 0
+    assert half.step.parts["offload"] == pytest.approx(2 * waits)
+    assert half.step.seconds == pytest.approx(plain.step.seconds + 2 * waits)
+    assert sum(half.step.parts.values()) == pytest.approx(half.step.seconds)
+    assert sum(half.memory.parts.values()) == pytest.approx(half.memory.peak_bytes)
+
+
+def test_the_search_offloads_as_few_blocks_as_fit_and_only_where_nothing_else_does() -> None:
+    whole = search_of(JOB).priced(PLAIN).memory.peak_bytes / 2**30
+    (found,) = search_of(JOB, gib=whole - 4).best(PINS)
+    blocks = found.layout.offloaded_layers(OLMOE)
+    assert 0 < blocks < 16
+    assert found.memory.peak_bytes <= (whole - 4) * 2**30
+    fewer = replace(found.layout, offload_activations=(blocks - 1) / 16)
+    assert search_of(JOB).priced(fewer).memory.peak_bytes > (whole - 4) * 2**30
+    assert search_of(JOB, gib=whole + 1).best(PINS)[0].layout.offload_activations == 0
+    recomputed = search_of(JOB, gib=whole - 4).best(replace(PINS, recompute=None))[0]
+    assert recomputed.step.seconds <= found.step.seconds
+
+
+def test_a_host_without_room_takes_none() -> None:
+    whole = search_of(JOB).priced(PLAIN).memory.peak_bytes / 2**30
+    search = replace(search_of(JOB, gib=whole - 4), host_bytes=2**30)
+    assert search.best(PINS)[0].memory.peak_bytes > search.limit_bytes
+
+
+def test_a_pinned_share_that_the_host_has_no_room_for_is_priced_and_refused() -> None:
+    hardware = {**H100.fingerprint.hardware, "host_memory_bytes": str(2**30)}
+    machine = replace(H100, fingerprint=replace(H100.fingerprint, hardware=hardware))
+    request = TrainingRequest(
+        job=JOB, pins=replace(PINS, offload_activations=0.5), target=find_target("megatron")
+    )
+    with pytest.raises(LayoutTooLargeError, match="host memory binds") as caught:
+        plan_training(request, machine)
+    assert caught.value.exit_code == 3
+    plan = plan_training(request, H100)
+    assert plan.best.layout.offload_activations == 0.5
+    assert plan.fits
+
+
+def test_a_profile_without_copies_is_refused() -> None:
+    with pytest.raises(ProfileError, match="cop"):
+        plan_training(
+            TrainingRequest(
+                job=JOB, pins=replace(PINS, offload_activations=0.5),
+                target=find_target("megatron"),
+            ),
+            replace(H100, copy=()),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "pins", "what"),
+    [
+        ("megatron", {"pp": 2}, "offloaded activations with pp 2"),
+        ("megatron", {"recompute": ("moe_act",)}, "with recomputation"),
+        ("megatron", {"ep": 8, "overlap": "batch"}, "with overlap batch"),
+        ("megatron", {"cuda_graphs": "partial"}, "with CUDA graphs"),
+        ("torchtitan", {}, "cannot run offloaded activations"),
+        ("moetune", {}, "cannot run offloaded activations"),
+    ],
+)
+def test_what_a_runtime_cannot_offload_beside_is_refused_by_name(
+    target: str, pins: dict[str, object], what: str
+) -> None:
+    wanted = LayoutRequest(offload_activations=0.5, **pins)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=what):
+        search_of(JOB, target=target).best(wanted)
+
+
+def test_a_runtime_without_offload_says_so_once() -> None:
+    layout = replace(
+        PLAIN, zero=2, dispatcher="deepep", recompute=("full",), offload_activations=0.5
+    )
+    (broken,) = target_rules(layout, find_target("torchtitan"), JOB)
+    assert "offloaded activations" in broken.what
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.95, 1.0])
+def test_shares_that_leave_no_block_are_refused(share: float) -> None:
+    with pytest.raises(InputError, match="share below all of 16 layers"):
+        check_layout(replace(PLAIN, offload_activations=share), JOB)
+
+
+def test_blocks_that_free_what_is_needed() -> None:
+    assert least_offloaded(10, 25.0, 100.0) == 2 + 3
+    assert least_offloaded(10, 95.0, 100.0) == 10
+    assert least_offloaded(10, 1.0, 0.0) == 10
+    assert named_model("olmoe").decoder.num_layers == 16
