@@ -200,6 +200,13 @@ def _refuse_other_inputs() -> None:
     layer = tensor_layer()
     with pytest.raises(RankMismatchError, match="tokens on every rank"):
         layer(torch.randn(3 + rank, D_MODEL, dtype=torch.float64))
+    x = torch.ones(4, D_MODEL, dtype=torch.float64)
+    before = layer(x)
+    with pytest.raises(RankMismatchError, match=r"rank 1: error"):
+        layer(x if rank == 0 else x[:, 1:])
+    for degrees in ((1, 1), (3, 2)):  # others than those that the last call counted for
+        layer.pin(Decision(forward_degree=degrees[0], backward_degree=degrees[1]))
+        assert relative_error(layer(x), before) <= RELATIVE
     one_of_each = tensor_layer(sequence_parallel=rank == 1)
     with pytest.raises(RankMismatchError, match="shards of the tokens"):
         one_of_each(torch.randn(3, D_MODEL, dtype=torch.float64))

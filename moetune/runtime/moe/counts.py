@@ -1,7 +1,8 @@
 """Numbers of rows: counted on the device, exchanged with the ranks' agreement, and read once.
 
-Between `gate` and `cells` in `MoELayer.forward`. This read is the forward pass's only stop: the
-host needs the numbers for the exchanges' sizes.
+Between `gate` and `cells` in `MoELayer.forward`, and in `TensorExpertLayer`'s where all ranks have
+all tokens. This read is the forward pass's only stop: the host needs the numbers for the sizes of
+exchanges and products.
 
 P ranks, C pieces, L local experts of a rank.
 """
@@ -15,6 +16,8 @@ import torch
 from moetune.comm.agree import OPENING_VALUES, Opening, few_values
 from moetune.comm.group import Communicator
 
+MOST_EXPECTED = 4096
+"""Numbers of tokens whose degrees a layer remembers."""
 _MOST_PIECES = 32
 """Pieces that fit into an opening's exchange, whose size must not depend on the degrees."""
 _DEGREES = 2
@@ -102,6 +105,34 @@ def open_with_counts(
     is_common = used and all(tuple(row[-_DEGREES:]) == degrees for row in rows)
     counts = _read(values[heads.numel() :], receive_PCL, relayed_NLC) if is_common else None
     return [row[:OPENING_VALUES] for row in rows], counts
+
+
+def open_beside_counts(
+    opening: Opening,
+    counts_CL: torch.Tensor | None,
+    communicator: Communicator,
+    device: torch.device,
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Exchange openings, and read them with counts that this rank needs alone.
+
+    Args:
+        counts_CL: None where the rank's input has a problem, so that it has none.
+        device: of the input.
+
+    Returns:
+        Every rank's opening, and the counts.
+
+    Raises:
+        CollectiveError: the exchange failed.
+    """
+    mine = few_values(opening.values, device)
+    heads = communicator.all_gather_values(mine, "the agreement on tokens")
+    if counts_CL is None:
+        return heads.tolist(), []
+    values = torch.cat((heads.reshape(-1), counts_CL.reshape(-1))).tolist()
+    rows = _rows_of(values[: heads.numel()], OPENING_VALUES)
+    counts = _rows_of(values[heads.numel() :], counts_CL.shape[1])
+    return [list(row) for row in rows], [list(row) for row in counts]
 
 
 def _packed(mine: Sequence[int], send_CPL: torch.Tensor, used: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.runtime.moe.cells import Cells
-from moetune.runtime.moe.counts import RowCounts, exchange_counts, open_with_counts
+from moetune.runtime.moe.counts import MOST_EXPECTED, RowCounts, exchange_counts, open_with_counts
 from moetune.runtime.moe.dispatch import Dispatch, GroupedRows
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_layer import ExpertLayer, Step
@@ -27,8 +27,6 @@ from moetune.runtime.moe.offload import Copies, DeviceCopies, Host, HostPool, Of
 from moetune.runtime.moe.padded import padded_dispatch
 from moetune.runtime.moe.products import has_grouped
 from moetune.runtime.moe.reuse import ReuseBuffers
-
-_MOST_EXPECTED = 4096
 
 
 class MoELayer(ExpertLayer):
@@ -126,7 +124,7 @@ class MoELayer(ExpertLayer):
         assert cells is not None  # noqa: S101
         if counts is None or degrees != self._degrees or counting is not self._exchanging:
             cells, counts = self._cells(routing, self._degrees), None
-        if len(self._expected) >= _MOST_EXPECTED:
+        if len(self._expected) >= MOST_EXPECTED:
             self._expected.clear()
         self._expected[opening.num_tokens] = self._degrees
         return self._step(planned, routing, cells, counts)

@@ -4,7 +4,7 @@ First step of a token's way: as in `expert_layer`, with the policy of `tensor`.
 """
 
 import os
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
@@ -17,6 +17,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.plan import Plan
 from moetune.domain.quantization import Quantization
+from moetune.runtime.moe.counts import MOST_EXPECTED, open_beside_counts
 from moetune.runtime.moe.decisions import forced_strategy
 from moetune.runtime.moe.dispatch import GroupedRows
 from moetune.runtime.moe.executor import PipelineContext
@@ -26,10 +27,10 @@ from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.products import has_grouped
 from moetune.runtime.moe.tensor import TensorParallel
 from moetune.runtime.moe.tensor_tokens import (
+    LocalCells,
     ReplicatedTokens,
     SequenceShards,
     TokenSharing,
-    local_pairs,
 )
 from moetune.runtime.plans.book import PlanBook
 
@@ -116,29 +117,89 @@ class TensorExpertLayer(ExpertLayer):
             self.gate.use_sequence_shards(self.communicator)
 
     def _prepare(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype) -> Step:
-        """Agree, decide and route; shards are gathered by their sizes, which the host must know."""
+        """Agree, decide and route, with one stop of the host where all ranks have all tokens.
+
+        Shards take two: the gate sums over the ranks, and choices are gathered by the shards'
+        sizes, so that the ranks must agree before.
+        """
+        if self.communicator.num_ranks > 1 and not self.sequence_parallel:
+            return self._prepare_at_once(x, opening, dtype)
         num_tokens, note = agree_on_tokens(self.communicator, opening, x.device)
         planned = self._decide(num_tokens, note, dtype)
+        return self._step(planned, self._route(x), self._sharing(num_tokens))
+
+    def _prepare_at_once(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype) -> Step:
+        """Read the counts of rows with the agreement, for the chunks that are expected.
+
+        Counts of replicated tokens are the rank's own. Where the ranks agree on other chunks, they
+        are made and read again, without another exchange.
+        """
+        degrees = self._expected.get(opening.num_tokens, self._degrees)
+        sharing = ReplicatedTokens(self.communicator, (opening.num_tokens,))
+        routing = None if opening.problem else self._route(x)
+        cells = None if routing is None else self._cells(routing.experts_TK, sharing, degrees)
+        rows, counts_CL = open_beside_counts(
+            opening, None if cells is None else cells.counts_CL, self.communicator, x.device
+        )
+        planned = self._decide(*opening.agree(rows, self.communicator), dtype)
+        # A problem on any rank has raised on all.
+        assert routing is not None  # noqa: S101
+        assert cells is not None  # noqa: S101
+        if len(self._expected) >= MOST_EXPECTED:
+            self._expected.clear()
+        self._expected[opening.num_tokens] = self._degrees
+        if degrees != self._degrees:
+            return self._step(planned, routing, sharing)
+        return self._step(planned, routing, sharing, (cells, counts_CL))
+
+    @cached_property
+    def _expected(self) -> dict[int, tuple[int, int]]:
+        """Degrees that numbers of tokens had before; a guess, never relied on."""
+        return {}
+
+    @property
+    def _degrees(self) -> tuple[int, int]:
+        return self.decision.forward_degree, self.decision.backward_degree
+
+    def _route(self, x: torch.Tensor) -> Routing:
         routing: Routing = self.gate(x.reshape(-1, self.shape.d_model))
-        return Step(
-            num_tokens=planned, routing=routing,
-            policy=partial(self._policy, routing, self._sharing(num_tokens)),
+        return routing
+
+    def _cells(
+        self, experts_TK: torch.Tensor, sharing: TokenSharing, degrees: tuple[int, int]
+    ) -> LocalCells:
+        local = self.experts.local_experts
+        return LocalCells(
+            experts_TK, num_tokens=sharing.num_tokens, num_experts=local,
+            first_expert=self.communicator.rank * local, degrees=degrees,
         )  # fmt: skip
 
-    def _policy(
-        self, routing: Routing, sharing: TokenSharing, x_TD: torch.Tensor, context: PipelineContext
-    ) -> MemoryPolicy:
-        local, bias = self.experts.local_experts, self.experts.b1 is not None
-        groups = partial(GroupedRows.of, like=x_TD, bias=bias)
-        pairs = local_pairs(
-            sharing.gather(routing.experts_TK, "the gathering of choices"),
-            num_tokens=sharing.num_tokens,
-            first_expert=self.communicator.rank * local,
-            num_experts=local,
-            forward_degree=self.decision.forward_degree,
-            backward_degree=self.decision.backward_degree,
-            groups=groups if has_grouped(x_TD, self.experts.w1) else None,
+    def _step(
+        self,
+        num_tokens: int,
+        routing: Routing,
+        sharing: TokenSharing,
+        counted: tuple[LocalCells, list[list[int]]] | None = None,
+    ) -> Step:
+        """Return the step; its cells are counted and read now if they were not before."""
+        if counted is None:
+            experts_TK = sharing.gather(routing.experts_TK, "the gathering of choices")
+            cells = self._cells(experts_TK, sharing, self._degrees)
+            counted = cells, cells.counts_CL.tolist()
+        return Step(
+            num_tokens=num_tokens, routing=routing, policy=partial(self._policy, *counted, sharing)
         )
+
+    def _policy(
+        self,
+        cells: LocalCells,
+        counts_CL: list[list[int]],
+        sharing: TokenSharing,
+        x_TD: torch.Tensor,
+        context: PipelineContext,
+    ) -> MemoryPolicy:
+        groups = partial(GroupedRows.of, like=x_TD, bias=self.experts.b1 is not None)
+        pairs = cells.pairs(counts_CL, groups if has_grouped(x_TD, self.experts.w1) else None)
         self._tracker.add(pairs.pairs_R, pairs.tokens_R, pairs.rows_TK)
         return TensorParallel(context=context, sharing=sharing, pairs=pairs)
 

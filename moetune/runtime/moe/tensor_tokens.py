@@ -140,56 +140,72 @@ class LocalPairs:
     backward: TensorChunks
 
 
-def local_pairs(
-    experts_TK: torch.Tensor,
-    *,
-    num_tokens: Sequence[int],
-    first_expert: int,
-    num_experts: int,
-    forward_degree: int,
-    backward_degree: int,
-    groups: Callable[[torch.Tensor, int], GroupedRows] | None = None,
-) -> LocalPairs:
-    """Return the pairs whose expert is one of `num_experts` from `first_expert` on.
+class LocalCells:
+    """The pairs of this rank's experts by (piece, expert), before the host knows their numbers.
 
     Args:
         experts_TK: chosen experts, shard after shard.
         num_tokens: of every shard.
-        groups: makes what grouped kernels need to know, of the counts and the number of rows;
-            None without such kernels.
+        first_expert, num_experts: pairs of `num_experts` from `first_expert` on are this rank's.
+        degrees: forward and backward.
+
+    Attributes:
+        counts_CL: pairs of each cell, on the device.
     """
-    places, *phases = common_pieces(forward_degree, backward_degree)
-    num_pieces, device = len(places) - 1, experts_TK.device
-    bounds = [
-        [shard.start + num * place // places[-1] for place in places]
-        for shard, num in zip(all_tokens(num_tokens), num_tokens, strict=True)
-    ]
-    sizes = [high - low for shard in bounds for low, high in itertools.pairwise(shard)]
-    lengths = few_values(sizes, device)
-    piece_T = torch.arange(num_pieces, device=device).repeat(len(bounds))
-    piece_T = piece_T.repeat_interleave(lengths, output_size=len(experts_TK))
-    local_TK = experts_TK - first_expert
-    is_local_TK = (local_TK >= 0) & (local_TK < num_experts)
-    cell_TK = piece_T.unsqueeze(1) * num_experts + local_TK
-    cells = torch.where(is_local_TK, cell_TK, num_pieces * num_experts).reshape(-1)
-    counts = cells.new_zeros(num_pieces * num_experts + 1)
-    counts.scatter_add_(0, cells, torch.ones_like(cells))
-    on_device_CL = counts[:-1].view(num_pieces, num_experts)
-    counts_CL: list[list[int]] = on_device_CL.tolist()
-    num_rows = sum(map(sum, counts_CL))
-    pairs = torch.sort(cells, stable=True).indices
-    rows = torch.empty_like(pairs)
-    rows.scatter_(0, pairs, torch.arange(len(pairs), device=device))
-    pairs_R = pairs[:num_rows]
-    grouped = None if groups is None else groups(on_device_CL, num_rows)
-    forward, backward = (_chunks(counts_CL, bounds, pieces, grouped) for pieces in phases)
-    return LocalPairs(
-        pairs_R=pairs_R,
-        tokens_R=pairs_R // experts_TK.shape[1],
-        rows_TK=rows.view(experts_TK.shape),
-        forward=forward,
-        backward=backward,
-    )
+
+    def __init__(
+        self,
+        experts_TK: torch.Tensor,
+        *,
+        num_tokens: Sequence[int],
+        first_expert: int,
+        num_experts: int,
+        degrees: tuple[int, int],
+    ) -> None:
+        places, *self._phases = common_pieces(*degrees)
+        num_pieces, device = len(places) - 1, experts_TK.device
+        self._bounds = [
+            [shard.start + num * place // places[-1] for place in places]
+            for shard, num in zip(all_tokens(num_tokens), num_tokens, strict=True)
+        ]
+        sizes = [high - low for shard in self._bounds for low, high in itertools.pairwise(shard)]
+        lengths = few_values(sizes, device)
+        piece_T = torch.arange(num_pieces, device=device).repeat(len(self._bounds))
+        piece_T = piece_T.repeat_interleave(lengths, output_size=len(experts_TK))
+        local_TK = experts_TK - first_expert
+        is_local_TK = (local_TK >= 0) & (local_TK < num_experts)
+        cell_TK = piece_T.unsqueeze(1) * num_experts + local_TK
+        self._shape = experts_TK.shape
+        self._cells = torch.where(is_local_TK, cell_TK, num_pieces * num_experts).reshape(-1)
+        counts = self._cells.new_zeros(num_pieces * num_experts + 1)
+        counts.scatter_add_(0, self._cells, torch.ones_like(self._cells))
+        self.counts_CL = counts[:-1].view(num_pieces, num_experts)
+
+    def pairs(
+        self,
+        counts_CL: list[list[int]],
+        groups: Callable[[torch.Tensor, int], GroupedRows] | None = None,
+    ) -> LocalPairs:
+        """Return the pairs in order.
+
+        Args:
+            counts_CL: the attribute, read by the host.
+            groups: makes what grouped kernels need to know, of the counts and the number of rows;
+                None without such kernels.
+        """
+        num_rows = sum(map(sum, counts_CL))
+        pairs = torch.sort(self._cells, stable=True).indices
+        rows = torch.empty_like(pairs)
+        rows.scatter_(0, pairs, torch.arange(len(pairs), device=pairs.device))
+        pairs_R = pairs[:num_rows]
+        grouped = None if groups is None else groups(self.counts_CL, num_rows)
+        forward, backward = (
+            _chunks(counts_CL, self._bounds, pieces, grouped) for pieces in self._phases
+        )
+        return LocalPairs(
+            pairs_R=pairs_R, tokens_R=pairs_R // self._shape[1], rows_TK=rows.view(self._shape),
+            forward=forward, backward=backward,
+        )  # fmt: skip
 
 
 def _chunks(
