@@ -285,9 +285,26 @@ def runnable_micro_batches(
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """Return all divisors, ascending; none of 0."""
-    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
-    return tuple(sorted({*small, *(number // one for one in small)}))
+    """Return all divisors, ascending; none of 0.
+
+    By prime factors: sizes of jobs are products of small ones, found in a few divisions each.
+    """
+    if number == 0:
+        return ()
+    found, left = [1], number
+    for prime in itertools.chain((2,), range(3, math.isqrt(number) + 1, 2)):
+        if left % prime:
+            continue
+        powers = [1]
+        while left % prime == 0:
+            left //= prime
+            powers.append(powers[-1] * prime)
+        found = [one * power for one in found for power in powers]
+        if prime * prime >= left:
+            break
+    if left > 1:
+        found += [one * left for one in found]
+    return tuple(sorted(found))
 
 
 def nearest_divisors(number: int, near: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from moetune.domain.layout import (
     Layout,
     check_layout,
     check_micro_batches,
+    divisors,
     nearest_divisors,
     stage_blocks,
 )
@@ -139,6 +140,17 @@ def test_stages_are_all_blocks_in_order_and_nearly_equal(num_blocks: int, num_st
     assert len(sizes) == num_stages
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_divisors_are_all_numbers_that_divide() -> None:
+    for number in range(400):
+        assert divisors(number) == tuple(one for one in range(1, number + 1) if number % one == 0)
+
+
+def test_divisors_of_many_tokens_are_all_found() -> None:
+    assert divisors(2**31) == tuple(2**power for power in range(32))
+    assert divisors(2**31 - 1) == (1, 2**31 - 1)
+    assert divisors(65_537 * 3**2) == (1, 3, 9, 65_537, 196_611, 589_833)
 
 
 @given(st.integers(1, 200), st.integers(1, 300))
