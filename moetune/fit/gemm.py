@@ -21,6 +21,9 @@ Bools = NDArray[np.bool_]
 _UNCHECKED_SHAPE_ERROR = 0.30
 
 
+_AS_NEAR = 1e-12
+"""Squared relative errors that rounding alone makes differ: of such fits the first, simplest one is
+taken, so that processors which round in other ways predict alike."""
 FADE = 0.5
 """Share of a shape's own ratio to others that is left an octave beyond its measured rows."""
 
@@ -256,7 +259,7 @@ def _non_negative_least_squares(features: Floats) -> Floats:
             part = features[:, columns]
             found = np.linalg.lstsq(part, np.ones(len(part)))[0]
             missed = float(np.sum((part @ found - 1) ** 2))
-            if (found >= 0).all() and missed < least:
+            if (found >= 0).all() and missed < least - _AS_NEAR:
                 best, least = np.zeros(count), missed
                 best[columns] = found
     return best

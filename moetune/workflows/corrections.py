@@ -130,6 +130,9 @@ class _Judging:
             "its exchanges are hierarchical, and corrections are of flat ones": (
                 plan.pipeline.dispatcher != "flat"
             ),
+            "its experts are quantized, and their spans end before the gradients of matrices": bool(
+                plan.workload.quantization
+            ),
             f"its operations are not those of plan {short}": (not operations.issubset(expected)),
         }
         return tuple(words for words, is_so in problems.items() if is_so)

@@ -1,6 +1,7 @@
 """Layers with experts in 8 bits: numerics by emulation, the kernels' rules on a fake GPU."""
 
 import dataclasses
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -238,6 +239,20 @@ def test_plans_of_other_experts_are_not_for_quantized_ones(
     quantized(x)
     assert quantized.decision == SAFE_DECISION
     assert f"--quantization {ROWWISE}" in caplog.text
+
+
+def test_a_quantized_layer_runs_a_plan_of_its_recipe_and_no_other() -> None:
+    shape = LayerShape(d_model=D_MODEL, d_hidden=96, num_experts=4, top_k=2)
+    text = str(ROWWISE)
+    plan = small_plan(
+        layer=shape, world_size=1, dtype="bfloat16", constraints={"quantization": text}
+    )
+    layer = layer_of(text, plan=plan, dtype=torch.bfloat16)
+    layer(torch.randn(40, D_MODEL, dtype=torch.bfloat16))
+    assert layer.decision == plan.decide(40) != SAFE_DECISION
+    for other in (None, MX):
+        with pytest.raises(InputError, match=f"is for experts quantized as {re.escape(text)}"):
+            layer_of(other, plan=plan, dtype=torch.bfloat16)
 
 
 def test_what_is_not_possible_is_refused_by_name() -> None:

@@ -272,8 +272,12 @@ class LayerCosts(ABC):
     def gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
         """Yield all GEMMs of the local experts; backward two for each of the forward pass."""
         for product in PHASE_GEMMS[phase]:
-            yield from (self.gemm(product, rows=rows),) * (self.layer.num_gemms - 1)
-            yield self.gemm(product, rows=rows, is_second=True)
+            yield from self.products(product, rows)
+
+    def products(self, product: GemmForm, rows: float) -> Iterator[Estimate]:
+        """Yield the GEMMs of one form, with each of an expert's matrices."""
+        yield from (self.gemm(product, rows=rows),) * (self.layer.num_gemms - 1)
+        yield self.gemm(product, rows=rows, is_second=True)
 
     def product_dtype(self, product: GemmForm) -> str:
         """Return the element type of an expert's product: its format, or the dtype of the step."""

@@ -108,6 +108,8 @@ def profile_command(inputs: PlanInputs, model: Transformer | None = None) -> str
     else:
         flags += _sizes(inputs.layer, model)
     flags += [f"--tokens {inputs.tokens_per_rank}", f"--dtype {inputs.dtype}"]
+    if recipe := inputs.pinned.quantization:
+        flags.append(f"--quantization {recipe}")
     return f"moetune profile {' '.join(flags)}"
 
 

@@ -22,12 +22,7 @@ from moetune.solve.layer.degree import (
     makespan,
     tensor_parallel_makespan,
 )
-from moetune.solve.layer.quantized import (
-    dispatched_bytes,
-    packing,
-    rounded_matrices,
-    rounding,
-)
+from moetune.solve.layer.quantized import dispatched_bytes, once_a_phase, quantized_chunk
 from moetune.solve.layer.timeline import Task, pipeline_tasks, tensor_parallel_tasks
 
 _WEIGHT_BYTES = 4
@@ -110,16 +105,12 @@ class AllToAllCosts(LayerCosts):
 
         The backward pass evaluates the activation again: the layer saves pre-activations.
         """
-        rounded: tuple[Estimate, ...] = ()
-        if self.quantization is not None:
-            rounded = (
-                rounding(self, self.quantization, phase, rows=rows),
-                packing(self, self.quantization, rows=rows),
-            )
-        sorting = self.sorting(rows)
-        return total(
-            *rounded, *self.gemms(phase, rows), self.activation(phase, rows), sorting, sorting
-        )
+        recipe, sorting = self.quantization, self.sorting(rows)
+        if recipe is None:
+            gemms = self.gemms(phase, rows)
+        else:
+            gemms = quantized_chunk(self, recipe, phase, rows=rows)
+        return total(*gemms, self.activation(phase, rows), sorting, sorting)
 
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return gate and permutation, and forward two small exchanges.
@@ -135,14 +126,14 @@ class AllToAllCosts(LayerCosts):
             if self.dispatcher == "hierarchical":
                 ops = (*ops, self.exchange_op)
             small = [self.collective(op, self.layer.num_experts * COUNT_BYTES) for op in ops]
-        matrices = NOTHING
+        once: tuple[Estimate, ...] = ()
         if self.quantization is not None:
-            matrices = rounded_matrices(self, self.quantization, phase)
+            once = tuple(once_a_phase(self, self.quantization, phase, rows=rows))
         return total(
             gate,
             *(self.rows_op(op, rows, self.layer.d_model) for op in _ROW_MOVES),
             *small,
-            matrices,
+            *once,
         )
 
     def makespan(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from moetune.domain.constraints import Dispatcher, Strategy
 from moetune.domain.layer import Workload
-from moetune.domain.quantization import MX_BLOCK
+from moetune.domain.quantization import MX_BLOCK, Quantization
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes, pinned_bytes
 from moetune.solve.layer.costs import LayerCosts
@@ -25,6 +25,10 @@ from moetune.solve.runtime import FULL_BYTES, StateBytes
 
 _INDEX_BYTES = 8
 _BUFFERS_UNDER_WAY = 3
+_ROUNDING_BYTES = 9
+"""Of an element while it is rounded: in float32, that over its scale, and in 8 bits."""
+_COLUMN_BYTES = 11
+"""The same of a factor of a gradient, with its padded copy in bfloat16."""
 _DOT_VALUES = 2**25
 """Products of float32 that are in memory at once for the weights' gradients, on a GPU."""
 
@@ -281,16 +285,34 @@ class _QuantizedCounts(_GroupedCounts):
     def buffer_bytes(self) -> int:
         return super().buffer_bytes() + self._matrix_bytes
 
+    def ring_bytes(self, *, backward: bool) -> int:
+        """Return the most of a chunk's buffers, and of what rounding makes beside the kept rows."""
+        layer, recipe = self._layer, self._workload.recipe or Quantization()
+        rows, widest = self._chunk_rows(backward=backward), max(layer.d_model, layer.d_hidden)
+        made = (layer.num_gemms - 1 if backward else 1) * layer.d_hidden * self._element
+        found = super().ring_bytes(backward=backward)
+        if recipe.grad_input if backward else recipe.forward:
+            of_matrix = self._workload.local_experts * layer.d_model * layer.d_hidden
+            of_rows = rows * (made + _ROUNDING_BYTES * widest)
+            found = max(found, of_rows, _ROUNDING_BYTES * of_matrix)
+        if backward and recipe.grad_weights:
+            kept = layer.num_gemms * layer.d_hidden * self._element * (max(self._degrees) == 1)
+            factors = _COLUMN_BYTES * widest + min(layer.d_model, layer.d_hidden)
+            found = max(found, self._rows * (kept + factors))
+        return found
+
     @property
     def _matrix_bytes(self) -> int:
         """Values and scales of the matrices of a phase."""
-        layer, recipe = self._layer, self._workload.recipe
-        values = self._workload.local_experts * layer.num_gemms * layer.d_hidden * layer.d_model
+        layer, local = self._layer, self._workload.local_experts
+        recipe = self._workload.recipe
         form = None if recipe is None else recipe.forward or recipe.grad_input
         if form is None:
             return 0
-        sums_over = MX_BLOCK if form == "mxfp8" else min(layer.d_model, layer.d_hidden)
-        return values + FULL_BYTES * (values // sums_over)
+        values = local * layer.num_gemms * layer.d_hidden * layer.d_model
+        others = (layer.num_gemms - 1) * layer.d_hidden + layer.d_model
+        scales = values // MX_BLOCK if form == "mxfp8" else local * others
+        return values + FULL_BYTES * scales
 
 
 class _TensorParallelCounts(_Counts):
