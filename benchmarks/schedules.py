@@ -14,14 +14,13 @@ from pathlib import Path
 from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
-from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.pipeline import Pipeline, StageSeconds, least_seconds, play
 from moetune.solve.training.schedule import most_live
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.training import device_prices
 
 RESULT = Path(__file__).parents[1] / "docs/results/schedules.md"
 _STAGES: dict[Schedule, tuple[int, ...]] = {
@@ -111,7 +110,7 @@ def grid() -> Iterator[str]:
 def steps() -> Iterator[str]:
     """Yield the table of DeepSeek-V3's step under each schedule."""
     profile = load_profile_file(bundled_profiles()["h100-x8"])
-    device = DevicePrices(costs=costs_of(profile, allow_modelled=True), machine=profile.machine)
+    device = device_prices(profile)
     yield "| schedule | stages of a rank | cut | micro-batches | step s | idle | kept |"
     yield "|---|---:|---|---:|---:|---:|---:|"
     for batch in (2048, 8192):

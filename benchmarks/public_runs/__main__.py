@@ -15,12 +15,11 @@ from moetune.domain.errors import MoetuneError
 from moetune.domain.profile import Profile
 from moetune.domain.routing import BALANCED
 from moetune.domain.targets import find_target
-from moetune.fit.costs import costs_of
-from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.training import device_prices
 
 _BALANCED = frozenset({"deepseek-v3", "kimi-k2"})
 """Models whose recipes lay their stages out by hand, as evenly as their blocks allow."""
@@ -35,7 +34,7 @@ def _profile(name: str) -> Profile:
 def score(run: PublicRun) -> Scored:
     """Return the run with its prediction."""
     profile = _profile(run.profile)
-    device = DevicePrices(costs=costs_of(profile, allow_modelled=True), machine=profile.machine)
+    device = device_prices(profile)
     stages = DecoderStages(run.job.decoder)
     prices = StepPrices(job=run.job, device=device, stages=stages, target=find_target("megatron"))
     layout = run.layout

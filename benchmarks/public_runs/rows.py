@@ -236,7 +236,8 @@ def _model(text: str) -> str:
 
 
 def _machine(text: str) -> str:
-    return MACHINES[text.split(maxsplit=1)[0]]
+    name = MACHINES[text.split(maxsplit=1)[0]]
+    return f"{name}-efa" if "EFA" in text.split() else name
 
 
 def _dtype(text: str) -> TrainingDtype:

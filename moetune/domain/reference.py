@@ -6,9 +6,10 @@ report it (`Doubt`). Samples are what this
 machine measured; where both know an operation, samples count (`fit.reference`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError
 from moetune.domain.quantization import check_product_dtype
 from moetune.domain.samples import CollectiveOp, GemmForm
@@ -129,6 +130,8 @@ class Network:
     Args:
         nic_bytes_per_second: of one device's share of its node's network cards, one way.
         most_nodes: that the loss was seen with; more lose as many.
+        posted_chunk_seconds: of a chunk of tokens that DeepEP sends to another node, where a thread
+            of the host posts it (EFA); 0 where GPUs post their own.
         source: of the numbers.
         spread: as of `GemmTable`, of what the rule predicts.
     """
@@ -141,14 +144,18 @@ class Network:
     most_nodes: int = 1
     startup_seconds: float = 0.0
     startup_seconds_per_node: float = 0.0
+    posted_chunk_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
     spread: float = 0.0
 
     def __post_init__(self) -> None:
         if self.nic_bytes_per_second <= 0 or not 0 < self.efficiency <= 1:
             raise InputError("nic_bytes_per_second must be above 0, and efficiency at most 1")
-        rest = (self.loss_per_node, self.startup_seconds, self.startup_seconds_per_node)
+        rest = (
+            self.loss_per_node, self.startup_seconds, self.startup_seconds_per_node,
+            self.posted_chunk_seconds,
+        )  # fmt: skip
         if min(rest) < 0:
-            raise InputError("a loss and a start-up time must be at least 0")
+            raise InputError("a loss, a start-up and a chunk's time must be at least 0")
         _check_spread(self.spread)
 
     def bytes_per_second(self, num_nodes: int = 0) -> float:

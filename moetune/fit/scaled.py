@@ -106,6 +106,7 @@ def _network(network: Network | None, factor: float) -> Network | None:
         nic_bytes_per_second=network.nic_bytes_per_second * factor,
         startup_seconds=network.startup_seconds / factor,
         startup_seconds_per_node=network.startup_seconds_per_node / factor,
+        posted_chunk_seconds=network.posted_chunk_seconds / factor,
     )
 
 

@@ -40,15 +40,36 @@ _Row: TypeAlias = (
 def load_profile_file(path: Path) -> Profile:
     """Return the profile in a TOML file.
 
+    A file with `base = "NAME"` has what differs from the reference profile of that name: each of
+    its keys instead of the base's, tables key by key.
+
     Raises:
         InputError: the file is missing, or is not a profile; the message names the file, and the
             line (invalid TOML) or the key (wrong value).
     """
     document = parse_toml(read_text(path, "profile"), f"profile {path}")
     try:
-        return profile_from_document(document)
+        return profile_from_document(_on_base(document))
     except InputError as error:
         raise InputError(f"{path}: {error.what}", error.hint) from None
+
+
+def _on_base(document: dict[str, object]) -> dict[str, object]:
+    if (name := document.pop("base", None)) is None:
+        return document
+    bundled = bundled_profiles()
+    if not isinstance(name, str) or name not in bundled:
+        raise InputError(
+            f"base: no reference profile is named {name!r}", f"use one of {', '.join(bundled)}"
+        )
+    whole = parse_toml(read_text(bundled[name], "profile"), f"profile {bundled[name]}")
+    if "base" in whole:
+        raise InputError(f"base: {name!r} has a base itself", f"use {whole['base']!r}")
+    for key, value in document.items():
+        known = whole.get(key)
+        is_table = isinstance(value, dict) and isinstance(known, dict)
+        whole[key] = {**known, **value} if is_table else value  # type: ignore[dict-item]
+    return whole
 
 
 def parse_toml(text: str, where: str) -> dict[str, object]:
@@ -121,7 +142,7 @@ def bundled_profiles() -> dict[str, Path]:
     """Return the files of the reference profiles by name, from the package or the checkout."""
     for folder in (_PACKAGE / "_profiles", _PACKAGE.parent / "profiles"):
         if folder.is_dir():
-            return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+            return dict(sorted((file.stem, file) for file in folder.glob("*.toml")))
     return {}
 
 

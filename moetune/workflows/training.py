@@ -131,6 +131,16 @@ class TrainingPlan:
         }
 
 
+def device_prices(profile: Profile) -> DevicePrices:
+    """Return the prices of a rank's operations on the machine of a profile."""
+    network = profile.network
+    return DevicePrices(
+        costs=costs_of(profile, allow_modelled=True),
+        machine=profile.machine,
+        posted_chunk_seconds=network.posted_chunk_seconds if network else 0.0,
+    )
+
+
 def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
     """Return the fastest layout that the rules, the pins and the memory allow.
 
@@ -142,7 +152,7 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
     host = host_memory_bytes(profile) or inf
     with sound_numbers(profile.name):
-        device = DevicePrices(costs=costs_of(profile, allow_modelled=True), machine=profile.machine)
+        device = device_prices(profile)
         stages = DecoderStages(request.job.decoder)
         search = FoldedSearch(
             job=request.job,

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,38 @@ def test_the_reference_profiles_are_those_of_the_paper() -> None:
     x64 = found["rtx2080ti-x64"]
     assert (x64.provenance, x64.machine.num_devices) == ("published", 64)
     assert x64.collective[0].alpha_seconds == 7.83e-4
+
+
+def test_a_file_with_a_base_has_what_differs_from_it(tmp_path: Path) -> None:
+    base = load_profile_file(bundled_profiles()["h100-x8"])
+    path = tmp_path / "own.toml"
+    path.write_text(
+        'schema = 1\nname = "own"\nbase = "h100-x8"\n'
+        "[machine]\nnum_devices = 64\n[network]\nnic_bytes_per_second = 25e9\n"
+    )
+    own = load_profile_file(path)
+    assert base.network is not None
+    assert own == replace(
+        base,
+        name="own",
+        machine=replace(base.machine, num_devices=64),
+        network=replace(base.network, nic_bytes_per_second=25e9),
+    )
+    assert load_profile_file(path).digest != base.digest
+    path.write_text(profile_to_toml(own))
+    assert load_profile_file(path) == own
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [("'h100'", "no reference profile"), ("3", "no reference"), ("'h100-x8-efa'", "has a base")],
+)
+def test_a_base_that_cannot_be_is_refused(base: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(f'schema = 1\nname = "own"\nbase = {base}\n')
+    with pytest.raises(InputError, match=words) as caught:
+        load_profile_file(path)
+    assert "h100-x8" in f"{caught.value.what} {caught.value.hint}"
 
 
 def test_a_written_file_replaces_the_old_one_and_leaves_nothing_else(tmp_path: Path) -> None:

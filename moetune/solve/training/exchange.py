@@ -3,6 +3,7 @@
 A rank has t tokens, k experts each, over ep·etp ranks in n nodes. An all-to-all sends each (token,
 expert) pair. DeepEP and HybridEP send a token once to each node, and inside it once to each rank,
 that has one of its experts; the hierarchical exchange sends pairs, across nodes, then inside.
+Where hosts post the messages, DeepEP and HybridEP are taken to send the same chunks (`posted`).
 """
 
 from moetune.domain.experts import RoutedExperts
@@ -11,6 +12,7 @@ from moetune.domain.routing import reached
 from moetune.domain.training import FoldedLayout
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.machine import DevicePrices, RankSpan
+from moetune.solve.training.posted import posted_chunks
 
 DEDUPLICATING = frozenset({"deepep", "hybrid_ep"})
 
@@ -58,9 +60,15 @@ def exchange_seconds(
     copies = part.mean_top_k
     if layout.dispatcher in DEDUPLICATING:
         copies = reached_nodes(part, span.nodes)
-    return seconds + _in_two_steps(
+    wire = _in_two_steps(
         device, span, across_bytes=tokens * copies * row_bytes, inside_bytes=rows * row_bytes
     )
+    if layout.dispatcher not in DEDUPLICATING or not device.posted_chunk_seconds:
+        return seconds + wire
+    chunks = posted_chunks(
+        phase, num_ranks=span.size, num_nodes=span.nodes, tokens=tokens, reach=copies
+    )
+    return seconds + max(wire, chunks * device.posted_chunk_seconds)
 
 
 def _in_two_steps(

@@ -83,10 +83,15 @@ class RankSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePrices:
-    """One rank's operations, each time computed once. Not safe for several threads."""
+    """One rank's operations, each time computed once. Not safe for several threads.
+
+    Args:
+        posted_chunk_seconds: see `Network`.
+    """
 
     costs: Costs
     machine: Machine
+    posted_chunk_seconds: float = 0.0
     trusts: Trusts = field(default_factory=Trusts)
     _known: dict[tuple[object, ...], float] = field(default_factory=dict, init=False, repr=False)
 

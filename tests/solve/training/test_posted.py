@@ -1,0 +1,81 @@
+"""DeepEP's chunks on networks whose messages a host posts: counted by hand, and in a step."""
+
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.reference import TransferPhase
+from moetune.domain.targets import find_target
+from moetune.domain.training import FoldedLayout, TokenDispatcher, TrainingJob
+from moetune.huggingface.registry import named_model
+from moetune.solve.training.posted import posted_chunks
+from moetune.solve.training.stages import DecoderStages
+from moetune.solve.training.step import StepPrices
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.training import device_prices
+
+INFINIBAND, EFA = (load_profile_file(bundled_profiles()[f"h100-x8{one}"]) for one in ("", "-efa"))
+JOB = TrainingJob(
+    decoder=named_model("qwen3-30b-a3b").decoder, world_size=64, global_batch=256, length=4096
+)
+
+
+def sent(tokens: int, num_channels: int, num_others: int, chunk: int) -> int:
+    """Every channel sends its tokens to every other node, a chunk at a time."""
+    messages = 0
+    for channel in range(num_channels):
+        own = len(range(channel, tokens, num_channels))
+        for _ in range(num_others):
+            messages += len(range(0, own, chunk))
+    return messages
+
+
+@pytest.mark.parametrize(
+    ("phase", "num_ranks", "num_nodes", "chunk"),
+    [
+        ("dispatch", 16, 2, 20),
+        ("combine", 16, 2, 12),
+        ("dispatch", 24, 3, 8),
+        ("combine", 32, 4, 8),
+        ("dispatch", 64, 8, 8),
+        ("dispatch", 96, 12, 12),
+        ("combine", 160, 20, 8),
+    ],
+)
+@pytest.mark.parametrize("tokens", [10, 200, 2050])
+def test_tokens_for_all_nodes_are_sent_in_as_many_chunks_as_counted(
+    phase: TransferPhase, num_ranks: int, num_nodes: int, chunk: int, tokens: int
+) -> None:
+    found = posted_chunks(
+        phase, num_ranks=num_ranks, num_nodes=num_nodes, tokens=tokens, reach=num_nodes
+    )
+    assert found == sent(tokens, 10, num_nodes - 1, chunk)
+
+
+def test_tokens_that_go_to_few_nodes_need_fewer_chunks() -> None:
+    chunks = [
+        posted_chunks("combine", num_ranks=32, num_nodes=4, tokens=4096, reach=reach)
+        for reach in (1.0, 2.0, 4.0)
+    ]
+    assert chunks[0] < chunks[1] < chunks[2]
+
+
+def exchange_seconds(layout: FoldedLayout, dispatcher: TokenDispatcher, *, on_efa: bool) -> float:
+    prices = StepPrices(
+        job=JOB, device=device_prices(EFA if on_efa else INFINIBAND),
+        stages=DecoderStages(JOB.decoder), target=find_target("megatron"),
+    )  # fmt: skip
+    return prices.step(replace(layout, dispatcher=dispatcher)).parts["exchange"]
+
+
+def test_only_exchanges_of_deepep_between_nodes_wait_for_posted_chunks() -> None:
+    inside, across = FoldedLayout(dp=64, ep=8), FoldedLayout(dp=64, ep=32)
+    for layout, dispatcher in ((inside, "deepep"), (across, "all_to_all")):
+        times = {
+            exchange_seconds(layout, dispatcher, on_efa=on_efa)  # type: ignore[arg-type]
+            for on_efa in (False, True)
+        }
+        assert len(times) == 1
+    posted = exchange_seconds(across, "deepep", on_efa=True)
+    assert posted > 2 * exchange_seconds(across, "deepep", on_efa=False)
+    assert posted > exchange_seconds(across, "all_to_all", on_efa=True)
