@@ -2,7 +2,9 @@
 
 `recipes.csv` has, for each release, model, machine, precision and layout of its published runs, the
 dispatcher, overlap, CUDA graphs and recomputation that the recipe of that release sets: read in the
-tags v0.2.0 to v0.6.0 (scripts/performance/configs, src/megatron/bridge/perf_recipes).
+tags v0.1.0rc4 to v0.6.0 (scripts/performance, src/megatron/bridge/perf_recipes). The pages of 25.09
+do not say the precision: all of theirs are 8 bits. Their runs that drop tokens pad each expert to a
+capacity factor of 1, so that every rank has the rows of balanced routing.
 """
 
 import csv

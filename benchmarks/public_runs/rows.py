@@ -49,6 +49,9 @@ _GIGABYTE = 1e9
 """Of Megatron-Bridge's log, which has five digits and no GiB (`report_memory`)."""
 
 
+_PLAIN = ("hybrid_ep", "no recomputation", "no overlap", "no CUDA graphs")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicRun:
     """One run.
@@ -180,10 +183,11 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
         world_size=int(row["#-GPUs"]),
         global_batch=int(row["GBS"]),
         length=int(row["Sequence Length"]),
-        dtype=_dtype(row["Precision"]),
+        dtype=_dtype(row["Precision"] or "fp8"),
     )
     profile = _machine(row["system"].removeprefix("DGX-"))
     release = row["release"].split()[0]
+    dropped = ("rows of a capacity factor of 1",) if "tokendrop" in row["model"] else ()
     plain = _layout(
         job, tp=row["TP"], pp=row["PP"], vpp=row["VP"], cp=row["CP"], ep=row["EP"], etp="",
         micro_batch=row["MBS"], dispatcher="hybrid_ep", recompute=(), overlap="none",
@@ -193,8 +197,8 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
     return PublicRun(
         name=name, set_name=f"Bridge {row['release']}, {row['model']}, {profile}",
         profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
-        tokens=float(row["Tokens / sec / GPU"]), allocated_bytes=None, routing="forced",
-        assumed=() if found else ("hybrid_ep", "no recomputation", "no overlap", "no CUDA graphs"),
+        tokens=float(_first(row["Tokens / sec / GPU"])), allocated_bytes=None, routing="forced",
+        assumed=(*dropped, *(() if found else _PLAIN)),
     )  # fmt: skip
 
 
@@ -223,16 +227,18 @@ def _as_said(layout: FoldedLayout, recipe: Recipe) -> FoldedLayout:
     return replace(layout, **said)
 
 
+def _first(text: str) -> str:
+    """Return "4" of "4 (8)": in parentheses the oldest pages have another recipe of 8 bits."""
+    return text.split(maxsplit=1)[0] if text else ""
+
+
 def _size(text: str) -> int:
-    return int(text) if text and text.lower() not in {"n/a", "-"} else 1
+    return int(_first(text)) if text and text.lower() not in {"n/a", "-"} else 1
 
 
 def _model(text: str) -> str:
     name = text.split("(", maxsplit=1)[0].replace("weak", "").strip().lower()
-    name = name.replace("_", "-").replace(" ", "-")
-    if "tokendrop" in text:
-        raise ValueError("tokens are dropped")
-    return _MODELS[name]
+    return _MODELS[name.replace("_", "-").replace(" ", "-")]
 
 
 def _machine(text: str) -> str:
@@ -244,6 +250,7 @@ def _dtype(text: str) -> TrainingDtype:
     name = text.lower()
     known: Mapping[str, TrainingDtype] = {
         "bf16": "bfloat16", "mxfp8": "mxfp8", "fp8-mx": "mxfp8", "fp8": "fp8", "fp8-cs": "fp8",
+        "nvfp4": "nvfp4",
     }  # fmt: skip
     return known[name]
 

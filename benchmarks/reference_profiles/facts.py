@@ -31,6 +31,7 @@ class Fact:
         hbm_bytes_per_second, host_bytes_per_second: of a device's memory, and between it and the
             host, one way.
         nic_bytes_per_second: of a device's share of its node's network cards, one way.
+        nvfp4_rate: dense, over that of bfloat16; 0 where the device has neither that nor mxfp8.
     """
 
     name: str
@@ -44,7 +45,13 @@ class Fact:
     host_bytes_per_second: float
     nic_bytes_per_second: float
     has_fp8: bool = True
-    has_mxfp8: bool = False
+    nvfp4_rate: float = 0.0
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Rates of GEMMs in narrow formats, dense, over that of bfloat16, by the data sheet."""
+        found: dict[str, float] = {"fp8_rowwise": 2.0} if self.has_fp8 else {}
+        return found | ({"mxfp8": 2.0, "nvfp4": self.nvfp4_rate} if self.nvfp4_rate else {})
 
     @property
     def usable_bytes(self) -> int:
@@ -78,25 +85,25 @@ MACHINES = (
         name="b200-x8", device="NVIDIA B200", ranks=8, gemm="B200",
         nccl="b200_sxm", nccl_version="2.29.2", memory_bytes=180 * GIB,
         hbm_bytes_per_second=7.7e12, host_bytes_per_second=PCIE_5, nic_bytes_per_second=50e9,
-        has_mxfp8=True,
+        nvfp4_rate=4.0,
     ),
     Fact(
         name="b300-x8", device="NVIDIA B300 SXM6 AC", ranks=8, gemm="B200",
         nccl="b300_sxm", nccl_version="2.29.2", memory_bytes=288 * 10**9,
         hbm_bytes_per_second=8e12, host_bytes_per_second=PCIE_5, nic_bytes_per_second=100e9,
-        has_mxfp8=True,
+        nvfp4_rate=6.0,
     ),
     Fact(
         name="gb200-nvl72", device="NVIDIA GB200", ranks=72, gemm="GB200",
         nccl="gb200", nccl_version="2.29.2", memory_bytes=186 * GIB,
         hbm_bytes_per_second=8e12, host_bytes_per_second=C2C, nic_bytes_per_second=50e9,
-        has_mxfp8=True,
+        nvfp4_rate=4.0,
     ),
     Fact(
         name="gb300-nvl72", device="NVIDIA GB300", ranks=72, gemm="GB200",
         nccl="gb300", nccl_version="2.29.2", memory_bytes=288 * 10**9,
         hbm_bytes_per_second=8e12, host_bytes_per_second=C2C, nic_bytes_per_second=100e9,
-        has_mxfp8=True,
+        nvfp4_rate=6.0,
     ),
 )  # fmt: skip
 

@@ -83,7 +83,7 @@ def gemm_tables(folder: Path, fact: Fact) -> tuple[list[GemmTable], list[Kept]]:
         for rows, seconds in curve.items()
     )
     table = _of_device(points, fact)
-    return [table, *_eight_bits(table, fact)], [report, _between_shapes(table)]
+    return [table, *_narrow(table, fact)], [report, _between_shapes(table)]
 
 
 def _of_device(points: Rows, fact: Fact) -> GemmTable:
@@ -134,18 +134,23 @@ def _kept_gemms(
             return {shape: dict(sorted(curve.items())) for shape, curve in kept.items()}, errors
 
 
-def _eight_bits(table: GemmTable, fact: Fact) -> Iterator[GemmTable]:
-    """Yield the 8-bit formats: twice the rate, the same start-up."""
+def _narrow(table: GemmTable, fact: Fact) -> Iterator[GemmTable]:
+    """Yield the formats of 8 and 4 bits: the data sheet's rates, the same start-up."""
     startup = min(seconds for *_, seconds in table.points)
-    points = tuple((*shape, startup + (seconds - startup) / 2) for *shape, seconds in table.points)
-    formats = [*(["fp8_rowwise"] if fact.has_fp8 else []), *(["mxfp8"] if fact.has_mxfp8 else [])]
-    for name in formats:
+    beyond = f"the times in bfloat16 beyond {startup * 1e6:.3g} µs"
+    for name, times in fact.rates.items():
+        rule = "halved" if times == 2 else f"over {times:g} (data sheet)"  # noqa: PLR2004 - twice
         yield GemmTable(
             label="modelled",
-            source=f"the times in bfloat16 beyond {startup * 1e6:.3g} µs halved, without rounding",
+            source=f"{beyond} {rule}, without rounding",
             dtype=name,
             spread=2 * COPY_SPREAD,
-            points=_rounded(points),
+            points=_rounded(
+                tuple(
+                    (*shape, startup + (seconds - startup) / times)
+                    for *shape, seconds in table.points
+                )
+            ),
         )
 
 

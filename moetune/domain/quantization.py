@@ -20,6 +20,8 @@ _ROW_BYTES = 16
 _EMULATED = "_emulated"
 MEASURED_DTYPES: tuple[str, ...] = (*FORMATS, *(f"{form}{_EMULATED}" for form in FORMATS))
 """Element types of measured points in 8 bits: a format, by a kernel or emulated."""
+NVFP4 = "nvfp4"
+"""e2m1 with a scale for each 16 values: priced for whole decoders, run by no layer of moetune."""
 _EMULATE = "emulate"
 _SHARES = ("forward", "grad_input", "grad_weights", "dispatch")
 _AS_TEXT = (
@@ -42,8 +44,8 @@ def measured_format(dtype: str) -> tuple[Format, bool] | None:
 
 
 def check_product_dtype(dtype: str) -> None:
-    """Raise InputError for what is neither a dtype nor a measured 8-bit format."""
-    if dtype not in MEASURED_DTYPES:
+    """Raise InputError for what is neither a dtype nor a narrow format that GEMMs have."""
+    if dtype not in {*MEASURED_DTYPES, NVFP4}:
         dtype_bytes(dtype)
 
 

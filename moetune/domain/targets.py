@@ -94,7 +94,7 @@ _MEGATRON = Target(
     source="megatron/core/transformer/transformer_config.py, model_parallel_config.py",
     dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
-    dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
+    dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"), folds=True, exchanges_under_tensor=True,
     largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
     optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16"),
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial"),

@@ -32,7 +32,7 @@ CudaGraphs = Literal["none", "partial", "full"]
 """What the host replays instead of launching it: nothing, attention and the router, or a step."""
 CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
-TrainingDtype = Literal["bfloat16", "fp8", "mxfp8"]
+TrainingDtype = Literal["bfloat16", "fp8", "mxfp8", "nvfp4"]
 TRAINING_DTYPES: tuple[TrainingDtype, ...] = get_args(TrainingDtype)
 _ROUNDING = 1e-6
 

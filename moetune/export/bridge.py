@@ -12,7 +12,7 @@ _OVERLAP = (
     "overlap_param_gather",
 )  # fmt: skip
 """Fields that `CommOverlapConfig` writes over those of the model and of the gradients."""
-_PRECISION = ("fp8", "fp8_recipe")
+_PRECISION = ("fp8", "fp8_recipe", "fp4", "fp4_recipe")
 _DTYPES = MappingProxyType({"fp32": "torch.float32", "bf16": "torch.bfloat16"})
 _RESET = (
     "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",

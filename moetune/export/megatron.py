@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from moetune.export.megatron_values import Value, megatron_values, stage_letters
 from moetune.export.planned import Export, Planned, remarks
 
-_FLAGS = {"fp8": "--fp8-format"}
+_FLAGS = {"fp8": "--fp8-format", "fp4": "--fp4-format"}
 """Fields whose flag has another name."""
 _FILE = "megatron_layout.sh"
 _MODEL = (

@@ -26,7 +26,13 @@ _FLEX: MappingProxyType[TokenDispatcher, tuple[str, str, int]] = MappingProxyTyp
     }
 )
 """Back end, the field of its multiprocessors, and their number: Megatron-Core's defaults."""
-_FP8 = MappingProxyType({"fp8": "blockwise", "mxfp8": "mxfp8"})
+_NARROW: MappingProxyType[str, dict[str, Value]] = MappingProxyType(
+    {
+        "fp8": {"fp8": "e4m3", "fp8_recipe": "blockwise"},
+        "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
+        "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
+    }
+)
 _SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _MOMENTS = MappingProxyType({4: "bf16", 8: "fp32"})
 _FP32_BYTES = 4
@@ -77,8 +83,7 @@ def megatron_values(planned: Planned) -> MegatronValues:
         model |= {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
     if layout.cuda_graphs == "partial":
         model |= {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": _graphs(planned)}
-    if planned.job.dtype in _FP8:
-        model |= {"fp8": "e4m3", "fp8_recipe": _FP8[planned.job.dtype]}
+    model |= _NARROW.get(planned.job.dtype, {})
     optimizer = optimizer_of(planned.job.optimizer)
     return MegatronValues(
         model=model, ddp=_sharding(planned), optimizer=_optimizer(optimizer),

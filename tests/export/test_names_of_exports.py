@@ -30,10 +30,11 @@ PLAIN = plan_document(
      "dispatcher": "all_gather"}
 )  # fmt: skip
 NARROW = plan_document(PIPELINE, optimizer="adam-bf16")
+FOUR_BITS = plan_document(PIPELINE, dtype="nvfp4")
 OFFLOADED = plan_document({**LAYOUT, "recompute": ["none"], "zero": 1, "offload_activations": 0.2})
 MEGATRONS = {
     "flat": FLAT, "split": SPLIT, "latent": LATENT, "plain": PLAIN, "narrow": NARROW,
-    "offloaded": OFFLOADED,
+    "offloaded": OFFLOADED, "four bits": FOUR_BITS,
 }  # fmt: skip
 TITANS = {
     "flat": FLAT,

@@ -157,6 +157,25 @@ def test_graphs_that_megatron_refuses_are_refused_by_name(
         megatron(tmp_path, {**PIPELINE, **change})
 
 
+@pytest.mark.parametrize(
+    ("dtype", "megatrons", "bridges"),
+    [
+        ("mxfp8", ["--fp8-format e4m3", "--fp8-recipe mxfp8"], {"fp8": "e4m3"}),
+        ("nvfp4", ["--fp4-format e2m1", "--fp4-recipe nvfp4"], {"fp4": "e2m1"}),
+    ],
+)
+def test_narrow_formats_have_the_runtimes_own_words(
+    tmp_path: Path, dtype: str, megatrons: list[str], bridges: dict[str, str]
+) -> None:
+    document = plan_document(PIPELINE, dtype=dtype)
+    script = exported(tmp_path, "megatron", document).export.text
+    assert [line.strip() for line in script.splitlines() if "--fp" in line] == megatrons
+    text = exported(tmp_path, "bridge", document).export.text
+    for name, value in bridges.items():
+        assert f"    cfg.mixed_precision.{name} = {value!r}\n" in text
+        assert f"    cfg.mixed_precision.{name}_recipe = {dtype!r}\n" in text
+
+
 def test_bridge_gets_what_megatron_gets(tmp_path: Path) -> None:
     text = exported(tmp_path, "bridge", plan_document(LATENT, DEEPSEEK, dtype="fp8")).export.text
     for line in (

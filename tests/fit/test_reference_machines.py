@@ -214,16 +214,23 @@ def test_what_follows_a_rule_says_so() -> None:
         ("b200-x8", "bfloat16"): "published",
         ("b200-x8", "fp8_rowwise"): "modelled",
         ("b200-x8", "mxfp8"): "modelled",
+        ("b200-x8", "nvfp4"): "modelled",
         ("b300-x8", "bfloat16"): "modelled",
         ("b300-x8", "fp8_rowwise"): "modelled",
         ("b300-x8", "mxfp8"): "modelled",
+        ("b300-x8", "nvfp4"): "modelled",
         ("gb300-nvl72", "bfloat16"): "modelled",
         ("gb300-nvl72", "fp8_rowwise"): "modelled",
         ("gb300-nvl72", "mxfp8"): "modelled",
+        ("gb300-nvl72", "nvfp4"): "modelled",
     }
     # Large 8-bit products take half the time; B300 is 1769/1745 as fast as B200.
     halved = gemm("h100-x8", 8192, 4096, 7168, "fp8_rowwise")
     assert gemm("h100-x8", 8192, 4096, 7168) / halved == pytest.approx(2, rel=0.02)
+    # Four bits: 9 PFLOP/s for 2.25 of B200, and 13.5 for 2.25 of B300.
+    for name, times in (("b200-x8", 4), ("b300-x8", 6)):
+        narrow = gemm(name, 8192, 4096, 7168, "nvfp4")
+        assert gemm(name, 8192, 4096, 7168) / narrow == pytest.approx(times, rel=0.06)
     faster = gemm("b200-x8", 8192, 4096, 7168) / gemm("b300-x8", 8192, 4096, 7168)
     assert faster == pytest.approx(1769 / 1745, rel=0.001)
     assert all(table.source for table in read("h100-x8").tables)

@@ -26,9 +26,10 @@ from moetune.solve.training.modules import (
 )
 
 GEMM_FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
-_QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8"}
-_ROUNDING_BYTES = 4
-"""Of an element of a factor: read in bfloat16 and written in 8 bits, as it is and transposed."""
+_QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+_ROUNDING_BYTES = {"fp8_rowwise": 4.0, "mxfp8": 4.0, "nvfp4": 5.125}
+"""Of an element of a factor: read in bfloat16 and written narrow, as it is and transposed. NVFP4
+reads it twice, first for the largest value of all (Transformer Engine, `NVFP4Quantizer`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +153,7 @@ class BlockPrices:
     def _gemm(
         self, rows: float, d_in: int, d_out: int, *, num_experts: int = 1, dtype: str | None = None
     ) -> Passes:
-        """Return a GEMM's passes; with 8-bit factors also their rounding."""
+        """Return a GEMM's passes; with narrow factors also their rounding."""
         name = dtype or _QUANTIZED.get(self.job.dtype, "bfloat16")
         forward, grad_input, grad_weight = (
             self.device.gemm(
@@ -162,8 +163,8 @@ class BlockPrices:
         )
         if name != "bfloat16":
             elements = rows * num_experts
-            forward += self.device.moved(_ROUNDING_BYTES * elements * d_in)
-            grad_input += self.device.moved(_ROUNDING_BYTES * elements * d_out)
+            forward += self.device.moved(_ROUNDING_BYTES[name] * elements * d_in)
+            grad_input += self.device.moved(_ROUNDING_BYTES[name] * elements * d_out)
         return Passes(forward=forward, grad_input=grad_input, grad_weight=grad_weight)
 
     def _rotary(self, part: Mixer) -> float:

@@ -27,6 +27,7 @@ from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices, StepSeconds
 from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.training import device_prices
 
 H100 = load_profile_file(bundled_profiles()["h100-x8"])
 MEGATRON = find_target("megatron")
@@ -224,6 +225,24 @@ def test_eight_bits_are_faster_and_round_their_factors() -> None:
     rounded = step_of(job_of("qwen3-235b-a22b", dtype="fp8"), layout)
     assert plain.parts["experts"] / 2 < rounded.parts["experts"] < plain.parts["experts"]
     assert rounded.parts["core_attn"] == plain.parts["core_attn"]
+
+
+def test_four_bits_are_faster_still_where_the_device_has_them() -> None:
+    profile = load_profile_file(bundled_profiles()["b200-x8"])
+    layout = FoldedLayout(dp=32, tp=2, ep=8)
+
+    def experts(dtype: TrainingDtype) -> float:
+        job = job_of("qwen3-235b-a22b", dtype=dtype)
+        prices = StepPrices(
+            job=job, device=device_prices(profile), stages=DecoderStages(job.decoder),
+            target=MEGATRON,
+        )  # fmt: skip
+        return prices.step(layout).parts["experts"]
+
+    plain, eight, four = experts("bfloat16"), experts("mxfp8"), experts("nvfp4")
+    assert plain / 4 < four < eight < plain
+    with pytest.raises(ProfileError, match="nvfp4"):
+        step_of(job_of("qwen3-235b-a22b", dtype="nvfp4"), layout)
 
 
 def test_a_profile_without_adam_is_refused() -> None:
