@@ -28,6 +28,9 @@ from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.plan import host_memory_bytes, sound_numbers
 
 SCHEMA = "moetune.training-plan/1"
+_SUSTAINED = 0.87
+"""Of a kernel's rate alone: clocks under full power, and small kernels between those that are
+listed. One number for all devices, from 189 public runs (docs/decisions/0074)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +135,15 @@ class TrainingPlan:
 
 
 def device_prices(profile: Profile) -> DevicePrices:
-    """Return the prices of a rank's operations on the machine of a profile."""
+    """Return the prices of a rank's operations on the machine of a profile.
+
+    Published tables are of one kernel at a time, measured profiles of what a layer sustains.
+    """
     network = profile.network
     return DevicePrices(
         costs=costs_of(profile, allow_modelled=True),
         machine=profile.machine,
+        sustained=1.0 if profile.samples else _SUSTAINED,
         posted_chunk_seconds=network.posted_chunk_seconds if network else 0.0,
     )
 

@@ -86,11 +86,13 @@ class DevicePrices:
     """One rank's operations, each time computed once. Not safe for several threads.
 
     Args:
+        sustained: share of its rate alone that a kernel reaches in a training step.
         posted_chunk_seconds: see `Network`.
     """
 
     costs: Costs
     machine: Machine
+    sustained: float = 1.0
     posted_chunk_seconds: float = 0.0
     trusts: Trusts = field(default_factory=Trusts)
     _known: dict[tuple[object, ...], float] = field(default_factory=dict, init=False, repr=False)
@@ -121,7 +123,7 @@ class DevicePrices:
                 d_in=d_in, d_out=d_out,
             )  # fmt: skip
             self.trusts.note(estimate.trust)
-            found = self._known[key] = estimate.seconds
+            found = self._known[key] = estimate.seconds / self.sustained
         return found
 
     def collective(self, op: CollectiveOp, span: RankSpan, num_bytes: float) -> float:
@@ -153,7 +155,8 @@ class DevicePrices:
 
     def moved(self, num_bytes: float, *, kernels: int = 1) -> float:
         """Return the seconds of memory-bound kernels that read and write so many bytes in all."""
-        return num_bytes / self.memory_bytes_per_second + kernels * _KERNEL_SECONDS
+        seconds = num_bytes / self.memory_bytes_per_second + kernels * _KERNEL_SECONDS
+        return seconds / self.sustained
 
     @property
     def memory_bytes_per_second(self) -> float:

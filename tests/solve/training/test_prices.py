@@ -245,6 +245,24 @@ def test_four_bits_are_faster_still_where_the_device_has_them() -> None:
         step_of(job_of("qwen3-235b-a22b", dtype="nvfp4"), layout)
 
 
+def test_published_kernels_are_slower_in_a_step_and_collectives_are_not() -> None:
+    alone, sustained = device(), device_prices(H100)
+    slower = 1 / sustained.sustained
+    assert slower > 1
+    assert sustained.gemm("forward", rows=4096, d_in=4096, d_out=4096) == pytest.approx(
+        slower * alone.gemm("forward", rows=4096, d_in=4096, d_out=4096)
+    )
+    assert sustained.moved(1e9) == pytest.approx(slower * alone.moved(1e9))
+    macs = {"head_dim": 128.0, "length": 4096.0, "backward": False}
+    assert sustained.attention_core(1e12, **macs) == pytest.approx(  # type: ignore[arg-type]
+        slower * alone.attention_core(1e12, **macs)  # type: ignore[arg-type]
+    )
+    span = alone.span(8, 1)
+    assert sustained.collective("all_to_all", span, 1e8) == alone.collective(
+        "all_to_all", span, 1e8
+    )
+
+
 def test_a_profile_without_adam_is_refused() -> None:
     bare = replace(H100, rows=())
     made = DevicePrices(costs=costs_of(bare, allow_modelled=True), machine=bare.machine)
