@@ -104,10 +104,11 @@ class Screen:
             box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False,
             show_header=any(table.header),
         )  # fmt: skip
+        numbers = table.numbers
         for at in shown:
             grid.add_column(
                 Text(table.header[at]),
-                justify="right" if at in table.numbers else "left",
+                justify="right" if at in numbers else "left",
                 overflow="fold",
             )
         for row in table.rows:

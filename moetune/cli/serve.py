@@ -10,7 +10,7 @@ import typer
 
 from moetune.cli.session import Json, example, session_of
 from moetune.domain.errors import MoetuneError
-from moetune.domain.units import parse_bytes
+from moetune.domain.units import parse_bytes, parse_seconds
 
 EPILOG = example("moetune serve --port 8642")
 
@@ -43,6 +43,9 @@ def serve(
     max_body: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest body of a request.")
     ] = "4MiB",
+    deadline: Annotated[
+        str, typer.Option(metavar="TIME", help="Longest that one question is solved for.")
+    ] = "20s",
     json: Json = False,
 ) -> None:
     """Serve the store to a team: API and pages."""
@@ -56,6 +59,7 @@ def serve(
         log_format=log_format,
         level=logging.WARNING if session.quiet else logging.INFO,
         max_body_bytes=parse_bytes(max_body),
+        deadline_seconds=parse_seconds(deadline),
     )  # fmt: skip
 
     def ready(url: str, location: str) -> None:

@@ -2,6 +2,9 @@
 
 MoetuneError                    1  something failed
 ├── AllocationError             1  there is no memory for a step's buffers
+├── AbandonedError              1  nobody waits for an answer any more
+├── BusyError                   1  too many questions wait already; later it may be answered
+├── SolveLimitError             1  an answer takes more time or memory than it may
 ├── CollectiveError             1  a collective failed or a rank died
 ├── RankMismatchError           1  ranks disagree on a plan, a shape or a dtype
 ├── StoreUnavailableError       1  the database is locked, full or away
@@ -47,6 +50,18 @@ class AllocationError(MoetuneError):
 
     The layer's state of before the step is unharmed, and a smaller step can follow.
     """
+
+
+class AbandonedError(MoetuneError):
+    """A question is not answered: its caller has hung up, or the service ends."""
+
+
+class BusyError(MoetuneError):
+    """Too many questions wait already; the same one may be answered later."""
+
+
+class SolveLimitError(MoetuneError):
+    """An answer takes more time or memory than a service gives a question."""
 
 
 class CollectiveError(MoetuneError):

@@ -1,16 +1,18 @@
 """Operations of a profile as curves over their size, and the figure of their interference."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypedDict
 
 from moetune.domain.cluster import placement_name
 from moetune.domain.costs import Interference, LinearCost
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
-from moetune.domain.samples import ResourceClass
+from moetune.domain.samples import GemmForm, ResourceClass
 from moetune.fit.curve import Line
 from moetune.fit.index import Points, ProfileIndex
-from moetune.fit.pool import CollectiveKey, CopyKey
+from moetune.fit.pool import CollectiveKey, CopyKey, Shape
 from moetune.report.section import Figure
 from moetune.report.theme import axis, drawing, note
 
@@ -25,7 +27,9 @@ class OperationCurve:
         name: unique in the profile, such as "all_to_all, 8 ranks, 4 in flight".
         kind: "collective", "GEMM", "copy", "memory-bound operation" or "attention".
         unit: of the size: "bytes", "rows", "elements", "sequences" or "MACs".
-        found: the measured points, or the line where nothing was measured.
+        find: returns the measured points, or the line where nothing was measured; of a table's
+            GEMM it completes the curve, which takes milliseconds.
+        num_points: known sizes.
         line: the α–β line over the same size, in seconds.
         error: of the line's fit; of a GEMM's shape, that of its dtype's line.
         label: seeds the operation's random draws, as in the plan's own resamples.
@@ -34,7 +38,8 @@ class OperationCurve:
     name: str
     kind: str
     unit: str
-    found: Points | Line
+    find: Callable[[], Points | Line]
+    num_points: int
     line: LinearCost | None
     error: FitError | None
     label: str
@@ -50,9 +55,9 @@ class OperationCurve:
         return self.kind == "attention" or (self.kind == "GEMM" and self.unit == "rows")
 
     @property
-    def num_points(self) -> int:
-        """Measured sizes."""
-        return len(self.found.series.sizes) if isinstance(self.found, Points) else 0
+    def found(self) -> Points | Line:
+        """The points or the line."""
+        return self.find()
 
 
 def operations_of(profile: Profile) -> tuple[OperationCurve, ...]:
@@ -81,7 +86,7 @@ def _collectives(index: ProfileIndex) -> Iterator[OperationCurve]:
             name=f"{op}, {place}{flight}",
             kind="collective",
             unit="bytes",
-            found=index.collective(key),
+            **_known(index.collective(key)),
             line=line.cost if line else None,
             error=line.error if line else None,
             label=f"collective {key}",
@@ -91,18 +96,20 @@ def _collectives(index: ProfileIndex) -> Iterator[OperationCurve]:
 def _gemms(index: ProfileIndex) -> Iterator[OperationCurve]:
     lines = {line.dtype: line for line in index.profile.gemm}
     for dtype, product, shape in sorted(index.pool.gemm):
-        points = index.gemm_points(dtype, product, shape)
-        assert points is not None  # noqa: S101 - the pool names what was measured
+        surface = index.surface(dtype, product)
+        series = surface.series(shape)
+        assert series is not None  # noqa: S101 - the pool names what was measured
         num_experts, d_in, d_out = shape
         line = lines.get(dtype)
         yield OperationCurve(
             name=f"gemm {dtype} {product}, {num_experts} × {d_in} × {d_out}",
             kind="GEMM",
             unit="rows",
-            found=points,
+            find=partial(_points_of, index, dtype, product, shape),
+            num_points=len(series.sizes),
             line=_per_row(line, macs=num_experts * d_in * d_out) if line else None,
             error=line.error if line else None,
-            label=points.label,
+            label=f"{surface.family} {shape}",
         )
     for line in lines.values():
         found = index.gemm_line(line.dtype)
@@ -111,11 +118,27 @@ def _gemms(index: ProfileIndex) -> Iterator[OperationCurve]:
                 name=f"gemm {line.dtype}",
                 kind="GEMM",
                 unit="MACs",
-                found=found,
+                **_known(found),
                 line=line.cost,
                 error=line.error,
                 label=f"gemm {line.dtype}",
             )
+
+
+def _points_of(index: ProfileIndex, dtype: str, product: GemmForm, shape: Shape) -> Points:
+    points = index.gemm_points(dtype, product, shape)
+    assert points is not None  # noqa: S101 - the pool names what was measured
+    return points
+
+
+class _Known(TypedDict):
+    find: Callable[[], Points | Line]
+    num_points: int
+
+
+def _known(found: Points | Line) -> _Known:
+    number = len(found.series.sizes) if isinstance(found, Points) else 0
+    return {"find": lambda: found, "num_points": number}
 
 
 def _per_row(line: GemmLine, *, macs: int) -> LinearCost:
@@ -137,7 +160,7 @@ def _copies(index: ProfileIndex) -> Iterator[OperationCurve]:
             name=f"{direction} {'pinned' if pinned else 'pageable'}{both}",
             kind="copy",
             unit="bytes",
-            found=index.copy(key),
+            **_known(index.copy(key)),
             line=line.cost if line else None,
             error=line.error if line else None,
             label=f"copy {key}",
@@ -152,7 +175,7 @@ def _memory_bound(index: ProfileIndex) -> Iterator[OperationCurve]:
             name=f"{op} {dtype}",
             kind="memory-bound operation",
             unit="elements",
-            found=known,
+            **_known(known),
             line=known.cost if isinstance(known, Line) else None,
             error=None,
             label=f"rows {(op, dtype)}",
@@ -168,7 +191,7 @@ def _attention(index: ProfileIndex) -> Iterator[OperationCurve]:
             f"{length} long, {num_heads} × {head_dim}",
             kind="attention",
             unit="sequences",
-            found=points,
+            **_known(points),
             line=None,
             error=None,
             label=points.label,

@@ -8,11 +8,13 @@ import ipaddress
 import os
 import socket
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from moetune.domain.errors import InputError
+from moetune.service.problems import ForbiddenError
 
 MIN_TOKEN_CHARACTERS = 16
 _MAX_FILE_BYTES = 4096
@@ -180,3 +182,20 @@ def _equal(given: str | None, wanted: str | None) -> bool:
     """Compare in constant time; a token that is not set equals nothing."""
     same = hmac.compare_digest((given or "").encode(), (wanted or "").encode())
     return same and bool(wanted)
+
+
+def check_site(headers: Mapping[bytes, str], *, reads: bool) -> None:
+    """Raise ForbiddenError where the page of another site asks, as browsers say.
+
+    A person may follow another site's link to a page; that site's scripts, frames and pictures may
+    have nothing computed.
+    """
+    if headers.get(b"sec-fetch-site", "none") in {"none", "same-origin"}:
+        return
+    follows_link = (
+        headers.get(b"sec-fetch-mode") == "navigate"
+        and headers.get(b"sec-fetch-dest") == "document"
+        and headers.get(b"sec-fetch-user") == "?1"
+    )
+    if not (reads and follows_link):
+        raise ForbiddenError("a page of another site may not send this")

@@ -18,7 +18,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moetune.domain.errors import MoetuneError, NotAuthorisedError
-from moetune.service.access import Access, Right
+from moetune.service.access import Access, Right, check_site
+from moetune.service.callers import RequestCaller
 from moetune.service.metrics import Metrics
 from moetune.service.problems import (
     ForbiddenError,
@@ -28,6 +29,7 @@ from moetune.service.problems import (
     problem_of,
     problem_response,
 )
+from moetune.workflows.solvers import CALLER
 
 COOKIE = "moetune_page"
 LOGIN_PATH = "/login"
@@ -136,12 +138,10 @@ def right_in(scope: Scope) -> Right:
 
 def _check_right(scope: Scope, headers: Mapping[bytes, str], right: Right) -> None:
     path, method = scope["path"], scope["method"]
-    if method not in _READING and headers.get(b"sec-fetch-site", "none") not in {
-        "none",
-        "same-origin",
-    }:
-        raise ForbiddenError("a page of another site may not send this")
-    if path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
+    is_open = path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
+    if not (is_open and method in _READING):
+        check_site(headers, reads=method in _READING)
+    if is_open:
         return
     if right == "none":
         given = b"authorization" in headers
@@ -223,6 +223,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         scope[_REQUEST_ID] = request_id = _request_id(scope)
+        CALLER.set(RequestCaller(receive))
         answer = _Answer(send, request_id)
         started = perf_counter()
         try:

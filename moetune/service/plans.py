@@ -78,7 +78,9 @@ def _add_resolve(app: FastAPI, pools: WorkerPools) -> None:
         Of the keys of a plan's `inputs` only `model` or `layer` is required.
         """
         inputs = await read_document(request, pools, schema=INPUTS_SCHEMA)
-        plan = await pools.solve(pools.planner.resolve, inputs)
+        plan = await pools.read(pools.planner.known, inputs)
+        if plan is None:
+            plan = await pools.solve(pools.planner.resolve, inputs)
         answer = tagged(plan_to_json(plan), None)
         answer.headers["Content-Location"] = f"/v1/plans/{plan.id}"
         return answer

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from starlette.responses import Response
 
 from moetune.domain.errors import (
+    BusyError,
     InfeasiblePlanError,
     InputError,
     MoetuneError,
@@ -17,6 +18,7 @@ from moetune.domain.errors import (
     ProfileError,
     QualityError,
     SchemaMismatchError,
+    SolveLimitError,
     StoreUnavailableError,
 )
 
@@ -68,6 +70,8 @@ _TABLE: Mapping[type[MoetuneError], tuple[HTTPStatus, str]] = MappingProxyType(
         MediaTypeError: (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unknown kind of body"),
         UnknownHostError: (HTTPStatus.MISDIRECTED_REQUEST, "unknown host"),
         InputError: (HTTPStatus.UNPROCESSABLE_ENTITY, "bad input"),
+        BusyError: (HTTPStatus.TOO_MANY_REQUESTS, "too many questions"),
+        SolveLimitError: (HTTPStatus.GATEWAY_TIMEOUT, "answer takes too long"),
         ProfileError: (HTTPStatus.FAILED_DEPENDENCY, "profile missing or stale"),
         QualityError: (HTTPStatus.FAILED_DEPENDENCY, "quality gate failed"),
         SchemaMismatchError: (HTTPStatus.SERVICE_UNAVAILABLE, "database schema mismatch"),
@@ -134,7 +138,7 @@ def problem_response(problem: Problem) -> Response:
 def _headers(status: HTTPStatus) -> Mapping[str, str]:
     if status == HTTPStatus.UNAUTHORIZED:
         return {"WWW-Authenticate": 'Bearer realm="moetune"'}
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+    if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
         return {"Retry-After": str(RETRY_AFTER_SECONDS)}
     return {}
 

@@ -1,19 +1,18 @@
 """The server process of `moetune serve`: checks, socket, log, planner, uvicorn, graceful stop."""
 
+import asyncio
 import errno
 import gc
-import json
 import logging
 import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 import uvicorn
 
@@ -28,70 +27,17 @@ from moetune.service.access import (
     read_token_file,
 )
 from moetune.service.app import create_app
+from moetune.service.connections import ConnectionLimits, limited_protocol, most_connections
+from moetune.service.logs import LogFormat, start_logging
 from moetune.workflows.planner import open_planner
+from moetune.workflows.solvers import SolverLimits, SolverPool
 
-LogFormat = Literal["text", "json"]
-LOGGERS = ("moetune", "uvicorn")
-
-
-def start_logging(kind: LogFormat, *, level: int) -> None:
-    """Configure the log of this process to go to stderr; `serve` calls it once."""
-    # None of these is logged, and finding them takes a tenth of the time of a stored plan's answer.
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if kind == "json" else TextLines())
-    for name in LOGGERS:
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object per line; a record's `fields` are keys next to its message."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        line: dict[str, object] = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **_fields(record),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
-class TextLines(logging.Formatter):
-    """Time, level and message; a request's fields in one line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        fields = _fields(record)
-        words = _request(fields) if fields else record.getMessage()
-        line = f"{_time(record)} {record.levelname.lower():7} {words}"
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        return line
-
-
-def _request(fields: Mapping[str, object]) -> str:
-    return "{method} {path} {status} {seconds} s {client} {request_id}".format_map(fields)
-
-
-def _time(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _fields(record: logging.LogRecord) -> Mapping[str, object]:
-    fields: Mapping[str, object] = getattr(record, "fields", {})
-    return fields
-
-
-_GRACE_SECONDS = 20
+_GRACE_SECONDS = 12
+"""That open requests have to be answered after SIGTERM; then nothing is solved any more."""
+_LAST_SECONDS = 3
+"""That they have then, before their connections are closed."""
 _BACKLOG = 2048
+_LONGEST_DEADLINE_SECONDS = 600.0
 _SWITCH_INTERVAL_SECONDS = 0.0005
 """Longest wait of an answering thread for the GIL while another solves; Python's own is 5 ms."""
 
@@ -105,9 +51,10 @@ class ServerOptions:
         allow_hosts: more accepted names in the Host header.
         tls_cert, tls_key: PEM files; both or none.
         level: of the log, as in `logging`.
+        deadline_seconds: that one question may be solved for.
 
     Raises:
-        InputError: `max_body_bytes` is below 1.
+        InputError: `max_body_bytes` is below 1, or the deadline out of its range.
     """
 
     host: str = "127.0.0.1"
@@ -120,8 +67,13 @@ class ServerOptions:
     log_format: LogFormat = "text"
     level: int = logging.INFO
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    deadline_seconds: float = 20.0
 
     def __post_init__(self) -> None:
+        if not 0 < self.deadline_seconds <= _LONGEST_DEADLINE_SECONDS:
+            raise InputError(
+                f"deadline must be above 0 and at most 10 minutes, got {self.deadline_seconds:g} s"
+            )
         if self.max_body_bytes < 1:
             raise InputError(f"max_body must be at least 1 byte, got {self.max_body_bytes}")
 
@@ -141,7 +93,12 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
     """
     access = access_of(options)
     check_tls(options)
-    with closing(_listen(options)) as listener, open_planner(settings) as planner:
+    limits = ConnectionLimits(connections=most_connections())
+    with (
+        closing(_listen(options)) as listener,
+        closing(SolverPool(SolverLimits(seconds=options.deadline_seconds))) as solver,
+        open_planner(settings, solver=solver) as planner,
+    ):
         url, location = _url(options, listener), planner.store.location
         app = create_app(planner, access)
         start_logging(options.log_format, level=options.level)
@@ -151,18 +108,19 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
         server = _Server(
             uvicorn.Config(
                 app,
-                http="auto",
+                http=limited_protocol(limits),
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_graceful_shutdown=_GRACE_SECONDS,
+                timeout_graceful_shutdown=_GRACE_SECONDS + _LAST_SECONDS,
                 ssl_certfile=options.tls_cert,
                 ssl_keyfile=options.tls_key,
             ),
             lambda: ready(url, location),
+            solver,
         )
         with _quiet_end():
             server.run(sockets=[listener])
@@ -216,16 +174,26 @@ def check_tls(options: ServerOptions) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server with a callback when it is ready."""
+    """Uvicorn's server with a callback when it is ready, that ends solving when it stops."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, ready: Callable[[], None], solver: SolverPool
+    ) -> None:
         super().__init__(config)
         self._ready = ready
+        self._solver = solver
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen."""
         await super().startup(sockets=sockets)
         self._ready()
+        threading.Thread(target=self._solver.start, daemon=True).start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer open requests; what is still being solved then gets an error."""
+        late = asyncio.get_running_loop().call_later(_GRACE_SECONDS, self._solver.close)
+        await super().shutdown(sockets=sockets)
+        late.cancel()
 
 
 @contextmanager

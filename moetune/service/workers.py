@@ -20,7 +20,8 @@ from moetune.workflows.planner import ServicePlanner
 P = ParamSpec("P")
 T = TypeVar("T")
 _NUM_READERS = 8
-_NUM_SOLVERS = 6
+_NUM_SOLVERS = 40
+"""They wait for the processes that solve, and for plans that another request solves."""
 _NUM_WRITERS = 4
 _NUM_CHECKERS = 2
 

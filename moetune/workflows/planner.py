@@ -4,14 +4,14 @@ It looks profiles and plans up in its `PlanSources`, has `workflows.plan` solve,
 that `workflows.views` turns into sections.
 """
 
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ParamSpec, TypeVar
 
 from moetune.config import Settings
-from moetune.domain.errors import InputError, MoetuneError, ProfileError
+from moetune.domain.errors import AbandonedError, InputError, MoetuneError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
@@ -21,15 +21,15 @@ from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.plan import CompleteRequest, Planned, make_plan, read_inputs, sound_numbers
 from moetune.workflows.profiles import is_path
 from moetune.workflows.single_flight import SingleFlight
+from moetune.workflows.solvers import Solver, ThreadSolver
 from moetune.workflows.sources import LocalSources, PlanSources, StoredSources
 from moetune.workflows.trace import Trace, predicted_trace
 from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
 
 PATIENCE_SECONDS = 5.0
 """Longest wait of the service for a lock on the database."""
-NUM_SOLVERS = 2
-"""Plans that are solved at once: two, so that a long one does not block the rest, and no more, so
-that solving does not slow all other answers down."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,14 +39,13 @@ class Planner:
     Args:
         sources: profiles and plans, and the store of new plans.
         dtype: of requests that name none; None for the profile's own choice.
+        solver: runs what solves or computes.
     """
 
     sources: PlanSources
     dtype: str | None = None
+    solver: Solver = field(default_factory=ThreadSolver)
     _solving: SingleFlight[Plan] = field(default_factory=SingleFlight, init=False)
-    _solvers: threading.BoundedSemaphore = field(
-        default_factory=partial(threading.BoundedSemaphore, NUM_SOLVERS), init=False
-    )
 
     def resolve(self, inputs: Mapping[str, object]) -> Plan:
         """Return the plan for a plan's `inputs`, of which only `model` or `layer` is required.
@@ -64,7 +63,22 @@ class Planner:
         stored = self.sources.stored(request.inputs.plan_id)
         if stored is not None:
             return stored
-        return self._solving.run(request.inputs.plan_id, partial(self._make, request))
+        while True:
+            mine = partial(self._make, request)
+            try:
+                return self._solving.run(request.inputs.plan_id, mine)
+            except AbandonedError as error:
+                # Raised again in all that waited for it: who still waits asks anew.
+                if error.__cause__ is None:
+                    raise
+
+    def known(self, inputs: Mapping[str, object]) -> Plan | None:
+        """Return the stored plan for a plan's `inputs`; None where it has to be solved for.
+
+        Raises:
+            InputError, ProfileError, StoreUnavailableError: as of `resolve`.
+        """
+        return self.sources.stored(self._read(inputs).inputs.plan_id)
 
     def plan_anew(self, request: PlanRequest) -> Planned:
         """Solve for a request's plan even where one is stored, and store it.
@@ -111,8 +125,7 @@ class Planner:
             return explain_plan(plan, profile=None, missing=missing)
         if found.digest != plan.inputs.profile_fingerprint:
             return explain_plan(plan, profile=None, missing=_is_another(found.profile.name))
-        with sound_numbers(plan.inputs.profile):
-            return explain_plan(plan, profile=found.profile)
+        return self._run(plan.inputs.profile, explain_plan, plan, profile=found.profile)
 
     def trace(self, wanted: str) -> Trace:
         """Return a plan's predicted timelines.
@@ -124,8 +137,7 @@ class Planner:
         """
         plan = self.plan(wanted)
         profile = None if plan.transformer is not None else self.profile_behind(plan)
-        with sound_numbers(plan.inputs.profile):
-            return predicted_trace(plan, profile=profile)
+        return self._run(plan.inputs.profile, predicted_trace, plan, profile=profile)
 
     def whatif(self, question: WhatIf) -> WhatIfAnswer:
         """Return a plan, and the plan for changed inputs or another machine.
@@ -149,8 +161,7 @@ class Planner:
             start = self._read(question.inputs)
             profile = start.found.profile
             before = self.sources.stored(start.inputs.plan_id) or self._solve(start)
-        with self._solvers, sound_numbers(profile.name):
-            return change_plan(before, profile=profile, question=question)
+        return self._run(profile.name, change_plan, before, profile=profile, question=question)
 
     def profile_behind(self, plan: Plan) -> Profile:
         """Return the profile that a plan was made with.
@@ -201,9 +212,15 @@ class Planner:
         return plan
 
     def _solve(self, complete: CompleteRequest) -> Plan:
-        found = complete.found
-        with self._solvers, sound_numbers(found.profile.name):
-            return make_plan(complete.request, profile=found.profile, fingerprint=found.digest)
+        profile, fingerprint = complete.found.profile, complete.found.digest
+        return self._run(
+            profile.name, make_plan, complete.request, profile=profile, fingerprint=fingerprint
+        )
+
+    def _run(
+        self, profile: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return self.solver.run(_soundly, profile, partial(function, *args, **kwargs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -229,8 +246,11 @@ class ServicePlanner(Planner):
 
 
 @contextmanager
-def open_planner(settings: Settings) -> Iterator[ServicePlanner]:
+def open_planner(settings: Settings, *, solver: Solver | None = None) -> Iterator[ServicePlanner]:
     """Open the service's planner; a database is made where there is none.
+
+    Args:
+        solver: None to solve in the calling threads.
 
     Raises:
         InputError: the setting `profile` is a file.
@@ -248,7 +268,10 @@ def open_planner(settings: Settings) -> Iterator[ServicePlanner]:
         wiring.open_store(settings, read_only=True, patience_seconds=PATIENCE_SECONDS) as reading,
     ):
         sources = StoredSources(store=store, reading=reading, default_profile=settings.profile)
-        yield ServicePlanner(sources=sources, dtype=settings.dtype, store=store, reading=reading)
+        yield ServicePlanner(
+            sources=sources, dtype=settings.dtype, solver=solver or ThreadSolver(), store=store,
+            reading=reading,
+        )  # fmt: skip
 
 
 @contextmanager
@@ -274,6 +297,11 @@ def local_planner(
             stores=stores, store=store, named=profile, default_profile=settings.profile
         )
         yield Planner(sources=sources, dtype=settings.dtype)
+
+
+def _soundly(profile: str, work: Callable[[], T]) -> T:
+    with sound_numbers(profile):
+        return work()
 
 
 def _is_another(profile: str) -> str:

@@ -94,13 +94,16 @@ def command(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def served(home: Path, *arguments: str, db: Path | None = None) -> Iterator[Served]:
-    """Run the service on a free port until the block ends."""
+def served(
+    home: Path, *arguments: str, db: Path | None = None, descriptors: int | None = None
+) -> Iterator[Served]:
+    """Run the service on a free port until the block ends, with so many file descriptors."""
+    limited = ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh") if descriptors else ()
     log = home / f"serve-{os.urandom(4).hex()}.log"
     chosen = ("--db", str(db)) if db else ()
     with log.open("w") as output:
         process = subprocess.Popen(
-            command(*chosen, "serve", "--port", "0", *arguments),
+            [*limited, *command(*chosen, "serve", "--port", "0", *arguments)],
             env=environment(home), cwd=home, stdout=subprocess.DEVNULL, stderr=output, text=True,
         )  # fmt: skip
     try:

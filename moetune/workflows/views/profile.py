@@ -134,7 +134,8 @@ def operations_section(
         shown: the one that is drawn.
         here: address to which an operation's key is appended; "" for no links.
     """
-    rows = [*(_operation(one, shown=shown, here=here) for one in operations), *_lines_of(profile)]
+    drawn = (_operation(one, shown=shown, here=here) for one in operations)
+    rows = [*drawn, *_lines_of(profile, operations)]
     return Section(name="operations", title="Operations", tables=(_table(rows),))
 
 
@@ -165,8 +166,9 @@ def _suspects(count: int, samples: str) -> str:
 
 def _lines(profile: Profile) -> Section:
     """Return one row for each line; what is known by points alone is counted."""
-    rows, points = list(_lines_of(profile)), Counter[str]()
-    for one in operations_of(profile):
+    operations = operations_of(profile)
+    rows, points = list(_lines_of(profile, operations)), Counter[str]()
+    for one in operations:
         if one.line is None or one.is_shape:
             points[one.kind] += 1
         else:
@@ -241,9 +243,9 @@ def _operation(
     )
 
 
-def _lines_of(profile: Profile) -> Iterator[tuple[Cell, ...]]:
+def _lines_of(profile: Profile, operations: Sequence[OperationCurve]) -> Iterator[tuple[Cell, ...]]:
     """Yield the lines over MACs of dtypes that were measured by shape."""
-    drawn = {one.name for one in operations_of(profile)}
+    drawn = {one.name for one in operations}
     for line in profile.gemm:
         if f"gemm {line.dtype}" not in drawn:
             yield _gemm(line)

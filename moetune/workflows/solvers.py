@@ -1,0 +1,201 @@
+"""Where plans are solved: in this thread, or in processes with a deadline and a memory limit.
+
+A service solves in processes: a thread cannot be stopped, and numpy's share of its memory cannot
+be limited. Each process is asked one question at a time, over a pipe; when the answer is late, too
+large, or nobody waits for it any more, the process is killed and another one takes its place.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from typing import ParamSpec, Protocol, TypeVar
+
+from moetune.domain.errors import AbandonedError, BusyError, SolveLimitError
+from moetune.workflows.solver_process import SolverProcess
+
+P = ParamSpec("P")
+T = TypeVar("T")
+NUM_SOLVERS = 2
+"""Plans that are solved at once: two, so that a long one does not block the rest, and no more, so
+that solving does not slow all other answers down."""
+_NUM_PROCESSES = 4
+"""Of a service: small questions are answered while big ones take their time, at a low priority."""
+_LOOK_SECONDS = 0.1
+
+
+class Solver(Protocol):
+    """Runs the functions that solve."""
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the function's result.
+
+        Raises:
+            MoetuneError: of the function, or of the limits that the solver has.
+        """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ThreadSolver:
+    """Solves in the calling thread, at most `NUM_SOLVERS` at once, without limits."""
+
+    _turns: threading.BoundedSemaphore = field(
+        default_factory=partial(threading.BoundedSemaphore, NUM_SOLVERS), init=False
+    )
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the function's result."""
+        with self._turns:
+            return function(*args, **kwargs)
+
+
+class Caller(Protocol):
+    """Who waits for an answer."""
+
+    def watch(self) -> Callable[[], bool]:
+        """Return a function that says whether the caller has hung up."""
+
+
+def _nobody() -> bool:
+    return False
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolverLimits:
+    """What one question may take.
+
+    Args:
+        seconds: of solving; as long a question waits for its turn at most.
+        memory_bytes: beside what a process has when it starts.
+        num_waiting: questions that wait for their turn; more are sent away.
+    """
+
+    seconds: float = 20.0
+    memory_bytes: int = 2 * 2**30
+    num_waiting: int = 16
+
+
+class SolverPool:
+    """Solves in processes of its own; threads may share it. `close` ends it within a second."""
+
+    def __init__(self, limits: SolverLimits, *, num_processes: int = _NUM_PROCESSES) -> None:
+        self.limits = limits
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(["moetune.workflows.planner"])
+        self._places = threading.BoundedSemaphore(num_processes + limits.num_waiting)
+        self._free: queue.LifoQueue[SolverProcess | None] = queue.LifoQueue()
+        for _ in range(num_processes):
+            self._free.put(None)
+        self._lock = threading.Lock()
+        self._running: set[SolverProcess] = set()
+        self._is_closed = False
+
+    @property
+    def num_running(self) -> int:
+        """Questions that are solved now."""
+        with self._lock:
+            return len(self._running)
+
+    def start(self) -> None:
+        """Start the first process, so that the first question does not wait for it."""
+        with self._turn(_nobody) as process:
+            process.start()
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the function's result; function, arguments and result are pickled.
+
+        Raises:
+            MoetuneError: of the function.
+            BusyError: too many questions wait already, or this one waited too long.
+            SolveLimitError: it took longer than it may, or more memory.
+            AbandonedError: the caller has hung up, or the service ends.
+        """
+        if not self._places.acquire(blocking=False):
+            raise self._busy()
+        try:
+            caller = CALLER.get()
+            is_gone = _nobody if caller is None else caller.watch()
+            with self._turn(is_gone) as process:
+                process.start()
+                return self._answer(process, partial(function, *args, **kwargs), is_gone)
+        finally:
+            self._places.release()
+
+    def close(self) -> None:
+        """End all processes; whoever waits for an answer gets an error."""
+        with self._lock:
+            self._is_closed = True
+            for process in self._running:
+                process.kill()
+        while True:
+            try:
+                process_or_none = self._free.get_nowait()
+            except queue.Empty:
+                return
+            if process_or_none is not None:
+                process_or_none.kill()
+
+    @contextmanager
+    def _turn(self, is_gone: Callable[[], bool]) -> Iterator[SolverProcess]:
+        """Wait for a process and give it back; one that was killed makes room for another."""
+        found = self._wait(is_gone)
+        process = found or SolverProcess(self._context, self.limits.memory_bytes)
+        with self._lock:
+            self._running.add(process)
+        try:
+            yield process
+        finally:
+            with self._lock:
+                self._running.discard(process)
+                is_useful = process.is_alive and not self._is_closed
+            if not is_useful:
+                process.kill()
+            self._free.put(process if is_useful else None)
+
+    def _wait(self, is_gone: Callable[[], bool]) -> SolverProcess | None:
+        deadline = time.monotonic() + self.limits.seconds
+        while time.monotonic() < deadline:
+            self._check(is_gone)
+            try:
+                return self._free.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                continue
+        raise self._busy()
+
+    def _answer(
+        self, process: SolverProcess, question: Callable[[], T], is_gone: Callable[[], bool]
+    ) -> T:
+        deadline = time.monotonic() + self.limits.seconds
+        process.ask(question)
+        while time.monotonic() < deadline:
+            self._check(is_gone, process)
+            if process.has_answered(_LOOK_SECONDS):
+                found: T = process.answer()
+                return found
+        process.kill()
+        raise SolveLimitError(
+            f"the answer was not found within the {self.limits.seconds:g} s that this service "
+            "gives a question",
+            "ask for fewer layers or ranks, or on the command line, which has no limit",
+        )
+
+    def _check(self, is_gone: Callable[[], bool], process: SolverProcess | None = None) -> None:
+        if self._is_closed or is_gone():
+            if process is not None:
+                process.kill()
+            why = "the service is ending" if self._is_closed else "nobody waits for the answer"
+            raise AbandonedError(f"{why}: the question is not answered", "ask again")
+
+    def _busy(self) -> BusyError:
+        return BusyError(
+            f"{self.limits.num_waiting} questions or more wait to be solved already",
+            "ask again in a few seconds; stored plans are answered without waiting",
+        )
