@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from moetune.domain.errors import AbandonedError, BusyError, SolveLimitError
 from moetune.workflows.solver_process import SolverProcess
@@ -178,7 +178,7 @@ class SolverPool:
         while time.monotonic() < deadline:
             self._check(is_gone, process)
             if process.has_answered(_LOOK_SECONDS):
-                found: T = process.answer()
+                found: T = self._taken(process)
                 return found
         process.kill()
         raise SolveLimitError(
@@ -186,6 +186,13 @@ class SolverPool:
             "gives a question",
             "ask for fewer layers or ranks, or on the command line, which has no limit",
         )
+
+    def _taken(self, process: SolverProcess) -> Any:  # noqa: ANN401 - of any question
+        try:
+            return process.answer()
+        except SolveLimitError:
+            self._check(_nobody)  # `close` has killed it
+            raise
 
     def _check(self, is_gone: Callable[[], bool], process: SolverProcess | None = None) -> None:
         if self._is_closed or is_gone():

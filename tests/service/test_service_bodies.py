@@ -127,7 +127,7 @@ def test_what_nobody_foresaw_is_a_500_that_names_the_request_and_shows_no_code(
     def fail(*_: object, **__: object) -> Any:
         raise ZeroDivisionError("a secret of the inside")
 
-    monkeypatch.setattr(type(planner), "resolve", fail)
+    monkeypatch.setattr(type(planner), "known", fail)
     with client_of(create_app(planner, Access())) as client:
         answer = client.post(POSTS[0], {"model": "gpt-s"}, headers={"X-Request-ID": "job-7.rank-0"})
     assert answer.status_code == 500
