@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moetune.domain.errors import (
+        AbandonedError,
         AllocationError,
         BadStoreError,
+        BusyError,
         CollectiveError,
         InfeasiblePlanError,
         InputError,
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
         QualityError,
         RankMismatchError,
         SchemaMismatchError,
+        SolveLimitError,
         StoreUnavailableError,
     )
     from moetune.domain.plan import Plan
@@ -42,8 +45,10 @@ if TYPE_CHECKING:
     from moetune.workflows.planbook import open_planbook
 
 __all__ = [
+    "AbandonedError",
     "AllocationError",
     "BadStoreError",
+    "BusyError",
     "CollectiveError",
     "InfeasiblePlanError",
     "InputError",
@@ -61,6 +66,7 @@ __all__ = [
     "RankMismatchError",
     "SchemaMismatchError",
     "ShardedStates",
+    "SolveLimitError",
     "StoreUnavailableError",
     "TensorExpertLayer",
     "clip_grad_norm_",

@@ -77,6 +77,26 @@ class Configuration:
     settings: Settings
     origins: Mapping[str, str]
 
+    def service_url(self, environ: Mapping[str, str]) -> str | None:
+        """Return the plan service's address; None where there is none.
+
+        With a token, a file that is merely near the working directory does not name the service: a
+        cloned repository's would receive the token.
+
+        Raises:
+            InputError: MOETUNE_TOKEN is set, and only such a file has a url.
+        """
+        origin = self.origins.get("url", "default")
+        if origin in {"default", PREFIX + "URL"} or service_token(environ) is None:
+            return self.settings.url
+        if origin == str(user_file(environ)):
+            return self.settings.url
+        raise InputError(
+            f"{origin} names the plan service {self.settings.url}, which would get MOETUNE_TOKEN",
+            f"if you trust it, set {PREFIX}URL={self.settings.url}, or write it to "
+            f"{user_file(environ)}; else unset {PREFIX}TOKEN",
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
@@ -144,6 +164,12 @@ def default_database(environ: Mapping[str, str]) -> str:
     """Return the database that is used without a setting: a file in the user's data folder."""
     home = environ.get("XDG_DATA_HOME") or str(_home(environ) / ".local" / "share")
     return str(Path(home) / "moetune" / "moetune.db")
+
+
+def user_file(environ: Mapping[str, str]) -> Path:
+    """Return the user's own settings file, which need not exist."""
+    home = environ.get("XDG_CONFIG_HOME") or str(_home(environ) / ".config")
+    return Path(home) / "moetune" / config_files.FILE_NAME
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
@@ -240,8 +266,7 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 
 def _files(environ: Mapping[str, str], directory: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    home = environ.get("XDG_CONFIG_HOME") or str(_home(environ) / ".config")
-    file = Path(home) / "moetune" / config_files.FILE_NAME
+    file = user_file(environ)
     if file.is_file():
         yield str(file), config_files.read(file)
     nearest = config_files.nearest(directory)

@@ -1,11 +1,16 @@
 """Settings files: `moetune.toml`, or `[tool.moetune]` of a `pyproject.toml`, read for `config`."""
 
+import logging
+import os
+import stat
 import tomllib
 from pathlib import Path
 
 from moetune.domain.errors import InputError
 
 FILE_NAME = "moetune.toml"
+_ROOT = 0
+_LOGGER = logging.getLogger("moetune")
 
 
 def nearest(directory: Path) -> tuple[str, dict[str, object]] | None:
@@ -15,12 +20,30 @@ def nearest(directory: Path) -> tuple[str, dict[str, object]] | None:
         InputError: the file cannot be read.
     """
     for folder in (directory, *directory.parents):
-        if (folder / FILE_NAME).is_file():
+        if _is_own(folder / FILE_NAME):
             return str(folder / FILE_NAME), read(folder / FILE_NAME)
         project = folder / "pyproject.toml"
-        if project.is_file() and (found := _read_project(project)) is not None:
+        if _is_own(project) and (found := _read_project(project)) is not None:
             return f"{project} [tool.moetune]", found
     return None
+
+
+def _is_own(file: Path) -> bool:
+    """Return whether it is a file that no other user owns or may write; others are ignored."""
+    if not file.is_file():
+        return False
+    found = file.stat()
+    is_others = found.st_uid not in {os.getuid(), _ROOT}
+    may_write = found.st_mode & stat.S_IWOTH or (
+        found.st_mode & stat.S_IWGRP and found.st_gid not in {os.getgid(), _ROOT}
+    )
+    if is_others or may_write:
+        why = "belongs to another user" if is_others else "can be written by other users"
+        _LOGGER.warning(
+            "settings file %s is ignored: it %s; name it with --config to read it", file, why
+        )
+        return False
+    return True
 
 
 def read(file: Path) -> dict[str, object]:

@@ -138,9 +138,17 @@ class Figure:
         """The rows as comma-separated values (RFC 4180); floats keep all their digits."""
         text = io.StringIO()
         writer = csv.writer(text)
-        writer.writerow(self.header)
-        writer.writerows(self.rows)
+        writer.writerow([_as_text(one) for one in self.header])
+        writer.writerows([_as_text(one) for one in row] for row in self.rows)
         return text.getvalue()
+
+
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def _as_text(value: Value) -> Value:
+    """Return a value; words that a spreadsheet would compute stand behind an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULAS) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Literal
 
 from moetune.domain.errors import InputError
 from moetune.service.problems import ForbiddenError
+from moetune.service.sessions import Sessions
 
 MIN_TOKEN_CHARACTERS = 16
 _MAX_FILE_BYTES = 4096
@@ -100,6 +101,7 @@ class Access:
     write_token: str | None = field(default=None, repr=False)
     hosts: tuple[str, ...] = LOOPBACK_NAMES
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    sessions: Sessions = field(default_factory=Sessions, repr=False, compare=False)
 
     @property
     def is_open(self) -> bool:
@@ -114,15 +116,9 @@ class Access:
         writes = _equal(token, self.write_token)
         return "write" if writes else "read" if reads else "none"
 
-    @property
-    def cookie(self) -> str:
-        """HMAC that a browser keeps instead of the token it logged in with; it only reads."""
-        key = self.read_token or self.write_token or ""
-        return hmac.new(key.encode(), b"moetune page", "sha256").hexdigest()
-
     def right_of_cookie(self, cookie: str) -> Right:
         """Return the right of a cookie's bearer."""
-        return "read" if _equal(cookie, self.cookie) else "none"
+        return "read" if self.sessions.has(cookie) else "none"
 
 
 def check_exposure(access: Access, host: str) -> None:

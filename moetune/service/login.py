@@ -1,5 +1,6 @@
-"""Login form for browsers: the token is sent once, then a read-only cookie stands for it."""
+"""Login form for browsers: the token is sent once, then a session that only reads stands for it."""
 
+from collections.abc import Mapping
 from html import escape
 from http import HTTPStatus
 from urllib.parse import parse_qs
@@ -8,10 +9,12 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from moetune.domain.errors import InputError
 from moetune.service.access import Access
 from moetune.service.bodies import read_body
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
 
+_MOST_FIELDS = 10
 _FORM = "application/x-www-form-urlencoded"
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -50,14 +53,14 @@ def add_login(app: FastAPI, access: Access) -> None:
     @app.post(LOGIN_PATH, include_in_schema=False)
     async def log_in(request: Request) -> Response:
         _, content = await read_body(request, kinds=(_FORM,))
-        fields = parse_qs(content.decode("latin-1"), max_num_fields=10)
+        fields = _fields(content)
         target = _own_path(fields.get("next", [""])[0])
         if access.right_of(fields.get("token", [""])[0].strip()) == "none":
             return _form(target, problem="This is not a token of this service.")
         answer = RedirectResponse(target, HTTPStatus.SEE_OTHER)
         answer.set_cookie(
             COOKIE,
-            access.cookie,
+            access.sessions.open(),
             httponly=True,
             samesite="strict",
             secure=request.url.scheme == "https",
@@ -65,10 +68,18 @@ def add_login(app: FastAPI, access: Access) -> None:
         return answer
 
     @app.post(LOGOUT_PATH, include_in_schema=False)
-    async def log_out() -> Response:
+    async def log_out(request: Request) -> Response:
+        access.sessions.close(request.cookies.get(COOKIE, ""))
         answer = RedirectResponse(LOGIN_PATH, HTTPStatus.SEE_OTHER)
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
+
+
+def _fields(content: bytes) -> Mapping[str, list[str]]:
+    try:
+        return parse_qs(content.decode("latin-1"), max_num_fields=_MOST_FIELDS)
+    except ValueError:
+        raise InputError(f"the form has more than {_MOST_FIELDS} fields") from None
 
 
 def _form(target: str, *, problem: str = "") -> Response:

@@ -169,10 +169,13 @@ def _first_values(scope: Scope) -> dict[bytes, str]:
     return values
 
 
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")
+
+
 def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+    """Return the name or address; a host that is neither, such as "[::1]x", is returned whole."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2] or "") if found else host
 
 
 def _cookie(header: str) -> str:

@@ -155,6 +155,7 @@ def _whole_or_nothing(target: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".moetune-backup-") as folder:
         temporary = Path(folder) / target.name
         yield temporary
+        temporary.chmod(0o600)
         temporary.replace(target)
 
 

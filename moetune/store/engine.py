@@ -11,6 +11,7 @@ rows are gone. Hence: a connection to a file that is no longer the one at its pa
 import json
 import re
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -134,10 +135,17 @@ def file_system(path: Path, *, mounts: str) -> str:
     return kind
 
 
+_PRIVATE = 0o600
+"""Mode of a new database: what a team measured is its own business."""
+
+
 def _sqlite_engine(
     path: Path, *, mode: str, timeout_seconds: float, enforce_foreign_keys: bool
 ) -> Engine:
     def connect() -> sqlite3.Connection:
+        if mode == "rwc" and not path.exists():
+            with suppress(OSError):  # SQLite says it better
+                path.touch(mode=_PRIVATE)  # its own files beside it get the same mode
         connection = sqlite3.connect(
             f"file:{quote(str(path))}?mode={mode}",
             uri=True,

@@ -18,7 +18,7 @@ from sqlalchemy import (
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.plan import Plan
-from moetune.domain.records import Observation, PlanInfo, Settled, Stored
+from moetune.domain.records import Observation, PlanInfo, Settled, Stored, check_storable
 from moetune.store import rows
 from moetune.store.base import DatabaseStore, insert_missing
 from moetune.store.schema import observations as observed
@@ -91,7 +91,9 @@ class PlanStore(DatabaseStore):
         self.add_observations((observation,))
 
     def add_observations(self, observations: Sequence[Observation]) -> None:
-        """Append observations, all or none; InputError names the first unknown plan."""
+        """Append observations, all or none; InputError names the first that cannot be stored."""
+        for one in observations:
+            check_storable(one)
         values = [rows.observation_values(one) for one in observations]
 
         def work(connection: Connection) -> None:

@@ -250,7 +250,7 @@ def _url(request: _BookRequest) -> str | None:
     """
     url = request.service
     if url is None:
-        url = wiring.configure(db=request.db).settings.url
+        url = wiring.configure(db=request.db).service_url(config.environment())
     elif request.source is None:
         raise InputError(
             "with a plan service, name the inputs or the ids of the plans", f"as in {EXAMPLE}"

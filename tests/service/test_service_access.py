@@ -13,6 +13,7 @@ from moetune.service.access import Access, check_exposure, is_loopback, names_of
 from moetune.service.app import create_app
 from moetune.service.middleware import SECURITY_HEADERS
 from moetune.service.server import ServerOptions, access_of, check_tls
+from moetune.service.sessions import Sessions
 from moetune.workflows.planner import ServicePlanner
 from tests.service.asking import Client, client_of
 
@@ -139,6 +140,47 @@ def test_logging_out_takes_the_cookie_back(guarded: Client) -> None:
     answer = guarded.post("/logout")
     assert (answer.status_code, answer.headers["location"]) == (303, "/login")
     assert re.search(r"moetune_page=\W.*Max-Age=0", answer.headers["set-cookie"])
+
+
+def test_who_has_logged_out_has_no_session_any_more(guarded: Client) -> None:
+    entered = _log_in(guarded, READ)
+    pair = {"Cookie": entered.headers["set-cookie"].partition(";")[0]}
+    other = _log_in(guarded, READ).headers["set-cookie"].partition(";")[0]
+    assert guarded.get("/v1/plans", headers=pair).status_code == 200
+    guarded.post("/logout", headers=pair)
+    assert guarded.get("/v1/plans", headers=pair).status_code == 401
+    assert guarded.get("/v1/plans", headers={"Cookie": other}).status_code == 200
+
+
+def test_sessions_end_with_their_time_and_their_number() -> None:
+    now = 0.0
+    sessions = Sessions(lambda: now)
+    first = sessions.open()
+    now = 6 * 24 * 3600.0
+    assert sessions.has(first)
+    now = 8 * 24 * 3600.0
+    assert not sessions.has(first)
+    names = [sessions.open() for _ in range(1001)]
+    assert [sessions.has(one) for one in names[:2]] == [False, True]
+    assert not sessions.has("")
+
+
+def test_a_form_with_too_many_fields_is_bad_input(guarded: Client) -> None:
+    content = "&".join(f"field{one}=1" for one in range(11))
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = guarded.ask("POST", "/login", content=content, headers=headers)
+    assert answer.status_code == 422
+    assert "more than 10 fields" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("host", ["[::1]evil", "[::1]:80:80", "127.0.0.1:evil", "[::1", "::1]"])
+def test_a_host_with_something_behind_it_is_not_this_service(guarded: Client, host: str) -> None:
+    assert guarded.get("/healthz", headers={"Host": host}).status_code == 421
+
+
+@pytest.mark.parametrize("host", ["[::1]", "[::1]:8642", "127.0.0.1:80", "localhost"])
+def test_names_of_loopback_are_this_service(guarded: Client, host: str) -> None:
+    assert guarded.get("/healthz", headers={"Host": host}).status_code == 200
 
 
 def test_a_wrong_token_in_the_form_sets_no_cookie(guarded: Client) -> None:

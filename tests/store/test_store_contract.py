@@ -30,7 +30,7 @@ PlanMaker = Callable[..., Plan]
 def observation(plan_id: str, *seconds: float) -> Observation:
     return Observation(
         plan_id=plan_id, forward_degree=4, backward_degree=3, tokens_per_rank=2**33,
-        predicted_seconds=0.1 + 0.2, seconds=seconds or (5e-324,), source="verify",
+        predicted_seconds=0.1 + 0.2, seconds=seconds or (1e-9,), source="verify",
     )  # fmt: skip
 
 
@@ -296,7 +296,7 @@ class TestStore:
         for tokens in (1, 2):
             store.save_plan(make_plan(tokens))
         one, two = make_plan(1).id, make_plan(2).id
-        made = [observation(one, 1 / 3, 5e-324), observation(one), observation(one, 1 / 3, 5e-324)]
+        made = [observation(one, 1 / 3, 1e-9), observation(one), observation(one, 1 / 3, 1e-9)]
         store.add_observation(made[0])
         store.add_observation(observation(two, 1.0))
         store.add_observation(made[1])
@@ -310,7 +310,7 @@ class TestStore:
         store.save_plan(plan)
         operation = Operation(name="all_to_all", phase="backward", size=2**40, degree=3)
         times = OperationTimes(
-            operation=operation, predicted_seconds=None, seconds=(1 / 3, 5e-324)
+            operation=operation, predicted_seconds=None, seconds=(1 / 3, 1e-9)
         )  # fmt: skip
         others = replace(times, operation=replace(operation, name="experts"), predicted_seconds=0.1)
         made = replace(

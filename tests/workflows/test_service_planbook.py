@@ -104,7 +104,9 @@ def test_the_service_may_be_a_setting(
     if how == "variable":
         monkeypatch.setenv("MOETUNE_URL", service.url)
     else:
-        (home / "moetune.toml").write_text(f'url = "{service.url}"')
+        file = home / ".config" / "moetune" / "moetune.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text(f'url = "{service.url}"')
     assert moetune.open_planbook(ALONE.id).plans == (ALONE,)
     other = replace(ALONE, warnings=("a file",))
     (home / "plan.json").write_text(canonical_json(other))

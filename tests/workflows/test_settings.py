@@ -261,3 +261,44 @@ def test_the_services_token_is_one_word_of_the_environment() -> None:
 def test_the_cache_is_the_users(tmp_path: Path) -> None:
     assert cache_folder({"HOME": "/home/me"}) == Path("/home/me/.cache/moetune")
     assert cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "moetune"
+
+
+def test_with_a_token_only_the_users_own_word_names_the_service(tmp_path: Path, work: Path) -> None:
+    found = _write(work / "moetune.toml", 'url = "https://stranger.example.org"')
+    plain = {"HOME": str(tmp_path)}
+    secret = {**plain, "MOETUNE_TOKEN": "token-of-a-team"}
+    assert _load(tmp_path, work).service_url(plain) == "https://stranger.example.org"
+    with pytest.raises(InputError, match="would get MOETUNE_TOKEN") as caught:
+        _load(tmp_path, work).service_url(secret)
+    assert str(found) in caught.value.what
+    assert "token-of-a-team" not in str(caught.value)
+    named = _load(tmp_path, work, MOETUNE_URL="https://own.example.org")
+    assert named.service_url(secret) == "https://own.example.org"
+    found.unlink()
+    assert _load(tmp_path, work).service_url(secret) is None
+    _write(tmp_path / ".config/moetune/moetune.toml", 'url = "https://team.example.org"')
+    assert _load(tmp_path, work).service_url(secret) == "https://team.example.org"
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o646])
+def test_a_file_that_others_may_write_is_ignored_and_named(
+    mode: int, tmp_path: Path, work: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = _write(work / "moetune.toml", "max_degree = 2")
+    file.chmod(mode)
+    assert _load(tmp_path, work).origins["max_degree"] == "default"
+    assert str(file) in caplog.text
+    file.chmod(0o644)
+    assert _load(tmp_path, work).origins["max_degree"] == str(file)
+
+
+def test_a_file_of_another_user_is_ignored_and_named(
+    tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = _write(work / "moetune.toml", "max_degree = 2")
+    file.chmod(0o644)
+    owner = file.stat().st_uid
+    monkeypatch.setattr("moetune.config_files._ROOT", -1)
+    monkeypatch.setattr("os.getuid", lambda: owner + 1)
+    assert _load(tmp_path, work).origins["max_degree"] == "default"
+    assert "belongs to another user" in caplog.text
