@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -106,7 +106,7 @@ class SolverPool:
 
     def start(self) -> None:
         """Start the first process, so that the first question does not wait for it."""
-        with self._turn(_nobody) as process:
+        with suppress(AbandonedError), self._turn(_nobody) as process:
             process.start()
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -23,7 +23,7 @@ from tests.runtime.slow_link import SlowGroupLink
 from tests.runtime.workers import relative_error
 
 SHAPE = LayerShape(d_model=16, d_hidden=32, num_experts=4, top_k=1)
-FAST_SECONDS, SLOW_SECONDS = 4e-3, 1e-2
+FAST_SECONDS, SLOW_SECONDS = 4e-3, 2e-2
 CHANGE = 120
 NUM_TRIED = WARM_UP_CALLS + NUM_BLOCKS * BLOCK_CALLS
 PLAN = plan_of(2)
@@ -65,8 +65,7 @@ def wire_gets_slower() -> None:
     if dist.get_rank():
         assert heard.lines == []
         return
-    (line,) = heard.lines
-    assert "all_to_all" in line
+    (line,) = (line for line in heard.lines if "all_to_all" in line)
     since = int(line.partition("since step ")[2].partition(":")[0])
     assert CHANGE - 15 <= since <= CHANGE + 15  # a busy machine blurs it
     assert "moetune verify" in line

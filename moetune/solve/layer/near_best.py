@@ -48,8 +48,14 @@ class SimulatedDegrees:
         """
         if degree not in self.bounds:
             return False
-        seconds, longer = self.seconds(degree), 1 + tolerance
-        if any(seconds > self.seconds(one) * longer for one in self._times):
+        if not self._times:
+            self.times(next(iter(self.bounds)))
+        longer = 1 + tolerance
+        limit = min(self.seconds(one) for one in self._times) * longer
+        if self.bounds[degree] > limit:
+            return False
+        seconds = self.seconds(degree)
+        if seconds > limit:
             return False
         for other, at_least in self.bounds.items():
             if seconds <= at_least * longer:
