@@ -23,7 +23,7 @@ _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 COMMANDS = (
     "profile", "plan", "explain", "whatif", "export", "verify", "trace", "report", "serve",
-    "profiles", "models", "db", "config", "doctor",
+    "plans", "observations", "profiles", "models", "db", "config", "doctor",
 )  # fmt: skip
 """Each is a module of `moetune.cli` that has a function of its name, or an `app` of several."""
 

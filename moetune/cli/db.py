@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from moetune.cli.session import Json, example, session_of
-from moetune.domain.errors import MoetuneError, SchemaMismatchError
+from moetune.domain.errors import InputError, MoetuneError, SchemaMismatchError
+from moetune.domain.units import format_bytes, parse_seconds
+from moetune.report.section import plural
 
 app = typer.Typer(help="The database of profiles, plans and observations.", rich_markup_mode=None)
 
@@ -109,3 +111,40 @@ def backup(
         )
     else:
         session.screen.line(f"copied {location} to {file}")
+
+
+@app.command(epilog=example("moetune db prune --older-than 90d --dry-run"))
+def prune(
+    context: typer.Context,
+    *,
+    older_than: Annotated[
+        str, typer.Option(metavar="TIME", help="Age from which rows are deleted: 90d, 12h.")
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and delete nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Delete old observations, and old plans under which nothing newer was observed.
+
+    Profiles and their measurements stay.
+    """
+    from moetune.config import without_password
+    from moetune.workflows import library, wiring
+
+    session = session_of(context)
+    seconds = parse_seconds(older_than)
+    location = without_password(session.settings.db)
+    with session.find_store() as existing:  # a command that removes must not make a database
+        if existing is None:
+            raise InputError(f"there is no database at {location} yet")
+    with wiring.open_store(session.settings) as store:
+        found = library.prune(store, older_than_seconds=seconds, dry_run=dry_run)
+        size_bytes = store.size_bytes()
+    if json:
+        document = {"schema": "moetune.db.prune/1", "location": location, "dry_run": dry_run}
+        session.screen.document({**document, "removed": found, "size_bytes": size_bytes})
+        return
+    session.screen.line(
+        f"{'would remove' if dry_run else 'removed'} {plural(found.plans, 'plan')}, "
+        f"{plural(found.observations, 'observation')} and {plural(found.settled, 'settled size')}; "
+        f"the rows take {format_bytes(size_bytes)}"
+    )

@@ -46,6 +46,15 @@ def serve(
     deadline: Annotated[
         str, typer.Option(metavar="TIME", help="Longest that one question is solved for.")
     ] = "20s",
+    plans_per_hour: Annotated[
+        int, typer.Option(min=1, help="New plans that one client may add in an hour.")
+    ] = 1_000,
+    observations_per_hour: Annotated[
+        int, typer.Option(min=1, help="Observed steps that one client may add in an hour.")
+    ] = 200_000,
+    max_store: Annotated[
+        str, typer.Option(metavar="SIZE", help="Size of the store from which nothing is added.")
+    ] = "10GiB",
     json: Json = False,
 ) -> None:
     """Serve the store to a team: API and pages."""
@@ -60,6 +69,11 @@ def serve(
         level=logging.WARNING if session.quiet else logging.INFO,
         max_body_bytes=parse_bytes(max_body),
         deadline_seconds=parse_seconds(deadline),
+        quotas=server.QuotaLimits(
+            plans=plans_per_hour,
+            observations=observations_per_hour,
+            store_bytes=parse_bytes(max_store),
+        ),
     )  # fmt: skip
 
     def ready(url: str, location: str) -> None:

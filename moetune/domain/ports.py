@@ -11,6 +11,7 @@ from moetune.domain.records import (
     MachineInfo,
     Observation,
     PlanInfo,
+    Removed,
     RunInfo,
     RunStatus,
     Settled,
@@ -45,7 +46,11 @@ class Store(Protocol):
         ...
 
     def add_samples(self, run_id: int, samples: Sequence[Sample]) -> None:
-        """Append samples to the run."""
+        """Append samples to the run.
+
+        Raises:
+            InputError: a time that no operation takes (`moetune.domain.storable`).
+        """
         ...
 
     def samples(self, run_id: int) -> tuple[Sample, ...]:
@@ -60,6 +65,9 @@ class Store(Protocol):
         """Append the fitted or imported profile: the newest of its name is the current one.
 
         Without `run_id` the profile is an imported one, stored with its own samples.
+
+        Raises:
+            InputError: it has times or rates of no machine (`moetune.domain.storable`).
         """
         ...
 
@@ -96,7 +104,11 @@ class Store(Protocol):
         ...
 
     def save_plan(self, plan: Plan) -> None:
-        """Append the plan; one of the same inputs by an older moetune gives way to it."""
+        """Append the plan; one of the same inputs by an older moetune gives way to it.
+
+        Raises:
+            InputError: it predicts a time that no step takes (`moetune.domain.storable`).
+        """
         ...
 
     def plan(self, plan_id: str) -> Plan | None:
@@ -141,7 +153,8 @@ class Store(Protocol):
         """Append observations, all or none.
 
         Raises:
-            InputError: a plan is not stored; the text names the first one.
+            InputError: a plan is not stored, or a time is one that no step takes; the text names
+                the first one.
         """
         ...
 
@@ -166,6 +179,39 @@ class Store(Protocol):
 
     def settled(self, plan_id: str) -> tuple[Settled, ...]:
         """Return the decisions of searches that began with the plan, oldest first."""
+        ...
+
+    def remove_plans(self, plan_ids: Sequence[str]) -> Removed:
+        """Delete plans with exactly these ids, and what was observed and settled under them.
+
+        Raises:
+            NotFoundError: one of them is not stored; then none is deleted.
+        """
+        ...
+
+    def remove_observations(self, numbers: Sequence[int]) -> int:
+        """Delete the observations of these ids and return how many there were.
+
+        Raises:
+            NotFoundError: one of them is not stored; then none is deleted.
+        """
+        ...
+
+    def prune(self, before: str, *, dry_run: bool = False) -> Removed:
+        """Delete observations and settled sizes from before a time, and plans without later ones.
+
+        Args:
+            before: UTC, ISO 8601, as of `Stored`.
+            dry_run: count only.
+        """
+        ...
+
+    def compact(self) -> None:
+        """Give the space of deleted rows back; others wait meanwhile."""
+        ...
+
+    def size_bytes(self) -> int:
+        """Return the bytes that the rows and their indices take."""
         ...
 
     def check_ready(self) -> None:

@@ -126,26 +126,6 @@ class Observation:
             raise InputError("seconds must be finite and not negative")
 
 
-SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e7
-"""Of a step that can be stored: beyond them ratios of steps cannot be drawn, or not be computed."""
-
-
-def check_storable(observation: Observation) -> None:
-    """Raise InputError for a time that no step takes; rows of older versions may have one."""
-    times = (
-        ("predicted_seconds", (observation.predicted_seconds,)),
-        ("seconds", observation.seconds),
-        *((one.operation.name, one.seconds) for one in observation.operations),
-    )
-    for name, values in times:
-        for value in values:
-            if not SHORTEST_SECONDS <= value <= LONGEST_SECONDS:
-                raise InputError(
-                    f"{name} has {value:g} s, which no step takes",
-                    f"times from {SHORTEST_SECONDS:g} to {LONGEST_SECONDS:g} s can be stored",
-                )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """Decision of a search in training for one number of tokens.
@@ -185,3 +165,12 @@ class PlanInfo:
     world_size: int
     tokens_per_rank: int
     created_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """Numbers of rows that were removed from a store, or would be."""
+
+    plans: int
+    observations: int
+    settled: int

@@ -16,7 +16,9 @@ _BYTES = MappingProxyType(
     }
 )  # fmt: skip
 _COUNTS = MappingProxyType({"": 1, "k": 2**10, "m": 2**20})
-_SECONDS = MappingProxyType({"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0})
+_SECONDS = MappingProxyType(
+    {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+)
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -54,7 +56,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds in `text`, such as "90s", "2m" or "1.5h".
+    """Return the seconds in `text`, such as "90s", "2m", "1.5h" or "7d".
 
     Raises:
         InputError: the text is no duration.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moetune.domain.records import Observation, Stored
+from moetune.domain.storable import is_sound
 from moetune.domain.units import format_seconds
 from moetune.report.section import Figure, Value, plural
 from moetune.report.theme import axis, drawing, seconds_scale
@@ -49,14 +50,14 @@ class Seen:
 
 
 def seen(rows: Sequence[Stored[Observation]]) -> tuple[Seen, ...]:
-    """Return the observations that have steps, oldest first."""
+    """Return the observations that can be drawn, oldest first; of others ratios may overflow."""
     return tuple(
         Seen(
             id=one.id, at=one.created_at[:23], observation=one.value,
             seconds=statistics.median(one.value.seconds),
         )
         for one in sorted(rows, key=lambda one: one.id)
-        if one.value.seconds
+        if is_sound(one.value)
     )  # fmt: skip
 
 

@@ -16,13 +16,14 @@ from moetune.service.access import Access
 from moetune.service.bodies import document
 from moetune.service.describe import openapi_of
 from moetune.service.login import add_login
-from moetune.service.metrics import CONTENT_TYPE, Metrics
+from moetune.service.metrics import CONTENT_TYPE
 from moetune.service.middleware import AuthMiddleware, RequestMiddleware, right_in
 from moetune.service.observations import add_observations
 from moetune.service.pages.routes import add_pages
 from moetune.service.plans import add_plans
 from moetune.service.problems import RETRY_AFTER_SECONDS, http_problem, problem_of, problem_response
 from moetune.service.profiles import add_profiles
+from moetune.service.quotas import QuotaLimits
 from moetune.service.workers import WorkerPools
 from moetune.workflows.planner import ServicePlanner
 
@@ -66,8 +67,14 @@ async def _problems(pools: WorkerPools) -> tuple[str, ...]:
     return (f"the database does not answer within {_PATIENCE_SECONDS:.0f} s",)
 
 
-def create_app(planner: ServicePlanner, access: Access) -> FastAPI:
-    """Return the application over a planner, for requests that `access` lets in."""
+def create_app(
+    planner: ServicePlanner, access: Access, limits: QuotaLimits | None = None
+) -> FastAPI:
+    """Return the application over a planner, for requests that `access` lets in.
+
+    Args:
+        limits: of what clients add; None for those of `QuotaLimits`.
+    """
     own_version = version("moetune")
     # FastAPI's documentation pages load scripts of other hosts; its telemetry is not wanted.
     app = FastAPI(
@@ -79,10 +86,9 @@ def create_app(planner: ServicePlanner, access: Access) -> FastAPI:
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    metrics = Metrics(planner)
+    pools = WorkerPools.of(planner, limits)
     app.add_middleware(AuthMiddleware, access=access)
-    app.add_middleware(RequestMiddleware, metrics=metrics)
-    pools = WorkerPools(planner=planner, metrics=metrics)
+    app.add_middleware(RequestMiddleware, metrics=pools.metrics)
     add_plans(app, pools)
     add_profiles(app, pools)
     add_observations(app, pools)

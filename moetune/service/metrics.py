@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
@@ -11,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from moetune.domain.errors import MoetuneError
 from moetune.domain.records import FitInfo, Observation
+from moetune.service.quotas import KINDS, Kind, Quotas
 from moetune.workflows.planner import ServicePlanner
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -23,7 +25,7 @@ _NUM_FITS = 200
 class Metrics:
     """Metrics of one application, in a registry of their own."""
 
-    def __init__(self, planner: ServicePlanner) -> None:
+    def __init__(self, planner: ServicePlanner, quotas: Quotas) -> None:
         self._registry = CollectorRegistry()
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._requests = Counter(
@@ -46,8 +48,14 @@ class Metrics:
             buckets=_RELATIVE_ERRORS,
             registry=self._registry,
         )
+        self._refused = Counter(
+            "moetune_quota_refused",
+            "Rows that were refused, as a client had added its hour's, or the store was full.",
+            ("kind",),
+            registry=self._registry,
+        )
         ProcessCollector(registry=self._registry)
-        self._registry.register(_StoreState(planner))
+        self._registry.register(_StoreState(planner, quotas))
 
     def answered(self, *, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request.
@@ -74,16 +82,20 @@ class Metrics:
             source = one.source if one.source in {"training", "verify", "quickstart"} else "other"
             self._errors.labels(source).observe(error)
 
+    def refused(self, kind: Kind, count: int) -> None:
+        """Count rows that a client may not add."""
+        self._refused.labels(kind).inc(count)
+
     def text(self) -> bytes:
         """Return the exposition; it reads the store."""
         return generate_latest(self._registry)
 
 
 class _StoreState(Collector):
-    """Gauges that are read from the store at each scrape: readiness, time of the newest fits."""
+    """Gauges that are read at each scrape: readiness, sizes, limits, time of the newest fits."""
 
-    def __init__(self, planner: ServicePlanner) -> None:
-        self._planner = planner
+    def __init__(self, planner: ServicePlanner, quotas: Quotas) -> None:
+        self._planner, self._quotas = planner, quotas
 
     def describe(self) -> Iterable[Metric]:
         """Return no names: registering must not read the store."""
@@ -95,6 +107,7 @@ class _StoreState(Collector):
         yield GaugeMetricFamily(
             "moetune_ready", "Whether the database can be used.", value=float(is_ready)
         )
+        yield from self._limits(is_ready=is_ready)
         fitted = GaugeMetricFamily(
             "moetune_profile_fitted_timestamp_seconds",
             "When the newest fit of a profile was stored.",
@@ -103,6 +116,21 @@ class _StoreState(Collector):
         for fit in self._newest_fits() if is_ready else ():
             fitted.add_metric((fit.profile,), datetime.fromisoformat(fit.created_at).timestamp())
         yield fitted
+
+    def _limits(self, *, is_ready: bool) -> Iterator[Metric]:
+        limits = self._quotas.limits
+        if is_ready:
+            with suppress(MoetuneError):
+                size = float(self._quotas.size_bytes())
+                yield GaugeMetricFamily("moetune_store_bytes", "Size of the rows.", value=size)
+        most = float(limits.store_bytes)
+        yield GaugeMetricFamily("moetune_store_limit_bytes", "Size that they may have.", value=most)
+        hourly = GaugeMetricFamily(
+            "moetune_quota_per_hour", "Rows that one client may add in an hour.", labels=("kind",)
+        )
+        for kind in KINDS:
+            hourly.add_metric((kind,), float(limits.of(kind)))
+        yield hourly
 
     def _newest_fits(self) -> Iterable[FitInfo]:
         newest: dict[str, FitInfo] = {}

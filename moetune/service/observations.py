@@ -45,6 +45,7 @@ def add_observations(app: FastAPI, pools: WorkerPools) -> None:
         """Store 1 to 1,000 observations of stored plans, all or none."""
         body = await read_document(request, pools, schema=OBSERVATIONS_SCHEMA)
         found = await pools.read(observations_in, body)
+        await pools.may_add(request, "observations", len(found))
         await pools.write(pools.planner.store.add_observations, found)
         pools.metrics.observed(found)
         answer = document(

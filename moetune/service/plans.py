@@ -80,6 +80,7 @@ def _add_resolve(app: FastAPI, pools: WorkerPools) -> None:
         inputs = await read_document(request, pools, schema=INPUTS_SCHEMA)
         plan = await pools.read(pools.planner.known, inputs)
         if plan is None:
+            await pools.may_add(request, "plans")
             plan = await pools.solve(pools.planner.resolve, inputs)
         answer = tagged(plan_to_json(plan), None)
         answer.headers["Content-Location"] = f"/v1/plans/{plan.id}"

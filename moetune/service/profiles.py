@@ -109,6 +109,7 @@ def _add_upload(app: FastAPI, pools: WorkerPools) -> None:
         """
         kind, content = await read_body(request, kinds=(TOML, JSON))
         profile = await pools.read(_profile_in, kind, content)
+        await pools.may_add(request, "profiles")
         is_new = await pools.write(_store, pools.planner.store, profile)
         found = {
             "schema": "moetune.profiles.import/1", "name": profile.name, "digest": profile.digest,

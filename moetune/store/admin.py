@@ -4,15 +4,15 @@ import shutil
 import sqlite3
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Connection
 
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.store.address import Address, parse_address
+from moetune.store.checks import document_problems
 from moetune.store.database import Database
 from moetune.store.migrate import (
     SchemaState,
@@ -81,7 +81,7 @@ def check(url: str) -> tuple[str, ...]:
             found = f"schema revision is {state.found}, this moetune wants {state.head}"
             return (*problems, f"{found}: run `moetune db upgrade`")
         different = tuple(f"the tables differ: {one}" for one in database.read(differences))
-        return problems + (different or _document_problems(SqlStore(database)))
+        return problems + (different or document_problems(SqlStore(database)))
 
 
 def _open_to_read(address: Address) -> Database:
@@ -94,25 +94,6 @@ def _page_problems(connection: Connection) -> tuple[str, ...]:
         return ()
     found = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
     return tuple(str(one) for one in found if one != "ok")
-
-
-def _document_problems(store: SqlStore) -> tuple[str, ...]:
-    runs = store.runs()
-    plans = store.plans()
-    readings: tuple[Callable[[], object], ...] = (
-        *(partial(store.samples, run.id) for run in runs),
-        *(partial(store.profile, name) for name in sorted({run.name for run in runs})),
-        *(partial(store.plan, plan.id) for plan in plans),
-        *(partial(store.observations, plan.id) for plan in plans),
-        *(partial(store.settled, plan.id) for plan in plans),
-    )
-    problems = []
-    for reading in readings:
-        try:
-            reading()
-        except InputError as error:
-            problems.append(error.what)
-    return tuple(problems)
 
 
 def backup(url: str, target: Path) -> Path:

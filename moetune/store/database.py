@@ -96,7 +96,7 @@ class Database:
         return self._run(self.reader, work)
 
     def outside(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`, such as SQLite's pragmas, outside of a transaction.
+        """Run `work`, such as pragmas and VACUUM, outside of a transaction.
 
         Raises:
             MoetuneError: it failed.

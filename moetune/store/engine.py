@@ -107,7 +107,9 @@ def reading(engine: Engine) -> Engine:
 
 
 def without_transaction(engine: Engine) -> Engine:
-    """Return the engine for the pragmas that SQLite takes only outside of a transaction."""
+    """Return the engine for pragmas and VACUUM, which run only outside of a transaction."""
+    if engine.dialect.name == "postgresql":
+        return engine.execution_options(isolation_level="AUTOCOMMIT")
     return engine.execution_options(**{_BEGIN_OPTION: ""})
 
 

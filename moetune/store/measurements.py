@@ -10,6 +10,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.records import FitInfo, MachineInfo, RunInfo, RunStatus
 from moetune.domain.samples import Sample
+from moetune.domain.storable import check_profile, check_samples
 from moetune.store import rows
 from moetune.store.base import DatabaseStore, insert_missing
 from moetune.store.schema import fits, machines, runs, samples
@@ -53,6 +54,7 @@ class MeasurementStore(DatabaseStore):
 
     def add_samples(self, run_id: int, samples: Sequence[Sample]) -> None:
         """Append samples to the run, all or none."""
+        check_samples(samples)
 
         def work(connection: Connection) -> None:
             _require_run(connection, run_id)
@@ -80,6 +82,7 @@ class MeasurementStore(DatabaseStore):
 
     def save_profile(self, profile: Profile, *, run_id: int | None = None) -> None:
         """Append the profile: fitted to the run's samples so far, or imported with its own."""
+        check_profile(profile)
 
         def work(connection: Connection) -> None:
             fitted_to = _import_run(connection, profile) if run_id is None else run_id

@@ -18,7 +18,8 @@ from sqlalchemy import (
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.plan import Plan
-from moetune.domain.records import Observation, PlanInfo, Settled, Stored, check_storable
+from moetune.domain.records import Observation, PlanInfo, Settled, Stored
+from moetune.domain.storable import check_observation, check_plan, check_settled
 from moetune.store import rows
 from moetune.store.base import DatabaseStore, insert_missing
 from moetune.store.schema import observations as observed
@@ -39,6 +40,7 @@ class PlanStore(DatabaseStore):
 
         Observations keep the prediction of the plan under which they were made.
         """
+        check_plan(plan)
         values = rows.plan_values(plan)
         mine = plans.c.id == plan.id
 
@@ -93,7 +95,7 @@ class PlanStore(DatabaseStore):
     def add_observations(self, observations: Sequence[Observation]) -> None:
         """Append observations, all or none; InputError names the first that cannot be stored."""
         for one in observations:
-            check_storable(one)
+            check_observation(one)
         values = [rows.observation_values(one) for one in observations]
 
         def work(connection: Connection) -> None:
@@ -124,6 +126,7 @@ class PlanStore(DatabaseStore):
 
     def add_settled(self, settled: Settled) -> None:
         """Append a search's decision; earlier decisions for the same size are not replaced."""
+        check_settled(settled)
 
         def work(connection: Connection) -> None:
             _require_plans(connection, (settled.plan_id,), self.location)

@@ -9,9 +9,10 @@ from moetune.store.engine import journal_mode
 from moetune.store.measurements import MeasurementStore
 from moetune.store.migrate import check_head, no_database, read_state, upgrade_to_head
 from moetune.store.plans import PlanStore
+from moetune.store.removal import RemovalStore
 
 
-class SqlStore(MeasurementStore, PlanStore):
+class SqlStore(MeasurementStore, PlanStore, RemovalStore):
     """Implements `moetune.domain.ports.Store`; made by `open_store`."""
 
 

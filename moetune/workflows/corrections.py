@@ -18,6 +18,7 @@ from moetune.domain.plan import Decision, Plan
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile, is_same_but_for_corrections
 from moetune.domain.records import Observation, Stored
+from moetune.domain.storable import is_sound
 from moetune.fit.corrections import Evidence, Judged, judge
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.costs import LayerCosts
@@ -227,7 +228,7 @@ def _observed(store: Store, name: str) -> list[tuple[Plan, Stored[Observation]]]
             plan = store.plan(plan_id)
             plans[plan_id] = plan if plan is not None and plan.inputs.profile == name else None
         plan = plans[plan_id]
-        if plan is not None:
+        if plan is not None and is_sound(one.value):
             found.append((plan, one))
     return found
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from moetune.domain.errors import StoreUnavailableError
-from moetune.service.metrics import Metrics
 from moetune.service.workers import KnownPlans, WorkerPools
 from moetune.store import SqlStore
 from moetune.workflows.planner import ServicePlanner
@@ -51,7 +50,7 @@ def test_who_comes_during_a_look_up_shares_the_next_one(
     unknown = "ab" * 32
 
     async def ask() -> list[str | None]:
-        known = KnownPlans(WorkerPools(planner=planner, metrics=Metrics(planner)))
+        known = KnownPlans(WorkerPools.of(planner))
         begun = asyncio.create_task(known.document(first))
         await asyncio.to_thread(look_ups.begun.wait, 30)
         more = [asyncio.create_task(known.document(one)) for one in (second, unknown, first) * 50]
@@ -70,7 +69,7 @@ def test_who_goes_away_takes_no_other_answer_along(
 ) -> None:
 
     async def ask() -> str | None:
-        known = KnownPlans(WorkerPools(planner=planner, metrics=Metrics(planner)))
+        known = KnownPlans(WorkerPools.of(planner))
         leaves, stays = (asyncio.create_task(known.document(plan_ids[0])) for _ in range(2))
         await asyncio.to_thread(look_ups.begun.wait, 30)
         leaves.cancel()
@@ -88,7 +87,7 @@ def test_an_error_reaches_everybody_and_the_next_look_up_works(
         raise StoreUnavailableError("the database is away", "wait")
 
     async def ask() -> tuple[list[Any], str | None]:
-        known = KnownPlans(WorkerPools(planner=planner, metrics=Metrics(planner)))
+        known = KnownPlans(WorkerPools.of(planner))
         with monkeypatch.context() as patched:
             patched.setattr(SqlStore, "plan_documents", fail)
             errors = await asyncio.gather(

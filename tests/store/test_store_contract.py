@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -12,16 +13,18 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 from moetune.domain.cluster import Cluster, Fingerprint
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
-from moetune.domain.records import Observation, RunStatus, Settled
+from moetune.domain.records import Observation, Removed, RunStatus, Settled
 from moetune.domain.samples import GemmPoint, Sample
+from moetune.domain.storable import LONGEST_SECONDS, SHORTEST_SECONDS
 from moetune.store import check, open_store
 from moetune.store.address import parse_address
 from moetune.store.database import Database
+from moetune.store.rows import utc_now
 
 ProfileMaker = Callable[..., Profile]
 PlanMaker = Callable[..., Plan]
@@ -41,7 +44,7 @@ def settled(plan_id: str, *seconds: float, tokens: int = 2**33) -> Settled:
     return Settled(
         plan_id=plan_id, hardware_id="0123456789abcdef", memory_reuse=None,
         tokens_per_rank=tokens, decision=decision, seconds=seconds or (1 / 3, 0.1 + 0.2),
-        planned_seconds=5e-324, num_steps=23,
+        planned_seconds=1.0000000000000002e-9, num_steps=23,
     )  # fmt: skip
 
 
@@ -321,6 +324,95 @@ class TestStore:
         newest, oldest = store.observation_page(plan.id)
         assert (newest.value, oldest.value) == (observation(plan.id), made)
 
+    def test_a_removed_plan_takes_what_was_observed_under_it(
+        self, store: Store, make_plan: PlanMaker
+    ) -> None:
+        kept, gone = make_plan(1), make_plan(2)
+        for plan in (kept, gone):
+            store.save_plan(plan)
+            store.add_observations([observation(plan.id), observation(plan.id)])
+            store.add_settled(settled(plan.id))
+        assert store.remove_plans([gone.id]) == Removed(plans=1, observations=2, settled=1)
+        assert store.plan(gone.id) is None
+        assert store.observations(gone.id) == ()
+        assert store.settled(gone.id) == ()
+        assert store.plan(kept.id) == kept
+        assert (len(store.observations(kept.id)), len(store.settled(kept.id))) == (2, 1)
+
+    def test_nothing_is_removed_where_one_is_not_stored(
+        self, store: Store, make_plan: PlanMaker
+    ) -> None:
+        plan = make_plan(1)
+        store.save_plan(plan)
+        store.add_observation(observation(plan.id))
+        (row,) = store.observation_page(None)
+        with pytest.raises(NotFoundError, match="'abababababab'"):
+            store.remove_plans([plan.id, "ab" * 32])
+        with pytest.raises(NotFoundError, match=f"observation {row.id + 1}"):
+            store.remove_observations([row.id, row.id + 1])
+        assert store.plan(plan.id) == plan
+        assert store.observation_page(None) == (row,)
+        assert store.remove_observations([row.id, row.id]) == 1
+        assert store.observation_page(None) == ()
+
+    def test_pruning_takes_what_is_older_and_keeps_plans_that_are_in_use(
+        self, store: Store, make_plan: PlanMaker
+    ) -> None:
+        unused, used, settling, new = map(make_plan, range(1, 5))
+        for plan in (unused, used, settling):
+            store.save_plan(plan)
+        store.add_observations([observation(unused.id), observation(used.id)])
+        store.add_settled(settled(unused.id))
+        time.sleep(0.01)
+        then = utc_now()
+        store.save_plan(new)
+        store.add_observation(observation(used.id, 2.0))
+        store.add_settled(settled(settling.id))
+        old = Removed(plans=1, observations=2, settled=1)
+        assert store.prune(then, dry_run=True) == old
+        assert len(store.plans()) == 4
+        assert store.prune(then) == old
+        assert {plan.id for plan in store.plans()} == {used.id, settling.id, new.id}
+        assert store.observations(used.id) == (observation(used.id, 2.0),)
+        assert store.prune(then) == Removed(plans=0, observations=0, settled=0)
+
+    def test_the_size_grows_with_rows_and_shrinks_when_they_are_gone(
+        self, store: Store, make_plan: PlanMaker
+    ) -> None:
+        plan = make_plan(1)
+        store.save_plan(plan)
+        times = [math.sqrt(number) for number in range(1, 501)]  # nothing to compress
+        before = store.size_bytes()
+        store.add_observations([observation(plan.id, *times)] * 200)
+        full = store.size_bytes()
+        assert full > before + 200 * 500
+        assert store.prune(utc_now()).observations == 200
+        store.compact()
+        assert store.size_bytes() < before + (full - before) // 4
+
+    def test_times_that_nothing_takes_are_refused_wherever_they_enter(
+        self, store: Store, cluster: Cluster, make_plan: PlanMaker, make_profile: ProfileMaker
+    ) -> None:
+        plan = make_plan(1)
+        store.save_plan(plan)
+        run_id = store.start_run(name="h200", cluster=cluster, preset="quick")
+        point = GemmPoint(dtype="float32", rows=1, d_in=1, d_out=1)
+        sample = Sample(point=point, seconds=(1.0, 1e308))
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: store.add_observation(observation(plan.id, 1e308)),
+            lambda: store.add_settled(settled(plan.id, 5e-324)),
+            lambda: store.save_plan(make_plan(2, step_seconds=1e-320)),
+            lambda: store.add_samples(run_id, [sample]),
+            lambda: store.save_profile(make_profile(samples=(sample,))),
+            lambda: store.save_profile(make_profile(beta=1e300)),
+        )
+        for call in calls:
+            with pytest.raises(InputError, match="which no"):
+                call()
+        assert len(store.plans()) == 1
+        for rows in (store.samples(run_id), store.observation_page(None), store.fits()):
+            assert rows == ()
+
     def test_an_observation_of_an_unknown_plan_is_refused(self, store: Store) -> None:
         with pytest.raises(InputError, match="'abababababab'"):
             store.add_observation(observation("ab" * 32, 1.0))
@@ -331,7 +423,11 @@ class TestStore:
         for tokens in (1, 2):
             store.save_plan(make_plan(tokens))
         one, two = make_plan(1).id, make_plan(2).id
-        made = [settled(one), replace(settled(one, 1e308), memory_reuse="S4"), settled(one)]
+        made = [
+            settled(one),
+            replace(settled(one, 9999999.999999998), memory_reuse="S4"),
+            settled(one),
+        ]
         store.add_settled(made[0])
         store.add_settled(settled(two, tokens=7))
         for other in made[1:]:
@@ -394,7 +490,7 @@ class TestStore:
         max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
     )
     @given(
-        seconds=st.lists(st.floats(5e-324, 1.7e308), min_size=1),
+        seconds=st.lists(st.floats(SHORTEST_SECONDS, LONGEST_SECONDS), min_size=1),
         marks=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9)),
     )
     def test_any_sample_comes_back_exactly(

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from moetune.domain.records import FitInfo, MachineInfo
+from moetune.domain.storable import is_sound
 from moetune.report.observed import seen
 from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Library, cursor
@@ -94,6 +95,7 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
             is_all=len(newest) < MOST_OBSERVATIONS,
             plans="/plans/",
             changes=observed_drifts(newest),
+            num_left_out=sum(not is_sound(one.value) for one in newest),
         ),
         csv=lambda figure: address("observed", f"{figure.name}.csv", plan=plan),
         context={

@@ -13,7 +13,7 @@ from moetune.report.observed import (
     observed_figure,
     rolling_median,
 )
-from moetune.report.section import Cell, Figure, Highlight, Section, Table
+from moetune.report.section import Cell, Figure, Highlight, Section, Table, plural
 from moetune.workflows.drift import OperationDrift
 from moetune.workflows.verify import Verification, VerifiedOperation, VerifiedStep
 
@@ -62,6 +62,7 @@ def observed_sections(
     is_all: bool,
     plans: str = "",
     changes: Sequence[OperationDrift] = (),
+    num_left_out: int = 0,
 ) -> tuple[Section, ...]:
     """Return the errors of the predictions: over time in figures, one by one in a table.
 
@@ -71,6 +72,7 @@ def observed_sections(
         is_all: whether `found` is all that there is.
         plans: address to which a plan's id is appended; "" for no links.
         changes: operations whose time changed, the newest first.
+        num_left_out: of the observations that were read, those with times that no step takes.
     """
     table = Table(
         name="observations",
@@ -88,7 +90,12 @@ def observed_sections(
             highlights=tuple(_highlights(found, is_all=is_all)),
             figures=observed_figures(found),
         ),
-        Section(name="observations", title="Newest first", tables=(table,)),
+        Section(
+            name="observations",
+            title="Newest first",
+            tables=(table,),
+            notes=tuple(_left_out(num_left_out)),
+        ),
     )
 
 
@@ -100,6 +107,14 @@ def _changes(changes: Sequence[OperationDrift]) -> Iterator[Section]:
             title="What changed",
             paragraphs=tuple(f"{one.words}." for one in changes[:MOST_CHANGES]),
             notes=("A plan made now takes what was observed into account.",),
+        )
+
+
+def _left_out(count: int) -> Iterator[str]:
+    if count:
+        yield (
+            f"{plural(count, 'observation')} with times that no step takes left out: "
+            "`moetune db check` names them."
         )
 
 

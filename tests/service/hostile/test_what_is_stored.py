@@ -1,21 +1,23 @@
 """What is sent to be stored: times that cannot be drawn, words that a spreadsheet would compute."""
 
+import sqlite3
 import stat
-from dataclasses import replace
+from contextlib import closing
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moetune import store
-from moetune.domain.document import decode
-from moetune.domain.errors import InputError
-from moetune.domain.operations import Operation, OperationTimes
-from moetune.domain.records import Observation, check_storable
+from moetune.config import Settings
 from moetune.report.section import Figure
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.report import write_report
+from moetune.workflows.wiring import find_store
 from tests.service.asking import client_of
 
 ROW: dict[str, Any] = {
@@ -46,13 +48,52 @@ def test_times_that_no_step_takes_are_refused_and_pages_stay_whole(
             assert client.get(path).status_code == 200
 
 
-def test_the_times_of_operations_are_looked_at_too() -> None:
-    plain = decode(Observation, {**ROW, "plan_id": "a" * 64}, "row")
-    check_storable(plain)
-    operation = Operation(name="all_to_all", phase="forward", size=8, degree=1)
-    strange = OperationTimes(operation=operation, predicted_seconds=None, seconds=(1e300,))
-    with pytest.raises(InputError, match=r"all_to_all has 1e\+300 s"):
-        check_storable(replace(plain, operations=(strange,)))
+def insert(database: Path, plan_id: str, predicted: float, seconds: str) -> int:
+    """Store a row as an older version did, which looked at nothing."""
+    with closing(sqlite3.connect(database)) as connection:
+        with connection:
+            found = connection.execute(
+                "INSERT INTO observations (plan_id, forward_degree, backward_degree, "
+                "tokens_per_rank, predicted_seconds, seconds, source, created_at) "
+                "VALUES (?, 1, 1, 8, ?, ?, 'training', '2026-01-01T00:00:00.000000+00:00')",
+                (plan_id, predicted, seconds),
+            )
+        return int(found.lastrowid or 0)
+
+
+def test_rows_of_older_versions_break_no_page_and_can_be_removed(
+    database: Path, planner: ServicePlanner, tmp_path: Path
+) -> None:
+    with client_of(create_app(planner, Access())) as client:
+        asked = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
+        plan_id = client.post("/v1/plans:resolve", asked).json()["id"]
+        good = {**ROW, "plan_id": plan_id}
+        client.post(
+            "/v1/observations", {"schema": "moetune.observations/1", "observations": [good]}
+        )
+        strange = [insert(database, plan_id, *row) for row in ((1.0, "[1e308]"), (1e-320, "[1.0]"))]
+        paths = (
+            "/observed", f"/observed?plan={plan_id}", f"/plans/{plan_id}", "/v1/observations",
+            "/v1/drift", "/metrics", "/observed/drift.csv",
+        )  # fmt: skip
+        for path in paths:
+            answer = client.get(path)
+            assert answer.status_code == 200, path
+            assert "inf" not in answer.text.lower().split(), path
+        assert "2 observations with times that no step takes" in client.get("/observed").text
+    report = tmp_path / "report.html"
+    write_report(
+        report, profile=None, plans=(plan_id,), now=datetime.now(UTC), version="1",
+        stores=partial(find_store, Settings(db=str(database))),
+    )  # fmt: skip
+    assert plan_id[:6] in report.read_text()
+    problems = store.check(str(database))
+    assert len(problems) == 2
+    for number, problem in zip(reversed(strange), problems, strict=True):
+        assert f"`moetune observations remove {number}`" in problem
+    with store.open_store(str(database)) as opened:
+        assert opened.remove_observations(strange) == 2
+    assert store.check(str(database)) == ()
 
 
 def test_words_of_a_table_are_no_formulas() -> None:

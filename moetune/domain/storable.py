@@ -1,0 +1,133 @@
+"""What a store accepts: times that steps and operations can take, so that every page can show them.
+
+Values are checked where they enter a store, and not where they are read: rows of older versions
+stay readable, and `moetune db check` names them.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from moetune.domain.costs import LinearCost
+from moetune.domain.errors import InputError
+from moetune.domain.plan import Plan
+from moetune.domain.profile import Profile
+from moetune.domain.records import Observation, Settled
+from moetune.domain.samples import Sample
+
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e7
+"""Of a step: beyond them ratios of steps cannot be drawn, or not be computed."""
+SHORTEST_OPERATION_SECONDS = 1e-12
+"""Of an operation: a small table's entry at the highest rate of a data sheet is above it."""
+FASTEST_SECONDS = 1e-15
+"""Of a million bytes, elements or multiply-accumulates: a rate of 1e21 a second."""
+LARGEST_SIZE = 1e21
+_SIZE = 1e6
+
+_Times = Iterable[tuple[str, float]]
+
+
+def check_observation(observation: Observation) -> None:
+    """Raise InputError for a time that no step takes."""
+    _check_steps(
+        [
+            ("predicted_seconds", observation.predicted_seconds),
+            *(("seconds", one) for one in observation.seconds),
+            *((one.operation.name, time) for one in observation.operations for time in one.seconds),
+        ]
+    )
+
+
+def is_sound(observation: Observation) -> bool:
+    """Return whether a step can take the observation's times; older versions stored any."""
+    try:
+        check_observation(observation)
+    except InputError:
+        return False
+    return True
+
+
+def check_settled(settled: Settled) -> None:
+    """Raise InputError for a time that no step takes."""
+    _check_steps(
+        [
+            ("planned_seconds", settled.planned_seconds),
+            *(("seconds", one) for one in settled.seconds),
+        ]
+    )
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise InputError for a prediction that no step takes."""
+    predicted = plan.predicted
+    whole = plan.transformer
+    _check_steps(
+        [
+            ("predicted.step_seconds", predicted.step_seconds),
+            ("predicted.p05_step_seconds", predicted.p05_step_seconds),
+            ("predicted.p95_step_seconds", predicted.p95_step_seconds),
+            ("predicted.sequential_step_seconds", predicted.sequential_step_seconds),
+            *([] if whole is None else [("transformer.step_seconds", whole.step_seconds)]),
+            *(("alternatives.step_seconds", one.step_seconds) for one in plan.alternatives),
+        ]
+    )
+
+
+def check_samples(samples: Iterable[Sample]) -> None:
+    """Raise InputError for a time that no operation takes."""
+    _check_operations((f"{one.point.kind} sample", time) for one in samples for time in one.seconds)
+
+
+def check_profile(profile: Profile) -> None:
+    """Raise InputError for rates and times that no operation has.
+
+    Lines are looked at where a million bytes or multiply-accumulates are; tables row by row.
+    """
+    check_samples(profile.samples)
+    for name, line in _lines(profile):
+        seconds = line.seconds(_SIZE)
+        if not FASTEST_SECONDS <= seconds <= LONGEST_SECONDS:
+            raise InputError(
+                f"{name} takes {seconds:g} s for a million, which no operation does",
+                f"times from {FASTEST_SECONDS:g} to {LONGEST_SECONDS:g} s can be stored",
+            )
+    for table in profile.tables:
+        _check_operations((f"{table.kind} table", row[-1]) for row in table.points)
+        largest = max(size for row in table.points for size in row[:-1])
+        if largest > LARGEST_SIZE:
+            raise InputError(f"{table.kind} table has the size {largest:g}, which is too large")
+    _check_operations(("burst", one.seconds) for one in profile.bursts)
+    _check_steps(
+        (name, time)
+        for one in profile.steps
+        for name, time in (
+            ("chunks_seconds", one.chunks_seconds),
+            ("measured_seconds", one.measured_seconds),
+        )
+    )
+
+
+def _lines(profile: Profile) -> Iterator[tuple[str, LinearCost]]:
+    yield from ((f"gemm line of {one.dtype}", one.cost) for one in profile.gemm)
+    yield from ((f"line of {one.op} of {one.group_size}", one.cost) for one in profile.collective)
+    yield from ((f"copy line {one.direction}", one.cost) for one in profile.copy)
+    yield from ((f"line of {one.op}", one.cost) for one in profile.rows)
+    if (network := profile.network) is not None:
+        startup = network.startup(network.most_nodes) + network.posted_chunk_seconds
+        rate = network.bytes_per_second(network.most_nodes)
+        yield "network", LinearCost(alpha_seconds=startup, beta_seconds=1 / rate)
+
+
+def _check_steps(times: _Times) -> None:
+    _check(times, SHORTEST_SECONDS, "step")
+
+
+def _check_operations(times: _Times) -> None:
+    _check(times, SHORTEST_OPERATION_SECONDS, "operation")
+
+
+def _check(times: _Times, shortest: float, what: str) -> None:
+    for name, seconds in times:
+        if not shortest <= seconds <= LONGEST_SECONDS:
+            raise InputError(
+                f"{name} has {seconds:g} s, which no {what} takes",
+                f"times from {shortest:g} to {LONGEST_SECONDS:g} s can be stored",
+            )

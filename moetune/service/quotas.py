@@ -1,0 +1,131 @@
+"""What a client may add in an hour, and how large the store may grow.
+
+A client is an address, of IPv6 the network of 64 bits; all clients behind a proxy are one. What
+was not used in an hour does not add up.
+"""
+
+import ipaddress
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from moetune.domain.errors import InputError
+from moetune.domain.units import format_bytes
+from moetune.service.problems import QuotaError, StoreFullError
+
+Kind = Literal["plans", "observations", "profiles"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_HOUR_SECONDS = 3600.0
+_MOST_CLIENTS = 10_000
+"""Remembered; the one that has added nothing for longest is forgotten first."""
+_SIZE_SECONDS = 5.0
+"""That a measured size of the store holds for."""
+_IPV6_PREFIX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaLimits:
+    """Limits of what is added.
+
+    Args:
+        plans, observations, profiles: that one client may add in an hour.
+        store_bytes: of the rows from which on nothing is added; what is stored is still read.
+
+    Raises:
+        InputError: one is below 1.
+    """
+
+    plans: int = 1_000
+    observations: int = 200_000
+    profiles: int = 100
+    store_bytes: int = 10 * 2**30
+
+    def __post_init__(self) -> None:
+        for name in (*KINDS, "store_bytes"):
+            if getattr(self, name) < 1:
+                raise InputError(f"the limit of {name} must be at least 1")
+
+    def of(self, kind: Kind) -> int:
+        """Return the limit of a kind of rows."""
+        return int(getattr(self, kind))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Allowance:
+    """What is left of one client's hour."""
+
+    left: float
+    at_seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Quotas:
+    """Counts what clients add; threads may share it.
+
+    Args:
+        limits: of each client, and of the store.
+        store_bytes: returns the bytes that the store takes now.
+        now: seconds of a clock that never goes back.
+    """
+
+    limits: QuotaLimits
+    store_bytes: Callable[[], int]
+    now: Callable[[], float] = time.monotonic
+    _clients: OrderedDict[tuple[str, Kind], _Allowance] = field(default_factory=OrderedDict)
+    _size: tuple[float, int] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, client: str, kind: Kind, count: int = 1) -> None:
+        """Count what a client is about to add.
+
+        Raises:
+            QuotaError: it has added as much as it may; nothing is counted.
+            StoreFullError: the store has reached its size.
+        """
+        if (size := self.size_bytes()) >= self.limits.store_bytes:
+            raise StoreFullError(
+                f"the store has {format_bytes(size)} of at most "
+                f"{format_bytes(self.limits.store_bytes)}: nothing is added to it",
+                "remove old rows on the server with `moetune db prune --older-than 90d`",
+            )
+        with self._lock:
+            self._take(_network(client), kind, count)
+
+    def size_bytes(self) -> int:
+        """Return the size of the store, a few seconds old at most."""
+        known = self._size
+        if known is None or self.now() - known[0] >= _SIZE_SECONDS:
+            known = self._size = self.now(), self.store_bytes()
+        return known[1]
+
+    def _take(self, client: str, kind: Kind, count: int) -> None:
+        now, most = self.now(), self.limits.of(kind)
+        mine = self._clients.pop((client, kind), None) or _Allowance(left=most, at_seconds=now)
+        rate = most / _HOUR_SECONDS
+        mine.left = min(most, mine.left + rate * (now - mine.at_seconds))
+        mine.at_seconds = now
+        self._clients[client, kind] = mine
+        if len(self._clients) > _MOST_CLIENTS:
+            self._clients.popitem(last=False)
+        if count > mine.left:
+            raise QuotaError(
+                f"this client has added the {most:,} {kind} of an hour, or would with these",
+                "send fewer, try again later, or ask for a higher limit of `moetune serve`",
+                retry_after_seconds=math.ceil((min(count, most) - mine.left) / rate),
+            )
+        mine.left -= count
+
+
+def _network(client: str) -> str:
+    """Return the address, or of IPv6 the network, which one machine has whole."""
+    try:
+        address = ipaddress.ip_address(client.partition("%")[0])
+    except ValueError:
+        return client
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    return str(ipaddress.IPv6Network((address, _IPV6_PREFIX), strict=False))

@@ -1,0 +1,102 @@
+"""Stored plans and observations: lists by filters, removal by id, and pruning by age."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from moetune.domain.errors import InputError, NotFoundError, StoreUnavailableError
+from moetune.domain.ports import Store
+from moetune.domain.records import Observation, PlanInfo, Removed, Stored
+
+_MOST_DAYS = 36_500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFilter:
+    """Which stored plans are wanted.
+
+    Args:
+        model: its name; None for every model and layer.
+        profile: its name; None for all.
+        since: earliest time, as `time_ago` returns; "" for any.
+    """
+
+    model: str | None = None
+    profile: str | None = None
+    since: str = ""
+
+    def takes(self, plan: PlanInfo) -> bool:
+        """Return whether a plan is wanted."""
+        return (
+            self.model in {None, plan.model}
+            and self.profile in {None, plan.profile}
+            and plan.created_at >= self.since
+        )
+
+
+def list_plans(store: Store | None, wanted: PlanFilter) -> tuple[PlanInfo, ...]:
+    """Return the stored plans that a filter takes, newest first."""
+    return tuple(filter(wanted.takes, store.plans())) if store else ()
+
+
+def list_observations(
+    store: Store | None, plan: str | None, *, limit: int
+) -> tuple[Stored[Observation], ...]:
+    """Return the newest observations of all plans, or of one by the beginning of its id.
+
+    Raises:
+        NotFoundError: there is no such plan.
+        InputError: several plans begin so.
+    """
+    plan_id = None if plan is None else plan_ids(store, [plan])[0]
+    return store.observation_page(plan_id, limit=limit) if store else ()
+
+
+def plan_ids(store: Store | None, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return the whole ids of plans by their beginnings; their documents are not read.
+
+    Raises:
+        NotFoundError: there is no such plan.
+        InputError: several plans begin so.
+    """
+    known = [one.id for one in store.plans()] if store else []
+    return tuple(_plan_id(known, one) for one in wanted)
+
+
+def prune(store: Store, *, older_than_seconds: float, dry_run: bool = False) -> Removed:
+    """Delete old observations, old settled sizes, and old plans under which nothing is left.
+
+    What was measured stays. The space is given back, where others do not hold it.
+
+    Raises:
+        InputError: the age is beyond a century.
+    """
+    removed = store.prune(time_ago(older_than_seconds), dry_run=dry_run)
+    if not dry_run and removed != Removed(plans=0, observations=0, settled=0):
+        with suppress(StoreUnavailableError):
+            store.compact()
+    return removed
+
+
+def time_ago(seconds: float) -> str:
+    """Return the time so long ago, as a store writes times.
+
+    Raises:
+        InputError: that is beyond a century.
+    """
+    if seconds > _MOST_DAYS * 86_400:
+        raise InputError(f"{seconds / 86_400:,.0f} days are beyond a century", "give fewer")
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="microseconds")
+
+
+def _plan_id(known: Sequence[str], wanted: str) -> str:
+    found = [one for one in known if wanted and one.startswith(wanted)]
+    if not found:
+        raise NotFoundError(
+            f"no plan has an id that begins with {wanted!r}", "see `moetune plans list`"
+        )
+    if len(found) > 1:
+        names = ", ".join(one[: len(wanted) + 8] for one in found[:5])
+        raise InputError(f"plan id {wanted!r} is ambiguous", f"give more of it: {names}")
+    return found[0]

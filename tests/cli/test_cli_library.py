@@ -1,0 +1,124 @@
+"""`moetune plans`, `moetune observations` and `moetune db prune`."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from moetune.domain.records import Observation
+from moetune.store import open_store
+from tests.cli.running import Cli
+
+PLAN = ("plan", "--profile", "rtx2080ti-x64", "--dtype", "float16", "--json", "--model")
+OLD = "2020-01-01T00:00:00.000000+00:00"
+
+
+@pytest.fixture
+def plans(cli: Cli) -> tuple[str, str]:
+    """Ids of two stored plans."""
+    small, large = (cli(*PLAN, model).document["id"] for model in ("gpt-s", "gpt-xl"))
+    return small, large
+
+
+def observe(database: Path, plan_id: str, count: int) -> None:
+    one = Observation(
+        plan_id=plan_id, forward_degree=1, backward_degree=1, tokens_per_rank=8,
+        predicted_seconds=1.0, seconds=(1.1,), source="training",
+    )  # fmt: skip
+    with open_store(str(database)) as store:
+        store.add_observations([one] * count)
+
+
+def age(database: Path, table: str, condition: str = "1") -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute(f"UPDATE {table} SET created_at = ? WHERE {condition}", (OLD,))  # noqa: S608
+
+
+def test_plans_are_listed_by_model_profile_and_age(
+    cli: Cli, database: Path, plans: tuple[str, str]
+) -> None:
+    small, large = plans
+    listed = cli("plans", "list", "--json").document
+    assert listed["schema"] == "moetune.plans.list/1"
+    assert [one["id"] for one in listed["plans"]] == [large, small]
+    age(database, "plans", f"id = '{large}'")
+    for arguments, expected in (
+        (("--model", "gpt-xl"), [large]),
+        (("--profile", "rtx2080ti-x64"), [small, large]),
+        (("--profile", "other"), []),
+        (("--newer-than", "7d"), [small]),
+    ):
+        found = cli("plans", "list", *arguments, "--json").document["plans"]
+        assert [one["id"] for one in found] == expected
+    assert small[:12] in cli("plans", "list").out
+
+
+def test_a_long_list_says_how_many_more_there_are(
+    cli: Cli, database: Path, plans: tuple[str, str]
+) -> None:
+    observe(database, plans[0], 25)
+    assert "… and 5 more: --all" in cli("observations", "list").out
+    assert "more: --all" not in cli("observations", "list", "--all").out
+    assert len(cli("observations", "list", "--json").document["observations"]) == 25
+    assert len(cli("observations", "list", "--limit", "3", "--json").document["observations"]) == 3
+
+
+def test_observations_are_listed_by_plan_and_removed(
+    cli: Cli, database: Path, plans: tuple[str, str]
+) -> None:
+    for plan_id in plans:
+        observe(database, plan_id, 2)
+    found = cli("observations", "list", "--plan", plans[0][:8], "--json").document["observations"]
+    assert {one["plan_id"] for one in found} == {plans[0]}
+    numbers = [str(one["id"]) for one in found]
+    assert cli("observations", "remove", *numbers, "--json").document["removed"] == 2
+    again = cli("observations", "remove", numbers[0])
+    assert (again.code, numbers[0] in again.err) == (2, True)
+    assert len(cli("observations", "list", "--json").document["observations"]) == 2
+
+
+def test_removed_plans_take_their_observations(
+    cli: Cli, database: Path, plans: tuple[str, str]
+) -> None:
+    observe(database, plans[0], 3)
+    removed = cli("plans", "remove", plans[0][:8], "--json").document["removed"]
+    assert removed == {"plans": 1, "observations": 3, "settled": 0}
+    assert [one["id"] for one in cli("plans", "list", "--json").document["plans"]] == [plans[1]]
+    assert cli("plans", "remove", plans[0]).code == 2
+    assert "removed 1 plan," in cli("plans", "remove", plans[1][:10]).out
+
+
+def test_pruning_counts_first_and_then_deletes(
+    cli: Cli, database: Path, plans: tuple[str, str]
+) -> None:
+    observe(database, plans[0], 4)
+    age(database, "observations")
+    age(database, "plans", f"id = '{plans[0]}'")
+    prune = ("db", "prune", "--older-than", "90d")
+    expected = {"plans": 1, "observations": 4, "settled": 0}
+    dry = cli(*prune, "--dry-run", "--json").document
+    assert (dry["removed"], dry["dry_run"]) == (expected, True)
+    assert len(cli("plans", "list", "--json").document["plans"]) == 2
+    done = cli(*prune, "--json").document
+    assert done["removed"] == expected
+    assert 0 < done["size_bytes"] <= dry["size_bytes"]
+    assert [one["id"] for one in cli("plans", "list", "--json").document["plans"]] == [plans[1]]
+    assert "removed 0 plans" in cli(*prune).out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plans", "remove", "abc"), ("observations", "remove", "1"),
+        ("db", "prune", "--older-than", "1d"), ("db", "prune", "--older-than", "long"),
+        ("plans", "list", "--newer-than", "99999d"), ("observations", "list", "--plan", "zz"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_makes_no_database(
+    cli: Cli, database: Path, arguments: tuple[str, ...]
+) -> None:
+    answer = cli(*arguments)
+    assert answer.code == 2, answer
+    assert "Traceback" not in answer.err
+    assert not database.exists()

@@ -1,0 +1,161 @@
+"""What a store accepts: each kind of value, at and beyond its bounds."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moetune.domain.cluster import Machine
+from moetune.domain.document import decode
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.operations import Operation, OperationTimes
+from moetune.domain.plan import Decision
+from moetune.domain.profile import (
+    CollectiveLine,
+    CopyLine,
+    GemmLine,
+    LinkBurst,
+    Profile,
+    RowsLine,
+)
+from moetune.domain.records import Observation, Settled
+from moetune.domain.reference import CollectiveTable, GemmTable, Network
+from moetune.domain.samples import GemmPoint, Sample
+from moetune.domain.step_errors import StepRecord
+from moetune.domain.storable import (
+    LONGEST_SECONDS,
+    SHORTEST_SECONDS,
+    check_observation,
+    check_plan,
+    check_profile,
+    check_samples,
+    check_settled,
+    is_sound,
+)
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from tests.runtime.plans import small_plan
+
+MACHINE = Machine(
+    kind="cuda", device="GPU", num_devices=2, devices_per_node=2, memory_bytes=2**30
+)  # fmt: skip
+PLAIN = Profile(name="one", provenance="published", machine=MACHINE)
+ROW = {
+    "plan_id": "a" * 64, "forward_degree": 1, "backward_degree": 1, "tokens_per_rank": 8,
+    "predicted_seconds": 1.0, "seconds": [1.0], "source": "training",
+}  # fmt: skip
+LAYER = LayerShape(d_model=8, d_hidden=8, num_experts=2, top_k=1)
+WORKLOAD = Workload(layer=LAYER, tokens_per_rank=8, world_size=2, dtype="float32")
+
+
+def observation(**changes: object) -> Observation:
+    return decode(Observation, {**ROW, **changes}, "row")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seconds": [1e308]}, {"seconds": [1.0, 5e-324]}, {"seconds": [0.0]}, {"seconds": [1e8]},
+        {"predicted_seconds": 1e-320}, {"predicted_seconds": 0.0},
+    ],
+)  # fmt: skip
+def test_an_observation_that_no_step_takes_is_not_sound(changes: dict[str, Any]) -> None:
+    strange = observation(**changes)
+    assert not is_sound(strange)
+    with pytest.raises(InputError, match="which no step takes"):
+        check_observation(strange)
+
+
+def test_times_at_the_bounds_are_sound() -> None:
+    assert is_sound(observation(seconds=[SHORTEST_SECONDS, LONGEST_SECONDS]))
+
+
+def test_the_times_of_operations_are_looked_at_too() -> None:
+    operation = Operation(name="all_to_all", phase="forward", size=8, degree=1)
+    strange = OperationTimes(operation=operation, predicted_seconds=None, seconds=(1e300,))
+    with pytest.raises(InputError, match=r"all_to_all has 1e\+300 s"):
+        check_observation(replace(observation(), operations=(strange,)))
+
+
+def test_settled_sizes_plans_and_samples_have_bounds() -> None:
+    settled = Settled(
+        plan_id="a" * 64, hardware_id="b", memory_reuse=None, tokens_per_rank=8,
+        decision=Decision(forward_degree=1, backward_degree=1), seconds=(1.0,),
+        planned_seconds=1.0, num_steps=1,
+    )  # fmt: skip
+    check_settled(settled)
+    with pytest.raises(InputError, match="planned_seconds"):
+        check_settled(replace(settled, planned_seconds=1e-300))
+    plan = small_plan(layer=LAYER, world_size=2)
+    check_plan(plan)
+    with pytest.raises(InputError, match=r"predicted\.step_seconds"):
+        check_plan(replace(plan, predicted=replace(plan.predicted, step_seconds=1e-320)))
+    point = GemmPoint(dtype="float32", rows=1, d_in=1, d_out=1)
+    check_samples([Sample(point=point, seconds=(1e-9, 1.0))])
+    with pytest.raises(InputError, match="gemm sample"):
+        check_samples([Sample(point=point, seconds=(1.0, 1e300))])
+
+
+def rates(beta: float) -> list[Profile]:
+    exchange = CollectiveLine(
+        op="all_to_all", group_size=2, alpha_seconds=0.0, beta_seconds_per_byte=beta
+    )
+    copy = CopyLine(direction="h2d", pinned=True, alpha_seconds=0.0, beta_seconds_per_byte=beta)
+    network = Network(source="s", nic_bytes_per_second=1 / beta)
+    gemm = GemmLine(dtype="float32", alpha_seconds=0.0, beta_seconds_per_mac=beta)
+    rows = RowsLine(op="gelu", dtype="float32", alpha_seconds=0, beta_seconds_per_element=beta)
+    return [
+        replace(PLAIN, gemm=(gemm,)),
+        replace(PLAIN, collective=(exchange,)),
+        replace(PLAIN, copy=(copy,)),
+        replace(PLAIN, rows=(rows,)),
+        replace(PLAIN, network=network),
+    ]
+
+
+@pytest.mark.parametrize("profile", rates(1e-12))
+def test_rates_of_machines_are_accepted(profile: Profile) -> None:
+    check_profile(profile)
+
+
+@pytest.mark.parametrize("profile", [*rates(1e-300), *rates(1e200)])
+def test_rates_of_no_machine_are_refused(profile: Profile) -> None:
+    with pytest.raises(InputError, match="which no operation does"):
+        check_profile(profile)
+
+
+def times(seconds: float, size: float = 8.0) -> list[Profile]:
+    step = StepRecord(
+        workload=WORKLOAD, degree=1, chunks_seconds=seconds, overhead_seconds=0.0,
+        measured_seconds=seconds,
+    )  # fmt: skip
+    burst = LinkBurst(op="all_to_all", group_size=2, seconds=seconds)
+    gemm = GemmTable(
+        label="published", source="s", dtype="float32", points=((1, 1, size, seconds),)
+    )
+    collective = CollectiveTable(
+        label="published", source="s", op="all_to_all", group_size=2, points=((size, seconds),)
+    )
+    return [
+        replace(PLAIN, steps=(step,)), replace(PLAIN, bursts=(burst,)),
+        replace(PLAIN, tables=(gemm,)), replace(PLAIN, tables=(collective,)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seconds", [1e-320, 1e100])
+@pytest.mark.parametrize("kind", range(4))
+def test_times_of_no_operation_are_refused(kind: int, seconds: float) -> None:
+    check_profile(times(1e-3)[kind])
+    with pytest.raises(InputError, match="which no"):
+        check_profile(times(seconds)[kind])
+
+
+def test_sizes_of_no_operation_are_refused() -> None:
+    for profile in times(1e-3, size=1e30)[2:]:
+        with pytest.raises(InputError, match="size 1e"):
+            check_profile(profile)
+
+
+@pytest.mark.parametrize("name", bundled_profiles())
+def test_every_reference_machine_is_accepted(name: str) -> None:
+    check_profile(load_profile_file(bundled_profiles()[name]))
