@@ -29,7 +29,8 @@ class ConnectionLimits:
 
     Args:
         connections: open at once; for one more the longest idle one is closed.
-        header_seconds: from the connection, or a request's first byte, to its last header.
+        header_seconds: from the connection, or a request's first byte, to its last header; and for
+            a TLS handshake.
         body_seconds: from there to the end of the body.
         header_bytes: of the request line and headers, and of what surrounds a body's chunks.
     """
@@ -39,12 +40,17 @@ class ConnectionLimits:
     body_seconds: float = 60.0
     header_bytes: int = 64 * 2**10
 
+    @property
+    def handshakes(self) -> int:
+        """TLS handshakes at once; one more ends the oldest."""
+        return max(1, self.connections // 4)
+
 
 def most_connections() -> int:
     """Return the connections that this process has descriptors for."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST if soft == resource.RLIM_INFINITY else soft - _RESERVED_DESCRIPTORS
-    return min(_MOST, max(_FEWEST, most))
+    return min(_MOST, max(_FEWEST, 4 * most // 5))
 
 
 def limited_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
@@ -59,6 +65,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _framing_bytes = 0
     _body_bytes = 0
+    _first_bytes = 0
     _since = 0.0
     _has_begun = False
 
@@ -80,6 +87,8 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._framing_bytes += len(data)
+        # Of a request that begins with these bytes they count whole; of a second one behind it not.
+        self._first_bytes = 0 if self._has_begun else len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -90,7 +99,8 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._set_timer()
 
     def on_message_begin(self) -> None:
-        self._stage, self._framing_bytes, self._body_bytes = "headers", 0, 0
+        self._stage, self._framing_bytes, self._body_bytes = "headers", self._first_bytes, 0
+        self._first_bytes = 0
         self._has_begun = True
         super().on_message_begin()
 

@@ -30,6 +30,7 @@ from moetune.service.app import create_app
 from moetune.service.connections import ConnectionLimits, limited_protocol, most_connections
 from moetune.service.logs import LogFormat, start_logging
 from moetune.service.quotas import QuotaLimits
+from moetune.service.tls import tls_context, tls_protocol
 from moetune.workflows.planner import open_planner
 from moetune.workflows.solvers import SolverLimits, SolverPool
 
@@ -95,7 +96,7 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
         KeyboardInterrupt: SIGINT, after the graceful stop.
     """
     access = access_of(options)
-    check_tls(options)
+    tls = tls_of(options)
     limits = ConnectionLimits(connections=most_connections())
     with (
         closing(_listen(options)) as listener,
@@ -111,7 +112,7 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
         server = _Server(
             uvicorn.Config(
                 app,
-                http=limited_protocol(limits),
+                http=_protocol(limits, tls),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -119,8 +120,6 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
                 server_header=False,
                 proxy_headers=False,
                 timeout_graceful_shutdown=_GRACE_SECONDS + _LAST_SECONDS,
-                ssl_certfile=options.tls_cert,
-                ssl_keyfile=options.tls_key,
             ),
             lambda: ready(url, location),
             solver,
@@ -155,25 +154,30 @@ def access_of(options: ServerOptions) -> Access:
     return access
 
 
-def check_tls(options: ServerOptions) -> None:
-    """Check certificate and key before anything is opened.
+def tls_of(options: ServerOptions) -> ssl.SSLContext | None:
+    """Return the context of certificate and key, before anything is opened; None without TLS.
 
     Raises:
         InputError: one of them is missing, unreadable or does not match the other.
     """
     cert, key = options.tls_cert, options.tls_key
     if cert is None and key is None:
-        return
+        return None
     if cert is None or key is None:
         raise InputError("TLS needs a certificate and its key", "give --tls-cert and --tls-key")
     check_secret_file(key, "TLS key")
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, _no_password)
+        return tls_context(cert, key)
     except (OSError, ValueError) as error:
         raise InputError(
             f"TLS certificate {cert} and key {key} cannot be used: {error}",
             "give PEM files of one certificate and its key, without a password",
         ) from None
+
+
+def _protocol(limits: ConnectionLimits, tls: ssl.SSLContext | None) -> type[asyncio.Protocol]:
+    plain = limited_protocol(limits)
+    return plain if tls is None else tls_protocol(plain, tls, limits)
 
 
 class _Server(uvicorn.Server):
@@ -250,7 +254,3 @@ def _url(options: ServerOptions, listener: socket.socket) -> str:
     scheme = "http" if options.tls_cert is None else "https"
     host = f"[{options.host}]" if ":" in options.host else options.host
     return f"{scheme}://{host}:{listener.getsockname()[1]}"
-
-
-def _no_password() -> str:
-    raise ValueError("the key has a password")

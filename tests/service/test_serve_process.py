@@ -17,6 +17,7 @@ import pytest
 
 from moetune.cli import app as program
 from tests.service.asking import Served, command, environment, served
+from tests.service.certificates import make_certificate
 
 TOKEN = "write-token-0123456789"  # noqa: S105 - of a service that lives for a second
 ASKED = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
@@ -233,13 +234,7 @@ def _write_until_gone(service: Served, plan_id: str, first: int, kept: list[int]
 
 
 def test_tls_by_flag(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", str(key), "-out", str(cert)),
-        check=True, capture_output=True, timeout=240,
-    )  # fmt: skip
+    cert, key = make_certificate(tmp_path)
     token = str(_token_file(tmp_path))
     arguments = ("--tls-cert", str(cert), "--tls-key", str(key), "--write-token-file", token)
     with served(tmp_path, *arguments) as service:
