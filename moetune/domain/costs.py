@@ -84,6 +84,12 @@ class Estimate:
     trust: Trust
     doubts: tuple[Doubt, ...] = ()
 
+    def scaled(self, factor: float) -> "Estimate":
+        """Return the estimate with so many times the seconds."""
+        if factor == 1:
+            return self
+        return Estimate(seconds=self.seconds * factor, trust=self.trust, doubts=self.doubts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelError:

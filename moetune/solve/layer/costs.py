@@ -183,9 +183,12 @@ class LayerCosts(ABC):
             estimate: of the operation by itself.
             degree: of the phase.
         """
+        return estimate.scaled(self.step_factor(rows=rows, degree=degree))
+
+    def step_factor(self, *, rows: float, degree: int) -> float:
+        """Return what operations of a phase's chunk take within a step, over their own time."""
         tokens = round(rows * degree / self.layer.top_k)
-        factor = self.step_errors(tokens=tokens).factor(degree)
-        return replace(estimate, seconds=estimate.seconds * factor)
+        return self.step_errors(tokens=tokens).factor(degree)
 
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""

@@ -7,6 +7,7 @@ pre-activations (T_M) come back from host memory (S1, S2) or are computed again 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import permutations
 
 from moetune.domain.constraints import Strategy
@@ -80,16 +81,15 @@ def chunk_of(
     before, after = _halves(costs, phase, rows, recompute=strategy in {"S3", "S4"})
     layer = costs.layer
 
-    def in_step(estimate: Estimate) -> Estimate:
-        return costs.in_step(estimate, rows=rows, degree=degree)
+    factor = costs.step_factor(rows=rows, degree=degree)
 
     def copy(width: int) -> Estimate:
-        return in_step(_copy(costs, phase, rows * width * dtype_bytes(costs.dtype)))
+        return _copy(costs, phase, rows * width * dtype_bytes(costs.dtype)).scaled(factor)
 
     return ReusedChunk(
-        transfer=in_step(costs.transfer(rows=rows, degree=degree)),
-        before=in_step(before),
-        after=in_step(after),
+        transfer=costs.transfer(rows=rows, degree=degree).scaled(factor),
+        before=before.scaled(factor),
+        after=after.scaled(factor),
         copy_input=copy(layer.d_model) if strategy in OFFLOADS_INPUT else None,
         copy_middle=copy(middle_elements(layer)) if strategy in OFFLOADS_MIDDLE else None,
         sends_again=is_backward and strategy in {"S2", "S4"},
@@ -139,7 +139,7 @@ _OfClasses = tuple[float, float, float]
 _ALONE: tuple[_OfClasses, ...] = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
 
 
-def _speeds(table: Interference, chunk: ReusedChunk) -> Sequence[_OfClasses]:
+def _speeds(table: Interference, chunk: ReusedChunk) -> tuple[_OfClasses, ...]:
     """Return the speeds in every set of classes that may run at once, 0 of those that do not."""
     comp, comm, mem = table.comp, table.comm, table.mem
     sets = [*_ALONE, (comm.comp, comp.comm, 0.0)]
@@ -147,11 +147,13 @@ def _speeds(table: Interference, chunk: ReusedChunk) -> Sequence[_OfClasses]:
         sets.append((comm.mem, 0.0, mem.comm))
     if chunk.copies.seconds and chunk.copies_overlap:
         sets += [(0.0, comp.mem, mem.comp), (comm.all, comp.all, mem.all)]
-    return sets
+    return tuple(sets)
 
 
-def _weights(speeds: Sequence[_OfClasses]) -> Iterator[_OfClasses]:
-    """Yield weights that no set exceeds, each as large as those chosen before leave it."""
+@lru_cache(maxsize=4096)
+def _weights(speeds: tuple[_OfClasses, ...]) -> tuple[_OfClasses, ...]:
+    """Return weights that no set exceeds, each as large as those chosen before leave it."""
+    found: dict[_OfClasses, None] = {}
     for order in permutations(range(len(_ALONE))):
         weights = [0.0, 0.0, 0.0]
         for at in order:
@@ -161,7 +163,8 @@ def _weights(speeds: Sequence[_OfClasses]) -> Iterator[_OfClasses]:
                 for one in speeds
                 if one[at]
             )
-        yield weights[0], weights[1], weights[2]
+        found[weights[0], weights[1], weights[2]] = None
+    return tuple(found)
 
 
 def reuse_tasks(*, chunk: ReusedChunk, phase: Phase, degree: int) -> list[Task]:
