@@ -1,6 +1,6 @@
 """Chunks of model states: parameters packed in the order of a training step's uses (Elixir)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -105,15 +105,49 @@ def pack(parameters: Iterable[PackedParameter], *, chunk_bytes: int) -> tuple[Ch
     """
     order = list(parameters)
     place = {parameter.name: number for number, parameter in enumerate(order)}
-    groups: dict[ChunkGroup, list[PackedParameter]] = {}
-    for parameter in order:
-        groups.setdefault(parameter.group, []).append(parameter)
     chunks = [
         chunk
-        for group, members in groups.items()
+        for group, members in by_group(order).items()
         for chunk in _pack_group(group, members, chunk_bytes)
     ]
     return tuple(sorted(chunks, key=lambda chunk: place[chunk.slots[0].name]))
+
+
+def by_group(parameters: Iterable[PackedParameter]) -> dict[ChunkGroup, list[PackedParameter]]:
+    """Return each group's parameters, in their order."""
+    groups: dict[ChunkGroup, list[PackedParameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.group, []).append(parameter)
+    return groups
+
+
+def wasted_bytes(
+    groups: Mapping[ChunkGroup, Sequence[PackedParameter]], *, chunk_bytes: int
+) -> int:
+    """Return the bytes of chunks' places that no parameter fills, without making the chunks.
+
+    Args:
+        groups: as of `by_group`, no parameter larger than a chunk.
+        chunk_bytes: as of `pack`.
+    """
+    wasted = 0
+    for group, members in groups.items():
+        item = dtype_bytes(group.dtype)
+        used = sum(one.num_elements for one in members) * item
+        count = _num_chunks(group, members, rounded_elements(group, chunk_bytes))
+        if count > 1 or used >= chunk_bytes:
+            wasted += count * chunk_bytes - used
+    return wasted
+
+
+def _num_chunks(group: ChunkGroup, members: Sequence[PackedParameter], capacity: int) -> int:
+    grain = ALIGNMENT_BYTES // dtype_bytes(group.dtype)
+    count, offset = 1, 0
+    for each in members:
+        if offset + each.num_elements > capacity:
+            count, offset = count + 1, 0
+        offset += -(-each.num_elements // grain) * grain
+    return count
 
 
 def rounded_elements(group: ChunkGroup, num_bytes: int) -> int:

@@ -7,7 +7,15 @@ the smallest one whose step is as short as the largest cache's that fits.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from moetune.domain.chunks import Chunk, PackedParameter, Use, pack, rounded_elements
+from moetune.domain.chunks import (
+    Chunk,
+    PackedParameter,
+    Use,
+    by_group,
+    pack,
+    rounded_elements,
+    wasted_bytes,
+)
 from moetune.domain.costs import Estimate
 from moetune.domain.plan import Chunks, ModelMemory
 from moetune.domain.units import dtype_bytes, pinned_bytes
@@ -191,13 +199,13 @@ def pack_modules(
         rounded_elements(widest, low + (high - low) * step // _NUM_SIZES) * grain
         for step in range(_NUM_SIZES + 1)
     )
+    groups = by_group(parameters)
     best = min(
-        ((pack(parameters, chunk_bytes=size), size) for size in dict.fromkeys(sizes)),
-        key=lambda packed: (_wasted(*packed), packed[1]),
+        dict.fromkeys(sizes), key=lambda size: (wasted_bytes(groups, chunk_bytes=size), size)
     )
     return Packed(
-        chunks=best[0],
-        chunk_bytes=best[1],
+        chunks=pack(parameters, chunk_bytes=best),
+        chunk_bytes=best,
         each=each,
         offload=prices.offload,
         pins_host=prices.pins_host,
@@ -334,8 +342,3 @@ def _smallest_as_fast(trial: _Trial, fewest: int, most: int) -> int:
         else:
             low = middle + 1
     return high
-
-
-def _wasted(chunks: Sequence[Chunk], chunk_bytes: int) -> int:
-    """Return the bytes of the chunks' places that no parameter fills."""
-    return sum(chunk_bytes - chunk.used_bytes for chunk in chunks if not chunk.is_fused)
