@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from moetune import config_files
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError
-from moetune.domain.units import dtype_bytes, parse_count, parse_seconds
+from moetune.domain.units import dtype_bytes, full_dtype, parse_count, parse_seconds
 
 PREFIX = "MOETUNE_"
 
@@ -63,7 +63,7 @@ class Settings:
             if getattr(self, name) == "":
                 raise InputError(f"{name} must not be empty")
         if self.dtype is not None:
-            dtype_bytes(self.dtype)
+            dtype_bytes(full_dtype(self.dtype))
         if self.budget is not None:
             parse_seconds(self.budget)
         if self.url is not None:
@@ -300,7 +300,7 @@ def _as_kind(name: str, text: str, default: object) -> object:
             return parse_count(text)
         except InputError as error:
             raise InputError(f"{name}: {error.what}") from None
-    return text
+    return full_dtype(text) if name == "dtype" else text
 
 
 def _boolean(name: str, text: str) -> bool:

@@ -113,6 +113,13 @@ def tokens_of(
     return batch * length
 
 
-def parsed(text: str | None, parse: Callable[[str], T]) -> T | None:
-    """Return a flag's parsed value; None where it was not given."""
-    return None if text is None else parse(text)
+def parsed(text: str | None, parse: Callable[[str], T], flag: str) -> T | None:
+    """Return a flag's parsed value; None where it was not given.
+
+    Raises:
+        InputError: the value is wrong; the text names the flag.
+    """
+    try:
+        return None if text is None else parse(text)
+    except InputError as error:
+        raise InputError(f"{flag}: {error.what}", error.hint) from None

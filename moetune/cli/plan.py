@@ -31,7 +31,7 @@ from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.request import PlanRequest
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import CUDA_GRAPHS, OVERLAPS, RECOMPUTES
-from moetune.domain.units import parse_bytes, parse_count
+from moetune.domain.units import full_dtype, parse_bytes, parse_count
 
 if TYPE_CHECKING:
     from moetune.workflows.plan import Planned
@@ -250,7 +250,8 @@ def plan(
     """
     session = session_of(context)
     settings = session.settings
-    length = parsed(seq, parse_count)
+    dtype = full_dtype(dtype) if dtype else None
+    length = parsed(seq, parse_count, "--seq")
     if model is not None and is_decoder_name(model):
         flags = TrainingFlags(
             model=model, world_size=world_size, num_nodes=nodes, global_batch=global_batch,
@@ -266,7 +267,7 @@ def plan(
     refuse_flags_of_decoders(context)
     sizes = model_sizes(
         model, num_layers=num_layers, num_heads=num_heads, length=length,
-        vocab=parsed(vocab, parse_count), moe_every=moe_every,
+        vocab=parsed(vocab, parse_count, "--vocab"), moe_every=moe_every,
     )  # fmt: skip
     layer = LayerFlags(
         d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
@@ -278,7 +279,7 @@ def plan(
             max_degree=max_degree or settings.max_degree,
             min_chunk_tokens=min_chunk_tokens or settings.min_chunk_tokens,
             order=order, strategy=strategy,
-            dispatcher=parsed(dispatcher, parse_dispatcher),
+            dispatcher=parsed(dispatcher, parse_dispatcher, "--dispatcher"),
         ),
         pins=LayoutPins(
             dp=dp, ep=ep, tp=tp, pp=pp, expert_parallel=expert_parallel,
@@ -287,14 +288,15 @@ def plan(
         ),
         sizes=sizes,
         sequence_parallel=sequence_parallel,
-        memory_taken_bytes=parsed(memory_taken, parse_bytes) or 0,
+        memory_taken_bytes=parsed(memory_taken, parse_bytes, "--memory-taken") or 0,
         allow_modelled=settings.allow_modelled if allow_modelled is None else allow_modelled,
-        quantization=parsed(quantization, parse_quantization) or "",
+        quantization=parsed(quantization, parse_quantization, "--quantization") or "",
     )  # fmt: skip
     request = PlanRequest(
         model=model, layer=layer, world_size=world_size, num_nodes=nodes,
         tokens_per_rank=tokens_of(tokens, batch, length, is_whole=sizes.length is not None),
-        dtype=dtype or settings.dtype, memory_limit_bytes=parsed(memory_limit, parse_bytes),
+        dtype=dtype or settings.dtype,
+        memory_limit_bytes=parsed(memory_limit, parse_bytes, "--memory-limit"),
         constraints=constraints,
     )  # fmt: skip
     _plan(session, request, profile=profile, output=output, save=not no_save, as_json=json)

@@ -87,7 +87,7 @@ class TrainingFlags:
             ),
             pins=self._pins(),
             target=target,
-            memory_limit_bytes=parsed(self.memory_limit, parse_bytes),
+            memory_limit_bytes=parsed(self.memory_limit, parse_bytes, "--memory-limit"),
         )  # fmt: skip
 
     def _pins(self) -> "LayoutRequest":

@@ -16,7 +16,7 @@ from moetune.domain.layer import Activation
 from moetune.domain.model import find_model
 from moetune.domain.quantization import Quantization
 from moetune.domain.samples import Point
-from moetune.domain.units import parse_count, parse_seconds
+from moetune.domain.units import full_dtype, parse_count, parse_seconds
 from moetune.measure.grid import Preset
 from moetune.report.section import Cell, Table
 from moetune.workflows import wiring
@@ -134,7 +134,7 @@ def profile(
         )  # fmt: skip
         return
     num_ranks = setting.launch.world_size if setting.launch else nproc or 1
-    named = parsed(model, find_model)
+    named = find_model(model) if model is not None else None
     layer = LayerFlags(
         d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
         activation=activation,
@@ -142,15 +142,15 @@ def profile(
     if named is not None and named.transformer is None:
         layer, model = named.layer(num_ranks), None
     transformer = model_sizes(
-        model, num_layers=num_layers, num_heads=num_heads, length=parsed(seq, parse_count),
-        vocab=parsed(vocab, parse_count), moe_every=moe_every,
+        model, num_layers=num_layers, num_heads=num_heads, length=parsed(seq, parse_count, "--seq"),
+        vocab=parsed(vocab, parse_count, "--vocab"), moe_every=moe_every,
     ).transformer(model=model, layer=layer)  # fmt: skip
     default_tokens = named.tokens_per_rank if named else _TOKENS
     request = ProfileRequest(
         name=name,
         num_ranks=num_ranks,
         preset=preset or settings.preset,
-        dtypes=_words(dtype),
+        dtypes=tuple(map(full_dtype, _words(dtype))),
         group_sizes=tuple(map(parse_count, _words(group_sizes))),
         layers=() if layer is None or transformer is not None else (layer,),
         transformers=() if transformer is None else (transformer,),

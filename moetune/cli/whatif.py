@@ -59,9 +59,9 @@ def whatif(
 
     session = session_of(context)
     sizes = {
-        "tokens_per_rank": parsed(tokens, parse_count),
+        "tokens_per_rank": parsed(tokens, parse_count, "--tokens"),
         "world_size": world_size,
-        "memory_limit_bytes": parsed(memory_limit, parse_bytes),
+        "memory_limit_bytes": parsed(memory_limit, parse_bytes, "--memory-limit"),
         "dtype": dtype,
         "constraints": _constraints(constraint or ()),
     }

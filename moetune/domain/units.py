@@ -8,9 +8,13 @@ from moetune.domain.errors import InputError
 
 DTYPE_BYTES = MappingProxyType({"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2})
 
+_SHORT_DTYPES = MappingProxyType(
+    {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp64": "float64"}
+)
 _BYTES = MappingProxyType(
     {
-        "": 1, "b": 1,
+        "b": 1,
+        "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
         "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
         "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
     }
@@ -26,20 +30,24 @@ def _parse(
     text: str, factors: MappingProxyType[str, int] | MappingProxyType[str, float], what: str
 ) -> float:
     match = _NUMBER.fullmatch(text)
-    if match is None or match[2].lower() not in factors:
+    unit = match[2].lower() if match else ""
+    if match is None or (unit not in factors and float(match[1])):
         known = ", ".join(unit for unit in factors if unit)
-        raise InputError(
-            f"{what} {text!r} must be a number of 0 or more, alone or with a unit: {known}"
-        )
-    return float(match[1]) * factors[match[2].lower()]
+        form = "alone or with a unit" if "" in factors else "with a unit"
+        raise InputError(f"{what} {text!r} must be a number of 0 or more, {form}: {known}")
+    return float(match[1]) * factors.get(unit, 0)
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes in `text`, such as "40GiB", "512 MB" or "4096".
+    """Return the bytes in `text`, such as "40GiB", "512 MB", "80G" (80 · 10⁹) or "4096B".
 
     Raises:
-        InputError: the text is no size.
+        InputError: the text is no size, or has no unit: 24 could be bytes, MB or GB.
     """
+    if (number := text.strip()).isdigit() and int(number):
+        raise InputError(
+            f"size {text!r} has no unit", f"write {number}GB, {number}GiB, {number}MiB or {number}B"
+        )
     return round(_parse(text, _BYTES, "size"))
 
 
@@ -88,6 +96,11 @@ def _three_digits(value: float) -> str:
 def pinned_bytes(num_bytes: int) -> int:
     """Return what torch takes for an allocation of page-locked memory: the next power of two."""
     return 1 << (num_bytes - 1).bit_length() if num_bytes else 0
+
+
+def full_dtype(text: str) -> str:
+    """Return torch's name of a dtype: "bfloat16" for "bf16"; any other text as it is."""
+    return _SHORT_DTYPES.get(text, text)
 
 
 def dtype_bytes(dtype: str) -> int:

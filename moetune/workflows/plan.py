@@ -23,7 +23,7 @@ from moetune.domain.quantization import FORMATS
 from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.spelling import AS_KEYS, Spelling
-from moetune.domain.units import dtype_bytes
+from moetune.domain.units import dtype_bytes, full_dtype
 from moetune.fit.corrected import corrected
 from moetune.fit.costs import costs_of
 from moetune.fit.model_error import OF_MODELS
@@ -67,7 +67,7 @@ class InputsDocument:
                 "import the file first: only stored profiles can be planned with here",
             )
         if self.dtype is not None and self.dtype not in FORMATS:  # which the request refuses
-            dtype_bytes(self.dtype)
+            dtype_bytes(full_dtype(self.dtype))
 
     def request(self, *, default_dtype: str | None, spelling: Spelling = AS_KEYS) -> PlanRequest:
         """Return the request; `PlanRequest.check_sizes` limits its numbers later.
@@ -83,7 +83,7 @@ class InputsDocument:
             layer=self.layer if self.model is None else None,
             world_size=self.world_size,
             tokens_per_rank=self.tokens_per_rank,
-            dtype=self.dtype or default_dtype,
+            dtype=full_dtype(self.dtype) if self.dtype else default_dtype,
             memory_limit_bytes=self.memory_limit_bytes,
             constraints=Constraints.decode(self.constraints, spelling),
             spelling=spelling,

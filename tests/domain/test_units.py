@@ -13,6 +13,7 @@ from moetune.domain.units import (
     dtype_bytes,
     format_bytes,
     format_seconds,
+    full_dtype,
     parse_bytes,
     parse_count,
     parse_seconds,
@@ -23,7 +24,7 @@ PREFIXES = "kmgt"
 
 @pytest.mark.parametrize("number", ["1", "3", "2.5"])
 def test_decimal_prefixes_are_powers_of_1000_and_binary_ones_of_1024(number: str) -> None:
-    assert parse_bytes("7") == parse_bytes("7b") == parse_bytes(" 7 B ") == 7
+    assert parse_bytes("7b") == parse_bytes(" 7 B ") == 7
     for power, prefix in enumerate(PREFIXES, start=1):
         for text in (f"{number}{prefix}b", f"{number} {prefix.upper()}B"):
             assert parse_bytes(text) == float(number) * 1000**power
@@ -48,7 +49,7 @@ def test_what_is_no_number_with_a_unit_is_refused(text: str) -> None:
 def test_an_unknown_unit_is_answered_with_the_known_ones() -> None:
     with pytest.raises(InputError) as caught:
         parse_seconds("3 days")
-    assert caught.value.what.endswith("s, ms, m, min, h")
+    assert caught.value.what.endswith("s, ms, m, min, h, d")
 
 
 @pytest.mark.parametrize(
@@ -87,3 +88,18 @@ def test_elements_have_the_bytes_that_torch_gives_them() -> None:
         assert dtype_bytes(name) == getattr(torch, name).itemsize
     with pytest.raises(InputError, match="int8"):
         dtype_bytes("int8")
+
+
+def test_sizes_need_a_unit_and_short_ones_are_decimal() -> None:
+    assert parse_bytes("80G") == parse_bytes("80GB") == 80 * 10**9
+    assert parse_bytes("0") == 0
+    with pytest.raises(InputError, match="has no unit") as caught:
+        parse_bytes("24")
+    assert "24GB, 24GiB" in caught.value.hint
+
+
+def test_short_names_of_dtypes() -> None:
+    assert [full_dtype(one) for one in ("bf16", "fp16", "half", "fp32", "fp64")] == [
+        "bfloat16", "float16", "float16", "float32", "float64",
+    ]  # fmt: skip
+    assert full_dtype("float8_e4m3fn") == "float8_e4m3fn"

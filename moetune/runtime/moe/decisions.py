@@ -111,9 +111,12 @@ def _pinned_decision(pipeline: bool | int) -> Decision | None:
     """
     if pipeline is True:
         return None
-    degree: object = pipeline or 1
+    degree: object = 1 if pipeline is False else pipeline
     if not isinstance(degree, int) or degree < 1:
-        raise InputError(f"pipeline must be True, False or a degree of at least 1, got {pipeline}")
+        raise InputError(
+            f"pipeline must be True, False or a degree of at least 1, got {pipeline!r}",
+            "False is one chunk",
+        )
     return Decision(forward_degree=degree, backward_degree=degree)
 
 
