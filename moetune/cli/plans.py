@@ -1,10 +1,11 @@
-"""`moetune plans`: list and remove stored plans."""
+"""`moetune plans`: list, show, export, compare and remove stored plans."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from moetune.cli.session import Json, example, session_of
+from moetune.cli.session import Json, PlanArgument, ProfileOption, example, session_of
 from moetune.domain.units import parse_seconds
 from moetune.report.section import plural
 
@@ -34,6 +35,64 @@ def list_(
         found = list_plans(store, wanted)
     document = {"schema": "moetune.plans.list/1", "plans": found}
     section = plans_section(found, most=None if all_ else MOST_ROWS)
+    session.screen.answer((section,), document, as_json=json)
+
+
+@app.command("show", epilog=example("moetune plans show 1a2b3c"))
+def show(
+    context: typer.Context, plan: PlanArgument, profile: ProfileOption = None, *, json: Json = False
+) -> None:
+    """Show a plan as `moetune plan` printed it."""
+    from moetune.workflows.planner import local_planner
+    from moetune.workflows.views.plan import plan_sections
+
+    session = session_of(context)
+    with local_planner(session.settings, profile=profile) as planner:
+        if json:
+            session.screen.document(planner.plan(plan))
+        else:
+            session.screen.answer(plan_sections(planner.explain(plan)))
+
+
+@app.command("export", epilog=example("moetune plans export 1a2b3c --output plan.json"))
+def export(
+    context: typer.Context,
+    plan: PlanArgument,
+    *,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write this file instead of stdout.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print a plan as the JSON file that the runtime reads, or write a file."""
+    from moetune.workflows.files import find_plan, plan_to_json, write_text
+
+    session = session_of(context)
+    found = find_plan(plan, stores=session.find_store)
+    if output is None:
+        typer.echo(plan_to_json(found), nl=False)
+        return
+    write_text(output, plan_to_json(found))
+    if json:
+        document = {"schema": "moetune.plans.export/1", "id": found.id, "file": str(output)}
+        session.screen.document(document)
+    else:
+        session.screen.note(f"plan {found.id[:6]} is written to {output}")
+
+
+@app.command("diff", epilog=example("moetune plans diff 1a2b3c plan.json"))
+def diff(
+    context: typer.Context, first: PlanArgument, second: PlanArgument, *, json: Json = False
+) -> None:
+    """Show every field in which two plans differ."""
+    from moetune.workflows.files import find_plan
+    from moetune.workflows.views.comparison import plan_differences
+
+    session = session_of(context)
+    left, right = (find_plan(one, stores=session.find_store) for one in (first, second))
+    names = (left.id[:6], right.id[:6]) if left.id != right.id else (first, second)
+    document = {"schema": "moetune.plans.diff/1", "first": left.id, "second": right.id}
+    section = plan_differences(left, right, names=names)
     session.screen.answer((section,), document, as_json=json)
 
 
