@@ -22,8 +22,8 @@ _BEFORE_THE_COMMAND = ("--db", "--config", "--no-config", "-v", "-vv", "-q", "--
 _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 COMMANDS = (
-    "profile", "plan", "explain", "whatif", "export", "verify", "trace", "report", "serve",
-    "plans", "observations", "profiles", "models", "db", "config", "doctor",
+    "profile", "plan", "memory", "explain", "whatif", "export", "verify", "trace", "report",
+    "serve", "plans", "observations", "profiles", "models", "db", "config", "doctor",
 )  # fmt: skip
 """Each is a module of `moetune.cli` that has a function of its name, or an `app` of several."""
 

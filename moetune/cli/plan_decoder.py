@@ -103,7 +103,7 @@ class TrainingFlags:
         return LayoutRequest(
             cp=self.cp, tp=self.tp, pp=self.pp, vpp=self.vpp, ep=self.ep, etp=self.etp,
             micro_batch=self.micro_batch,
-            recompute=None if self.recompute is None else _modules(self.recompute),
+            recompute=None if self.recompute is None else modules_of(self.recompute),
             dispatcher=_one_of("--dispatcher", self.dispatcher, TOKEN_DISPATCHERS),
             overlap=_one_of("--overlap", self.overlap, OVERLAPS),
             cuda_graphs=_one_of("--cuda-graphs", self.cuda_graphs, CUDA_GRAPHS),
@@ -201,7 +201,12 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _modules(text: str) -> "tuple[Recompute, ...]":
+def modules_of(text: str) -> "tuple[Recompute, ...]":
+    """Return the modules of `--recompute`.
+
+    Raises:
+        InputError: one is unknown.
+    """
     from moetune.domain.training import RECOMPUTES
 
     names = [name.strip() for name in text.split(",") if name.strip()]

@@ -10,13 +10,19 @@ from pathlib import Path
 from moetune.domain.architecture import Decoder
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, LayoutTooLargeError
-from moetune.domain.optimizers import OPTIMIZERS
+from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.pipeline import stage_words
 from moetune.domain.plan import Confidence
 from moetune.domain.profile import Profile
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
 from moetune.domain.targets import Target
-from moetune.domain.training import TRAINING_DTYPES, FoldedLayout, LayoutRequest, TrainingJob
+from moetune.domain.training import (
+    TRAINING_DTYPES,
+    FoldedLayout,
+    LayoutRequest,
+    TrainingDtype,
+    TrainingJob,
+)
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
 from moetune.solve.training.machine import DevicePrices
@@ -203,18 +209,27 @@ def training_job(
             "give the sequences of a step and the tokens of a sequence, "
             "such as --global-batch 1024 --seq 4096",
         )
-    wanted = dtype or "bfloat16"
-    if wanted not in TRAINING_DTYPES:
+    known_dtype, known_optimizer = check_names(dtype or "bfloat16", optimizer)
+    return TrainingJob(
+        decoder=decoder, world_size=world_size or profile.machine.num_devices,
+        global_batch=global_batch, length=length, dtype=known_dtype,
+        routing=routing, optimizer=known_optimizer,
+    )  # fmt: skip
+
+
+def check_names(dtype: str, optimizer: str) -> tuple[TrainingDtype, OptimizerName]:
+    """Return the names of a dtype and an optimizer.
+
+    Raises:
+        InputError: whole models have no such one.
+    """
+    if dtype not in TRAINING_DTYPES:
         raise InputError(
-            f"dtype {wanted!r} is not for whole models", f"use {', '.join(TRAINING_DTYPES)}"
+            f"dtype {dtype!r} is not for whole models", f"use {', '.join(TRAINING_DTYPES)}"
         )
     if optimizer not in OPTIMIZERS:
         raise InputError(f"optimizer {optimizer!r} is unknown", f"use {', '.join(OPTIMIZERS)}")
-    return TrainingJob(
-        decoder=decoder, world_size=world_size or profile.machine.num_devices,
-        global_batch=global_batch, length=length, dtype=wanted,
-        routing=routing, optimizer=optimizer,
-    )  # fmt: skip
+    return dtype, optimizer
 
 
 def read_routing(wanted: str | None) -> ExpertLoads:

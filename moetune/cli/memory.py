@@ -1,0 +1,89 @@
+"""`moetune memory`: what fits where, without a profile."""
+
+from typing import Annotated, cast
+
+import typer
+
+from moetune.cli.flags import parsed
+from moetune.cli.plan_decoder import modules_of
+from moetune.cli.session import Json, example, session_of
+from moetune.domain.errors import InfeasiblePlanError, InputError
+from moetune.domain.targets import TARGETS
+from moetune.domain.training import LayoutRequest, ZeroStage
+from moetune.domain.units import full_dtype, parse_bytes, parse_count
+
+EPILOG = example("moetune memory qwen3-30b-a3b --device-memory 80GB --world-size 64")
+
+
+def memory(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(metavar="PATH|NAME", help="A name, or a Hugging Face config.json.")
+    ],
+    *,
+    device_memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory of one GPU; 92 % of it may be filled.")
+    ] = "80GB",
+    world_size: Annotated[
+        int | None, typer.Option(min=1, help="GPUs. Default: the fewest on which it fits.")
+    ] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences of a step. Default: one for each GPU.")
+    ] = None,
+    seq: Annotated[str, typer.Option(metavar="TOKENS", help="Tokens of a sequence.")] = "4k",
+    micro_batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
+    tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel ranks.")] = None,
+    cp: Annotated[int | None, typer.Option(min=1, help="Context-parallel ranks.")] = None,
+    pp: Annotated[int | None, typer.Option(min=1, help="Pipeline ranks.")] = None,
+    ep: Annotated[int | None, typer.Option(min=1, help="Expert-parallel ranks.")] = None,
+    zero: Annotated[int | None, typer.Option(min=0, max=3, help="ZeRO stage.")] = None,
+    recompute: Annotated[
+        str | None, typer.Option(help="Modules computed again: none, full, or a list.")
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="Default: the target's, such as adam.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of the GEMMs.")] = "bfloat16",
+    target: Annotated[str, typer.Option(help=f"Runtime: {', '.join(TARGETS)}.")] = "megatron",
+    json: Json = False,
+) -> None:
+    """Say which layouts of a model's training fit, and where the memory goes."""
+    from moetune.domain.targets import find_target
+    from moetune.workflows.memory import MemoryQuestion, fit_memory
+    from moetune.workflows.models import find_decoder_model
+    from moetune.workflows.training import check_names
+    from moetune.workflows.views.memory import memory_document, memory_sections
+
+    session = session_of(context)
+    runtime = find_target(target)
+    decoder = find_decoder_model(model, world_size=world_size or 1).decoder
+    if decoder is None:
+        raise InputError(
+            f"{model} is a single layer of a paper, not a whole model",
+            f"plan it:  moetune plan --model {model}",
+        )
+    known_dtype, known_optimizer = check_names(
+        full_dtype(dtype), optimizer or runtime.optimizers[0]
+    )
+    question = MemoryQuestion(
+        decoder=decoder, world_size=world_size, global_batch=global_batch,
+        length=parsed(seq, parse_count, "--seq") or 0, dtype=known_dtype,
+        optimizer=known_optimizer,
+        pins=LayoutRequest(
+            tp=tp, cp=cp, pp=pp, ep=ep, micro_batch=micro_batch,
+            zero=cast("ZeroStage | None", zero),
+            recompute=None if recompute is None else modules_of(recompute),
+        ),
+        target=runtime,
+        device_bytes=parsed(device_memory, parse_bytes, "--device-memory") or 0,
+    )  # fmt: skip
+    answer = fit_memory(question)
+    session.screen.answer(memory_sections(answer), memory_document(answer), as_json=json)
+    if not answer.fits:
+        raise typer.Exit(InfeasiblePlanError.exit_code)
+    if not json:
+        session.screen.note(
+            f"Plan it:  moetune plan --model {model} --profile h100-x8 "
+            f"--world-size {answer.job.world_size} --global-batch {answer.job.global_batch} "
+            f"--seq {answer.job.length} --target {target}"
+        )

@@ -1,0 +1,111 @@
+"""What fits where, as sections: the layouts, and the plainest one part by part."""
+
+from moetune.domain.units import format_bytes
+from moetune.report.section import Cell, Highlight, Section, Table, percent, plural
+from moetune.workflows.memory import USABLE, FittedLayout, MemoryAnswer
+from moetune.workflows.training import layout_words
+
+SCHEMA = "moetune.memory/1"
+
+
+def memory_document(answer: MemoryAnswer) -> dict[str, object]:
+    """Return what `moetune memory --json` prints."""
+    question, job = answer.question, answer.job
+    return {
+        "schema": SCHEMA,
+        "inputs": {
+            "model": job.decoder.name, "world_size": job.world_size, "seq": job.length,
+            "global_batch": job.global_batch, "dtype": job.dtype, "optimizer": job.optimizer,
+            "target": question.target.name, "device_bytes": question.device_bytes,
+        },
+        "limit_bytes": question.limit_bytes,
+        "fits": answer.fits,
+        "num_fitting": answer.num_fitting,
+        "layouts": [_layout_document(one) for one in answer.found],
+    }  # fmt: skip
+
+
+def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
+    """Return the answer in words, the layouts, and the parts of the first one."""
+    question, job, first = answer.question, answer.job, answer.found[0]
+    gpus = plural(job.world_size, "GPU")
+    peak, limit = format_bytes(first.memory.peak_bytes), format_bytes(question.limit_bytes)
+    what = (
+        f"{plural(answer.num_fitting, 'layout')} of {job.decoder.name} on {gpus} fit"
+        + ("s" if answer.num_fitting == 1 else "")
+        if answer.fits
+        else f"No layout of {job.decoder.name} on {gpus} fits"
+    )
+    share, device = percent(USABLE, digits=0), format_bytes(question.device_bytes)
+    words = (
+        f"{what} into {limit}, {share} of {device} each. The "
+        f"{'plainest' if answer.fits else 'smallest'} takes {peak}: {layout_words(first.layout)}."
+    )
+    highlights = (
+        Highlight(name="GPUs", cell=Cell.count(job.world_size), note="the fewest of a power of two")
+        if question.world_size is None and answer.fits
+        else Highlight(name="GPUs", cell=Cell.count(job.world_size)),
+        Highlight(
+            name="Memory", cell=Cell.size(round(first.memory.peak_bytes)), note=f"of {limit}"
+        ),
+    )
+    return (
+        Section(name="answer", paragraphs=(words,), highlights=highlights),
+        Section(name="layouts", title="What fits, the plainest first", tables=(_layouts(answer),)),
+        Section(name="memory", title="Where it goes", tables=(_parts(first),)),
+    )
+
+
+def _layouts(answer: MemoryAnswer) -> Table:
+    more = answer.num_fitting - len(answer.found)
+    return Table(
+        name="layouts",
+        header=("layout", "zero", "recompute", "memory", "of it states", "activations"),
+        rows=tuple(
+            (
+                Cell.words(layout_words(one.layout)),
+                Cell.count(one.layout.zero),
+                Cell.words(", ".join(one.layout.recompute) or "none"),
+                Cell.size(round(one.memory.peak_bytes)),
+                Cell.size(round(sum(map(one.memory.parts.__getitem__, _STATES)))),
+                Cell.size(round(one.memory.parts["activations"])),
+            )
+            for one in answer.found
+        ),
+        notes=(f"… and {more:,} more: pin sizes with --tp, --pp, --ep, --cp",) if more > 0 else (),
+    )
+
+
+_STATES = ("parameters", "gradients", "optimizer")
+
+
+def _parts(one: FittedLayout) -> Table:
+    return Table(
+        name="parts",
+        header=("part", "bytes", "share"),
+        rows=tuple(
+            (
+                Cell.words(name),
+                Cell.size(round(size)),
+                Cell.share(size / one.memory.peak_bytes),
+            )
+            for name, size in sorted(one.memory.parts.items(), key=lambda part: -part[1])
+            if size > 0
+        ),
+    )
+
+
+def _layout_document(one: FittedLayout) -> dict[str, object]:
+    layout = one.layout
+    return {
+        "layout": {
+            "dp": layout.dp, "cp": layout.cp, "tp": layout.tp, "pp": layout.pp, "vpp": layout.vpp,
+            "ep": layout.ep, "etp": layout.etp, "micro_batch": layout.micro_batch,
+            "zero": layout.zero, "recompute": [*layout.recompute] or ["none"],
+        },
+        "peak_bytes": round(one.memory.peak_bytes),
+        "parts": {name: round(size) for name, size in one.memory.parts.items()},
+        "activations": {
+            name: round(size) for name, size in one.memory.activations.items() if size
+        },
+    }  # fmt: skip

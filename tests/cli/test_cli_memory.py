@@ -1,0 +1,68 @@
+"""`moetune memory`: what fits where, against the plans of the same layouts."""
+
+import pytest
+
+from tests.cli.running import Cli
+
+
+def test_a_layout_takes_what_its_plan_says(cli: Cli) -> None:
+    pins = ("--tp", "4", "--pp", "2", "--ep", "4", "--zero", "1", "--recompute", "full")
+    mine = cli(
+        "memory", "qwen3-30b-a3b", "--world-size", "16", "--global-batch", "64", *pins, "--json"
+    ).document
+    first = mine["layouts"][0]
+    planned = cli(
+        "plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--world-size", "16",
+        "--global-batch", "64", "--seq", "4k", "--target", "megatron", *pins, "--vpp", "1",
+        "--etp", str(first["layout"]["etp"]), "--micro-batch", "1", "--schedule", "1f1b",
+        "--dispatcher", "all_to_all", "--overlap", "none", "--stages", "Et*24|t*24L",
+        "--json",
+    ).document  # fmt: skip
+    assert first["parts"] == planned["memory"]["parts"]
+    assert first["peak_bytes"] == planned["memory"]["peak_bytes"]
+
+
+def test_the_fewest_gpus_are_the_fewest(cli: Cli) -> None:
+    found = cli("memory", "mixtral-8x7b", "--device-memory", "80G", "--json").document
+    ranks = found["inputs"]["world_size"]
+    assert found["fits"]
+    assert ranks > 1
+    fewer = cli(
+        "memory",
+        "mixtral-8x7b",
+        "--device-memory",
+        "80G",
+        "--world-size",
+        str(ranks // 2),
+        "--json",
+    )
+    assert fewer.code == 3
+    assert not fewer.document["fits"]
+    assert len(fewer.document["layouts"]) == 1
+    peaks = [one["peak_bytes"] for one in found["layouts"]]
+    assert max(peaks) <= found["limit_bytes"] < fewer.document["layouts"][0]["peak_bytes"]
+    for one in found["layouts"]:
+        assert sum(one["parts"].values()) == pytest.approx(one["peak_bytes"], rel=1e-6)
+
+
+def test_words_say_what_fits_and_the_next_command(cli: Cli) -> None:
+    found = cli("memory", "olmoe")
+    assert found.code == 0
+    assert "fit" in found.out
+    assert "optimizer" in found.out
+    assert "moetune plan --model olmoe" in found.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("gpt-s",), "not a whole model"), (("olmoe", "--device-memory", "80"), "no unit"),
+        (("olmoe", "--dtype", "fp64"), "float64"), (("olmoe", "--tp", "3"), "tp"),
+        (("olmoe", "--optimizer", "sgd"), "sgd"), (("nothing-7b",), "nothing-7b"),
+        (("olmoe", "--recompute", "all"), "all"), (("olmoe", "--target", "jax"), "jax"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_named(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
+    found = cli("memory", *arguments)
+    assert found.code == 2
+    assert words in found.err
