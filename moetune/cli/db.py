@@ -65,7 +65,10 @@ def current(context: typer.Context, *, json: Json = False) -> None:
 
 @app.command(epilog=example("moetune db check"))
 def check(context: typer.Context, *, json: Json = False) -> None:
-    """Check the database for damage: pages, references, schema, and every stored document."""
+    """Check the database for damage: pages, references, schema, and every stored document.
+
+    A backup is compared with its checksum, too.
+    """
     from moetune import store
     from moetune.config import without_password
 
@@ -97,20 +100,26 @@ def backup(
     *,
     json: Json = False,
 ) -> None:
-    """Copy the database to a new file; others may use it meanwhile."""
+    """Copy the database to a new file, its checksum to FILE.sha256; others may use it meanwhile."""
     from moetune import store
     from moetune.config import without_password
 
     session = session_of(context)
     settings = session.settings
     file = store.backup(settings.db, target)
+    checksum = store.checksum_file(file)
     location = without_password(settings.db)
     if json:
         session.screen.document(
-            {"schema": "moetune.db.backup/1", "location": location, "file": str(file)}
+            {
+                "schema": "moetune.db.backup/1",
+                "location": location,
+                "file": str(file),
+                "checksum": str(checksum),
+            }
         )
     else:
-        session.screen.line(f"copied {location} to {file}")
+        session.screen.line(f"copied {location} to {file}, its checksum to {checksum.name}")
 
 
 @app.command(epilog=example("moetune db prune --older-than 90d --dry-run"))

@@ -100,19 +100,22 @@ def few_values(values: Sequence[int], device: torch.device) -> torch.Tensor:
     return on_host.to(device, non_blocking=True)
 
 
-def agree_on_digest(communicator: Communicator, digest: str, what: str) -> None:
-    """Check that all ranks have the same digest.
+def agree_on_digest(communicator: Communicator, digest: str, what: str, beside: T) -> list[T]:
+    """Check that all ranks have the same digest, and return what each tells beside it.
 
     Args:
         what: has that digest; a plural, for the error.
+        beside: picklable; what this rank tells the others.
 
     Raises:
         RankMismatchError: they differ; the same text on all ranks.
         CollectiveError: the exchange failed.
     """
-    digests = communicator.all_gather_object(digest, f"the comparison of {what}")
+    told = communicator.all_gather_object((digest, beside), f"the comparison of {what}")
+    digests = [one for one, _ in told]
     if len(set(digests)) > 1:
         raise RankMismatchError(f"{what} differ between ranks: {', '.join(digests)}")
+    return [one for _, one in told]
 
 
 def decide_on_first(communicator: Communicator, decide: Callable[[], T], name: str) -> T:

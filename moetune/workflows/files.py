@@ -259,6 +259,11 @@ def _key(key: str) -> str:
     return key if _BARE_KEY.fullmatch(key) else _value(key)
 
 
+def is_plan_path(wanted: str) -> bool:
+    """Return whether a text names a plan's file, and not its id."""
+    return wanted.endswith(".json") or "/" in wanted
+
+
 def find_plan(wanted: str, *, stores: StoreFinder) -> Plan:
     """Return the plan of a file, or of an id in the store.
 
@@ -268,7 +273,7 @@ def find_plan(wanted: str, *, stores: StoreFinder) -> Plan:
     Raises:
         InputError: the file is missing or broken, or no plan or several have such an id.
     """
-    if wanted.endswith(".json") or "/" in wanted:
+    if is_plan_path(wanted):
         return load_plan_file(Path(wanted))
     with stores() as store:
         plan = store.plan(wanted) if store and wanted else None

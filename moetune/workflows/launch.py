@@ -1,7 +1,8 @@
 """Launch of a function on several ranks of this machine, or on this rank of `torchrun`.
 
 `python -m moetune.workflows.launch` is one started rank: it reads the pickled call, joins the
-process group, and sends messages, result or error back through a pipe.
+process group, and sends messages, result or error back through a pipe. Call and outputs are files
+without a name, so that nothing is left of them whoever is killed.
 """
 
 import ctypes
@@ -23,8 +24,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import IO, Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -82,15 +82,14 @@ def run_on_ranks(
             f"start at most {torch.cuda.device_count()} with --nproc",
         )
     name = f"{function.__module__}:{function.__qualname__}"
-    with tempfile.TemporaryDirectory(prefix="moetune-") as folder:
-        ranks: list[_Rank] = []
-        try:
-            _start(ranks, num_ranks, Path(folder), pickle.dumps((name, argument)), environ)
-            return _follow(ranks, on_message)
-        finally:
-            for rank in ranks:
-                with rank.process, rank.receiver:
-                    rank.process.kill()
+    ranks: list[_Rank] = []
+    try:
+        _start(ranks, num_ranks, pickle.dumps((name, argument)), environ)
+        return _follow(ranks, on_message)
+    finally:
+        for rank in ranks:
+            with rank.process, rank.receiver, rank.output:
+                rank.process.kill()
 
 
 def rank_device() -> torch.device:
@@ -135,42 +134,59 @@ class _Rank:
     number: int
     process: "subprocess.Popen[bytes]"
     receiver: "Connection[Any, Any]"
-    output: Path
+    output: IO[bytes]
     result: object = None
     error: MoetuneError | None = None
     has_ended: bool = False
 
 
-def _start(
-    ranks: list[_Rank], num_ranks: int, folder: Path, call: bytes, environ: Mapping[str, str]
-) -> None:
+def _start(ranks: list[_Rank], num_ranks: int, call: bytes, environ: Mapping[str, str]) -> None:
     """Start every rank and append it to `ranks`, which the caller ends even after an error here."""
     cores = sorted(os.sched_getaffinity(0))
-    (folder / "call").write_bytes(call)
     port = _free_port()
-    for number in range(num_ranks):
-        mine = cores_of(number, num_ranks, cores)
-        variables = {
-            **environ,
-            "OMP_NUM_THREADS": str(len(mine)),
-            "RANK": str(number),
-            "WORLD_SIZE": str(num_ranks),
-            "LOCAL_RANK": str(number),
-            "LOCAL_WORLD_SIZE": str(num_ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-        receiver, sender = multiprocessing.Pipe(duplex=False)
-        arguments = (str(folder / "call"), str(sender.fileno()), ",".join(map(str, mine)))
-        output = folder / f"output-{number}"
-        # In a session of its own: Ctrl-C interrupts this process alone, which then ends the ranks.
-        with sender, output.open("wb") as out:
-            process = subprocess.Popen(  # noqa: S603 - this program
-                [sys.executable, "-m", __name__, *arguments], env=variables, stdin=subprocess.PIPE,
-                stdout=out, stderr=out, pass_fds=[sender.fileno()], start_new_session=True,
-            )  # fmt: skip
-        ranks.append(_Rank(number=number, process=process, receiver=receiver, output=output))
+    with tempfile.TemporaryFile() as file:
+        file.write(call)
+        file.flush()
+        for number in range(num_ranks):
+            mine = cores_of(number, num_ranks, cores)
+            variables = {
+                **environ,
+                "OMP_NUM_THREADS": str(len(mine)),
+                "RANK": str(number),
+                "WORLD_SIZE": str(num_ranks),
+                "LOCAL_RANK": str(number),
+                "LOCAL_WORLD_SIZE": str(num_ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "GLOO_SOCKET_IFNAME": "lo",
+            }
+            ranks.append(_start_rank(number, file.fileno(), mine, variables))
+
+
+def _start_rank(
+    number: int, call: int, cores: Sequence[int], variables: Mapping[str, str]
+) -> _Rank:
+    """Start one rank, which inherits the descriptor of the call."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    output = tempfile.TemporaryFile()  # noqa: SIM115 - the caller of `_start` closes it
+    inherited = call, sender.fileno()
+    arguments = *map(str, inherited), ",".join(map(str, cores))
+    # In a session of its own: Ctrl-C interrupts this process alone, which then ends the ranks.
+    with sender:
+        process = subprocess.Popen(  # noqa: S603 - this program
+            [sys.executable, "-m", __name__, *arguments], env=variables, stdin=subprocess.PIPE,
+            stdout=output, stderr=output, pass_fds=inherited, start_new_session=True,
+        )  # fmt: skip
+    return _Rank(number=number, process=process, receiver=receiver, output=output)
+
+
+def _content(descriptor: int) -> bytes:
+    """Return a file from its beginning; the place where other processes read or write stays."""
+    parts, size = list[bytes](), 0
+    while part := os.pread(descriptor, 2**24, size):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
 
 
 def _follow(ranks: Sequence[_Rank], on_message: Send) -> object:
@@ -220,7 +236,7 @@ def _error(ranks: Sequence[_Rank]) -> MoetuneError:
     rank = (killed or died)[0]
     code = rank.process.returncode
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    tail = rank.output.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+    tail = _content(rank.output.fileno()).decode(errors="replace").splitlines()[-_TAIL_LINES:]
     lines = (f"rank {rank.number} of {len(ranks)} {how}", *(f"  | {line}" for line in tail))
     return CollectiveError("\n".join(lines))
 
@@ -260,12 +276,12 @@ def _free_port() -> int:
 
 def _main() -> None:
     """Run as one rank of `run_on_ranks`."""
-    path, descriptor, cores = sys.argv[1:]
+    call_at, descriptor, cores = sys.argv[1:]
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     _keep_large_blocks()
     sender: Connection[tuple[_Kind, object], None] = Connection(int(descriptor), readable=False)
-    name, argument = pickle.loads(Path(path).read_bytes())  # noqa: S301 - our parent wrote it
+    name, argument = pickle.loads(_content(int(call_at)))  # noqa: S301 - our parent wrote it
     module, _, function = name.partition(":")
     launch = config.launch(config.environment())
     try:

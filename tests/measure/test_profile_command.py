@@ -98,14 +98,19 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_killed_profile_keeps_its_points_and_resume_measures_only_the_rest(planner: Desk) -> None:
-    killed = planner.start(*SMALL_LAYER, "--nproc", "2")
+def test_a_killed_profile_keeps_its_points_and_resume_measures_only_the_rest(
+    planner: Desk, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    killed = planner.start(*SMALL_LAYER, "--nproc", "2", TMPDIR=str(temporary))
     planner.wait_for_samples(3)
     ranks = descendants(killed.pid)
     assert len(ranks) >= 2
     killed.kill()
     killed.wait()
     wait_until(lambda: not any(map(is_running, ranks)))
+    assert list(temporary.iterdir()) == []
     before = planner.samples()
     assert len(before) >= 3
     assert [run.status for run in planner.runs()] == ["running"]

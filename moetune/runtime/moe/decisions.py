@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from moetune.comm.agree import Opening, few_values
+from moetune.comm.group import Communicator
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
@@ -26,8 +28,11 @@ class LayerDecisions:
         pipeline, memory_reuse, plan, planbook: as in `MoELayer`.
 
     Raises:
-        InputError: an argument is out of range, or the plan is for another layer.
+        InputError: an argument is out of range.
     """
+
+    _problem: InputError | None = None
+    """Why this rank cannot use its plan, until the ranks meet in `agree`."""
 
     def __init__(
         self,
@@ -42,7 +47,10 @@ class LayerDecisions:
         self._key, self._rank = key, rank
         self._pinned = _pinned_decision(pipeline)
         self._strategy = forced_strategy(memory_reuse)
-        self._book = _book(plan, planbook, key)
+        try:
+            self._book = _book(plan, planbook, key)
+        except InputError as error:
+            self._book, self._problem = PlanBook(), error
         self._plans: dict[torch.dtype, LayerPlans | None] = {}
 
     @property
@@ -50,6 +58,32 @@ class LayerDecisions:
         """Text that is equal on ranks whose decisions are."""
         source = self._book.version if self._pinned is None else str(self._pinned)
         return f"plan {source}, memory {self._strategy or 'as planned'}"
+
+    def check(self) -> None:
+        """Raise InputError where this rank cannot use its plan: it is for another layer, say."""
+        if self._problem is not None:
+            raise self._problem
+
+    def agree(self, communicator: Communicator, seed: int) -> int:
+        """Return the first rank's seed, once all ranks have the same plans.
+
+        Raises:
+            InputError: no rank can use its plan.
+            RankMismatchError: the ranks have different plans, or one cannot use its own; on all.
+            CollectiveError: the exchange failed.
+        """
+        if communicator.num_ranks == 1:
+            self.check()
+            return seed
+        problem = "" if self._problem is None else self._problem.what
+        opening = Opening(
+            num_tokens=0, signature=self._book.described, problem=problem, note=seed
+        )  # fmt: skip
+        mine = few_values(opening.values, communicator.device)
+        rows = communicator.all_gather_values(mine, "the exchange of the experts' seed").tolist()
+        if all(row[2] for row in rows):
+            self.check()
+        return opening.agree(rows, communicator)[1]
 
     def pin(self, decision: Decision | None) -> None:
         """Return `decision` from now on; None goes back to the plan."""

@@ -158,15 +158,20 @@ class ExpertLayer(nn.Module, ABC):
         """Draw the parameters anew: equal gates, and experts that do not depend on the ranks.
 
         All draw from one seed, which the first rank takes from torch's generator: users seed their
-        ranks alike, differently, or not at all.
+        ranks alike, differently, or not at all. With the seed the ranks compare their plans.
+
+        Raises:
+            InputError: the plan cannot be used.
+            RankMismatchError: the ranks have different plans; the same on every rank.
+            CollectiveError: the exchange failed.
         """
         if self.gate.weight.is_meta:
+            self._decisions.check()
             return
-        seed = torch.randint(_SEED_LIMIT, (1,), device="cpu").to(self.communicator.device)
-        if self.communicator.num_ranks > 1:
-            seed = self.communicator.all_gather_values(seed, "the exchange of the experts' seed")[0]
-        self.gate.reset(int(seed))
-        self.experts.reset(int(seed))
+        mine = int(torch.randint(_SEED_LIMIT, (1,), device="cpu"))
+        seed = self._decisions.agree(self.communicator, mine)
+        self.gate.reset(seed)
+        self.experts.reset(seed)
 
     # Never compiled, because the tokens decide the exchanges' sizes. `torch.compiler.disable` would
     # load the compiler with this module, in every process that only measures.

@@ -75,6 +75,7 @@ class MoELayer(ExpertLayer):
 
     Raises:
         InputError: an argument is out of range or the plan is for another layer.
+        RankMismatchError: the ranks have different plans; on every rank.
     """
 
     expert_parallel: ClassVar[ExpertParallel] = "all_to_all"

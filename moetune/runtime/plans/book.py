@@ -1,7 +1,8 @@
 """Plan books: look up a layer's plan, after the ranks agree on their tokens and before the gate.
 
 A book is loaded on the group's first rank and broadcast, so that no two ranks can decide
-differently. A look-up is a dictionary access and exchanges nothing.
+differently; ranks that have other files themselves are an error. A look-up is a dictionary access
+and exchanges nothing.
 """
 
 import json
@@ -21,6 +22,13 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan, plan_from_json
 from moetune.domain.records import Settled
+from moetune.runtime.plans.compare import (
+    OwnPlans,
+    check_own_plans,
+    content_digest,
+    described,
+    found_own,
+)
 from moetune.runtime.plans.drift import DriftAlarm
 from moetune.runtime.plans.monitor import CallObserver, LayerMonitor, first_of_each_size
 from moetune.runtime.plans.reports import StepReporter
@@ -127,7 +135,7 @@ class PlanBook:
         clock: of the calls that are watched.
 
     Attributes:
-        digest: of the plans, and of the results of earlier searches.
+        digest: of all that the plans say, and of the results of earlier searches.
     """
 
     def __init__(
@@ -147,7 +155,7 @@ class PlanBook:
         self._clock, self._lost = clock, set[str]()
         self._alarms: dict[LayerKey, DriftAlarm] = {}
         self._monitors: list[LayerMonitor] = []
-        self.digest = digest([plan.id for plan in self.plans])
+        self.digest = content_digest(self.plans)
         if search is not None:
             self.digest = digest([self.digest, list(search.known)])
 
@@ -164,6 +172,11 @@ class PlanBook:
         if self._search is None:
             return version
         return f"{version}, changed {self._search.num_changes} times"
+
+    @property
+    def described(self) -> str:
+        """The book in a few words, which are equal only for equal books."""
+        return described(self.plans, self.digest)
 
     def plans_for(self, key: LayerKey) -> Sequence[Plan]:
         """Return the plans for a layer, in the order in which the book was given them."""
@@ -266,6 +279,7 @@ class FoundPlans:
 def share_plans(
     find: Callable[[], FoundPlans],
     *,
+    find_own: Callable[[], Sequence[OwnPlans | None]] = tuple,
     make_tuner: Callable[[], Tuner] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> PlanBook:
@@ -273,11 +287,12 @@ def share_plans(
 
     Args:
         find: called on the group's first rank only; only that one reports measured steps.
+        find_own: called on every rank, for what it has itself under each source.
         make_tuner: for a book that searches online, see `OnlineSearch`; None for one that does not.
 
     Raises:
         MoetuneError: raised by `find`; raised on every rank.
-        RankMismatchError: a rank has another book.
+        RankMismatchError: a rank has another book, or other plans than the first one itself.
     """
     communicator = communicator_of(group)
     found_here: list[FoundPlans] = []
@@ -307,7 +322,8 @@ def share_plans(
         reporter=found_here[0].reporter if found_here else None,
         is_complete=is_complete,
     )
-    agree_on_digest(communicator, book.digest, "plan books")
+    own = found_own(find_own) if communicator.num_ranks > 1 else ()
+    check_own_plans(agree_on_digest(communicator, book.digest, "plan books", own))
     return book
 
 
