@@ -73,7 +73,7 @@ def run() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
-    session = Session()
+    session = Session(arguments=tuple(arguments))
     as_json = "--json" in arguments
     named = {*COMMANDS} & {*arguments}
     app = program(named or COMMANDS)

@@ -1,5 +1,6 @@
 """`moetune profile`: measure this machine."""
 
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ from moetune import config
 from moetune.cli.flags import LayerFlags, model_sizes, parsed
 from moetune.cli.profile_for import INTERRUPTED, check_flags, profile_for
 from moetune.cli.progress import ScreenProgress, clock
-from moetune.cli.session import Json, Session, example, session_of
+from moetune.cli.session import Json, Session, command_again, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 EPILOG = example("moetune profile --nproc 2 --preset quick --model bert-l --tokens 2k")
 _TOKENS = 4096
+_BUDGET = "80s"
+"""Of a run that names neither a budget nor a preset, and then is quick: two minutes with its start
+and its fit."""
 
 
 def profile(
@@ -41,7 +45,11 @@ def profile(
     ] = None,
     preset: Annotated[Preset | None, typer.Option(help="How much to measure.")] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Longest time, such as 90s or 2m.")
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Longest time: 90s, 30m. Default: 80s, quick; with --preset no limit.",
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Element types, such as float32,bfloat16.")
@@ -116,7 +124,9 @@ def profile(
     session = session_of(context)
     settings, setting = session.settings, _setting(nproc)
     limit = budget or settings.budget
-    budget_seconds = parse_seconds(limit) if limit else None
+    if limit is None and preset is None and for_ is None:
+        limit, preset = _BUDGET, "quick"
+    budget_seconds = parsed(limit, parse_seconds, "--budget")
     if for_ is not None:
         given = {
             "--name": name, "--nproc": nproc, "--dtype": dtype,
@@ -236,7 +246,7 @@ def _measure(
 ) -> None:
     from moetune.workflows.fitness import fitness_of
     from moetune.workflows.profile import profile_machine
-    from moetune.workflows.profile_request import detect_cluster, profile_name
+    from moetune.workflows.profile_request import detect_cluster
 
     screen = session.screen
     cluster = detect_cluster(request, setting)
@@ -246,8 +256,9 @@ def _measure(
     screen.note(f"{machine.kind.upper()} · {machine.device}, {cores} cores · {ranks}")
     for note in cluster.notes:
         screen.detail(note)
-    progress = ScreenProgress(screen)
-    name = profile_name(request, cluster)
+    progress = ScreenProgress(
+        screen, resume=command_again(session, "--budget=30m", "--resume", without=("--budget",))
+    )
     with wiring.open_store(session.settings) as store:
         try:
             outcome = profile_machine(
@@ -257,7 +268,7 @@ def _measure(
             progress.finish(())
             screen.note(
                 f"interrupted: {progress.num_done} of {progress.num_points} points are stored\n"
-                f"  measure the rest:  moetune profile --name {name} … --resume"
+                f"  measure the rest:  {command_again(session, '--resume')}"
             )
             raise typer.Exit(INTERRUPTED) from None
     fitness = fitness_of(outcome.profile, request)
@@ -265,10 +276,15 @@ def _measure(
         document = outcome.document
         screen.document(document if fitness is None else {**document, "fitness": encode(fitness)})
     else:
-        _show(session, outcome, fitness)
+        _show(session, request, outcome, fitness)
 
 
-def _show(session: Session, outcome: "ProfileOutcome", fitness: "Fitness | None") -> None:
+def _show(
+    session: Session,
+    request: "ProfileRequest",
+    outcome: "ProfileOutcome",
+    fitness: "Fitness | None",
+) -> None:
     screen, name = session.screen, outcome.profile.name
     reused = f", {outcome.num_reused} of them from an earlier run" if outcome.num_reused else ""
     screen.say(f'Profile "{name}" has {len(outcome.profile.samples)} samples{reused}.')
@@ -282,8 +298,20 @@ def _show(session: Session, outcome: "ProfileOutcome", fitness: "Fitness | None"
         screen.say(fitness.words)
     for sample in outcome.failed[:3]:
         screen.say(f"Not measured: {sample.point} ({sample.error})")
-    screen.line(f"See it:        moetune profiles show {name}")
-    screen.line(f"Plan with it:  moetune plan --profile {name} --model bert-l")
+    quoted = shlex.quote(name)
+    screen.line(f"See it:        moetune profiles show {quoted}")
+    screen.line(f"Plan with it:  moetune plan --profile {quoted} {_planned(request)}")
+
+
+def _planned(request: "ProfileRequest") -> str:
+    """Return the flags that plan what was measured: a layer of the request, else a small one."""
+    if not request.layers:
+        return f"--d-model 512 --d-hidden 2048 --num-experts {4 * request.num_ranks} --tokens 2k"
+    layer = request.layers[0]
+    return (
+        f"--d-model {layer.d_model} --d-hidden {layer.d_hidden} --num-experts {layer.num_experts} "
+        f"--top-k {layer.top_k} --activation {layer.activation} --tokens {request.max_tokens}"
+    )
 
 
 def _recipes(text: str | None) -> tuple[Quantization, ...]:

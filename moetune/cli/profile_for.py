@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from moetune.cli.progress import ScreenProgress, clock
-from moetune.cli.session import Session
+from moetune.cli.session import Session, command_again
 from moetune.domain.errors import InputError
 from moetune.measure.grid import Preset
 from moetune.workflows import wiring
@@ -119,7 +119,7 @@ def _measure(
     from moetune.workflows.views.worth import improved_section
 
     screen = session.screen
-    progress = ScreenProgress(screen)
+    progress = ScreenProgress(screen, resume=command_again(session))
     with wiring.open_store(session.settings) as store:
         try:
             improved = improve_plan(plan, request, setting, store=store, progress=progress)

@@ -18,11 +18,11 @@ class ScreenProgress:
     """A bar for each group of points on a terminal, else a line every ten seconds.
 
     Args:
-        seconds: estimated for all points, once they are known.
+        resume: command that measures the points for which the budget was too short.
     """
 
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
+    def __init__(self, screen: Screen, *, resume: str) -> None:
+        self._screen, self._resume = screen, resume
         self._is_terminal = sys.stderr.isatty() and not screen.quiet
         self._total: dict[str, int] = {}
         self._done: dict[str, int] = {}
@@ -96,8 +96,9 @@ class ScreenProgress:
             self._screen.note(line.rstrip())
         if summaries and self.num_done < self.num_points:
             self._screen.note(
-                f"the budget ended after {self.num_done} of {self.num_points} points: "
-                "--resume measures the rest"
+                f"the budget ended after {self.num_done} of {self.num_points} points, the most "
+                "useful ones; the others make ranges narrower and layouts of other sizes known:\n"
+                f"  {self._resume}"
             )
 
 

@@ -1,5 +1,6 @@
 """Session of one run: the options before the command, and options that commands share."""
 
+import shlex
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,13 @@ ProfileOption = Annotated[
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """One run of the command line; settings are read only by commands that need them."""
+    """One run of the command line; settings are read only by commands that need them.
 
+    Args:
+        arguments: all of this run, for commands that say how to go on.
+    """
+
+    arguments: tuple[str, ...] = ()
     db: str | None = None
     config_file: Path | None = None
     no_config: bool = False
@@ -60,6 +66,24 @@ class Session:
         from moetune.workflows import wiring
 
         return wiring.find_store(self.settings)
+
+
+def command_again(session: Session, *more: str, without: tuple[str, ...] = ()) -> str:
+    """Return this run's command with other flags, to be pasted.
+
+    Args:
+        more: added at its end, unless they are there.
+        without: flags that are left out with their values.
+    """
+    words: list[str] = []
+    left = iter(session.arguments)
+    for word in left:
+        if word in without:
+            next(left, None)
+        elif not word.startswith(tuple(f"{flag}=" for flag in without)):
+            words.append(word)
+    words += [word for word in more if word not in words]
+    return shlex.join(["moetune", *words])
 
 
 def session_of(context: typer.Context) -> Session:
