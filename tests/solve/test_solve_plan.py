@@ -376,9 +376,33 @@ def test_where_not_even_reuse_fits_the_nearest_number_of_tokens_does() -> None:
         _solve(more)
 
 
-def test_states_that_do_not_fit_alone_ask_for_more_ranks() -> None:
-    with pytest.raises(InfeasiblePlanError, match="over more ranks, or allow more memory"):
+def test_states_that_do_not_fit_alone_name_the_ranks_and_experts_that_do() -> None:
+    with pytest.raises(InfeasiblePlanError, match="allow more memory, or take a smaller layer"):
         _solve(plan_inputs(memory_limit_bytes=1_000_000))
+    layer = LayerShape(d_model=1024, d_hidden=4096, num_experts=64, top_k=1)
+    limit = 600 * MIB
+
+    def solved(layer: LayerShape, ranks: int) -> Plan:
+        inputs = plan_inputs(
+            layer=layer, world_size=ranks, tokens_per_rank=64, memory_limit_bytes=limit
+        )
+        return _solve(inputs, costs=LinearCosts(group_size=ranks))
+
+    with pytest.raises(InfeasiblePlanError) as caught:
+        solved(layer, 8)
+    found = re.search(
+        r"on (\d+) ranks \(--world-size \1\), or with (\d+) of its 64 experts on 8: moetune plan "
+        r"--d-model 1024 --d-hidden 4096 --num-experts \2 --top-k 1 --activation gelu --tokens 64",
+        caught.value.hint,
+    )
+    assert found is not None
+    ranks, experts = map(int, found.groups())
+    fewer, more = (replace(layer, num_experts=one) for one in (experts, 2 * experts))
+    assert _needed_bytes(solved(layer, ranks)) <= limit
+    assert _needed_bytes(solved(fewer, 8)) <= limit
+    for shape, size in ((layer, ranks // 2), (more, 8)):
+        with pytest.raises(InfeasiblePlanError):
+            solved(shape, size)
 
 
 def test_a_pinned_pipeline_that_does_not_fit_is_sent_to_degree_one() -> None:

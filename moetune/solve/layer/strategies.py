@@ -11,7 +11,6 @@ from moetune.domain.layer import Workload
 from moetune.domain.plan import Memory
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.terms import PhaseTerms, StrategyTerms
-from moetune.domain.units import format_bytes
 from moetune.solve.layer.choose import NOISE, WORTH
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
@@ -20,6 +19,7 @@ from moetune.solve.layer.memory import MemoryBudget, total_bytes
 from moetune.solve.layer.peak import has_grouped, peak_bytes
 from moetune.solve.layer.ranking import Ranking, rank_degrees
 from moetune.solve.layer.times import PhaseTime, StepTime, paper_seconds
+from moetune.solve.layer.too_large import too_large
 from moetune.solve.layer.words import explain_strategy_loss
 
 UNLIMITED = 2**62
@@ -103,7 +103,7 @@ def choose_strategy(
     is_rival = len(allowed) > 1
     rankings = [one for name in allowed if (one := rank(strategy=name, is_rival=is_rival))]
     if not rankings:
-        raise _too_large(budget, allowed, bounds)
+        raise too_large(budget, allowed, bounds)
     best = _fastest(rankings)
     if is_rival and best.strategy != "none":
         best = rank(strategy=best.strategy) or best
@@ -224,52 +224,6 @@ def _contender(strategy: Strategy, best: Ranking, rankings: Sequence[Ranking]) -
         memory=best.budget.memory(strategy=strategy, degrees=step.degrees),
         fits=fits,
     )
-
-
-def _too_large(
-    budget: MemoryBudget, allowed: Sequence[Strategy], bounds: Bounds
-) -> InfeasiblePlanError:
-    strategy, degrees, memory = _smallest(budget, allowed, bounds)
-    needed = total_bytes(memory)
-    chunks = f"{degrees[0]} and {degrees[1]} chunks, strategy {strategy}"
-    return InfeasiblePlanError(
-        f"memory binds: the smallest plan ({chunks}) needs {format_bytes(needed)} per device "
-        f"(states {format_bytes(memory.state_bytes)}, activations "
-        f"{format_bytes(memory.activation_bytes)}, buffers {format_bytes(memory.buffer_bytes)}), "
-        f"{format_bytes(needed - budget.limit_bytes)} more than the limit of "
-        f"{format_bytes(budget.limit_bytes)}",
-        _what_would_fit(budget, strategy, degrees, bounds),
-    )
-
-
-def _smallest(
-    budget: MemoryBudget, allowed: Sequence[Strategy], bounds: Bounds
-) -> tuple[Strategy, tuple[int, int], Memory]:
-    """Return the plan with the least memory: one chunk, or as many as may be with reuse."""
-    most = bounds.largest(budget.workload.tokens_per_rank)
-    choices = []
-    for strategy in reversed(allowed):  # all that reuse take as much; S4 takes no host memory
-        for degree in (1, most):
-            degrees = bounds.forward_degree or degree, bounds.backward_degree or degree
-            choices.append((strategy, degrees, budget.memory(strategy=strategy, degrees=degrees)))
-    return min(choices, key=lambda choice: total_bytes(choice[2]))
-
-
-def _what_would_fit(
-    budget: MemoryBudget, strategy: Strategy, degrees: tuple[int, int], bounds: Bounds
-) -> str:
-    tokens = budget.workload.tokens_per_rank
-    free = replace(bounds, forward_degree=None, backward_degree=None, strategy=None)
-    if free != bounds:
-        nearest: tuple[Strategy, ...] = ("none", "S4")  # least work first, then least memory
-        for one in nearest[:1] if budget.shrinks_with_chunks else nearest:
-            name, chunks, memory = _smallest(budget, [one], free)
-            if total_bytes(memory) <= budget.limit_bytes:
-                return f"nearest: {chunks[0]} and {chunks[1]} chunks with strategy {name}"
-    most = budget.most_tokens(strategy=strategy, degrees=degrees)
-    if most >= 1:
-        return f"nearest: {most} tokens per rank instead of {tokens}"
-    return "no number of tokens fits: spread the experts over more ranks, or allow more memory"
 
 
 def phase_terms(phase: PhaseTime) -> PhaseTerms:
