@@ -105,8 +105,9 @@ _MEGATRON = Target(
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
         name="moetune", version="this one", source="moetune.runtime",
-        dispatchers=("all_to_all", "hierarchical"), recompute=("full",), overlaps=("none",),
-        zero=(0, 1), dtypes=("bfloat16",), folds=False, exchanges_under_tensor=False,
+        dispatchers=("all_to_all", "hierarchical"), recompute=("full",),
+        overlaps=("none", "chunks"), zero=(0, 1), dtypes=("bfloat16",), folds=False,
+        exchanges_under_tensor=False,
         largest=_sizes(vpp=1, cp=1, etp=1), zero_with_pp=1, hides_gradients=False,
     ),
     "megatron": _MEGATRON,
@@ -202,11 +203,15 @@ def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
 
 
 def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
-    """Yield what Megatron-Core refuses beside its overlap (`transformer_config.py`)."""
+    """Yield what Megatron-Core refuses beside its overlap (`transformer_config.py`).
+
+    With ep 1 there is nothing to hide, whatever the runtime.
+    """
+    if layout.overlap != "none" and layout.ep == 1:
+        what = f"overlap {layout.overlap} with ep 1"
+        yield _cannot(target, what, "--ep above 1, or --overlap none")
     if layout.overlap != "batch":
         return
-    if layout.ep == 1:
-        yield _cannot(target, "overlap batch with ep 1", "--ep above 1, or --overlap none")
     if layout.pp > 1 and layout.vpp == 1:
         yield _cannot(target, "overlap batch with pp and no virtual stages", "--vpp above 1")
     if layout.dispatcher == "all_gather":

@@ -25,8 +25,9 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 TokenDispatcher = Literal["all_to_all", "all_gather", "hierarchical", "deepep", "hybrid_ep"]
 """Exchanges of tokens, the simplest first."""
 TOKEN_DISPATCHERS: tuple[TokenDispatcher, ...] = get_args(TokenDispatcher)
-Overlap = Literal["none", "batch"]
-"""Of expert-parallel exchanges: not at all, or with another micro-batch's computation."""
+Overlap = Literal["none", "batch", "chunks"]
+"""Of expert-parallel exchanges: not at all, with another micro-batch's computation, or, cut into
+chunks, with the experts of other chunks."""
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 CudaGraphs = Literal["none", "partial", "full"]
 """What the host replays instead of launching it: nothing, attention and the router, or a step."""
@@ -35,6 +36,21 @@ ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 TrainingDtype = Literal["bfloat16", "fp8", "mxfp8", "nvfp4"]
 TRAINING_DTYPES: tuple[TrainingDtype, ...] = get_args(TrainingDtype)
 _ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """Chunks of each pass of the experts.
+
+    Raises:
+        InputError: fewer than 1.
+    """
+
+    forward: int
+    backward: int
+
+    def __post_init__(self) -> None:
+        check_positive(self, "forward", "backward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +72,7 @@ class FoldedLayout:
         schedule: of the pipeline's passes; None for 1F1B, interleaved with vpp above 1.
         stages: modules of each stage; None for as many blocks in each as can be.
         offload_activations: share of the blocks whose activations wait in host memory.
+        degree: of overlap "chunks"; None for the fastest, and with another overlap.
     """
 
     dp: int = 1
@@ -74,6 +91,7 @@ class FoldedLayout:
     schedule: Schedule | None = None
     stages: StageLetters | None = None
     offload_activations: float = 0.0
+    degree: Degrees | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")

@@ -261,12 +261,17 @@ def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:
             "offload_activations": layout.offload_activations,
             "schedule": layout.order,
             "stages": stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None,
+            **({"degree": encode(layout.degree)} if layout.degree else {}),
         },
         "predicted": {
             "step_seconds": seconds,
             "tokens_per_second_per_device": per_device,
             "model_tflops_per_device": per_device * flops / 1e12,
             "parts": dict(one.step.parts),
+            **(
+                {"saved_by_overlap_seconds": one.saved_seconds}
+                if layout.overlap != "none" else {}
+            ),
         },
         "memory": {
             "peak_bytes": round(one.memory.peak_bytes),

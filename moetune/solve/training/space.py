@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule, divisors
@@ -143,7 +144,7 @@ class LayoutSpace:
 
     def impossible(self, pins: LayoutRequest) -> InputError:
         """Return the first broken rule of the layout that the pins come nearest to."""
-        sizes = {
+        sizes: dict[str, Any] = {
             name: getattr(pins, name) or 1
             for name in ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
         }

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from moetune.domain.pipeline import stage_words
 from moetune.domain.units import format_bytes
-from moetune.report.section import Cell, Section, Table, facts, seconds_span
+from moetune.report.section import Cell, Section, Table, facts, percent, seconds_span
 from moetune.solve.training.search import PricedLayout
 from moetune.workflows.training import TrainingPlan, layout_words
 from moetune.workflows.views.words import how_sure_of_layout
@@ -38,7 +38,7 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                     ("memory per device", _memory(plan)),
                     ("recompute", ", ".join(layout.recompute) or "none"),
                     ("dispatcher", layout.dispatcher),
-                    ("overlap of exchanges", layout.overlap),
+                    ("overlap of exchanges", _overlap(best)),
                     ("activations in host memory", _offloaded(plan)),
                     ("CUDA graphs", _graphs(plan)),
                     ("optimizer", f"{job.optimizer}, ZeRO-{layout.zero}"),
@@ -55,6 +55,16 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                   tables=tuple(_memory_parts(best)))  # fmt: skip
     if len(plan.found) > 1:
         yield Section(name="alternatives", title="The next layouts", tables=(_others(plan),))
+
+
+def _overlap(best: PricedLayout) -> str:
+    overlap, degree = str(best.layout.overlap), best.layout.degree
+    if degree is not None:
+        overlap += f" ({degree.forward} forward, {degree.backward} backward)"
+    if best.saved_seconds <= 0:
+        return overlap
+    saved = percent(best.saved_seconds / (best.step.seconds + best.saved_seconds))
+    return f"{overlap}: saves {Cell.seconds(best.saved_seconds).text}, {saved} of the step"
 
 
 def _graphs(plan: TrainingPlan) -> str:
