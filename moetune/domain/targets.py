@@ -14,6 +14,7 @@ from moetune.domain.layout import BrokenRule
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName, optimizer_of
 from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.training import (
+    DEFAULT_SMS,
     CudaGraphs,
     FoldedLayout,
     Overlap,
@@ -49,6 +50,7 @@ class Target:
         optimizers: that it has, the one of its own default recipe first.
         logit_bytes: of one logit at the loss; 6 are one in bfloat16 and a copy in float32 that its
             gradient takes the place of, 2 a fused loss that writes the gradient over the logit.
+        sets_sms: whether the dispatcher's multiprocessors can be chosen.
         cuda_graphs: partial ones are of attention, the router and the order of rows.
         offloads_activations: whether activations of whole blocks can wait in host memory, without
             a pipeline, recomputation, overlap of exchanges and CUDA graphs.
@@ -79,6 +81,7 @@ class Target:
     logit_bytes: int = 6
     offloads_activations: bool = False
     kernels_per_expert: tuple[int, int] = (0, 0)
+    sets_sms: bool = False
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
 
 
@@ -100,6 +103,7 @@ _MEGATRON = Target(
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial"),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
     predicts_apart=True,
+    sets_sms=True,  # moe_deepep_num_sms, moe_hybridep_num_sms
     offloads_activations=True,  # cpu_offloading_num_layers of Transformer Engine
 )  # fmt: skip
 _KNOWN: dict[TargetName, Target] = {
@@ -184,6 +188,9 @@ def target_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iter
 
 def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     """Yield what the runtime cannot run together."""
+    if not layout.has_usual_sms and not target.sets_sms:
+        yield _cannot(target, f"{layout.dispatcher} with {layout.sms} multiprocessors",
+                      f"--dispatcher-sms {DEFAULT_SMS[layout.dispatcher]}")  # fmt: skip
     if "m" in "".join((layout.stages or ())[:-1]) and not target.predicts_apart:
         yield _cannot(target, "multi-token prediction on an earlier stage than the head",
                       "--stages with m and L in the last one")  # fmt: skip

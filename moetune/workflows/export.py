@@ -19,7 +19,7 @@ from moetune.workflows.training_files import MAKE_ONE, mapping_of, training_docu
 from moetune.workflows.wiring import StoreFinder
 
 EXPORT_SCHEMA = "moetune.export/1"
-_LATER = ("schedule", "stages", "degree")
+_LATER = ("schedule", "stages", "degree", "dispatcher_sms")
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
 
 

@@ -14,6 +14,7 @@ from moetune.solve.training.chunks import (
     chunked_passes,
 )
 from moetune.solve.training.machine import DevicePrices
+from moetune.solve.training.multiprocessors import hidden_share
 from moetune.solve.training.passes import (
     BlockSeconds,
     block_seconds,
@@ -72,7 +73,8 @@ class BlockTable:
         return (*decoder.kinds, *(block for one in decoder.predictions for block in one.blocks))
 
     def _whole(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
-        hidden, slacks = self.target.overlap_hidden, self._slacks(layout)
+        slacks = self._slacks(layout)
+        hidden = self.target.overlap_hidden * hidden_share(layout, self.device.machine.device)
         return tuple(
             block_seconds(times, layout, slack=slack, overlap_hidden=hidden)
             for times, slack in zip(self._block_times(layout), slacks, strict=True)
@@ -123,4 +125,5 @@ class BlockTable:
 def _shape(layout: FoldedLayout) -> _Key:
     return (
         layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
+        layout.sms,
     )  # fmt: skip

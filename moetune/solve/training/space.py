@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moetune.domain.errors import InputError
@@ -71,8 +71,16 @@ class LayoutSpace:
                         schedule=schedule, stages=pins.stages,
                         offload_activations=pins.offload_activations or 0.0,
                     )  # fmt: skip
+                    layout = self._with_dispatcher(layout, pins)
                     if self.is_allowed(layout):
                         yield layout
+
+    def _with_dispatcher(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
+        """Return the layout with the pinned multiprocessors, which need their dispatcher."""
+        if pins.dispatcher_sms is None:
+            return layout
+        dispatcher = pins.dispatcher or layout.dispatcher
+        return replace(layout, dispatcher=dispatcher, dispatcher_sms=pins.dispatcher_sms)
 
     def _cuts_of_experts(self, tp: int) -> Sequence[int]:
         """Return the numbers of ranks that may share an expert's width."""
@@ -158,7 +166,8 @@ class LayoutSpace:
             overlap=pins.overlap or "none", zero=self._zero(pins, sizes["pp"]),
             cuda_graphs=pins.cuda_graphs or "none",
             schedule=pins.schedule, stages=pins.stages,
-            offload_activations=pins.offload_activations or 0.0, **sizes,
+            offload_activations=pins.offload_activations or 0.0,
+            dispatcher_sms=pins.dispatcher_sms, **sizes,
         )  # fmt: skip
         none = BrokenRule("no layout obeys the rules", "pin less of it")
         rules = itertools.chain(

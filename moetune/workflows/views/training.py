@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from moetune.domain.pipeline import stage_words
+from moetune.domain.training import FoldedLayout
 from moetune.domain.units import format_bytes
 from moetune.report.section import Cell, Section, Table, facts, percent, seconds_span
 from moetune.solve.training.search import PricedLayout
@@ -37,7 +38,7 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                     ("model TFLOP/s per device", f"{per_device * flops / 1e12:.0f}"),
                     ("memory per device", _memory(plan)),
                     ("recompute", ", ".join(layout.recompute) or "none"),
-                    ("dispatcher", layout.dispatcher),
+                    ("dispatcher", _dispatcher(layout)),
                     ("overlap of exchanges", _overlap(best)),
                     ("activations in host memory", _offloaded(plan)),
                     ("CUDA graphs", _graphs(plan)),
@@ -55,6 +56,11 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                   tables=tuple(_memory_parts(best)))  # fmt: skip
     if len(plan.found) > 1:
         yield Section(name="alternatives", title="The next layouts", tables=(_others(plan),))
+
+
+def _dispatcher(layout: FoldedLayout) -> str:
+    of = f" with {layout.sms} multiprocessors" if layout.dispatcher_sms else ""
+    return f"{layout.dispatcher}{of}"
 
 
 def _overlap(best: PricedLayout) -> str:
