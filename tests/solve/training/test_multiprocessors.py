@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.errors import ProfileError
+from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.profile import Profile
 from moetune.domain.reference import TransferPhase
 from moetune.domain.targets import TARGETS, find_target, target_rules
@@ -161,3 +161,15 @@ def test_numbers_without_times_are_refused(
     request = TrainingRequest(job=JOB, pins=pins, target=find_target("megatron"))
     with pytest.raises(ProfileError, match=words):
         plan_training(request, profile)
+
+
+def test_pinned_multiprocessors_are_in_every_layout_found() -> None:
+    pins = LayoutRequest(
+        tp=1, pp=2, vpp=2, ep=8, micro_batch=1, recompute=("norm",), dispatcher="deepep",
+        dispatcher_sms=12,
+    )  # fmt: skip
+    request = TrainingRequest(job=JOB, pins=pins, target=find_target("megatron"))
+    for one in plan_training(request, H100).found:
+        assert (one.layout.dispatcher, one.layout.dispatcher_sms) == ("deepep", 12)
+    with pytest.raises(InputError, match="not for all_to_all"):
+        plan_training(replace(request, pins=replace(pins, dispatcher=None)), H100)
