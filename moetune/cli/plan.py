@@ -228,6 +228,12 @@ def plan(
             "Default: the faster of those measured.",
         ),
     ] = None,
+    dispatcher_sms: Annotated[
+        int | None,
+        _size(
+            "--dispatcher-sms", "Multiprocessors of a whole model's deepep (20) or hybrid_ep (16)."
+        ),
+    ] = None,
     allow_modelled: Annotated[
         bool | None,
         typer.Option(
@@ -260,6 +266,7 @@ def plan(
             overlap=overlap, zero=zero, cuda_graphs=cuda_graphs,
             offload_activations=offload_activations, target=target or "moetune",
             routing=routing, optimizer=optimizer, schedule=schedule, stages=stages,
+            dispatcher_sms=dispatcher_sms,
         )  # fmt: skip
         refuse_flags_of_layers(context, model)
         plan_decoder(session, flags, profile=profile, output=output, as_json=json)

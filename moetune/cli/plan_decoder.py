@@ -27,7 +27,7 @@ _OF_LAYERS = (
 )  # fmt: skip
 _OF_DECODERS = (
     "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs", "target", "routing",
-    "offload_activations", "optimizer", "schedule", "stages",
+    "offload_activations", "optimizer", "schedule", "stages", "dispatcher_sms",
 )  # fmt: skip
 
 
@@ -60,6 +60,7 @@ class TrainingFlags:
     optimizer: str | None
     schedule: str | None
     stages: str | None
+    dispatcher_sms: int | None
 
     def request(self, profile: "Profile") -> "TrainingRequest":
         """Return the request that the flags make.
@@ -105,6 +106,7 @@ class TrainingFlags:
             micro_batch=self.micro_batch,
             recompute=None if self.recompute is None else modules_of(self.recompute),
             dispatcher=_one_of("--dispatcher", self.dispatcher, TOKEN_DISPATCHERS),
+            dispatcher_sms=self.dispatcher_sms,
             overlap=_one_of("--overlap", self.overlap, OVERLAPS),
             cuda_graphs=_one_of("--cuda-graphs", self.cuda_graphs, CUDA_GRAPHS),
             offload_activations=self.offload_activations,

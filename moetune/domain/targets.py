@@ -14,6 +14,7 @@ from moetune.domain.layout import BrokenRule
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName, optimizer_of
 from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.training import (
+    DEFAULT_SMS,
     CudaGraphs,
     FoldedLayout,
     Overlap,
@@ -49,6 +50,7 @@ class Target:
         optimizers: that it has, the one of its own default recipe first.
         logit_bytes: of one logit at the loss; 6 are one in bfloat16 and a copy in float32 that its
             gradient takes the place of, 2 a fused loss that writes the gradient over the logit.
+        sets_sms: whether the dispatcher's multiprocessors can be chosen.
         cuda_graphs: partial ones are of attention, the router and the order of rows.
         offloads_activations: whether activations of whole blocks can wait in host memory, without
             a pipeline, recomputation, overlap of exchanges and CUDA graphs.
@@ -79,6 +81,7 @@ class Target:
     logit_bytes: int = 6
     offloads_activations: bool = False
     kernels_per_expert: tuple[int, int] = (0, 0)
+    sets_sms: bool = False
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
 
 
@@ -100,13 +103,15 @@ _MEGATRON = Target(
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial"),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
     predicts_apart=True,
+    sets_sms=True,  # moe_deepep_num_sms, moe_hybridep_num_sms
     offloads_activations=True,  # cpu_offloading_num_layers of Transformer Engine
 )  # fmt: skip
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
         name="moetune", version="this one", source="moetune.runtime",
-        dispatchers=("all_to_all", "hierarchical"), recompute=("full",), overlaps=("none",),
-        zero=(0, 1), dtypes=("bfloat16",), folds=False, exchanges_under_tensor=False,
+        dispatchers=("all_to_all", "hierarchical"), recompute=("full",),
+        overlaps=("none", "chunks"), zero=(0, 1), dtypes=("bfloat16",), folds=False,
+        exchanges_under_tensor=False,
         largest=_sizes(vpp=1, cp=1, etp=1), zero_with_pp=1, hides_gradients=False,
     ),
     "megatron": _MEGATRON,
@@ -183,6 +188,9 @@ def target_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iter
 
 def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     """Yield what the runtime cannot run together."""
+    if not layout.has_usual_sms and not target.sets_sms:
+        yield _cannot(target, f"{layout.dispatcher} with {layout.sms} multiprocessors",
+                      f"--dispatcher-sms {DEFAULT_SMS[layout.dispatcher]}")  # fmt: skip
     if "m" in "".join((layout.stages or ())[:-1]) and not target.predicts_apart:
         yield _cannot(target, "multi-token prediction on an earlier stage than the head",
                       "--stages with m and L in the last one")  # fmt: skip
@@ -202,11 +210,15 @@ def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
 
 
 def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
-    """Yield what Megatron-Core refuses beside its overlap (`transformer_config.py`)."""
+    """Yield what Megatron-Core refuses beside its overlap (`transformer_config.py`).
+
+    With ep 1 there is nothing to hide, whatever the runtime.
+    """
+    if layout.overlap != "none" and layout.ep == 1:
+        what = f"overlap {layout.overlap} with ep 1"
+        yield _cannot(target, what, "--ep above 1, or --overlap none")
     if layout.overlap != "batch":
         return
-    if layout.ep == 1:
-        yield _cannot(target, "overlap batch with ep 1", "--ep above 1, or --overlap none")
     if layout.pp > 1 and layout.vpp == 1:
         yield _cannot(target, "overlap batch with pp and no virtual stages", "--vpp above 1")
     if layout.dispatcher == "all_gather":

@@ -4,8 +4,10 @@ World size = dp·cp·tp·pp for everything but the experts, and edp·ep·etp·pp
 dp·cp·tp, and may exceed or cross dp (Megatron-Core's parallel folding).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
+from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
 from moetune.domain.architecture import Decoder
@@ -25,8 +27,11 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 TokenDispatcher = Literal["all_to_all", "all_gather", "hierarchical", "deepep", "hybrid_ep"]
 """Exchanges of tokens, the simplest first."""
 TOKEN_DISPATCHERS: tuple[TokenDispatcher, ...] = get_args(TokenDispatcher)
-Overlap = Literal["none", "batch"]
-"""Of expert-parallel exchanges: not at all, or with another micro-batch's computation."""
+DEFAULT_SMS: Mapping[TokenDispatcher, int] = MappingProxyType({"deepep": 20, "hybrid_ep": 16})
+"""Multiprocessors that a dispatcher's own kernels take unless told otherwise (Megatron-Core)."""
+Overlap = Literal["none", "batch", "chunks"]
+"""Of expert-parallel exchanges: not at all, with another micro-batch's computation, or, cut into
+chunks, with the experts of other chunks."""
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 CudaGraphs = Literal["none", "partial", "full"]
 """What the host replays instead of launching it: nothing, attention and the router, or a step."""
@@ -35,6 +40,21 @@ ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 TrainingDtype = Literal["bfloat16", "fp8", "mxfp8", "nvfp4"]
 TRAINING_DTYPES: tuple[TrainingDtype, ...] = get_args(TrainingDtype)
 _ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """Chunks of each pass of the experts.
+
+    Raises:
+        InputError: fewer than 1.
+    """
+
+    forward: int
+    backward: int
+
+    def __post_init__(self) -> None:
+        check_positive(self, "forward", "backward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +76,8 @@ class FoldedLayout:
         schedule: of the pipeline's passes; None for 1F1B, interleaved with vpp above 1.
         stages: modules of each stage; None for as many blocks in each as can be.
         offload_activations: share of the blocks whose activations wait in host memory.
+        degree: of overlap "chunks"; None for the fastest, and with another overlap.
+        dispatcher_sms: multiprocessors of the dispatcher; None for its own number (`sms`).
     """
 
     dp: int = 1
@@ -74,9 +96,21 @@ class FoldedLayout:
     schedule: Schedule | None = None
     stages: StageLetters | None = None
     offload_activations: float = 0.0
+    degree: Degrees | None = None
+    dispatcher_sms: int | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
+
+    @property
+    def sms(self) -> int:
+        """Multiprocessors of the dispatcher; 0 where its kernels are not its own."""
+        return self.dispatcher_sms or DEFAULT_SMS.get(self.dispatcher, 0)
+
+    @property
+    def has_usual_sms(self) -> bool:
+        """Whether the dispatcher has its own number of them, or no kernels of its own."""
+        return self.sms == DEFAULT_SMS.get(self.dispatcher, self.sms)
 
     @property
     def world_size(self) -> int:
@@ -135,9 +169,11 @@ class LayoutRequest:
     schedule: Schedule | None = None
     stages: StageLetters | None = None
     offload_activations: float | None = None
+    dispatcher_sms: int | None = None
 
     def __post_init__(self) -> None:
-        check_positive(self, "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
+        sizes = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "dispatcher_sms")
+        check_positive(self, *sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

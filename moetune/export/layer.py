@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from moetune.domain.training import FoldedLayout
 from moetune.export.planned import Export, Planned, refuse, remarks
 
 _FILE = "moetune_layout.py"
@@ -69,7 +70,7 @@ def layer_export(planned: Planned) -> Export:
         f"moetune plan --d-model {layer.d_model} --d-hidden {layer.d_hidden} "
         f"--num-experts {layer.num_experts} --top-k {layer.top_k} --activation {layer.activation} "
         f"--tokens {layout.micro_batch * job.length} --world-size {layout.ep} "
-        f"--dtype {job.dtype} --output layer.json"
+        f"--dtype {job.dtype} {_pinned(layout)}--output layer.json"
     )
     text = _TEXT.format(
         remarks=remarks(planned, missing, "The chunks of a layer are a plan of their own:"),
@@ -81,6 +82,13 @@ def layer_export(planned: Planned) -> Export:
         text=text, file_name=_FILE, launch=f"{planned.torchrun} YOUR_SCRIPT.py",
         not_expressed=missing,
     )  # fmt: skip
+
+
+def _pinned(layout: FoldedLayout) -> str:
+    """Return the flags of the chunks that the plan counts on."""
+    if layout.degree is None:
+        return ""
+    return f"--forward-degree {layout.degree.forward} --backward-degree {layout.degree.backward} "
 
 
 def _not_expressed(planned: Planned) -> Iterator[str]:

@@ -20,7 +20,9 @@ def megatron_export(planned: Planned) -> Export:
     """Return the script; its own arguments are the model's and the data's."""
     values = megatron_values(planned)
     lines = "".join(f"    {line}\n" for line in _arguments(planned))
-    notes = {"moe_flex_dispatcher_backend": _SMS, "delay_wgrad_compute": _DELAYED}
+    notes = {"delay_wgrad_compute": _DELAYED}
+    if planned.layout.has_usual_sms:
+        notes = {"moe_flex_dispatcher_backend": _SMS, **notes}
     said = (note for field, note in notes.items() if field in values.model)
     command = f"{planned.torchrun} pretrain_gpt.py"
     text = (

@@ -19,13 +19,13 @@ Value: TypeAlias = int | bool | str | tuple[str, ...] | None
 _DISPATCHERS: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
     {"all_gather": "allgather", "all_to_all": "alltoall", "deepep": "flex", "hybrid_ep": "flex"}
 )
-_FLEX: MappingProxyType[TokenDispatcher, tuple[str, str, int]] = MappingProxyType(
+_FLEX: MappingProxyType[TokenDispatcher, tuple[str, str]] = MappingProxyType(
     {
-        "deepep": ("deepep", "moe_deepep_num_sms", 20),
-        "hybrid_ep": ("hybridep", "moe_hybridep_num_sms", 16),
+        "deepep": ("deepep", "moe_deepep_num_sms"),
+        "hybrid_ep": ("hybridep", "moe_hybridep_num_sms"),
     }
 )
-"""Back end, the field of its multiprocessors, and their number: Megatron-Core's defaults."""
+"""Back end, and the field of its multiprocessors."""
 _NARROW: MappingProxyType[str, dict[str, Value]] = MappingProxyType(
     {
         "fp8": {"fp8": "e4m3", "fp8_recipe": "blockwise"},
@@ -106,10 +106,10 @@ def _dispatch(planned: Planned) -> dict[str, Value]:
         "moe_grouped_gemm": True,
     }
     if name in _FLEX:
-        backend, field, multiprocessors = _FLEX[name]
+        backend, field = _FLEX[name]
         found |= {
             "moe_flex_dispatcher_backend": backend,
-            field: multiprocessors,
+            field: planned.layout.sms,
             "moe_router_dtype": "fp32",
         }
     return found

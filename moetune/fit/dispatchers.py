@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import get_args
 
 from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
@@ -66,7 +67,6 @@ def transfer_time(profile: Profile, wanted: TokenTransfer) -> Estimate:
         if isinstance(table, DispatcherTable) and _is_alike(table, wanted)
     }
     below = max((one for one in found if one <= wanted.num_sms), default=None)
-    above = min((one for one in found if one >= wanted.num_sms), default=None)
     if below is None:
         raise ProfileError(
             f"profile {profile.name!r} has no {wanted.dispatcher} {wanted.phase} of "
@@ -74,12 +74,64 @@ def transfer_time(profile: Profile, wanted: TokenTransfer) -> Estimate:
             f" (it has: {_known(profile.tables, wanted)})",
             "use another dispatcher, or more multiprocessors",
         )
-    low = _seconds(found[below], wanted.num_bytes)
-    if above is None or above == below:
-        return Estimate(seconds=low, trust="modelled")
-    high = _seconds(found[above], wanted.num_bytes)
-    share = math.log(wanted.num_sms / below) / math.log(above / below)
-    return Estimate(seconds=low ** (1 - share) * high**share, trust="modelled")
+    seconds = _between(found, wanted.num_sms, wanted.num_bytes)
+    return Estimate(seconds=seconds, trust="modelled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmTimes:
+    """A profile's times of dispatchers by their multiprocessors, of any group inside a node.
+
+    The group of a table nearest in size stands for a group that has none: what counts is how the
+    time changes with the multiprocessors.
+    """
+
+    profile: Profile
+
+    def known(self, dispatcher: str) -> tuple[int, ...]:
+        """Return the numbers of multiprocessors with times of both phases, ascending."""
+        found = [
+            {table.num_sms for table in self._tables(dispatcher) if table.phase == phase}
+            for phase in get_args(TransferPhase)
+        ]
+        return tuple(sorted(set.intersection(*found)))
+
+    def seconds(
+        self, dispatcher: str, phase: TransferPhase, *, group_size: int, num_sms: int,
+        rows: float, width_bytes: float,
+    ) -> float:  # fmt: skip
+        """Return the time of a phase that sends so many rows from each rank.
+
+        Args:
+            num_sms: among those that are known, or between them.
+            width_bytes: of a row.
+        """
+        tables = [table for table in self._tables(dispatcher) if table.phase == phase]
+        nearest = min((table.group_size for table in tables), key=lambda one: abs(one - group_size))
+        of_group = {table.num_sms: table for table in tables if table.group_size == nearest}
+        return _between(of_group, num_sms, rows * (width_bytes + ROW_BYTES[phase]))
+
+    def _tables(self, dispatcher: str) -> list[DispatcherTable]:
+        ranks = self.profile.machine.devices_per_node
+        return [
+            table
+            for table in self.profile.tables
+            if isinstance(table, DispatcherTable)
+            and table.dispatcher == dispatcher
+            and table.group_size <= ranks
+        ]
+
+
+def _between(found: Mapping[int, DispatcherTable], num_sms: int, num_bytes: float) -> float:
+    """Return the time with a number of multiprocessors from the smallest known on."""
+    below = max(one for one in found if one <= num_sms)
+    above = min((one for one in found if one >= num_sms), default=below)
+    low = _seconds(found[below], num_bytes)
+    if above == below:
+        return low
+    share = math.log(num_sms / below) / math.log(above / below)
+    high = _seconds(found[above], num_bytes)
+    return math.exp((1 - share) * math.log(low) + share * math.log(high))
 
 
 def _is_alike(table: DispatcherTable, wanted: TokenTransfer) -> bool:

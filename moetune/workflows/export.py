@@ -19,7 +19,7 @@ from moetune.workflows.training_files import MAKE_ONE, mapping_of, training_docu
 from moetune.workflows.wiring import StoreFinder
 
 EXPORT_SCHEMA = "moetune.export/1"
-_SINCE_SCHEDULES = ("schedule", "stages")
+_LATER = ("schedule", "stages", "degree", "dispatcher_sms")
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
 
 
@@ -107,7 +107,7 @@ def _layout(plain: dict[str, object], path: Path) -> FoldedLayout:
     rest = {key: value for key, value in plain.items() if key != "edp"}
     rest.setdefault("cuda_graphs", "none")
     rest.setdefault("offload_activations", 0.0)
-    for name in _SINCE_SCHEDULES:  # plans from before them have what None stands for
+    for name in _LATER:  # plans from before them have what None stands for
         rest.setdefault(name, None)
     if isinstance(rest["stages"], str):
         rest["stages"] = list(read_stages(rest["stages"]))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.document import encode
-from moetune.domain.errors import InputError, LayoutTooLargeError
+from moetune.domain.errors import InputError, LayoutTooLargeError, ProfileError
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.pipeline import stage_words
 from moetune.domain.plan import Confidence
@@ -17,6 +17,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
 from moetune.domain.targets import Target
 from moetune.domain.training import (
+    DEFAULT_SMS,
     TRAINING_DTYPES,
     FoldedLayout,
     LayoutRequest,
@@ -25,6 +26,7 @@ from moetune.domain.training import (
 )
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
+from moetune.fit.dispatchers import SmTimes
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch, PricedLayout
@@ -151,6 +153,7 @@ def device_prices(profile: Profile) -> DevicePrices:
         machine=profile.machine,
         sustained=1.0 if profile.samples else _SUSTAINED,
         posted_chunk_seconds=network.posted_chunk_seconds if network else 0.0,
+        transfers=SmTimes(profile=profile),
     )
 
 
@@ -160,8 +163,9 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
     Raises:
         InputError: the pins break a rule, or the profile's dtype is not there.
         LayoutTooLargeError: nothing fits; the smallest layout is priced all the same.
-        ProfileError: the profile lacks an operation.
+        ProfileError: the profile lacks an operation, or times of so many multiprocessors.
     """
+    _check_sms(request.pins, profile)
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
     host = host_memory_bytes(profile) or inf
     with sound_numbers(profile.name):
@@ -187,6 +191,25 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
     if not plan.fits:
         raise _too_large(plan)
     return plan
+
+
+def _check_sms(pins: LayoutRequest, profile: Profile) -> None:
+    """Raise ProfileError unless the profile has times around the dispatcher's multiprocessors."""
+    sms, dispatcher = pins.dispatcher_sms, pins.dispatcher
+    if sms is None or dispatcher is None or sms == DEFAULT_SMS.get(dispatcher, sms):
+        return  # rules of the layout refuse other dispatchers
+    usual, known = DEFAULT_SMS[dispatcher], SmTimes(profile=profile).known(dispatcher)
+    if not known or not known[0] <= usual <= known[-1]:
+        raise ProfileError(
+            f"profile {profile.name!r} has no times of {dispatcher} by its multiprocessors",
+            f"use --dispatcher-sms {usual}, {dispatcher}'s own number, or another --profile",
+        )
+    if not known[0] <= sms <= known[-1]:
+        raise ProfileError(
+            f"--dispatcher-sms {sms}: profile {profile.name!r} has times of {dispatcher} with "
+            f"{known[0]} to {known[-1]} multiprocessors",
+            f"use {known[0]} to {known[-1]}; {usual} is {dispatcher}'s own number",
+        )
 
 
 def training_job(
@@ -276,12 +299,15 @@ def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:
             "offload_activations": layout.offload_activations,
             "schedule": layout.order,
             "stages": stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None,
+            **({"degree": encode(layout.degree)} if layout.degree else {}),
+            **({"dispatcher_sms": layout.dispatcher_sms} if layout.dispatcher_sms else {}),
         },
         "predicted": {
             "step_seconds": seconds,
             "tokens_per_second_per_device": per_device,
             "model_tflops_per_device": per_device * flops / 1e12,
             "parts": dict(one.step.parts),
+            "saved_by_overlap_seconds": one.saved_seconds,
         },
         "memory": {
             "peak_bytes": round(one.memory.peak_bytes),

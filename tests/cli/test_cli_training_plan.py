@@ -83,6 +83,10 @@ def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
         (("--global-batch", "64", "--seq", "4k", "--recompute", "moe_act,glu"), "glu"),
         (("--global-batch", "64", "--seq", "4k", "--dispatcher", "uccl"), "uccl"),
         (("--global-batch", "64", "--seq", "4k", "--overlap", "full"), "full"),
+        (("--global-batch", "64", "--seq", "4k", "--overlap", "chunks", "--target", "bridge"),
+         "bridge (megatron-bridge 0.3.1) cannot run overlap chunks"),
+        (("--global-batch", "64", "--seq", "4k", "--overlap", "chunks", "--ep", "1"),
+         "overlap chunks with ep 1"),
         (("--global-batch", "64", "--seq", "4k", "--dtype", "float16"), "float16"),
         (("--global-batch", "64", "--seq", "4k", "--optimizer", "lion"), "lion"),
         (("--global-batch", "64", "--seq", "4k", "--optimizer", "adam-bf16"), "adam-bf16"),
@@ -114,6 +118,7 @@ def test_wrong_input_is_named(cli: Cli, flags: tuple[str, ...], word: str) -> No
         ("--optimizer", "adam"),
         ("--schedule", "1f1b"),
         ("--stages", "EttL"),
+        ("--dispatcher-sms", "24"),
     ],
 )
 def test_flags_of_decoders_are_refused_for_the_papers_models(
@@ -144,6 +149,72 @@ def test_a_schedule_and_stages_by_hand_are_kept_and_exported(cli: Cli, tmp_path:
     assert cli("export", str(file), "--to", "megatron").code == 3
     shown = cli(*PINNED, "--stages", "Et*10|(t*12|)*2t*14L").out
     assert "Et*10|(t*12|)*2t*14L" in shown
+
+
+def test_exchanges_in_chunks_have_degrees_that_the_layers_plan_gets(
+    cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    pinned = (*QWEN, "--world-size", "16", "--ep", "8", "--pp", "2", "--micro-batch", "1")
+    chunked = cli(*pinned, "--overlap", "chunks", "--output", str(file), "--json").document
+    plain = cli(*pinned, "--overlap", "none", "--json").document
+    degree, found = chunked["layout"]["degree"], chunked["predicted"]
+    assert chunked["layout"]["overlap"] == "chunks"
+    assert degree["forward"] == degree["backward"] > 1
+    saved = plain["predicted"]["step_seconds"] - found["step_seconds"]
+    assert found["saved_by_overlap_seconds"] == pytest.approx(saved)
+    assert saved > 0
+    assert plain["predicted"]["saved_by_overlap_seconds"] == 0
+    assert chunked["memory"]["parts"] == plain["memory"]["parts"]
+    assert "degree" not in plain["layout"]
+
+    shown = cli(*pinned, "--overlap", "chunks").out
+    assert f"chunks ({degree['forward']} forward, {degree['backward']} backward): saves" in shown
+    said = " ".join(cli("explain", str(file)).out.split())
+    assert f"in chunks ({degree['forward']} forward, {degree['backward']} backward)" in said
+    why = cli("explain", str(file), "--json").document
+    assert why["saved_by_overlap_seconds"] == found["saved_by_overlap_seconds"]
+    text = cli("export", str(file), "--to", "moetune").out
+    assert f"--forward-degree {degree['forward']} --backward-degree {degree['backward']}" in text
+    refused = cli("export", str(file), "--to", "megatron")
+    assert refused.code == 3
+    assert "cannot run overlap chunks" in refused.err
+
+    free = cli(*QWEN, "--world-size", "16", "--json").document
+    assert free["layout"]["overlap"] == "chunks"
+    assert free["predicted"]["step_seconds"] <= found["step_seconds"]
+
+
+def test_multiprocessors_of_a_dispatcher_are_priced_shown_and_exported(
+    cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    pinned = (*PINNED, "--dispatcher", "deepep")
+    plain, usual, fewer = (
+        cli(*pinned, *more, "--json", "--output", str(file)).document
+        for more in ((), ("--dispatcher-sms", "20"), ("--dispatcher-sms", "8"))
+    )
+    assert usual["predicted"] == plain["predicted"]
+    assert fewer["predicted"]["step_seconds"] > plain["predicted"]["step_seconds"]
+    assert "dispatcher_sms" not in plain["layout"]
+    assert fewer["layout"]["dispatcher_sms"] == 8
+    assert "deepep with 8 multiprocessors" in cli(*pinned, "--dispatcher-sms", "8").out
+    text = cli("export", str(file), "--to", "megatron").out
+    assert "--moe-deepep-num-sms 8" in text
+    assert "Megatron-Core's default" not in text
+    assert "moe_deepep_num_sms = 8" in cli("export", str(file), "--to", "bridge").out
+    assert cli("export", str(file), "--to", "torchtitan").code == 3
+    outside = cli(*pinned, "--dispatcher-sms", "40")
+    assert outside.code == 5
+    assert "4 to 24 multiprocessors" in outside.err
+    assert cli(*PINNED, "--dispatcher", "all_to_all", "--dispatcher-sms", "20").code == 2
+
+
+def test_an_overlapped_micro_batch_says_what_it_saves(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    cli(*PINNED, "--overlap", "batch", "--output", str(file))
+    said = " ".join(cli("explain", str(file)).out.split())
+    assert "Exchanges run beside another micro-batch's computation: that saves" in said
 
 
 def test_skewed_routing_is_slower_and_a_file_is_of_the_model(cli: Cli, tmp_path: Path) -> None:

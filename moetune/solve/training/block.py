@@ -5,7 +5,7 @@ parallelism), M d_model. A module's passes are forward, the gradients of its inp
 its weights; communication is apart, because it can be hidden.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moetune.domain.architecture import Block, Decoder, Mixer
@@ -14,11 +14,11 @@ from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
 from moetune.domain.samples import GemmForm
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT, most_rows
+from moetune.solve.training.block_times import NO_TIME, BlockTimes, Passes
 from moetune.solve.training.exchange import DEDUPLICATING, exchange_seconds
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.modules import (
     CHUNK_TOKENS,
-    COMMUNICATION,
     ModuleName,
     computed_keys,
     head_dim_of,
@@ -30,58 +30,6 @@ _QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 _ROUNDING_BYTES = {"fp8_rowwise": 4.0, "mxfp8": 4.0, "nvfp4": 5.125}
 """Of an element of a factor: read in bfloat16 and written narrow, as it is and transposed. NVFP4
 reads it twice, first for the largest value of all (Transformer Engine, `NVFP4Quantizer`)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
-    """Seconds of a module's passes."""
-
-    forward: float = 0.0
-    grad_input: float = 0.0
-    grad_weight: float = 0.0
-
-    def __add__(self, other: "Passes") -> "Passes":
-        return Passes(
-            forward=self.forward + other.forward,
-            grad_input=self.grad_input + other.grad_input,
-            grad_weight=self.grad_weight + other.grad_weight,
-        )
-
-    @property
-    def backward(self) -> float:
-        """Both gradients."""
-        return self.grad_input + self.grad_weight
-
-
-NO_TIME = Passes()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockTimes:
-    """Seconds of a block's modules for one micro-batch."""
-
-    modules: Mapping[ModuleName, Passes]
-
-    def passes(self, name: ModuleName) -> Passes:
-        """Return a module's passes, zero where the block has none."""
-        return self.modules.get(name, NO_TIME)
-
-    @property
-    def compute(self) -> Passes:
-        """All computation."""
-        return self._sum(is_communication=False)
-
-    @property
-    def communication(self) -> Passes:
-        """All communication."""
-        return self._sum(is_communication=True)
-
-    def _sum(self, *, is_communication: bool) -> Passes:
-        total = NO_TIME
-        for name, passes in self.modules.items():
-            if (name in COMMUNICATION) == is_communication:
-                total += passes
-        return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,24 +200,39 @@ class BlockPrices:
         )
 
     def _routed(self, part: RoutedExperts) -> Iterator[tuple[ModuleName, Passes]]:
-        layout = self.layout
-        experts = part.num_experts // layout.ep
-        rows = self.own_tokens * most_rows(part, self.job, layout)
-        each = rows / experts
-        width = max(1, part.d_hidden // layout.etp)
-        up = self._gemm(each, part.d_expert, width * (part.num_gemms - 1), num_experts=experts)
-        down = self._gemm(each, width, part.d_expert, num_experts=experts)
-        yield "experts", up + down
-        yield "moe_act", self._activation(rows * width, part.num_gemms)
+        rows = self._rows(part)
+        yield "experts", self._experts(part, rows)
+        yield "moe_act", self._expert_activation(part, rows)
         yield (
             "router",
             self._gemm(self.own_tokens, part.d_model, part.num_experts, dtype="bfloat16"),
         )
         yield "permute", self._permute(part, rows)
-        yield "exchange", self._exchange(part)
+        yield "exchange", self._exchange(part, self.own_tokens)
         if part.shared is not None:
-            yield "shared_experts", self._ffn(part.shared, self.tokens, layout.tp)
+            yield "shared_experts", self._ffn(part.shared, self.tokens, self.layout.tp)
             yield "tensor_comm", self._tensor_comm(part.d_model)
+
+    def chunk(self, part: RoutedExperts, degree: int) -> tuple[Passes, Passes]:
+        """Return what experts compute for one of so many equal chunks, and its exchange."""
+        rows = self._rows(part) / degree
+        computed = self._experts(part, rows) + self._expert_activation(part, rows)
+        return computed, self._exchange(part, self.own_tokens / degree)
+
+    def _rows(self, part: RoutedExperts) -> float:
+        return self.own_tokens * most_rows(part, self.job, self.layout)
+
+    def _experts(self, part: RoutedExperts, rows: float) -> Passes:
+        layout, experts = self.layout, part.num_experts // self.layout.ep
+        width = max(1, part.d_hidden // layout.etp)
+        each, up = rows / experts, width * (part.num_gemms - 1)
+        return self._gemm(each, part.d_expert, up, num_experts=experts) + self._gemm(
+            each, width, part.d_expert, num_experts=experts
+        )
+
+    def _expert_activation(self, part: RoutedExperts, rows: float) -> Passes:
+        width = max(1, part.d_hidden // self.layout.etp)
+        return self._activation(rows * width, part.num_gemms)
 
     def _permute(self, part: RoutedExperts, rows: float) -> Passes:
         """Return the order by expert before the exchange and behind it, and the sums back.
@@ -283,11 +246,9 @@ class BlockPrices:
         seconds = self.device.moved(moves * 2 * ELEMENT * elements, kernels=4 + moves)
         return Passes(forward=seconds, grad_input=seconds)
 
-    def _exchange(self, part: RoutedExperts) -> Passes:
+    def _exchange(self, part: RoutedExperts, tokens: float) -> Passes:
         dispatch, combine = (
-            exchange_seconds(
-                self.device, layout=self.layout, part=part, tokens=self.own_tokens, phase=phase
-            )
+            exchange_seconds(self.device, layout=self.layout, part=part, tokens=tokens, phase=phase)
             * self.job.routing.skew(part.num_experts, part.mean_top_k, self.layout.ep)
             for phase in ("dispatch", "combine")
         )

@@ -9,9 +9,10 @@ Where hosts post the messages, DeepEP and HybridEP are taken to send the same ch
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.reference import TransferPhase
 from moetune.domain.routing import reached
-from moetune.domain.training import FoldedLayout
+from moetune.domain.training import DEFAULT_SMS, FoldedLayout
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.machine import DevicePrices, RankSpan
+from moetune.solve.training.multiprocessors import slowdown
 from moetune.solve.training.posted import posted_chunks
 
 DEDUPLICATING = frozenset({"deepep", "hybrid_ep"})
@@ -52,27 +53,59 @@ def exchange_seconds(
         if phase == "dispatch":
             return seconds + device.collective("all_gather", span, tokens * row_bytes)
         return seconds + device.collective("reduce_scatter", span, tokens * row_bytes * span.size)
-    rows = tokens * part.mean_top_k
     if layout.dispatcher in DEDUPLICATING:
-        rows = tokens * reached(part.mean_top_k, span.size)
+        return seconds + _deduplicated(device, layout, part, tokens, phase)
+    num_bytes = tokens * part.mean_top_k * row_bytes
     if layout.dispatcher == "all_to_all" or span.nodes == 1:
-        return seconds + device.collective("all_to_all", span, rows * row_bytes)
-    copies = part.mean_top_k
-    if layout.dispatcher in DEDUPLICATING:
-        copies = reached_nodes(part, span.nodes)
+        return seconds + device.collective("all_to_all", span, num_bytes)
+    return seconds + _in_two_steps(device, span, across_bytes=num_bytes, inside_bytes=num_bytes)
+
+
+def _deduplicated(
+    device: DevicePrices,
+    layout: FoldedLayout,
+    part: RoutedExperts,
+    tokens: float,
+    phase: TransferPhase,
+) -> float:
+    """Return an exchange that sends a token once to each node and to each rank inside it."""
+    span = device.span(layout.ep, layout.etp)
+    row_bytes = part.d_expert * ELEMENT
+    rows = tokens * reached(part.mean_top_k, span.size)
+    inside = 1.0
+    if not layout.has_usual_sms and device.transfers is not None:
+        inside = slowdown(
+            device.transfers, layout, phase, group_size=span.size // span.nodes, rows=rows,
+            width_bytes=row_bytes,
+        )  # fmt: skip
+    if span.nodes == 1:
+        return inside * device.collective("all_to_all", span, rows * row_bytes)
+    copies = reached_nodes(part, span.nodes)
     wire = _in_two_steps(
-        device, span, across_bytes=tokens * copies * row_bytes, inside_bytes=rows * row_bytes
-    )
-    if layout.dispatcher not in DEDUPLICATING or not device.posted_chunk_seconds:
-        return seconds + wire
+        device, span, across_bytes=tokens * copies * row_bytes, inside_bytes=rows * row_bytes,
+        slowdown_inside=inside,
+    )  # fmt: skip
+    if not device.posted_chunk_seconds:
+        return wire
     chunks = posted_chunks(
-        phase, num_ranks=span.size, num_nodes=span.nodes, tokens=tokens, reach=copies
-    )
-    return seconds + max(wire, chunks * device.posted_chunk_seconds)
+        phase, num_ranks=span.size, num_nodes=span.nodes, tokens=tokens, reach=copies,
+        num_channels=_channels(layout),
+    )  # fmt: skip
+    return max(wire, chunks * device.posted_chunk_seconds)
+
+
+def _channels(layout: FoldedLayout) -> int:
+    """Return the channels that send to other nodes: DeepEP's 10, HybridEP's taken to be as many."""
+    return 10 * layout.sms // DEFAULT_SMS[layout.dispatcher]
 
 
 def _in_two_steps(
-    device: DevicePrices, span: RankSpan, *, across_bytes: float, inside_bytes: float
+    device: DevicePrices,
+    span: RankSpan,
+    *,
+    across_bytes: float,
+    inside_bytes: float,
+    slowdown_inside: float = 1.0,
 ) -> float:
     """Return an exchange that crosses between nodes, then goes on inside them.
 
@@ -84,7 +117,7 @@ def _in_two_steps(
     inside = device.collective(
         "all_to_all", RankSpan(size=span.size // span.nodes, nodes=1), inside_bytes
     )
-    return max(across, inside)
+    return max(across, slowdown_inside * inside)
 
 
 def _shared_width(

@@ -12,6 +12,7 @@ from moetune.domain.cluster import Machine
 from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.solve.training.multiprocessors import TransferTimes
 
 _ADAM_BYTES = 30
 """Of one parameter's step: gradient, master copy and two moments read, all but the first written,
@@ -88,12 +89,14 @@ class DevicePrices:
     Args:
         sustained: share of its rate alone that a kernel reaches in a training step.
         posted_chunk_seconds: see `Network`.
+        transfers: of dispatchers by their multiprocessors; None where nothing is known.
     """
 
     costs: Costs
     machine: Machine
     sustained: float = 1.0
     posted_chunk_seconds: float = 0.0
+    transfers: TransferTimes | None = None
     trusts: Trusts = field(default_factory=Trusts)
     _known: dict[tuple[object, ...], float] = field(default_factory=dict, init=False, repr=False)
 

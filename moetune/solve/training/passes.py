@@ -8,7 +8,7 @@ from moetune.domain.attention import LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingDtype
-from moetune.solve.training.block import BlockTimes
+from moetune.solve.training.block_times import BlockTimes
 from moetune.solve.training.modules import ModuleName
 
 _HOST_SECONDS = {
@@ -21,7 +21,7 @@ _ROUTED_IN_A_GRAPH = 2.0e-3
 Modelled: the visible public runs on H100 whose device time is far below their step's take 9.6 to
 11 ms for an attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1. Latent
 attention has about twice the modules."""
-_LAUNCH_SECONDS = 12e-6
+LAUNCH_SECONDS = 12e-6
 """Of one more kernel of a list that the host goes through."""
 _AGAIN_SECONDS = 0.6e-3
 """Of launching a recomputed module again: 0.3 to 1.5 ms in a block of Moonlight on H100
@@ -71,7 +71,7 @@ def _launches(part: Part, layout: FoldedLayout, target: Target, dtype: TrainingD
         kernels = target.kernels_per_expert[dtype != "bfloat16"] * part.num_experts // layout.ep
         shared = _HOST_SECONDS["dense"] * (part.shared is not None)
         own = _HOST_SECONDS["routed"] if layout.cuda_graphs == "none" else _ROUTED_IN_A_GRAPH
-        return own + shared + _LAUNCH_SECONDS * kernels
+        return own + shared + LAUNCH_SECONDS * kernels
     if isinstance(part, DenseFfn):
         return _HOST_SECONDS["dense"]
     if layout.cuda_graphs != "none":
@@ -79,49 +79,71 @@ def _launches(part: Part, layout: FoldedLayout, target: Target, dtype: TrainingD
     return _HOST_SECONDS["latent" if isinstance(part, LatentAttention) else "mixer"]
 
 
+def slack_seconds(
+    block: Block, times: BlockTimes, layout: FoldedLayout, target: Target, dtype: TrainingDtype
+) -> float:
+    """Return by how many seconds a block keeps the device longer than the host, exchanges apart."""
+    forward, backward = _busy(times, layout)
+    return forward + backward - host_seconds(block, layout, target, dtype)
+
+
 def block_seconds(
-    block: Block,
     times: BlockTimes,
     layout: FoldedLayout,
-    target: Target,
-    dtype: TrainingDtype,
+    *,
+    slack: float,
+    saved: tuple[float, float] = (0.0, 0.0),
+    overlap_hidden: float = 0.0,
 ) -> BlockSeconds:
     """Return a block's passes, with what is recomputed, and exchanges hidden where they are.
 
     A block takes as long as the device or the host that launches it, whichever is longer, and then
     its exchanges: the host waits for the numbers of rows in each of them.
+
+    Args:
+        slack: of the host, launches of chunks counted (`slack_seconds`).
+        saved: by chunks, of the forward and the backward pass.
+        overlap_hidden: share that another micro-batch's computation hides (`Target`).
     """
     again = _recomputed(times, layout)
-    compute, exchange = times.compute, times.passes("exchange")
-    other = times.communication.forward - exchange.forward
-    other_back = times.communication.grad_input - exchange.grad_input
-    exchanges = exchange.forward * (2 if _repeats_exchange(layout) else 1)
-    forward = compute.forward + other
-    backward = compute.backward + other_back + again
-    waiting = max(0.0, host_seconds(block, layout, target, dtype) - forward - backward)
-    hidden = 0.0
+    exchange = times.passes("exchange")
+    exchanges = exchange.forward * (2 if repeats_exchange(layout) else 1)
+    forward, backward = _busy(times, layout)
+    waiting = max(0.0, -slack)
     if layout.overlap == "batch":
         beside = forward + backward + waiting
-        hidden = target.overlap_hidden * min(beside, exchange.forward + exchanges)
-    share = hidden / 2
+        share = overlap_hidden * min(beside, exchange.forward + exchanges) / 2
+        saved = share, share
     parts: dict[str, float] = {
         name: one.forward + one.backward for name, one in times.modules.items()
     }
     if again:
         parts["recompute"] = again + exchanges - exchange.grad_input
-    if hidden:
-        parts["exchange"] -= hidden
+    if any(saved):
+        repeated = saved[0] if repeats_exchange(layout) else 0.0
+        parts["exchange"] -= sum(saved) - repeated
+        if repeated:
+            parts["recompute"] -= repeated
     if waiting:
         parts["launches"] = waiting
     return BlockSeconds(
-        forward=forward + exchange.forward - share + FORWARD_OF_BOTH * waiting,
-        backward=backward + exchanges - share + (1 - FORWARD_OF_BOTH) * waiting,
-        weight=compute.grad_weight + FORWARD_OF_BOTH * waiting,
+        forward=forward + exchange.forward - saved[0] + FORWARD_OF_BOTH * waiting,
+        backward=backward + exchanges - saved[1] + (1 - FORWARD_OF_BOTH) * waiting,
+        weight=times.compute.grad_weight + FORWARD_OF_BOTH * waiting,
         parts=parts,
     )
 
 
-def _repeats_exchange(layout: FoldedLayout) -> bool:
+def _busy(times: BlockTimes, layout: FoldedLayout) -> tuple[float, float]:
+    """Return the seconds of both passes on the device, without exchanges."""
+    compute, exchange = times.compute, times.passes("exchange")
+    other = times.communication.forward - exchange.forward
+    other_back = times.communication.grad_input - exchange.grad_input
+    return compute.forward + other, compute.backward + other_back + _recomputed(times, layout)
+
+
+def repeats_exchange(layout: FoldedLayout) -> bool:
+    """Return whether the backward pass repeats the dispatch and combine of the forward pass."""
     return "full" in layout.recompute or "moe" in layout.recompute
 
 

@@ -19,12 +19,16 @@ _CHUNK_TOKENS: dict[TransferPhase, tuple[int, ...]] = {
     "dispatch": (6, 20, 8, 12),
     "combine": (6, 12, 8, 8),
 }
-_NUM_CHANNELS = 10
-"""Of the 20 multiprocessors that DeepEP takes unless it is told otherwise."""
 
 
 def posted_chunks(
-    phase: TransferPhase, *, num_ranks: int, num_nodes: int, tokens: float, reach: float
+    phase: TransferPhase,
+    *,
+    num_ranks: int,
+    num_nodes: int,
+    tokens: float,
+    reach: float,
+    num_channels: int = 10,
 ) -> float:
     """Return the chunks that one rank sends to other nodes in a dispatch or combine.
 
@@ -32,7 +36,8 @@ def posted_chunks(
         num_ranks: that the experts are on, on `num_nodes` nodes.
         tokens: of the rank.
         reach: expected nodes that a token goes to, its own among them.
+        num_channels: 10 of the 20 multiprocessors that DeepEP takes unless it is told otherwise.
     """
     chunk = _CHUNK_TOKENS[phase][bisect.bisect_right(_RANKS, num_ranks) - 1]
-    in_channel = tokens * reach / num_nodes / _NUM_CHANNELS
-    return (num_nodes - 1) * _NUM_CHANNELS * math.ceil(in_channel / chunk)
+    in_channel = tokens * reach / num_nodes / num_channels
+    return (num_nodes - 1) * num_channels * math.ceil(in_channel / chunk)

@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule, divisors
@@ -70,8 +71,16 @@ class LayoutSpace:
                         schedule=schedule, stages=pins.stages,
                         offload_activations=pins.offload_activations or 0.0,
                     )  # fmt: skip
+                    layout = self._with_dispatcher(layout, pins)
                     if self.is_allowed(layout):
                         yield layout
+
+    def _with_dispatcher(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
+        """Return the layout with the pinned multiprocessors, which need their dispatcher."""
+        if pins.dispatcher_sms is None:
+            return layout
+        dispatcher = pins.dispatcher or layout.dispatcher
+        return replace(layout, dispatcher=dispatcher, dispatcher_sms=pins.dispatcher_sms)
 
     def _cuts_of_experts(self, tp: int) -> Sequence[int]:
         """Return the numbers of ranks that may share an expert's width."""
@@ -143,7 +152,7 @@ class LayoutSpace:
 
     def impossible(self, pins: LayoutRequest) -> InputError:
         """Return the first broken rule of the layout that the pins come nearest to."""
-        sizes = {
+        sizes: dict[str, Any] = {
             name: getattr(pins, name) or 1
             for name in ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
         }
@@ -157,7 +166,8 @@ class LayoutSpace:
             overlap=pins.overlap or "none", zero=self._zero(pins, sizes["pp"]),
             cuda_graphs=pins.cuda_graphs or "none",
             schedule=pins.schedule, stages=pins.stages,
-            offload_activations=pins.offload_activations or 0.0, **sizes,
+            offload_activations=pins.offload_activations or 0.0,
+            dispatcher_sms=pins.dispatcher_sms, **sizes,
         )  # fmt: skip
         none = BrokenRule("no layout obeys the rules", "pin less of it")
         rules = itertools.chain(

@@ -82,6 +82,15 @@ class DecoderStages:
         return tuple(found)
 
 
+def block_counts(stage: StageBlocks, num: int) -> tuple[int, ...]:
+    """Return the number of each kind of block, and then of each block of predictions, `num` in all.
+
+    Every one of predictions is on the stage that has them.
+    """
+    predictions = (int(stage.has_predictions),) * (num - len(stage.counts))
+    return *stage.counts, *predictions
+
+
 def _by_rank(stages: Sequence[StageBlocks], layout: FoldedLayout) -> tuple[RankBlocks, ...]:
     own: list[list[StageBlocks]] = [[] for _ in range(layout.pp)]
     for index, stage in enumerate(stages):

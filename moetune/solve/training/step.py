@@ -3,23 +3,24 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from moetune.domain.architecture import Block
 from moetune.domain.optimizers import optimizer_of
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
-from moetune.solve.training.block import GEMM_FORMS, BlockPrices, BlockTimes
+from moetune.solve.training.block import GEMM_FORMS
+from moetune.solve.training.blocks import BlockTable
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.offload import offloaded_bytes
 from moetune.solve.training.parameters import rank_parameters
-from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds, block_seconds
+from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds
 from moetune.solve.training.pipeline import Pipeline, StageSeconds, least_seconds, play
 from moetune.solve.training.stages import (
     DecoderStages,
     RankBlocks,
     StageBlocks,
     balanced_stages,
+    block_counts,
 )
 
 _SHARDS_GRADIENTS = 2
@@ -56,10 +57,7 @@ class StepPrices:
     device: DevicePrices
     stages: DecoderStages
     target: Target
-    _blocks: dict[_Key, tuple[BlockSeconds, ...]] = field(
-        default_factory=dict, init=False, repr=False
-    )
-    _times: dict[_Key, tuple[BlockTimes, ...]] = field(default_factory=dict, init=False, repr=False)
+    blocks: BlockTable = field(init=False, repr=False)
     _known_ends: dict[_Key, tuple[float, float]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -67,22 +65,11 @@ class StepPrices:
         default_factory=dict, init=False, repr=False
     )
 
-    def blocks(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
-        """Return the seconds of each kind of block, and then of each block of predictions."""
-        shape = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher)
-        key = (*shape, layout.recompute, layout.overlap, layout.cuda_graphs)
-        found = self._blocks.get(key)
-        if found is None:
-            times = self._times.get(shape)
-            every = self._every_kind
-            if times is None:
-                prices = BlockPrices(job=self.job, layout=layout, device=self.device)
-                times = self._times[shape] = tuple(prices.times(kind) for kind in every)
-            found = self._blocks[key] = tuple(
-                block_seconds(kind, one, layout, self.target, self.job.dtype)
-                for kind, one in zip(every, times, strict=True)
-            )
-        return found
+    def __post_init__(self) -> None:
+        blocks = BlockTable(
+            job=self.job, device=self.device, stages=self.stages, target=self.target
+        )
+        object.__setattr__(self, "blocks", blocks)
 
     def step(self, layout: FoldedLayout) -> StepSeconds:
         """Return the time of a step."""
@@ -116,10 +103,10 @@ class StepPrices:
 
     def _micro_batch(self, layout: FoldedLayout) -> float:
         """Return the seconds of one micro-batch in all of the model."""
-        blocks, (embedding, head) = self.blocks(layout), self._ends(layout)
+        blocks, (embedding, head) = self.blocks.seconds(layout), self._ends(layout)
         [whole] = self.stages.stages(_ALONE)
         seconds = embedding + head * (1 + len(self.job.decoder.predictions))
-        for count, one in zip(_counts(whole, blocks), blocks, strict=True):
+        for count, one in zip(block_counts(whole, len(blocks)), blocks, strict=True):
             seconds += count * one.both
         return seconds
 
@@ -128,7 +115,7 @@ class StepPrices:
 
     def pipeline(self, layout: FoldedLayout) -> Pipeline:
         """Return the layout's pipeline."""
-        blocks, ends = self.blocks(layout), self._ends(layout)
+        blocks, ends = self.blocks.seconds(layout), self._ends(layout)
         known: dict[StageBlocks, StageSeconds] = {}
         stages = []
         for one in self.stages.stages(layout):
@@ -159,7 +146,7 @@ class StepPrices:
 
     def balanced(self, layout: FoldedLayout) -> FoldedLayout:
         """Return the layout with stages whose ranks take as equally long as blocks allow."""
-        blocks, (embedding, head) = self.blocks(layout), self._ends(layout)
+        blocks, (embedding, head) = self.blocks.seconds(layout), self._ends(layout)
         decoder = self.job.decoder
         [whole] = self.stages.stages(_ALONE)
         every = sum(count * one.both for count, one in zip(whole.counts, blocks, strict=False))
@@ -185,11 +172,6 @@ class StepPrices:
         }
         return busiest, slowest, rest
 
-    @property
-    def _every_kind(self) -> tuple[Block, ...]:
-        decoder = self.job.decoder
-        return (*decoder.kinds, *(block for one in decoder.predictions for block in one.blocks))
-
     def _stage(
         self, stage: StageBlocks, blocks: tuple[BlockSeconds, ...], ends: tuple[float, float]
     ) -> StageSeconds:
@@ -198,7 +180,7 @@ class StepPrices:
         embedding = stage.has_embedding * ends[0]
         forward, weight = head + FORWARD_OF_BOTH * embedding, head
         grad_input = head + (1 - FORWARD_OF_BOTH) * embedding
-        for count, one in zip(_counts(stage, blocks), blocks, strict=True):
+        for count, one in zip(block_counts(stage, len(blocks)), blocks, strict=True):
             if count:
                 forward += count * one.forward
                 weight += count * one.weight
@@ -206,9 +188,9 @@ class StepPrices:
         return StageSeconds(forward=forward, grad_input=grad_input, grad_weight=weight)
 
     def _parts(self, rank: RankBlocks, layout: FoldedLayout, batches: int) -> dict[str, float]:
-        blocks, ends = self.blocks(layout), self._ends(layout)
+        blocks, ends = self.blocks.seconds(layout), self._ends(layout)
         parts: dict[str, float] = {}
-        for count, one in zip(_counts(rank, blocks), blocks, strict=True):
+        for count, one in zip(block_counts(rank, len(blocks)), blocks, strict=True):
             for name, seconds in one.parts.items():
                 parts[name] = parts.get(name, 0.0) + batches * count * seconds
         parts["embedding"] = batches * rank.has_embedding * ends[0]
@@ -288,9 +270,3 @@ class StepPrices:
             every = (rank_parameters(decoder, layout, one) for one in self.stages.ranks(layout))
             found = self._parameters[key] = max(every, key=sum)
         return found
-
-
-def _counts(stage: StageBlocks, blocks: tuple[BlockSeconds, ...]) -> tuple[int, ...]:
-    """Return the number of each of the blocks, those of predictions last."""
-    predictions = (int(stage.has_predictions),) * (len(blocks) - len(stage.counts))
-    return *stage.counts, *predictions

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from moetune.domain.pipeline import stage_words
+from moetune.domain.training import FoldedLayout
 from moetune.domain.units import format_bytes
-from moetune.report.section import Cell, Section, Table, facts, seconds_span
+from moetune.report.section import Cell, Section, Table, facts, percent, seconds_span
 from moetune.solve.training.search import PricedLayout
 from moetune.workflows.training import TrainingPlan, layout_words
 from moetune.workflows.views.words import how_sure_of_layout
@@ -37,8 +38,8 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                     ("model TFLOP/s per device", f"{per_device * flops / 1e12:.0f}"),
                     ("memory per device", _memory(plan)),
                     ("recompute", ", ".join(layout.recompute) or "none"),
-                    ("dispatcher", layout.dispatcher),
-                    ("overlap of exchanges", layout.overlap),
+                    ("dispatcher", _dispatcher(layout)),
+                    ("overlap of exchanges", _overlap(best)),
                     ("activations in host memory", _offloaded(plan)),
                     ("CUDA graphs", _graphs(plan)),
                     ("optimizer", f"{job.optimizer}, ZeRO-{layout.zero}"),
@@ -55,6 +56,21 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                   tables=tuple(_memory_parts(best)))  # fmt: skip
     if len(plan.found) > 1:
         yield Section(name="alternatives", title="The next layouts", tables=(_others(plan),))
+
+
+def _dispatcher(layout: FoldedLayout) -> str:
+    of = f" with {layout.sms} multiprocessors" if layout.dispatcher_sms else ""
+    return f"{layout.dispatcher}{of}"
+
+
+def _overlap(best: PricedLayout) -> str:
+    overlap, degree = str(best.layout.overlap), best.layout.degree
+    if degree is not None:
+        overlap += f" ({degree.forward} forward, {degree.backward} backward)"
+    if best.saved_seconds <= 0:
+        return overlap
+    saved = percent(best.saved_seconds / (best.step.seconds + best.saved_seconds))
+    return f"{overlap}: saves {Cell.seconds(best.saved_seconds).text}, {saved} of the step"
 
 
 def _graphs(plan: TrainingPlan) -> str:

@@ -26,6 +26,7 @@ _NAMED = 3
 class _Predicted:
     step_seconds: float
     parts: Mapping[str, float]
+    saved_by_overlap_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,7 @@ class TrainingExplanation:
             "step_seconds": self.best.predicted.step_seconds,
             "confidence": encode(self.confidence),
             "kinds": self.kinds,
+            "saved_by_overlap_seconds": self.best.predicted.saved_by_overlap_seconds,
             "parts": dict(self.best.predicted.parts),
             "memory": {
                 "peak_bytes": self.best.memory.peak_bytes,
@@ -160,6 +162,7 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
         title=f"A step of {found.model}: {best.words}",
         paragraphs=(
             f"{span} a step: {kinds}. Most of it: {longest}.",
+            *_saved(best),
             how_sure_of_layout(sure),
         ),
         tables=(_parts(best, step),),
@@ -187,6 +190,23 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
             tables=(_others(found),),
             notes=(_TIES,) if shortest < step else (),
         )
+
+
+def _saved(best: _Answer) -> Iterator[str]:
+    """Yield what the overlap of exchanges saves."""
+    saved, step = best.predicted.saved_by_overlap_seconds, best.predicted.step_seconds
+    if saved <= 0:
+        return
+    words = "Exchanges run beside another micro-batch's computation"
+    degree = best.layout.get("degree")
+    if isinstance(degree, dict):
+        words = (
+            f"Exchanges run in chunks ({degree.get('forward')} forward, {degree.get('backward')} "
+            "backward) beside the experts of other chunks"
+        )
+    without = Cell.seconds(step + saved).text
+    share = percent(saved / (step + saved))
+    yield f"{words}: that saves {Cell.seconds(saved).text}, {share} of the {without} without it."
 
 
 def _parts(best: _Answer, step: float) -> Table:

@@ -1,0 +1,129 @@
+"""Seconds of a decoder's blocks under layouts, each computed once."""
+
+from dataclasses import dataclass, field
+
+from moetune.domain.architecture import Block
+from moetune.domain.targets import Target
+from moetune.domain.training import Degrees, FoldedLayout, TrainingJob
+from moetune.solve.training.block import BlockPrices
+from moetune.solve.training.block_times import BlockTimes
+from moetune.solve.training.chunks import (
+    ChunkedBlock,
+    ChunkedPasses,
+    best_degrees,
+    chunked_passes,
+)
+from moetune.solve.training.machine import DevicePrices
+from moetune.solve.training.multiprocessors import hidden_share
+from moetune.solve.training.passes import (
+    BlockSeconds,
+    block_seconds,
+    repeats_exchange,
+    slack_seconds,
+)
+from moetune.solve.training.stages import DecoderStages, block_counts
+
+_Key = tuple[object, ...]
+_ALONE = FoldedLayout()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTable:
+    """Blocks of a job on a machine: each kind, and then each block of predictions.
+
+    Not safe for several threads.
+    """
+
+    job: TrainingJob
+    device: DevicePrices
+    stages: DecoderStages
+    target: Target
+    _seconds: dict[_Key, tuple[BlockSeconds, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _times: dict[_Key, tuple[BlockTimes, ...]] = field(default_factory=dict, init=False, repr=False)
+    _chunks: dict[_Key, tuple[ChunkedPasses | None, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def seconds(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
+        """Return the seconds of the blocks for one micro-batch."""
+        key = *_shape(layout), layout.recompute, layout.overlap, layout.cuda_graphs, layout.degree
+        found = self._seconds.get(key)
+        if found is None:
+            price = self._in_chunks if layout.overlap == "chunks" else self._whole
+            found = self._seconds[key] = price(layout)
+        return found
+
+    def degree(self, layout: FoldedLayout) -> Degrees | None:
+        """Return the layout's degrees, the fastest where it has none; None without chunks."""
+        if layout.overlap != "chunks" or layout.degree is not None:
+            return layout.degree
+        [whole] = self.stages.stages(_ALONE)
+        counts = block_counts(whole, len(self._kinds))
+        chunked = zip(counts, self._chunked(layout), strict=True)
+        is_measured = self.device.costs.gemm_line(dtype="bfloat16") is None
+        return best_degrees(
+            [(count, one) for count, one in chunked if one is not None], are_paired=is_measured
+        )
+
+    @property
+    def _kinds(self) -> tuple[Block, ...]:
+        decoder = self.job.decoder
+        return (*decoder.kinds, *(block for one in decoder.predictions for block in one.blocks))
+
+    def _whole(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
+        slacks = self._slacks(layout)
+        hidden = self.target.overlap_hidden * hidden_share(layout, self.device.machine.device)
+        return tuple(
+            block_seconds(times, layout, slack=slack, overlap_hidden=hidden)
+            for times, slack in zip(self._block_times(layout), slacks, strict=True)
+        )
+
+    def _in_chunks(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
+        degree = self.degree(layout)
+        found = []
+        for times, slack, chunked in zip(
+            self._block_times(layout), self._slacks(layout), self._chunked(layout), strict=True
+        ):
+            if chunked is None or degree is None:
+                found.append(block_seconds(times, layout, slack=slack))
+                continue
+            left, saved = slack - chunked.launches(degree), chunked.saved(degree)
+            found.append(block_seconds(times, layout, slack=left, saved=saved))
+        return tuple(found)
+
+    def _chunked(self, layout: FoldedLayout) -> tuple[ChunkedBlock | None, ...]:
+        shape = _shape(layout)
+        found = self._chunks.get(shape)
+        if found is None:
+            prices = BlockPrices(job=self.job, layout=layout, device=self.device)
+            parts = {kind.routed for kind in self._kinds}
+            known = {part: chunked_passes(prices, part) for part in parts}
+            found = self._chunks[shape] = tuple(known[kind.routed] for kind in self._kinds)
+        repeats = repeats_exchange(layout)
+        return tuple(
+            one and ChunkedBlock(passes=one, slack=slack, repeats=repeats)
+            for one, slack in zip(found, self._slacks(layout), strict=True)
+        )
+
+    def _block_times(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
+        shape = _shape(layout)
+        found = self._times.get(shape)
+        if found is None:
+            prices = BlockPrices(job=self.job, layout=layout, device=self.device)
+            found = self._times[shape] = tuple(map(prices.times, self._kinds))
+        return found
+
+    def _slacks(self, layout: FoldedLayout) -> list[float]:
+        return [
+            slack_seconds(kind, times, layout, self.target, self.job.dtype)
+            for kind, times in zip(self._kinds, self._block_times(layout), strict=True)
+        ]
+
+
+def _shape(layout: FoldedLayout) -> _Key:
+    return (
+        layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
+        layout.sms,
+    )  # fmt: skip

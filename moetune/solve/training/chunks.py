@@ -1,0 +1,156 @@
+"""Exchanges in chunks behind the experts' computation, as moetune's own layer runs them.
+
+A pass of r equal chunks takes the makespan of the layer's solver (`solve.layer.degree`): the
+exchanges of one chunk run while the experts compute another. What a chunk takes comes from the
+same prices as a whole pass. All layers share a plan book, and so one degree forward and one
+backward; memory is that of whole passes, whose rows are kept whatever the chunks.
+
+Source: PipeMoE Eq. 9-12, with the corrections of `solve.layer.degree`.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from moetune.domain.experts import RoutedExperts
+from moetune.domain.training import Degrees
+from moetune.solve.layer.degree import TIE, makespan
+from moetune.solve.training.activations import ELEMENT
+from moetune.solve.training.block import BlockPrices
+from moetune.solve.training.passes import FORWARD_OF_BOTH, LAUNCH_SECONDS
+
+MOST_CHUNKS = 16
+_WHOLE = Degrees(forward=1, backward=1)
+_TRANSFERS = 2
+"""Dispatch and combine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedPass:
+    """A pass of a block's experts with its exchanges.
+
+    Args:
+        seconds: in 1, 2, … chunks.
+        kernels: that the host launches for one more chunk.
+    """
+
+    seconds: tuple[float, ...]
+    kernels: int
+
+    def saved(self, degree: int) -> float:
+        """Return the seconds that so many chunks take less than one."""
+        return self.seconds[0] - self.seconds[degree - 1]
+
+    def launches(self, degree: int) -> float:
+        """Return the host's seconds for all chunks but the first."""
+        return (degree - 1) * self.kernels * LAUNCH_SECONDS
+
+
+class ChunkedPasses(NamedTuple):
+    """Both passes of a layer."""
+
+    forward: ChunkedPass
+    backward: ChunkedPass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedBlock:
+    """A block whose exchanges are cut into chunks.
+
+    Args:
+        slack: seconds by which the device's computation is longer than the host's launches.
+        repeats: whether the backward pass repeats the forward one, exchanges and all.
+    """
+
+    passes: ChunkedPasses
+    slack: float
+    repeats: bool = False
+
+    def launches(self, cut: Degrees) -> float:
+        """Return the host's seconds for all chunks but the first of each pass."""
+        forward = self.passes.forward.launches(cut.forward)
+        return (2 if self.repeats else 1) * forward + self.passes.backward.launches(cut.backward)
+
+    def saved(self, cut: Degrees) -> tuple[float, float]:
+        """Return what the passes save on the device."""
+        forward = self.passes.forward.saved(cut.forward)
+        again = forward if self.repeats else 0.0
+        return forward, self.passes.backward.saved(cut.backward) + again
+
+    def gained(self, cut: Degrees) -> tuple[float, float]:
+        """Return what the passes save, less what the devices wait for more launches."""
+        waits = max(0.0, self.launches(cut) - self.slack) - max(0.0, -self.slack)
+        forward, backward = self.saved(cut)
+        return forward - FORWARD_OF_BOTH * waits, backward - (1 - FORWARD_OF_BOTH) * waits
+
+
+def chunked_passes(prices: BlockPrices, part: RoutedExperts | None) -> ChunkedPasses | None:
+    """Return the passes of a layer in up to 16 chunks; None where no tokens are exchanged."""
+    if part is None or prices.layout.ep == 1:
+        return None
+    chunks = [prices.chunk(part, degree) for degree in range(1, MOST_CHUNKS + 1)]
+    gemms = part.num_gemms
+    forward = [(computed.forward, sent.forward) for computed, sent in chunks]
+    backward = [(computed.backward, sent.grad_input) for computed, sent in chunks]
+    return ChunkedPasses(
+        forward=ChunkedPass(seconds=_makespans(prices, part, forward), kernels=gemms + 3),
+        backward=ChunkedPass(seconds=_makespans(prices, part, backward), kernels=2 * gemms + 3),
+    )
+
+
+def best_degrees(
+    blocks: Sequence[tuple[int, ChunkedBlock]], *, are_paired: bool = False
+) -> Degrees:
+    """Return the degrees with which blocks gain most in sum; of equal ones the fewest chunks.
+
+    No pass of any block may be slower than in one chunk, whichever pipeline rank it is on.
+
+    Args:
+        blocks: with their numbers in the model.
+        are_paired: as many chunks backward as forward, as the layer's solver has it where costs
+            are measured: rows are kept in the pieces that both cuts make, and GEMMs slow down.
+    """
+    best, most = _WHOLE, 0.0
+    scale = sum(count * sum(each.seconds[0] for each in one.passes) for count, one in blocks)
+    for cut in _cuts(are_paired=are_paired):
+        gains = [one.gained(cut) for _, one in blocks]
+        if any(gain < 0 for pair in gains for gain in pair):
+            continue
+        gained = sum(count * sum(pair) for (count, _), pair in zip(blocks, gains, strict=True))
+        if gained > most + TIE * scale:
+            best, most = cut, gained
+    return best
+
+
+def _cuts(*, are_paired: bool) -> list[Degrees]:
+    """Return the degrees to choose from, the fewest chunks first."""
+    every = itertools.product(range(1, MOST_CHUNKS + 1), repeat=2)
+    found = [Degrees(forward=one, backward=other) for one, other in every]
+    if are_paired:
+        return [cut for cut in found if cut.forward == cut.backward]
+    return sorted(found, key=lambda cut: (cut.forward + cut.backward, cut.forward))
+
+
+def _makespans(
+    prices: BlockPrices, part: RoutedExperts, chunks: Sequence[tuple[float, float]]
+) -> tuple[float, ...]:
+    """Return the seconds of a pass in 1, 2, … chunks, of which each has (experts, exchanges).
+
+    Chunks take no less in all than the whole: points of a curve may say so, kernels do not.
+    """
+    whole_experts, whole_exchange = chunks[0]
+    num_bytes = prices.own_tokens * part.mean_top_k * part.d_expert * ELEMENT
+    found = []
+    for degree, (experts, exchange) in enumerate(chunks, start=1):
+        transfer = max(exchange, whole_exchange / degree) / _TRANSFERS
+        speeds = prices.device.costs.overlap_speeds(
+            exchange_bytes=num_bytes / degree, exchange_seconds=transfer
+        )
+        seconds = makespan(
+            degree=degree, transfer_seconds=transfer,
+            compute_seconds=max(experts, whole_experts / degree),
+            comm_speed=speeds.comm, comp_speed=speeds.comp,
+        )  # fmt: skip
+        found.append(seconds)
+    return tuple(found)

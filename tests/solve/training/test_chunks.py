@@ -1,0 +1,230 @@
+"""Exchanges in chunks in a training step: against simulated events and all degrees one by one."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost
+from moetune.domain.errors import InputError
+from moetune.domain.profile import Profile
+from moetune.domain.targets import TARGETS, find_target, target_rules
+from moetune.domain.training import Degrees, FoldedLayout, Recompute, TrainingJob
+from moetune.fit.costs import costs_of
+from moetune.huggingface.registry import named_model
+from moetune.solve.layer.timeline import pipeline_tasks, simulate
+from moetune.solve.training.block import BlockPrices
+from moetune.solve.training.chunks import (
+    MOST_CHUNKS,
+    ChunkedBlock,
+    ChunkedPass,
+    ChunkedPasses,
+    best_degrees,
+    chunked_passes,
+)
+from moetune.solve.training.machine import DevicePrices
+from moetune.solve.training.stages import DecoderStages
+from moetune.solve.training.step import StepPrices
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.training import device_prices
+
+H100, H800 = (load_profile_file(bundled_profiles()[name]) for name in ("h100-x8", "h800-x8"))
+CHUNKED = FoldedLayout(dp=64, ep=8, overlap="chunks")
+DISTURBED = Interference(comp=CompSpeed(comm=0.8), comm=CommSpeed(comp=0.7))
+EVERY = [
+    Degrees(forward=one, backward=other)
+    for one, other in itertools.product(range(1, MOST_CHUNKS + 1), repeat=2)
+]
+
+
+def prices_of(name: str, profile: Profile = H100) -> StepPrices:
+    job = TrainingJob(
+        decoder=named_model(name).decoder, world_size=64, global_batch=256, length=4096
+    )
+    return StepPrices(
+        job=job, device=device_prices(profile), stages=DecoderStages(job.decoder),
+        target=find_target("moetune"),
+    )  # fmt: skip
+
+
+def block_of(
+    forward: tuple[float, ...], backward: tuple[float, ...], *, slack: float = 1.0,
+    repeats: bool = False, kernels: int = 5,
+) -> ChunkedBlock:  # fmt: skip
+    """Return a block whose passes take so long in 1, 2, … chunks, and the last from there on."""
+    passes = ChunkedPasses(
+        *(
+            ChunkedPass(seconds=one + one[-1:] * (MOST_CHUNKS - len(one)), kernels=kernels)
+            for one in (forward, backward)
+        )
+    )
+    return ChunkedBlock(passes=passes, slack=slack, repeats=repeats)
+
+
+@pytest.mark.parametrize("interference", [Interference(), DISTURBED], ids=["alone", "disturbed"])
+@pytest.mark.parametrize("layout", [CHUNKED, replace(CHUNKED, ep=32, dispatcher="hierarchical")])
+def test_passes_in_chunks_end_when_their_simulated_events_do(
+    layout: FoldedLayout, interference: Interference
+) -> None:
+    job = prices_of("qwen3-30b-a3b").job
+    costs = costs_of(replace(H100, interference=interference), allow_modelled=True)
+    prices = BlockPrices(
+        job=job, layout=layout, device=DevicePrices(costs=costs, machine=H100.machine)
+    )
+    part = job.decoder.blocks[-1].routed
+    found = chunked_passes(prices, part)
+    assert part is not None
+    assert found is not None
+    whole, sent = prices.chunk(part, 1)
+    for degree in range(1, MOST_CHUNKS + 1):
+        experts, exchange = prices.chunk(part, degree)
+        for chunked, compute, most, both, all_of_both in (
+            (found.forward, experts.forward, whole.forward, exchange.forward, sent.forward),
+            (found.backward, experts.backward, whole.backward, exchange.grad_input,
+             sent.grad_input),
+        ):  # fmt: skip
+            transfer = [max(both, all_of_both / degree) / 2] * degree
+            events = simulate(
+                pipeline_tasks(
+                    dispatch_seconds=transfer, combine_seconds=transfer,
+                    compute_seconds=[max(compute, most / degree)] * degree, order="dispatch_first",
+                ),
+                interference=interference,
+            )  # fmt: skip
+            assert chunked.seconds[degree - 1] == pytest.approx(events.makespan_seconds)
+    assert found.forward.seconds[0] == pytest.approx(whole.forward + sent.forward)
+    assert found.backward.saved(1) == found.backward.launches(1) == 0
+
+
+@pytest.mark.parametrize("recompute", [(), ("full",)])
+@pytest.mark.parametrize(("profile", "ep"), [(H100, 8), (H100, 64), (H800, 16)])
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3"])
+def test_no_degree_is_faster_than_the_chosen_one_and_none_slower_than_no_overlap(
+    name: str, profile: Profile, ep: int, recompute: tuple[Recompute, ...]
+) -> None:
+    prices = prices_of(name, profile)
+    layout = replace(CHUNKED, ep=ep, recompute=recompute)
+    chosen, degree = prices.step(layout), prices.blocks.degree(layout)
+    assert degree is not None
+    assert degree.forward == degree.backward
+    plain = prices.step(replace(layout, overlap="none"))
+    steps = {
+        one: prices.step(replace(layout, degree=Degrees(forward=one, backward=one))).seconds
+        for one in range(1, MOST_CHUNKS + 1)
+    }
+    assert chosen.seconds == steps[degree.forward] == pytest.approx(min(steps.values()), rel=1e-9)
+    assert steps[1] == pytest.approx(plain.seconds, rel=1e-12)
+    exchanges = plain.parts["exchange"] * (1.5 if recompute else 1.0)
+    assert plain.seconds - exchanges <= chosen.seconds <= plain.seconds
+    assert sum(chosen.parts.values()) == pytest.approx(chosen.seconds)
+    assert min(chosen.parts.values()) > -1e-12
+
+
+def test_a_pipeline_is_no_slower_with_chunks() -> None:
+    prices = prices_of("deepseek-v3")
+    for pp in (2, 4):
+        layout = replace(CHUNKED, dp=64 // pp, pp=pp)
+        plain = replace(layout, overlap="none")
+        assert prices.step(layout).seconds < prices.step(plain).seconds
+        assert prices.floor(layout) <= prices.least(layout) <= prices.step(layout).seconds
+
+
+def test_pinned_degrees_are_kept_and_unequal_ones_priced_apart() -> None:
+    prices, pinned = prices_of("qwen3-30b-a3b"), Degrees(forward=3, backward=2)
+    layout = replace(CHUNKED, degree=pinned)
+    assert prices.blocks.degree(layout) == pinned
+    assert prices.blocks.degree(replace(CHUNKED, overlap="none")) is None
+    assert prices.step(layout).seconds != prices.step(CHUNKED).seconds
+
+
+def test_from_lines_each_pass_gets_its_own_degree() -> None:
+    """α–β lines have GEMMs whose pieces cost nothing, as in the layer's solver."""
+    prices = prices_of("qwen3-30b-a3b")
+    costs = prices.device.costs
+    assert costs.gemm_line(dtype="bfloat16") is None
+
+    class Lines:
+        def __getattr__(self, name: str) -> object:
+            return getattr(costs, name)
+
+        def gemm_line(self, *, dtype: str) -> LinearCost:
+            assert dtype == "bfloat16"
+            return LinearCost(alpha_seconds=1e-5, beta_seconds=1e-12)
+
+    device = replace(prices.device, costs=Lines())  # type: ignore[arg-type] # has the rest
+    lines = replace(prices, device=device)
+    chosen = lines.blocks.degree(CHUNKED)
+    steps = {
+        one: lines.step(replace(CHUNKED, degree=one)).seconds
+        for one in EVERY if max(one.forward, one.backward) <= 6
+    }  # fmt: skip
+    assert chosen is not None
+    assert chosen.forward != chosen.backward
+    assert steps[chosen] == pytest.approx(min(steps.values()), rel=1e-9)
+
+
+def test_the_best_degrees_of_blocks_are_those_of_all_pairs() -> None:
+    fast = block_of((1.0, 0.8, 0.7), (2.0, 1.5))
+    other = block_of((3.0, 2.9, 2.95), (2.0, 1.8, 1.4))
+    blocks = [(2, fast), (1, other)]
+
+    def seconds(cut: Degrees) -> float:
+        return sum(
+            count * sum(
+                one.seconds[degree - 1]
+                for one, degree in zip(block.passes, (cut.forward, cut.backward), strict=True)
+            )
+            for count, block in blocks
+        )  # fmt: skip
+
+    best = best_degrees(blocks)
+    assert (best.forward, best.backward) == (3, 3)
+    assert seconds(best) == pytest.approx(min(map(seconds, EVERY)))
+    assert best_degrees([(1, fast)]) == Degrees(forward=3, backward=2)
+    assert best_degrees([(1, fast)], are_paired=True) == Degrees(forward=3, backward=3)
+    assert best_degrees([]) == Degrees(forward=1, backward=1)
+
+
+def test_no_kind_of_block_is_slower_for_the_sake_of_another() -> None:
+    many, few = block_of((1.0, 0.5), (1.0,)), block_of((1.0, 1.1), (1.0,))
+    assert best_degrees([(10, many)]).forward == 2
+    assert best_degrees([(10, many), (1, few)]) == Degrees(forward=1, backward=1)
+
+
+def test_more_launches_cost_time_where_the_host_is_slow() -> None:
+    """A chunk more saves 100 µs forward, and 8 kernels take the host 96 µs."""
+    seconds = (1e-3, 0.9e-3, 0.8e-3, 0.7e-3, 0.6e-3)
+    for slack, chunks in ((1.0, 5), (96e-6, 2), (0.0, 1), (-1.0, 1)):
+        block = block_of(seconds, (1e-3,), slack=slack, kernels=8)
+        assert best_degrees([(1, block)]).forward == chunks
+    repeated = block_of(seconds, (1e-3,), slack=192e-6, kernels=8, repeats=True)
+    assert best_degrees([(1, repeated)]).forward == 5  # each chunk saves 200 of 192 µs
+    assert repeated.saved(Degrees(forward=2, backward=1)) == pytest.approx((1e-4, 1e-4))
+    assert repeated.launches(Degrees(forward=2, backward=2)) == pytest.approx(3 * 96e-6)
+
+
+def test_nothing_is_cut_without_an_exchange() -> None:
+    job = prices_of("qwen3-30b-a3b").job
+    device = device_prices(H100)
+    alone = BlockPrices(job=job, layout=FoldedLayout(dp=64), device=device)
+    assert chunked_passes(alone, job.decoder.blocks[0].routed) is None
+    assert chunked_passes(BlockPrices(job=job, layout=CHUNKED, device=device), None) is None
+
+
+def test_only_moetune_cuts_exchanges_and_only_where_there_are_some() -> None:
+    job = prices_of("qwen3-30b-a3b").job
+    for name in TARGETS:
+        target = find_target(name)
+        layout = replace(CHUNKED, zero=target.zero[-1])
+        broken = [rule.what for rule in target_rules(layout, target, job)]
+        assert broken == ([] if name == "moetune" else [
+            f"{name} ({target.version}) cannot run overlap chunks"
+        ])  # fmt: skip
+    target = find_target("moetune")
+    [rule] = target_rules(replace(CHUNKED, ep=1), target, job)
+    assert "overlap chunks with ep 1" in rule.what
+
+
+def test_fewer_than_one_chunk_is_refused() -> None:
+    with pytest.raises(InputError, match="backward"):
+        Degrees(forward=1, backward=0)
