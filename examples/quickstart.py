@@ -24,6 +24,11 @@ _NUM_STEPS = 40
 _BUDGET_SECONDS = 60.0
 _LAYER = LayerShape(d_model=192, d_hidden=768, num_experts=8, top_k=2)
 _SAME_LOSS = 1e-4
+_RESUME = (
+    f".venv/bin/moetune profile --name {_NAME} --nproc {_NUM_RANKS} --dtype float32 "
+    f"--d-model {_LAYER.d_model} --d-hidden {_LAYER.d_hidden} --num-experts {_LAYER.num_experts} "
+    f"--top-k {_LAYER.top_k} --tokens {_BATCH * _LENGTH} --budget 30m --resume"
+)
 
 
 def quickstart() -> int:
@@ -72,7 +77,7 @@ def _profile(screen: Screen) -> None:
             request,
             MeasurementSetting(environment=config.environment()),
             store=store,
-            progress=ScreenProgress(screen),
+            progress=ScreenProgress(screen, resume=_RESUME),
         )
     fitness = fitness_of(found.profile, request)
     if fitness is not None:

@@ -14,7 +14,13 @@ from typing import NamedTuple
 
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.targets import Target
-from moetune.domain.training import TOKEN_DISPATCHERS, FoldedLayout, LayoutRequest, TrainingJob
+from moetune.domain.training import (
+    TOKEN_DISPATCHERS,
+    FoldedLayout,
+    LayoutRequest,
+    TokenDispatcher,
+    TrainingJob,
+)
 from moetune.solve.training.memory import FRAGMENTATION, MemoryModel, RankMemory
 from moetune.solve.training.offload import least_offloaded
 from moetune.solve.training.space import LayoutSpace
@@ -116,18 +122,23 @@ class FoldedSearch:
     def _unsized(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield sizes with each overlap and its fastest dispatcher, nothing recomputed.
 
-        What is recomputed as well takes no less time.
+        What is recomputed as well takes no less time. Which dispatcher is the fastest depends on
+        the ranks that share a block, and not on the pipeline.
         """
         space = self.space
         first = space.recomputes(pins)[0]
         overlaps = [pins.overlap] if pins.overlap else self.target.overlaps
+        fastest: dict[tuple[object, ...], TokenDispatcher] = {}
         for shape in space.shapes(pins):
+            able = tuple(space.dispatchers(shape, pins))
+            shared = shape.tp, shape.cp, shape.ep, shape.etp, shape.micro_batch, able
             for overlap in overlaps:
-                variants = [
-                    replace(shape, recompute=first, overlap=overlap, dispatcher=one)
-                    for one in space.dispatchers(shape, pins)
-                ]
-                yield min(variants, key=self.prices.floor)
+                plain = replace(shape, recompute=first, overlap=overlap)
+                if (*shared, overlap) not in fastest:
+                    variants = [replace(plain, dispatcher=one) for one in able]
+                    found = min(variants, key=self.prices.floor)
+                    fastest[*shared, overlap] = found.dispatcher
+                yield replace(plain, dispatcher=fastest[*shared, overlap])
 
     def _fitting(
         self, layout: FoldedLayout, pins: LayoutRequest, smallest: "_Smallest"
