@@ -126,6 +126,10 @@ def plan(
             help="Pin the share of blocks whose activations wait in host memory.",
         ),
     ] = None,
+    offload_optimizer: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Pin the share of the optimizer on the host."),
+    ] = None,
     cuda_graphs: Annotated[
         str | None,
         typer.Option(
@@ -264,7 +268,8 @@ def plan(
             length=length, dtype=dtype, memory_limit=memory_limit, cp=cp, tp=tp, pp=pp, vpp=vpp,
             ep=ep, etp=etp, micro_batch=micro_batch, recompute=recompute, dispatcher=dispatcher,
             overlap=overlap, zero=zero, cuda_graphs=cuda_graphs,
-            offload_activations=offload_activations, target=target or "moetune",
+            offload_activations=offload_activations, offload_optimizer=offload_optimizer,
+            target=target or "moetune",
             routing=routing, optimizer=optimizer, schedule=schedule, stages=stages,
             dispatcher_sms=dispatcher_sms,
         )  # fmt: skip

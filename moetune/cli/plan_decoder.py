@@ -27,7 +27,7 @@ _OF_LAYERS = (
 )  # fmt: skip
 _OF_DECODERS = (
     "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs", "target", "routing",
-    "offload_activations", "optimizer", "schedule", "stages", "dispatcher_sms",
+    "offload_activations", "offload_optimizer", "optimizer", "schedule", "stages", "dispatcher_sms",
 )  # fmt: skip
 
 
@@ -55,6 +55,7 @@ class TrainingFlags:
     zero: int | None
     cuda_graphs: str | None
     offload_activations: float | None
+    offload_optimizer: float | None
     target: str
     routing: str | None
     optimizer: str | None
@@ -110,6 +111,7 @@ class TrainingFlags:
             overlap=_one_of("--overlap", self.overlap, OVERLAPS),
             cuda_graphs=_one_of("--cuda-graphs", self.cuda_graphs, CUDA_GRAPHS),
             offload_activations=self.offload_activations,
+            offload_optimizer=self.offload_optimizer,
             zero=cast("ZeroStage | None", self.zero),
             schedule=_one_of("--schedule", self.schedule, SCHEDULES),
             stages=None if self.stages is None else read_stages(self.stages),

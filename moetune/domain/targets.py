@@ -50,6 +50,8 @@ class Target:
         optimizers: that it has, the one of its own default recipe first.
         logit_bytes: of one logit at the loss; 6 are one in bfloat16 and a copy in float32 that its
             gradient takes the place of, 2 a fused loss that writes the gradient over the logit.
+        offloads_optimizer: whether the host can keep and compute a share of the optimizer, with
+            ZeRO stage 1.
         sets_sms: whether the dispatcher's multiprocessors can be chosen.
         cuda_graphs: partial ones are of attention, the router and the order of rows.
         offloads_activations: whether activations of whole blocks can wait in host memory, without
@@ -80,6 +82,7 @@ class Target:
     optimizers: tuple[OptimizerName, ...] = ("adam",)
     logit_bytes: int = 6
     offloads_activations: bool = False
+    offloads_optimizer: bool = False
     kernels_per_expert: tuple[int, int] = (0, 0)
     sets_sms: bool = False
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
@@ -105,6 +108,7 @@ _MEGATRON = Target(
     predicts_apart=True,
     sets_sms=True,  # moe_deepep_num_sms, moe_hybridep_num_sms
     offloads_activations=True,  # cpu_offloading_num_layers of Transformer Engine
+    offloads_optimizer=True,  # HybridDeviceOptimizer
 )  # fmt: skip
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
@@ -256,8 +260,18 @@ def _optimizer_rules(
 ) -> Iterator[BrokenRule]:
     """Yield what Megatron-Core's precision-aware optimizer is not for (`optimizer_config.py`).
 
-    Beside 8-bit GEMMs it keeps another master copy, whose bytes are not known here.
+    Beside 8-bit GEMMs it keeps another master copy, whose bytes are not known here. A host's share
+    is computed by the same code, in float32, of sharded states that FSDP does not keep.
     """
+    if layout.offload_optimizer:
+        what = "an offloaded optimizer"
+        if not target.offloads_optimizer:
+            yield _cannot(target, what, "--offload-optimizer 0")
+        elif layout.zero != 1:
+            yield _cannot(target, f"{what} with ZeRO stage {layout.zero}", "--zero 1")
+        elif job.optimizer != "adam" or job.dtype != "bfloat16":
+            with_what = f"{what} with the optimizer {job.optimizer} and {job.dtype}"
+            yield _cannot(target, with_what, "--optimizer adam --dtype bfloat16")
     if not optimizer_of(job.optimizer).is_precision_aware:
         return
     what = f"the optimizer {job.optimizer} with"

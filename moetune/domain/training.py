@@ -76,6 +76,7 @@ class FoldedLayout:
         schedule: of the pipeline's passes; None for 1F1B, interleaved with vpp above 1.
         stages: modules of each stage; None for as many blocks in each as can be.
         offload_activations: share of the blocks whose activations wait in host memory.
+        offload_optimizer: share of the optimizer that the host keeps and computes.
         degree: of overlap "chunks"; None for the fastest, and with another overlap.
         dispatcher_sms: multiprocessors of the dispatcher; None for its own number (`sms`).
     """
@@ -96,6 +97,7 @@ class FoldedLayout:
     schedule: Schedule | None = None
     stages: StageLetters | None = None
     offload_activations: float = 0.0
+    offload_optimizer: float = 0.0
     degree: Degrees | None = None
     dispatcher_sms: int | None = None
 
@@ -169,6 +171,7 @@ class LayoutRequest:
     schedule: Schedule | None = None
     stages: StageLetters | None = None
     offload_activations: float | None = None
+    offload_optimizer: float | None = None
     dispatcher_sms: int | None = None
 
     def __post_init__(self) -> None:

@@ -75,6 +75,10 @@ def _model_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]
             f"{decoder.num_layers} layers",
             f"use 0 to {1 - 1 / decoder.num_layers:.3f}",
         )
+    if not 0 <= layout.offload_optimizer <= 1:
+        yield BrokenRule(
+            f"offload_optimizer {layout.offload_optimizer:g} is no share", "use 0 to 1"
+        )
     for module in layout.recompute:
         if module not in decoder.modules:
             known = [one for one in RECOMPUTES if one in decoder.modules]

@@ -89,9 +89,13 @@ def _optimizer(values: MegatronValues) -> Iterator[str]:
     """Yield the lines of the optimizer; a recipe may have set another one."""
     given = values.optimizer
     yield f"cfg.optimizer.use_precision_aware_optimizer = {bool(given)}"
+    yield f"cfg.optimizer.optimizer_cpu_offload = {'optimizer_cpu_offload' in given}"
+    for name in ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"):
+        if name in given:
+            yield f"cfg.optimizer.{name} = {given[name]}"
     for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
         yield f"cfg.optimizer.{name} = {_DTYPES[str(given.get(name, 'fp32'))]}"
-    if given:  # of a training without fp8 it decides on the master copy alone
+    if "main_grads_dtype" in given:  # of a training without fp8 it decides on the master copy alone
         recipe = "delayed" if values.keeps_remainders else "tensorwise"
         yield f"cfg.mixed_precision.fp8_recipe = {recipe!r}"
     for part in ("ddp", "mixed_precision"):

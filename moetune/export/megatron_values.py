@@ -86,7 +86,8 @@ def megatron_values(planned: Planned) -> MegatronValues:
     model |= _NARROW.get(planned.job.dtype, {})
     optimizer = optimizer_of(planned.job.optimizer)
     return MegatronValues(
-        model=model, ddp=_sharding(planned), optimizer=_optimizer(optimizer),
+        model=model, ddp=_sharding(planned),
+        optimizer=_optimizer(optimizer) | _host_optimizer(layout.offload_optimizer),
         reduces_in_fp32=optimizer.gradient_bytes == _FP32_BYTES,
         keeps_remainders=optimizer.keeps_remainders, max_connections=_connections(planned),
     )  # fmt: skip
@@ -159,6 +160,18 @@ def _optimizer(optimizer: Optimizer) -> dict[str, Value]:
         "main_params_dtype": "fp32",
         "exp_avg_dtype": moments,
         "exp_avg_sq_dtype": moments,
+    }
+
+
+def _host_optimizer(share: float) -> dict[str, Value]:
+    """Return the fields of a share on the host, which the precision-aware code computes."""
+    if not share:
+        return {}
+    return {
+        "use_precision_aware_optimizer": True,
+        "optimizer_cpu_offload": True,
+        "optimizer_offload_fraction": share,
+        "overlap_cpu_optimizer_d2h_h2d": True,
     }
 
 

@@ -107,6 +107,7 @@ def _layout(plain: dict[str, object], path: Path) -> FoldedLayout:
     rest = {key: value for key, value in plain.items() if key != "edp"}
     rest.setdefault("cuda_graphs", "none")
     rest.setdefault("offload_activations", 0.0)
+    rest.setdefault("offload_optimizer", 0.0)
     for name in _LATER:  # plans from before them have what None stands for
         rest.setdefault(name, None)
     if isinstance(rest["stages"], str):

@@ -297,6 +297,7 @@ def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:
             "dispatcher": layout.dispatcher, "overlap": layout.overlap, "zero": layout.zero,
             "cuda_graphs": layout.cuda_graphs,
             "offload_activations": layout.offload_activations,
+            "offload_optimizer": layout.offload_optimizer,
             "schedule": layout.order,
             "stages": stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None,
             **({"degree": encode(layout.degree)} if layout.degree else {}),
@@ -330,9 +331,10 @@ def _too_large(plan: TrainingPlan) -> LayoutTooLargeError:
     peak, layout = plan.best.memory.peak_bytes, plan.best.layout
     if not plan.fits_host:
         each = format_bytes(round(plan.best.memory.host_bytes))
+        node = format_bytes(int(plan.host_bytes))
         return LayoutTooLargeError(
-            f"host memory binds: activations of {each} for each of {plan.ranks_per_node} devices "
-            f"are more than the {format_bytes(int(plan.host_bytes))} of a node",
+            f"host memory binds: {each} for each of {plan.ranks_per_node} devices is more than "
+            f"the {node} of a node",
             "offload a smaller share, or recompute more",
             plan.document,
         )

@@ -26,8 +26,8 @@ def test_a_pinned_layout_is_kept_and_the_numbers_agree(cli: Cli, tmp_path: Path)
     assert plan["layout"] | {"dispatcher": "", "overlap": ""} == {
         "dp": 4, "cp": 1, "tp": 2, "pp": 2, "vpp": 2, "ep": 8, "etp": 1, "edp": 1,
         "micro_batch": 1, "recompute": ["moe_act", "norm"], "dispatcher": "", "overlap": "",
-        "zero": 1, "cuda_graphs": "none", "offload_activations": 0.0, "schedule": "interleaved",
-        "stages": "Et*12|(t*12|)*2t*12L",
+        "zero": 1, "cuda_graphs": "none", "offload_activations": 0.0, "offload_optimizer": 0.0,
+        "schedule": "interleaved", "stages": "Et*12|(t*12|)*2t*12L",
     }  # fmt: skip
     predicted, memory = plan["predicted"], plan["memory"]
     tokens = 1024 * 4096 / predicted["step_seconds"] / 16

@@ -32,9 +32,10 @@ PLAIN = plan_document(
 NARROW = plan_document(PIPELINE, optimizer="adam-bf16")
 FOUR_BITS = plan_document(PIPELINE, dtype="nvfp4")
 OFFLOADED = plan_document({**LAYOUT, "recompute": ["none"], "zero": 1, "offload_activations": 0.2})
+HOST = plan_document({**LAYOUT, "zero": 1, "offload_optimizer": 0.5})
 MEGATRONS = {
     "flat": FLAT, "split": SPLIT, "latent": LATENT, "plain": PLAIN, "narrow": NARROW,
-    "offloaded": OFFLOADED, "four bits": FOUR_BITS,
+    "offloaded": OFFLOADED, "host": HOST, "four bits": FOUR_BITS,
 }  # fmt: skip
 TITANS = {
     "flat": FLAT,

@@ -61,6 +61,21 @@ def test_bridge_gets_both_fields_and_unsets_those_of_a_recipe(tmp_path: Path) ->
     ).export.text  # fmt: skip
 
 
+HOST = {**LAYOUT, "zero": 1, "offload_optimizer": 0.5}
+
+
+def test_both_megatrons_get_the_share_of_the_optimizer_that_the_host_keeps(tmp_path: Path) -> None:
+    given = flags(megatron(tmp_path, HOST))
+    assert given["--optimizer-offload-fraction"] == ["0.5"]
+    assert given["--optimizer-cpu-offload"] == given["--overlap-cpu-optimizer-d2h-h2d"] == []
+    assert given["--use-precision-aware-optimizer"] == []
+    text = exported(tmp_path, "bridge", plan_document(HOST)).export.text
+    assert "cfg.optimizer.optimizer_cpu_offload = True\n" in text
+    assert "cfg.optimizer.optimizer_offload_fraction = 0.5\n" in text
+    plain = exported(tmp_path, "bridge", plan_document(LAYOUT)).export.text
+    assert "cfg.optimizer.optimizer_cpu_offload = False\n" in plain
+
+
 def test_a_runtime_without_offload_refuses_such_a_plan(tmp_path: Path) -> None:
     with pytest.raises(InfeasiblePlanError, match="offloaded activations"):
         exported(tmp_path, "torchtitan", plan_document({**OFFLOADED, "zero": 2}))

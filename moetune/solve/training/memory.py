@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from moetune.domain.optimizers import optimizer_of
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT, block_modules, workspace_bytes
-from moetune.solve.training.offload import BUFFERED_BLOCKS, offloaded_share
+from moetune.solve.training.offload import (
+    BUFFERED_BLOCKS,
+    HOST_OPTIMIZER_BYTES,
+    offloaded_share,
+)
 from moetune.solve.training.parameters import rank_parameters
 from moetune.solve.training.schedule import most_live
 from moetune.solve.training.stages import DecoderStages, RankBlocks
@@ -29,7 +33,7 @@ class RankMemory:
 
     Args:
         activations: those among the parts by module, of all micro-batches in work.
-        host_bytes: of the activations that wait in host memory, of one device.
+        host_bytes: of what is in host memory, of one device.
     """
 
     rank: int
@@ -87,12 +91,14 @@ class MemoryModel:
             modules = {name: kept * size for name, size in modules.items()}
         activations = sum(modules.values())
         optimizer = optimizer_of(self.job.optimizer)
+        on_host = layout.offload_optimizer
+        host += on_host * HOST_OPTIMIZER_BYTES * states
         logits = self._logits(layout) if rank.has_head or rank.has_predictions else 0.0
-        copied = optimizer.step_bytes * (shard if layout.zero else count)
+        copied = (1 - on_host) * optimizer.step_bytes * (shard if layout.zero else count)
         parts = {
             "parameters": ELEMENT * parameters,
             "gradients": optimizer.gradient_bytes * gradients,
-            "optimizer": optimizer.state_bytes * states,
+            "optimizer": (1 - on_host) * optimizer.state_bytes * states,
             "activations": activations,
             "workspace": workspace,
             "logits": logits,

@@ -1,7 +1,10 @@
-"""Activations in host memory: whole blocks' of a micro-batch, as Transformer Engine copies them.
+"""Activations and optimizers in host memory, as Megatron-Core and Transformer Engine have them.
 
-n of L blocks spread evenly: each is copied out while the blocks behind it are computed, and copied
-back before its own backward pass. So a pass takes as long as its computation or its copies.
+Activations are whole blocks' of a micro-batch, n of L blocks spread evenly: each is copied out
+while the blocks behind it are computed, and copied back before its own backward pass. So a pass
+takes as long as its computation or its copies.
+
+Of an optimizer the host keeps a share of the states and computes it, behind the device's own share.
 """
 
 import math
@@ -9,6 +12,14 @@ import math
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import block_bytes
 
+HOST_OPTIMIZER_BYTES = 18
+"""Of a parameter: master copy, two moments and the gradient in float32, the parameter in bfloat16
+(`HybridDeviceOptimizer`, with gradients and parameters in pinned memory)."""
+HOST_ADAM_SECONDS = 1.5e-9
+"""Of a parameter, its gradient's and its own copy included: published, one number for all hosts
+(decision 0084)."""
+OPTIMIZER_SHARES = (0.25, 0.5, 0.75, 1.0)
+"""That a search tries."""
 BUFFERED_BLOCKS = 2
 """Blocks on the device that are being copied, and computed meanwhile."""
 

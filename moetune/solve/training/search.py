@@ -22,7 +22,7 @@ from moetune.domain.training import (
     TrainingJob,
 )
 from moetune.solve.training.memory import FRAGMENTATION, MemoryModel, RankMemory
-from moetune.solve.training.offload import least_offloaded
+from moetune.solve.training.offload import OPTIMIZER_SHARES, least_offloaded
 from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.step import StepPrices, StepSeconds
 
@@ -97,7 +97,7 @@ class FoldedSearch:
             fitting = self._fitting(layout, pins, smallest)
             for seconds, one in fitting:
                 heapq.heappush(open_ends, _Bound(seconds, next(number), one, fits=True))
-            is_done = any(not one.offload_activations for _, one in fitting)
+            is_done = any(not _on_host(one) for _, one in fitting)
             more = [] if is_done else self._more_recomputed(layout, pins)
             if more:
                 bound = min(map(self.prices.floor, more))
@@ -148,12 +148,9 @@ class FoldedSearch:
         able = [replace(layout, dispatcher=one) for one in space.dispatchers(layout, pins)]
         able = [one for one in able if space.is_allowed(one)]
         cuts = self._cuts_that_fit(able[0], pins, smallest) if able else []
-        is_plain = layout.pp == 1 and not layout.recompute
-        if able and not cuts and is_plain and pins.offload_activations is None:
-            able = [self._offloaded(one) for one in able]
-            able = [one for one in able if space.is_allowed(one) and self._fits(one)]
-            return [(self.prices.least(one), one) for one in able]
         every = [replace(one, stages=cut.stages) for cut in cuts for one in able]
+        if not every:
+            every = [other for one in able for other in self._offloaded(one, pins)]
         return [(self.prices.least(one), one) for one in every]
 
     def _fits(self, layout: FoldedLayout) -> bool:
@@ -162,12 +159,23 @@ class FoldedSearch:
         host = memory.host_bytes * ranks <= self.host_bytes
         return host and memory.peak_bytes <= self.limit_bytes
 
-    def _offloaded(self, layout: FoldedLayout) -> FoldedLayout:
-        """Return a layout that does not fit with as few blocks' activations as can be offloaded."""
+    def _offloaded(self, layout: FoldedLayout, pins: LayoutRequest) -> list[FoldedLayout]:
+        """Return a layout with as little in host memory as makes it fit, of each kind that can."""
         memory, layers = self.memory.peak(layout), self.job.decoder.num_layers
-        needed = (memory.peak_bytes - self.limit_bytes) / (1 + FRAGMENTATION)
-        blocks = least_offloaded(layers, needed, sum(memory.activations.values()))
-        return replace(layout, offload_activations=blocks / layers)
+        needed = memory.peak_bytes - self.limit_bytes
+        kinds: list[list[FoldedLayout]] = []
+        if pins.offload_activations is None and layout.pp == 1 and not layout.recompute:
+            freed = needed / (1 + FRAGMENTATION)
+            blocks = least_offloaded(layers, freed, sum(memory.activations.values()))
+            kinds.append([replace(layout, offload_activations=blocks / layers)])
+        if pins.offload_optimizer is None and self.target.offloads_optimizer:
+            kinds.append([replace(layout, offload_optimizer=one) for one in OPTIMIZER_SHARES])
+        return [
+            one for kind in kinds for one in itertools.islice(filter(self._is_candidate, kind), 1)
+        ]
+
+    def _is_candidate(self, layout: FoldedLayout) -> bool:
+        return self.space.is_allowed(layout) and self._fits(layout)
 
     def _cuts_that_fit(
         self, layout: FoldedLayout, pins: LayoutRequest, smallest: "_Smallest"
@@ -254,6 +262,11 @@ def _seconds(one: PricedLayout) -> float:
     return one.step.seconds
 
 
+def _on_host(layout: FoldedLayout) -> float:
+    """Return the shares that are in host memory."""
+    return layout.offload_activations + layout.offload_optimizer
+
+
 def _ranks(layout: FoldedLayout) -> tuple[int, ...]:
     """Return what layouts share that differ in stages, dispatcher, overlap and recomputation."""
     return layout.tp, layout.cp, layout.pp, layout.ep, layout.etp, layout.micro_batch
@@ -269,7 +282,7 @@ def _complexity(one: PricedLayout) -> tuple[float, ...]:
     """Return how much a layout has that can be left out, the heaviest first; then its time."""
     layout = one.layout
     return (
-        layout.offload_activations, len(layout.recompute), layout.overlap != "none",
+        _on_host(layout), len(layout.recompute), layout.overlap != "none",
         TOKEN_DISPATCHERS.index(layout.dispatcher), SCHEDULES.index(layout.order), layout.vpp,
         layout.stages is not None,
         sum(size > 1 for size in (layout.tp, layout.cp, layout.pp, layout.ep, layout.etp)),

@@ -70,6 +70,7 @@ class LayoutSpace:
                         cuda_graphs=pins.cuda_graphs or "none",
                         schedule=schedule, stages=pins.stages,
                         offload_activations=pins.offload_activations or 0.0,
+                        offload_optimizer=pins.offload_optimizer or 0.0,
                     )  # fmt: skip
                     layout = self._with_dispatcher(layout, pins)
                     if self.is_allowed(layout):
@@ -167,6 +168,7 @@ class LayoutSpace:
             cuda_graphs=pins.cuda_graphs or "none",
             schedule=pins.schedule, stages=pins.stages,
             offload_activations=pins.offload_activations or 0.0,
+            offload_optimizer=pins.offload_optimizer or 0.0,
             dispatcher_sms=pins.dispatcher_sms, **sizes,
         )  # fmt: skip
         none = BrokenRule("no layout obeys the rules", "pin less of it")

@@ -11,7 +11,7 @@ from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import GEMM_FORMS
 from moetune.solve.training.blocks import BlockTable
 from moetune.solve.training.machine import DevicePrices
-from moetune.solve.training.offload import offloaded_bytes
+from moetune.solve.training.offload import HOST_ADAM_SECONDS, offloaded_bytes
 from moetune.solve.training.parameters import rank_parameters
 from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds
 from moetune.solve.training.pipeline import Pipeline, StageSeconds, least_seconds, play
@@ -259,7 +259,9 @@ class StepPrices:
         dense, experts = self._most_parameters(layout)
         shards = (layout.dp * layout.cp, layout.edp) if layout.zero else (1, 1)
         each = optimizer_of(self.job.optimizer).moved_bytes
-        return self.device.moved(each * (dense / shards[0] + experts / shards[1]))
+        count, on_host = dense / shards[0] + experts / shards[1], layout.offload_optimizer
+        device = self.device.moved((1 - on_host) * each * count)
+        return device + on_host * count * HOST_ADAM_SECONDS
 
     def _most_parameters(self, layout: FoldedLayout) -> tuple[float, float]:
         pipeline = layout.pp, layout.vpp, layout.order, layout.stages

@@ -40,7 +40,7 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                     ("recompute", ", ".join(layout.recompute) or "none"),
                     ("dispatcher", _dispatcher(layout)),
                     ("overlap of exchanges", _overlap(best)),
-                    ("activations in host memory", _offloaded(plan)),
+                    ("in host memory", _offloaded(plan)),
                     ("CUDA graphs", _graphs(plan)),
                     ("optimizer", f"{job.optimizer}, ZeRO-{layout.zero}"),
                     *_pipeline(plan),
@@ -85,13 +85,13 @@ def _graphs(plan: TrainingPlan) -> str:
 
 def _offloaded(plan: TrainingPlan) -> str:
     layout, decoder = plan.best.layout, plan.request.job.decoder
-    if not layout.offload_activations:
-        return "none"
-    blocks, size = (
-        layout.offloaded_layers(decoder),
-        format_bytes(round(plan.best.memory.host_bytes)),
-    )
-    return f"of {blocks} of {decoder.num_layers} blocks, {size} a device"
+    blocks = layout.offloaded_layers(decoder)
+    what = [f"activations of {blocks} of {decoder.num_layers} blocks"] if blocks else []
+    if layout.offload_optimizer:
+        what.append(f"{percent(layout.offload_optimizer, digits=0)} of the optimizer")
+    if not what:
+        return "nothing"
+    return f"{' and '.join(what)}, {format_bytes(round(plan.best.memory.host_bytes))} a device"
 
 
 def _pipeline(plan: TrainingPlan) -> list[tuple[str, str]]:
