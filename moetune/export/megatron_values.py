@@ -170,7 +170,7 @@ def _host_optimizer(share: float) -> dict[str, Value]:
     return {
         "use_precision_aware_optimizer": True,
         "optimizer_cpu_offload": True,
-        "optimizer_offload_fraction": share,
+        "optimizer_offload_fraction": str(share),
         "overlap_cpu_optimizer_d2h_h2d": True,
     }
 

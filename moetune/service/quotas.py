@@ -25,6 +25,8 @@ _MOST_CLIENTS = 10_000
 _SIZE_SECONDS = 5.0
 """That a measured size of the store holds for."""
 _IPV6_PREFIX = 64
+_ROUNDING = 1e-6
+"""Of a row, far more than an hour's many small parts lack of their sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +113,13 @@ class Quotas:
         self._clients[client, kind] = mine
         if len(self._clients) > _MOST_CLIENTS:
             self._clients.popitem(last=False)
-        if count > mine.left:
+        if count > mine.left + _ROUNDING:
             raise QuotaError(
                 f"this client has added the {most:,} {kind} of an hour, or would with these",
                 "send fewer, try again later, or ask for a higher limit of `moetune serve`",
                 retry_after_seconds=math.ceil((min(count, most) - mine.left) / rate),
             )
-        mine.left -= count
+        mine.left = max(0.0, mine.left - count)
 
 
 def _network(client: str) -> str:

@@ -11,6 +11,7 @@ from benchmarks.ppmoe import v100
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
+from moetune.workflows.files import load_profile_file
 from moetune.workflows.plan import host_memory_bytes
 
 PROFILES = Path(__file__).parents[2] / "profiles"
@@ -41,7 +42,7 @@ def test_pipemoe_profile_has_the_constants_of_figure_6(num_gpus: int) -> None:
 
 @pytest.mark.parametrize("path", sorted(PROFILES.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_shipped_profile_is_read_under_its_own_file_name(path: Path) -> None:
-    assert read(path.stem).name == path.stem
+    assert load_profile_file(path).name == path.stem
 
 
 @pytest.mark.parametrize("generator", [v100, elixir_server])

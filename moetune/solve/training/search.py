@@ -149,8 +149,10 @@ class FoldedSearch:
         able = [one for one in able if space.is_allowed(one)]
         cuts = self._cuts_that_fit(able[0], pins, smallest) if able else []
         every = [replace(one, stages=cut.stages) for cut in cuts for one in able]
-        if not every:
-            every = [other for one in able for other in self._offloaded(one, pins)]
+        if able and not every:
+            offloaded = self._offloaded(able[0], pins)
+            every = [replace(one, dispatcher=to.dispatcher) for one in offloaded for to in able]
+            every = [one for one in every if space.is_allowed(one)]
         return [(self.prices.least(one), one) for one in every]
 
     def _fits(self, layout: FoldedLayout) -> bool:
@@ -168,8 +170,10 @@ class FoldedSearch:
             freed = needed / (1 + FRAGMENTATION)
             blocks = least_offloaded(layers, freed, sum(memory.activations.values()))
             kinds.append([replace(layout, offload_activations=blocks / layers)])
+        freed = memory.parts["optimizer"] + memory.parts["optimizer step"]
         if pins.offload_optimizer is None and self.target.offloads_optimizer:
-            kinds.append([replace(layout, offload_optimizer=one) for one in OPTIMIZER_SHARES])
+            enough = [one for one in OPTIMIZER_SHARES if one * freed >= needed]
+            kinds.append([replace(layout, offload_optimizer=one) for one in enough])
         return [
             one for kind in kinds for one in itertools.islice(filter(self._is_candidate, kind), 1)
         ]
