@@ -10,6 +10,8 @@ from moetune.domain.errors import check_positive
 
 DeviceKind = Literal["cpu", "cuda"]
 _CUDA_PERCENT = 92
+HEADROOM = 0.05
+"""Share of a memory limit: of plans that tie, one that leaves as much free is taken."""
 _OF_ONE_DEVICE = ("kind", "device", "cpu")
 HOST_MEMORY = "host_memory_bytes"
 """Name of a hardware fact of CUDA machines; a CPU's own memory is its host's."""

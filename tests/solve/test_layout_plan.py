@@ -433,6 +433,25 @@ def test_what_no_number_of_ranks_makes_fit_is_said() -> None:
     assert pinned.value.hint == raised.value.hint
 
 
+def test_of_layouts_that_tie_one_that_leaves_memory_free_is_taken() -> None:
+    asked = question(model=SMALL, world_size=4, tokens=1024)
+    _, free = search_layouts(asked)
+    fastest, smaller = free.best[:2]
+    assert smaller.seconds < 1.01 * fastest.seconds
+    needed = fastest.memory.total_bytes
+    assert smaller.memory.total_bytes < 0.9 * needed
+    _, roomy = search_layouts(replace(asked, device_memory_bytes=round(needed / 0.94)))
+    assert roomy.best[0].layout == fastest.layout
+    tight = replace(asked, device_memory_bytes=round(needed / 0.97))
+    _, found = search_layouts(tight)
+    assert [one.layout for one in found.best[:2]] == [smaller.layout, fastest.layout]
+    plan = solve_layout(tight).plan
+    gain = 1 - fastest.seconds / smaller.seconds
+    assert f"{gain:.1%} faster, but leaves less than 5 % of the memory free" in plan.decision.why
+    reasons = [one.lost_because for one in plan.alternatives if one.layout == fastest.layout]
+    assert reasons[0].startswith(f"-{100 * gain:.1f} %, but leaves")
+
+
 def test_a_layout_that_ties_is_as_fast_and_a_slower_one_says_by_how_much() -> None:
     search, found = search_layouts(question(model=SMALL, world_size=4, tokens=1024))
     best, last = found.best[0], found.best[-1]

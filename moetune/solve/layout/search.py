@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from moetune.domain.cluster import HEADROOM
 from moetune.domain.constraints import LayoutPins
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
@@ -40,6 +41,17 @@ class LayoutSearch:
     def trial(self, layout: Layout) -> "Trial":
         """Return the trial of one layout."""
         return Trial(search=self, layout=layout, groups=self.prices.groups(layout))
+
+    def ranked(self, among: Sequence[Candidate]) -> list[Candidate]:
+        """Return candidates by time; where the first leaves little memory, one that ties leads."""
+        found = sorted(among, key=lambda one: one.order)
+        roomy = self.limit_bytes * (1 - HEADROOM)
+        for at, one in enumerate(found):
+            if one.seconds > found[0].seconds * (1 + NOISE):
+                break
+            if one.memory.total_bytes <= roomy:
+                return [one, *found[:at], *found[at + 1 :]]
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,16 +333,16 @@ def try_all(search: LayoutSearch, layouts: Sequence[Layout]) -> SearchResult:
     for layout in layouts:
         trial = search.trial(layout)
         try:
-            found = min(trial.candidates(), key=lambda one: one.order, default=None)
+            found = search.ranked(list(trial.candidates()))
         except ProfileError as error:
             unpriced.append((layout, error))
             continue
-        if found is None:
-            unfit.append(trial.smallest())
+        if found:
+            best.append(found[0])
         else:
-            best.append(found)
+            unfit.append(trial.smallest())
     return SearchResult(
-        best=tuple(sorted(best, key=lambda one: one.order)),
+        best=tuple(search.ranked(best)),
         unfit=tuple(sorted(unfit, key=lambda one: one.memory.total_bytes)),
         unpriced=tuple(unpriced),
     )

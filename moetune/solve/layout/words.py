@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from moetune.domain.cluster import HEADROOM
 from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
@@ -41,6 +42,7 @@ BINDING_OF: Mapping[PartName, ModelBinding] = MappingProxyType(
 )
 
 _ROUNDING = 1e-12
+_IS_TIGHT = f"but leaves less than {HEADROOM * 100:g} % of the memory free"
 
 
 def parts_of(candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[Part, ...]:
@@ -173,6 +175,8 @@ def explain_layout(
     if runner_up is None:
         return f"{text} The pins leave no other layout that fits."
     slower = runner_up.seconds / best.seconds - 1
+    if slower < -TIE:
+        return f"{text} {name_layout(runner_up.layout)} is {-slower:.1%} faster, {_IS_TIGHT}."
     return f"{text} The next best, {name_layout(runner_up.layout)}, is {slower:.1%} slower."
 
 
@@ -207,6 +211,8 @@ def explain_layout_loss(
 ) -> str:
     """Return by how much a layout is slower, and the work that takes longer."""
     slower = other.seconds / best.seconds - 1
+    if slower < -TIE:
+        return f"-{-100 * slower:.1f} %, {_IS_TIGHT}"
     if slower <= TIE:
         return "as fast"
     mine, its = seconds_by_binding(parts), seconds_by_binding(best_parts)

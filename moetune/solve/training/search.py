@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from moetune.domain.cluster import HEADROOM
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.targets import Target
 from moetune.domain.training import (
@@ -28,7 +29,7 @@ from moetune.solve.training.step import StepPrices, StepSeconds
 
 NUM_ALTERNATIVES = 5
 NOISE = 0.01
-"""Steps within it of each other tie: the simpler layout is taken."""
+"""Steps within it of each other tie: one that leaves memory free is taken, then the simpler one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class FoldedSearch:
         Raises:
             InputError: the pins break a rule, or no layout obeys the rules.
         """
-        leaders, smallest = _Leaders(), _Smallest()
+        leaders, smallest = _Leaders(roomy_bytes=self.limit_bytes * (1 - HEADROOM)), _Smallest()
         number = itertools.count()
         open_ends = [
             _Bound(self.prices.floor(one), next(number), one) for one in self._unsized(pins)
@@ -97,7 +98,7 @@ class FoldedSearch:
             fitting = self._fitting(layout, pins, smallest)
             for seconds, one in fitting:
                 heapq.heappush(open_ends, _Bound(seconds, next(number), one, fits=True))
-            is_done = any(not _on_host(one) for _, one in fitting)
+            is_done = any(self._is_roomy(one) for _, one in fitting)
             more = [] if is_done else self._more_recomputed(layout, pins)
             if more:
                 bound = min(map(self.prices.floor, more))
@@ -178,6 +179,11 @@ class FoldedSearch:
             one for kind in kinds for one in itertools.islice(filter(self._is_candidate, kind), 1)
         ]
 
+    def _is_roomy(self, layout: FoldedLayout) -> bool:
+        """Return whether no recomputation could make a layout the better one of two that tie."""
+        peak = self.memory.peak(layout).peak_bytes
+        return not _on_host(layout) and peak <= self.limit_bytes * (1 - HEADROOM)
+
     def _is_candidate(self, layout: FoldedLayout) -> bool:
         return self.space.is_allowed(layout) and self._fits(layout)
 
@@ -232,9 +238,11 @@ class _Leaders:
     """The fastest layouts of each of the sizes that lead, with those that tie with them.
 
     Args:
+        roomy_bytes: that a layout takes at most where it wins a tie.
         limit: seconds above which no layout changes the answer.
     """
 
+    roomy_bytes: float
     found: dict[tuple[int, ...], list[PricedLayout]] = field(default_factory=dict)
     limit: float = float("inf")
 
@@ -256,10 +264,15 @@ class _Leaders:
     def ranked(self) -> list[PricedLayout]:
         """Return the simplest of those that tie with the best, and the best of other sizes."""
         near = dict(self.found)
-        first = min(_tied([one for tied in near.values() for one in tied]), key=_complexity)
+        first = min(_tied([one for tied in near.values() for one in tied]), key=self._order)
         del near[_ranks(first.layout)]
-        others = (min(tied, key=_complexity) for tied in near.values())
+        others = (min(tied, key=self._order) for tied in near.values())
         return [first, *heapq.nsmallest(NUM_ALTERNATIVES, others, key=_seconds)]
+
+    def _order(self, one: PricedLayout) -> tuple[float, ...]:
+        return (
+            _on_host(one.layout) > 0, one.memory.peak_bytes > self.roomy_bytes, *_complexity(one)
+        )  # fmt: skip
 
 
 def _seconds(one: PricedLayout) -> float:

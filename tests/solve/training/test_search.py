@@ -12,6 +12,7 @@ from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_rules import broken_rules
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
+from moetune.solve.training import search as search_module
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import NOISE, FoldedSearch
@@ -267,3 +268,22 @@ def test_balanced_stages_of_deepseek_v3_are_those_that_megatron_bridge_ships(
     layout = FoldedLayout(dp=512 // pp, tp=2, pp=pp, vpp=vpp, ep=32, dispatcher="deepep")
     found = search_of(job).prices.balanced(layout).stages
     assert found == read_stages(stages)
+
+
+def test_of_layouts_that_tie_one_that_leaves_memory_free_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search_module, "NOISE", 0.05)  # few real layouts tie within 1 %
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=256, length=4096)
+    pins = LayoutRequest(tp=1, pp=1, ep=8, micro_batch=2, overlap="none", dispatcher="deepep")
+    layout = FoldedLayout(dp=8, ep=8, micro_batch=2, dispatcher="deepep")
+    fastest, other = (
+        search_of(job).priced(replace(layout, recompute=one)) for one in ((), ("moe_act", "norm"))
+    )
+    assert fastest.step.seconds < other.step.seconds < 1.05 * fastest.step.seconds
+    gib = fastest.memory.peak_bytes / 2**30
+    for share, recompute in ((0.94, ()), (0.97, ("moe_act", "norm"))):
+        assert search_of(job, gib=gib / share).best(pins)[0].layout.recompute == recompute
+    # Where none leaves as much free, the simplest is taken.
+    pinned = replace(pins, recompute=())
+    assert search_of(job, gib=gib / 0.97).best(pinned)[0].layout.recompute == ()
