@@ -54,8 +54,9 @@ def quickstart() -> int:
         "the plan and with one chunk."
     )
     results = run_on_ranks(
-        train_twice, training, num_ranks=_NUM_RANKS, launch=None, environ=environ
-    )
+        train_twice, training, num_ranks=_NUM_RANKS, launch=None, environ=environ,
+        oversubscribe=True,
+    )  # fmt: skip
     return _report(screen, plan, *results)
 
 
@@ -75,7 +76,7 @@ def _profile(screen: Screen) -> None:
     with wiring.open_store(wiring.configure().settings) as store:
         found = profile_machine(
             request,
-            MeasurementSetting(environment=config.environment()),
+            MeasurementSetting(environment=config.environment(), oversubscribe=True),
             store=store,
             progress=ScreenProgress(screen, resume=_RESUME),
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune.cli.flags import LayerFlags, model_sizes, parsed, tokens_of
+from moetune.cli.next_step import how_to_verify
 from moetune.cli.plan_decoder import (
     TrainingFlags,
     is_decoder_name,
@@ -350,7 +351,7 @@ def _plan(
     else:
         screen.line(f"Plan {short} saved. Explain it: moetune explain {short}")
         if made.transformer is None:
-            screen.line(f"Verify it on this machine: moetune verify {short}")
+            screen.line(how_to_verify(made, used.machine))
 
 
 def _show(session: Session, planned: "Planned") -> None:

@@ -10,7 +10,7 @@ from moetune import config
 from moetune.cli.flags import LayerFlags, model_sizes, parsed
 from moetune.cli.profile_for import INTERRUPTED, check_flags, profile_for
 from moetune.cli.progress import ScreenProgress, clock
-from moetune.cli.session import Json, Session, command_again, example, session_of
+from moetune.cli.session import Json, Oversubscribe, Session, command_again, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation
@@ -111,6 +111,7 @@ def profile(
     resume: Annotated[
         bool, typer.Option("--resume", help="Measure only the points that an earlier run lacks.")
     ] = False,
+    oversubscribe: Oversubscribe = False,
     json: Json = False,
 ) -> None:
     """Measure this machine and fit its profile.
@@ -122,7 +123,7 @@ def profile(
     from moetune.workflows.profile_request import ProfileRequest
 
     session = session_of(context)
-    settings, setting = session.settings, _setting(nproc)
+    settings, setting = session.settings, _setting(nproc, oversubscribe=oversubscribe)
     limit = budget or settings.budget
     if limit is None and preset is None and for_ is None:
         limit, preset = _BUDGET, "quick"
@@ -186,7 +187,7 @@ def _base(session: Session, wanted: str | None) -> "Profile | None":
     return find_profile(wanted, stores=session.find_store).profile
 
 
-def _setting(nproc: int | None) -> "MeasurementSetting":
+def _setting(nproc: int | None, *, oversubscribe: bool) -> "MeasurementSetting":
     """Return this process's environment, and its launch where torchrun started it."""
     from moetune.workflows.profile_request import MeasurementSetting
 
@@ -194,7 +195,7 @@ def _setting(nproc: int | None) -> "MeasurementSetting":
     launch = config.launch(environ)
     if launch is not None and nproc is not None:
         raise InputError("--nproc does not apply under a launcher, which sets the ranks", "omit it")
-    return MeasurementSetting(environment=environ, launch=launch)
+    return MeasurementSetting(environment=environ, launch=launch, oversubscribe=oversubscribe)
 
 
 def _plan(

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from moetune.domain.ports import Store
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Oversubscribe = Annotated[
+    bool, typer.Option("--oversubscribe", help="Start more ranks than there are cores.")
+]
 PlanArgument = Annotated[
     str, typer.Argument(help="A plan's JSON file, or the beginning of an id in the store.")
 ]

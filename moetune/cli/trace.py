@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.session import Json, PlanArgument, ProfileOption, example, session_of
+from moetune.cli.session import (
+    Json,
+    Oversubscribe,
+    PlanArgument,
+    ProfileOption,
+    example,
+    session_of,
+)
 from moetune.domain.errors import ProfileError
 
 if TYPE_CHECKING:
@@ -30,6 +37,7 @@ def trace(
     ),
     profile: ProfileOption = None,
     *,
+    oversubscribe: Oversubscribe = False,
     json: Json = False,
 ) -> None:
     """Write a plan's timelines for Perfetto."""
@@ -45,7 +53,14 @@ def trace(
         found = (
             _predicted(planner, plan)
             if is_predicted
-            else _recorded(planner, plan, num_ranks=nproc, launch=launch, environ=environ)
+            else _recorded(
+                planner,
+                plan,
+                num_ranks=nproc,
+                launch=launch,
+                environ=environ,
+                oversubscribe=oversubscribe,
+            )
         )
     if found is None:
         return
@@ -76,13 +91,14 @@ def _recorded(
     num_ranks: int | None,
     launch: "Launch | None",
     environ: Mapping[str, str],
+    oversubscribe: bool,
 ) -> "Trace | None":
     from moetune.workflows.trace import recorded_trace
 
     made = planner.plan(plan)
     return recorded_trace(
         made, profile=planner.profile_if_known(made), num_ranks=num_ranks, launch=launch,
-        environ=environ,
+        environ=environ, oversubscribe=oversubscribe,
     )  # fmt: skip
 
 

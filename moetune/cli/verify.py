@@ -4,7 +4,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.session import Json, PlanArgument, ProfileOption, Session, example, session_of
+from moetune.cli.session import (
+    Json,
+    Oversubscribe,
+    PlanArgument,
+    ProfileOption,
+    Session,
+    example,
+    session_of,
+)
 from moetune.domain.errors import QualityError
 
 if TYPE_CHECKING:
@@ -23,11 +31,13 @@ def verify(
     ] = None,
     profile: ProfileOption = None,
     *,
+    oversubscribe: Oversubscribe = False,
     json: Json = False,
 ) -> None:
     """Run a plan's layer and compare its times.
 
-    Runs every degree, and compares outputs and gradients with those of one chunk.
+    Runs every degree, and compares outputs and gradients with those of one chunk. Exit code 6:
+    the step is outside of its range, or one chunk is faster.
     """
     from moetune import config
     from moetune.workflows.planner import local_planner
@@ -41,8 +51,9 @@ def verify(
         made = planner.plan(plan)
         known = planner.profile_if_known(made)
     found = verify_plan(
-        made, profile=known, num_ranks=nproc, launch=config.launch(environ), environ=environ
-    )
+        made, profile=known, num_ranks=nproc, launch=config.launch(environ), environ=environ,
+        oversubscribe=oversubscribe,
+    )  # fmt: skip
     if found is None:
         return
     stale = "" if known is None else stale_note(known)
@@ -50,11 +61,27 @@ def verify(
     session.screen.answer(verification_sections(made, found), found.document, as_json=json)
     for note in notes:
         session.screen.note(note)
+    _judge(session, made, found, as_json=json)
+
+
+def _judge(session: Session, made: "Plan", found: "Verification", *, as_json: bool) -> None:
+    """Say in a sentence whether the plan holds.
+
+    Raises:
+        QualityError: it does not.
+    """
+    from moetune.workflows.views.observed import verdict
+
+    words, hint = verdict(made, found), "measure again, for longer:  moetune profile"
     if not found.is_equal:
-        raise QualityError(
-            f"chunks changed the numbers of plan {made.id[:6]} by more than {found.tolerance:g}",
-            "this is a defect of moetune: report it with the output above",
-        )
+        hint = "this is a defect of moetune: report it with the output above"
+    if found.holds:
+        session.screen.note(words) if as_json else session.screen.line(words)
+    elif as_json:
+        session.screen.note(words)
+        raise typer.Exit(QualityError.exit_code)  # one document is enough
+    else:
+        raise QualityError(words, hint)
 
 
 def _store(session: Session, made: "Plan", found: "Verification") -> tuple[str, ...]:

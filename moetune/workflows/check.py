@@ -64,6 +64,7 @@ def check_profile(
         num_ranks=request.num_ranks,
         launch=setting.launch,
         environ=setting.environment,
+        oversubscribe=True,  # as when it was measured
         on_news=keep,
     )
     check = judge_check(profile, samples)

@@ -32,6 +32,7 @@ import torch.distributed as dist
 from moetune import config
 from moetune.config import Launch
 from moetune.domain.errors import CollectiveError, InputError, MoetuneError
+from moetune.hardware.facts import num_cores
 
 _TIMEOUT = dt.timedelta(minutes=5)
 _GRACE_SECONDS = 3.0
@@ -54,6 +55,7 @@ def run_on_ranks(
     launch: Launch | None,
     environ: Mapping[str, str],
     on_message: Send = lambda _: None,
+    oversubscribe: bool = False,
 ) -> Any:  # noqa: ANN401 - whatever the function returns on rank 0
     """Call `function(argument, send)` on every rank and return the result of rank 0.
 
@@ -65,9 +67,10 @@ def run_on_ranks(
         function: at the top level of a module. With several ranks torch.distributed is
             initialised when it is called.
         on_message: called with each message that a rank sends, while the ranks work.
+        oversubscribe: ranks may share a core; never a GPU.
 
     Raises:
-        InputError: fewer CUDA devices than ranks.
+        InputError: fewer CUDA devices or cores than ranks.
         CollectiveError: a rank died.
         MoetuneError: the error that a rank raised.
     """
@@ -76,11 +79,7 @@ def run_on_ranks(
             return function(argument, on_message)
     if num_ranks == 1:
         return function(argument, on_message)
-    if torch.cuda.is_available() and num_ranks > torch.cuda.device_count():
-        raise InputError(
-            f"{num_ranks} ranks need as many CUDA devices, here are {torch.cuda.device_count()}",
-            f"start at most {torch.cuda.device_count()} with --nproc",
-        )
+    _check_room(num_ranks, oversubscribe=oversubscribe)
     name = f"{function.__module__}:{function.__qualname__}"
     ranks: list[_Rank] = []
     try:
@@ -90,6 +89,23 @@ def run_on_ranks(
         for rank in ranks:
             with rank.process, rank.receiver, rank.output:
                 rank.process.kill()
+
+
+def _check_room(num_ranks: int, *, oversubscribe: bool) -> None:
+    """Raise InputError unless every rank has a device, or a core, of its own."""
+    if torch.cuda.is_available():
+        if num_ranks > (count := torch.cuda.device_count()):
+            raise InputError(
+                f"{num_ranks} ranks need as many CUDA devices, here are {count}",
+                f"start at most {count} with --nproc, or each on its own device with torchrun",
+            )
+    elif num_ranks > (cores := num_cores()) and not oversubscribe:
+        raise InputError(
+            f"{num_ranks} ranks need a core each, here are {cores}: sharing them, ranks measure "
+            "how they disturb each other",
+            f"start at most {cores} with --nproc, every rank on its own machine with torchrun, or "
+            "add --oversubscribe",
+        )
 
 
 def rank_device() -> torch.device:

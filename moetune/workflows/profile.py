@@ -211,6 +211,7 @@ def _on_ranks(
         num_ranks=request.num_ranks,
         launch=setting.launch,
         environ=setting.environment,
+        oversubscribe=setting.oversubscribe,
         on_news=on_news,
     )
 

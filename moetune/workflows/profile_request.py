@@ -70,10 +70,12 @@ class MeasurementSetting:
     Args:
         environment: its variables; those that can change speed go into the fingerprint.
         launch: the one that this process is a rank of; None to start the ranks from here.
+        oversubscribe: ranks started from here may share a core.
     """
 
     environment: Mapping[str, str]
     launch: Launch | None = None
+    oversubscribe: bool = False
 
     @property
     def is_writer(self) -> bool:

@@ -324,11 +324,13 @@ def measure_on_ranks(
     launch: Launch | None,
     environ: Mapping[str, str],
     on_news: Callable[[News], object],
+    oversubscribe: bool = False,
 ) -> None:
     """Run the session on `num_ranks` ranks of this machine, or as one rank of a launch.
 
     Raises:
-        InputError: fewer CUDA devices than ranks, or an assignment that the session refuses.
+        InputError: fewer CUDA devices or cores than ranks, or an assignment that the session
+            refuses.
         CollectiveError: a rank died, or the ranks of the launch cannot reach each other.
     """
     try:
@@ -339,6 +341,7 @@ def measure_on_ranks(
             launch=launch,
             environ=environ,
             on_message=on_news,
+            oversubscribe=oversubscribe,
         )
     except CollectiveError as error:
         raise CollectiveError(

@@ -101,15 +101,17 @@ def recorded_trace(
     num_ranks: int | None,
     launch: Launch | None,
     environ: Mapping[str, str],
+    oversubscribe: bool = False,
 ) -> Trace | None:
     """Return the predicted timelines and those of a recorded step; None on ranks above 0.
 
     Args:
         profile: the one that the plan was made with; None omits the prediction.
         num_ranks: to start where there is no launch.
+        oversubscribe: several of them may share a core.
 
     Raises:
-        InputError: the plan is for a whole model.
+        InputError: the plan is for a whole model, or there are fewer cores than ranks.
         MoetuneError: a rank failed.
     """
     from moetune.workflows.launch import run_on_ranks
@@ -117,7 +119,10 @@ def recorded_trace(
     step = _RecordedStep(
         workload=workload_of(plan), decision=plan.decide(plan.inputs.tokens_per_rank)
     )
-    spans = run_on_ranks(_record, step, num_ranks=num_ranks or 1, launch=launch, environ=environ)
+    spans = run_on_ranks(
+        _record, step, num_ranks=num_ranks or 1, launch=launch, environ=environ,
+        oversubscribe=oversubscribe,
+    )  # fmt: skip
     if launch is not None and launch.rank:
         return None
     predicted = predicted_trace(plan, profile=profile)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 VERIFICATION_SCHEMA = "moetune.verification/1"
 DEGREES = (1, 2, 4, 8, 16)
 NUM_ROUNDS = 7
+LOST = 0.02
+"""By which the plan's step is at least slower than one chunk's where it has lost to it."""
 _TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
 
 
@@ -86,6 +88,7 @@ class Verification:
         tolerance: largest deviation at which results in this dtype count as equal.
         imbalance: rows of the busiest rank over the mean; a plan assumes 1.
         device_id: of this machine, see `Fingerprint`.
+        range_seconds: of the plan's step, 5th and 95th percentile; None where it has none.
     """
 
     plan_id: str
@@ -93,6 +96,7 @@ class Verification:
     tolerance: float
     imbalance: float
     device_id: str = ""
+    range_seconds: tuple[float, float] | None = None
 
     @property
     def planned(self) -> VerifiedStep:
@@ -114,9 +118,30 @@ class Verification:
         return next(s for s in self.steps if s.forward_degree == s.backward_degree == 1)
 
     @property
+    def is_inside(self) -> bool:
+        """Whether the plan's measured step is inside its own range."""
+        if self.range_seconds is None:
+            return True
+        low, high = self.range_seconds
+        return low <= self.planned.step_seconds <= high
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether one chunk is faster than the plan, by more than measurements repeat within."""
+        return self.planned.step_seconds > (1 + LOST) * self.one_chunk.step_seconds
+
+    @property
+    def holds(self) -> bool:
+        """Whether the numbers are equal, the step is as predicted, and no slower than one chunk."""
+        return self.is_equal and self.is_inside and not self.has_lost
+
+    @property
     def document(self) -> dict[str, object]:
         """The JSON document of `moetune verify`."""
-        return {"schema": VERIFICATION_SCHEMA, **encode(self)}
+        return {
+            "schema": VERIFICATION_SCHEMA, **encode(self), "is_equal": self.is_equal,
+            "is_inside": self.is_inside, "has_lost": self.has_lost,
+        }  # fmt: skip
 
     @property
     def is_equal(self) -> bool:
@@ -137,15 +162,18 @@ def verify_plan(
     num_ranks: int | None,
     launch: Launch | None,
     environ: Mapping[str, str],
+    oversubscribe: bool = False,
 ) -> Verification | None:
     """Run the plan's layer at every degree and return the comparison; None on ranks above 0.
 
     Args:
         profile: the one that the plan was made with, to predict the other degrees.
         num_ranks: to start; default, the plan's.
+        oversubscribe: several ranks may share a core.
 
     Raises:
-        InputError: the plan is for another number of ranks, or for a whole model.
+        InputError: the plan is for another number of ranks, for a whole model, or for more ranks
+            than there is room for.
         MoetuneError: a rank failed.
     """
     workload = workload_of(plan)
@@ -160,8 +188,9 @@ def verify_plan(
 
     layer = _MeasuredLayer(workload=workload, decisions=_decisions(plan))
     device_id, measured = run_on_ranks(
-        _measure, layer, num_ranks=ranks, launch=launch, environ=environ
-    )
+        _measure, layer, num_ranks=ranks, launch=launch, environ=environ,
+        oversubscribe=oversubscribe,
+    )  # fmt: skip
     if launch is not None and launch.rank:
         return None
     return Verification(
@@ -170,7 +199,14 @@ def verify_plan(
         tolerance=_TOLERANCES[plan.inputs.dtype],
         imbalance=measured[0].imbalance,
         device_id=device_id,
+        range_seconds=_range(plan),
     )
+
+
+def _range(plan: Plan) -> tuple[float, float] | None:
+    """Return the range of the plan's step; None where nothing says how wide it is."""
+    low, high = plan.predicted.p05_step_seconds, plan.predicted.p95_step_seconds
+    return (low, high) if low < high else None
 
 
 def observations_of(plan: Plan, verification: Verification) -> tuple[Observation, ...]:

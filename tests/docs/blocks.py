@@ -39,10 +39,10 @@ class Block:
         return reason if head == "not run" else None
 
     @property
-    def exit_code(self) -> int:
-        """Return the exit code that its commands must have."""
-        found = re.fullmatch(r"exit code (\d+)", self.note)
-        return int(found[1]) if found else 0
+    def exit_codes(self) -> set[int]:
+        """Return the exit codes that its commands may have."""
+        found = re.fullmatch(r"exit code (\d+)(?: or (\d+))?", self.note)
+        return {int(one) for one in found.groups() if one} if found else {0}
 
     @property
     def runs_on(self) -> bool:

@@ -83,8 +83,9 @@ class Ear:
 def measure_here(assignment: Assignment, ear: Ear, *, num_ranks: int) -> None:
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     measure_on_ranks(
-        assignment, num_ranks=num_ranks, launch=None, environ=environ, on_news=ear.hear
-    )
+        assignment, num_ranks=num_ranks, launch=None, environ=environ, on_news=ear.hear,
+        oversubscribe=True,
+    )  # fmt: skip
 
 
 def started_ranks() -> list[int]:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from moetune.workflows.verify import Verification, VerifiedStep
 from moetune.workflows.views.observed import (
     observed_figures,
     observed_sections,
+    verdict,
     verification_sections,
 )
 from tests.report.lab import lab_plan, observations
@@ -70,6 +72,30 @@ def test_a_verification_compares_with_one_chunk_with_its_prediction_and_with_the
     assert figures.findall(words(verification(ALONE, PLANNED))) == ["2.00 ×", "-20.0%"]
     unknown = replace(PLANNED, predicted_seconds=None)
     assert figures.findall(words(verification(ALONE, unknown))) == ["2.00 ×"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "alone", "holds", "says"),
+    [
+        ({}, 2.5, True, "holds here: its step of 1.25 s is inside its range of 1.00 s to 2.00 s"),
+        ({"range_seconds": None}, 2.5, True, "takes 1.25 s, and it promised no range"),
+        ({"range_seconds": (2.0, 3.0)}, 2.5, False, "missed its own range of 2.00 s to 3.00 s"),
+        ({}, 1.0, False, "lost to one chunk, which is 25.0% faster than its 1.25 s"),
+        ({}, 1.24, True, "holds here"),
+        ({"tolerance": 1e-9}, 2.5, False, "changed the numbers"),
+    ],
+)
+def test_a_verification_ends_in_a_sentence(
+    changes: dict[str, Any], alone: float, says: str, *, holds: bool
+) -> None:
+    ranged = replace(
+        verification(replace(ALONE, step_seconds=alone), PLANNED), range_seconds=(1, 2)
+    )
+    found = replace(ranged, **changes)
+    assert found.holds is holds
+    assert says in verdict(PLAN, found)
+    assert found.document["is_inside"] is not ("missed" in says)
+    assert found.document["has_lost"] is ("lost" in says)
 
 
 def test_a_verification_is_of_the_plan_whose_id_begins_so() -> None:

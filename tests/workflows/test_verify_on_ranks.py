@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,9 @@ def test_verify_finds_equal_numbers_and_keeps_the_observation(
 ) -> None:
     path, db = plan_file(tmp_path), str(tmp_path / "m.db")
     arguments = ["--no-config", "--db", db, "verify", str(path), "--nproc", "2", "--json"]
-    assert app.main(arguments) == 0
+    code = app.main(arguments)
     found = json.loads(capsys.readouterr().out)
+    assert code == (0 if found["is_inside"] and not found["has_lost"] else 6)
     assert {(step["forward_degree"], step["backward_degree"]) for step in found["steps"]} == {
         (1, 1), (2, 2), (4, 4), (8, 8), (16, 16), (4, 3),
     }  # fmt: skip
@@ -48,7 +50,7 @@ def test_verify_of_reused_memory_compares_its_degrees_and_what_keeping_everythin
     path, db = tmp_path / "plan.json", str(tmp_path / "m.db")
     path.write_text(canonical_json(small_plan(layer=LAYER, strategy="S4")))
     arguments = ["--no-config", "--db", db, "verify", str(path), "--nproc", "2", "--json"]
-    assert app.main(arguments) == 0
+    assert app.main(arguments) in {0, 6}
     found = json.loads(capsys.readouterr().out)
     steps = {
         (step["strategy"], step["forward_degree"], step["backward_degree"])
@@ -70,7 +72,7 @@ def test_verify_and_trace_of_a_tensor_plan_run_its_layer(
     plan = small_plan(layer=LAYER, tokens=41, expert_parallel="tensor", sequence_parallel=in_shards)
     path.write_text(canonical_json(plan))
     common = ["--no-config", "--db", db]
-    assert app.main([*common, "verify", str(path), "--nproc", "2", "--json"]) == 0
+    assert app.main([*common, "verify", str(path), "--nproc", "2", "--json"]) in {0, 6}
     found = json.loads(capsys.readouterr().out)
     assert {(step["forward_degree"], step["backward_degree"]) for step in found["steps"]} == {
         (1, 1), (2, 2), (4, 4), (8, 8), (16, 16), (4, 3),
@@ -96,6 +98,21 @@ def test_verify_on_another_number_of_ranks_says_what_to_do(
         == 2
     )
     assert "is for 2 ranks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["verify", "trace"])
+def test_more_ranks_than_cores_are_refused_unless_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    path, cores = tmp_path / "plan.json", len(os.sched_getaffinity(0))
+    ranks = 64 * cores
+    layer = replace(LAYER, num_experts=ranks)
+    path.write_text(canonical_json(small_plan(layer=layer, world_size=ranks)))
+    started = [command, str(path), "--nproc", str(ranks)]
+    assert app.main(["--no-config", "--db", str(tmp_path / "m.db"), *started]) == 2
+    said = capsys.readouterr().err
+    assert f"{ranks} ranks need a core each, here are {cores}" in said
+    assert "--oversubscribe" in said
 
 
 def test_trace_of_a_real_step_is_a_chrome_trace(tmp_path: Path) -> None:

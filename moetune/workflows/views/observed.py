@@ -46,6 +46,28 @@ def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...
     return (Section(name="verification", paragraphs=(words, *moved), tables=(table,)),)
 
 
+def verdict(plan: Plan, found: Verification) -> str:
+    """Return a sentence on whether the plan holds here, the gravest fault first."""
+    name, took = f"plan {plan.id[:6]}", format_seconds(found.planned.step_seconds)
+    if not found.is_equal:
+        return f"chunks changed the numbers of {name} by more than {found.tolerance:g}"
+    where = "" if found.range_seconds is None else f" of {_span(found.range_seconds)}"
+    if found.has_lost:
+        gap = found.planned.step_seconds / found.one_chunk.step_seconds - 1
+        return f"{name} lost to one chunk, which is {gap:.1%} faster than its {took}"
+    if not found.is_inside:
+        return f"{name} missed its own range{where}: a step takes {took}"
+    inside = f"its step of {took} is inside its range{where}"
+    if found.range_seconds is None:
+        inside = f"its step takes {took}, and it promised no range"
+    return f"{name[0].upper()}{name[1:]} holds here: {inside}, and one chunk is no faster."
+
+
+def _span(seconds: tuple[float, float]) -> str:
+    low, high = map(format_seconds, seconds)
+    return f"{low} to {high}"
+
+
 def observed_figures(found: Sequence[Seen]) -> tuple[Figure, ...]:
     """Return figures of steps over time; steps of several plans compare only as ratios."""
     if not found:
