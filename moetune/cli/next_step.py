@@ -1,18 +1,18 @@
 """The command that comes after a plan: one that works on this machine."""
 
 import math
+import os
+from pathlib import Path
 
 from moetune.config import environment
 from moetune.domain.cluster import Machine
 from moetune.domain.plan import Plan
-from moetune.hardware.facts import num_cores, num_cuda_devices
 
 
 def how_to_verify(plan: Plan, machine: Machine) -> str:
     """Return the command that runs the plan's layer: here, or on nodes with room for its ranks."""
     command, ranks = f"moetune verify {plan.id[:6]}", plan.layout.expert_ranks
-    here = num_cuda_devices(environment().get("CUDA_VISIBLE_DEVICES")) or num_cores()
-    if ranks <= here:
+    if ranks <= num_devices(environment().get("CUDA_VISIBLE_DEVICES")):
         return f"Verify it on this machine: {command}"
     per_node = min(ranks, machine.devices_per_node)
     nodes = math.ceil(ranks / per_node)
@@ -21,3 +21,15 @@ def how_to_verify(plan: Plan, machine: Machine) -> str:
         f"  torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d \\\n"
         f"    --rdzv-endpoint NODE0:29500 -m {command}"
     )
+
+
+def num_devices(visible: str | None, devices: Path = Path("/dev")) -> int:
+    """Return the NVIDIA devices that this process may use, else its cores, without loading torch.
+
+    Args:
+        visible: the variable CUDA_VISIBLE_DEVICES, which names them.
+    """
+    found = len(list(devices.glob("nvidia[0-9]*")))
+    if visible is not None:
+        found = min(found, len([one for one in visible.split(",") if one]))
+    return found or len(os.sched_getaffinity(0))

@@ -67,16 +67,6 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def num_cuda_devices(visible: str | None, root: Path = ROOT) -> int:
-    """Return the number of NVIDIA devices that this process may use, without loading torch.
-
-    Args:
-        visible: the variable CUDA_VISIBLE_DEVICES, which names them.
-    """
-    found = len(list((root / "dev").glob("nvidia[0-9]*")))
-    return found if visible is None else min(found, len([one for one in visible.split(",") if one]))
-
-
 def num_numa_nodes(root: Path = ROOT) -> int | None:
     """Return the number of NUMA nodes; None where the kernel does not report it."""
     nodes = root / "sys/devices/system/node"

@@ -12,7 +12,6 @@ from moetune.hardware.facts import (
     cpu_flags,
     cpu_model,
     memory_bytes,
-    num_cuda_devices,
     num_numa_nodes,
 )
 
@@ -40,19 +39,6 @@ def test_facts_of_the_processor_come_from_the_kernels_files(tmp_path: Path) -> N
     assert cpu_model(root) == "Imaginary CPU 9000"
     assert cpu_flags(root) == "avx2 amx_bf16"
     assert num_numa_nodes(root) == 2
-
-
-@pytest.mark.parametrize(
-    ("visible", "expected"), [(None, 2), ("", 0), ("1", 1), ("0,1", 2), ("0,1,2,3", 2)]
-)
-def test_devices_are_counted_without_a_driver(
-    tmp_path: Path, visible: str | None, expected: int
-) -> None:
-    (tmp_path / "dev").mkdir()
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / "dev" / name).touch()
-    assert num_cuda_devices(visible, tmp_path) == expected
-    assert num_cuda_devices(None, tmp_path / "none") == 0
 
 
 @pytest.mark.parametrize(
