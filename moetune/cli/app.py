@@ -6,12 +6,10 @@ import sys
 from collections.abc import Container, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, cast
 
 import typer
 
-from moetune.cli.completion import VARIABLE
 from moetune.cli.session import Session, session_of
 from moetune.config import environment
 from moetune.domain.errors import InputError, MoetuneError
@@ -23,34 +21,18 @@ _BEFORE_THE_COMMAND = ("--db", "--config", "--no-config", "-v", "-vv", "-q", "--
 # others import it: this finds the class in both.
 _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
-COMMANDS = MappingProxyType(
-    {
-        "profile": "Measure this machine and fit its profile.",
-        "plan": "Solve for the best plan of a layer or model.",
-        "memory": "Say which layouts of a model fit, and what takes the memory.",
-        "explain": "Explain a plan's choice and its times.",
-        "whatif": "Plan again with changes, and compare.",
-        "export": "Write a plan as a training runtime reads it.",
-        "verify": "Run a plan's layer and compare its times.",
-        "trace": "Write a plan's timelines for Perfetto.",
-        "report": "Draw a profile and plans in one HTML file.",
-        "serve": "Serve the store to a team: API and pages.",
-        "plans": "Stored plans.",
-        "observations": "Observed steps of plans.",
-        "profiles": "Profiles: measured speeds of machines.",
-        "models": "Models by name, and from their configurations.",
-        "db": "The database of profiles, plans and observations.",
-        "config": "The settings that apply in this folder.",
-        "doctor": "Print this installation and its problems.",
-        "completion": "Print a shell's completion script.",
-    }
-)
-"""Each is a module of `moetune.cli` with a function of its name, or an `app` of several; its first
-line of help stands here, too, because importing all of them takes half a second."""
+COMMANDS = (
+    "profile", "plan", "memory", "explain", "whatif", "export", "verify", "trace", "report",
+    "serve", "plans", "observations", "profiles", "models", "db", "config", "doctor",
+)  # fmt: skip
+"""Each is a module of `moetune.cli` that has a function of its name, or an `app` of several."""
 
 
 def program(names: Container[str] = COMMANDS) -> typer.Typer:
-    """Return the command line; commands of other names have their line of help and nothing else."""
+    """Return the command line with the commands of these names.
+
+    Making all of them takes half a second.
+    """
     # No rich markup: importing rich takes longer than the command line may take to start.
     app = typer.Typer(
         name="moetune",
@@ -60,20 +42,14 @@ def program(names: Container[str] = COMMANDS) -> typer.Typer:
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback(invoke_without_command=True)(_moetune)
-    for name, summary in COMMANDS.items():
-        if name not in names:
-            app.command(name, help=summary)(_not_loaded)
-            continue
-        module = import_module(f"moetune.cli.{name}")
-        if hasattr(module, "app"):
-            app.add_typer(module.app, name=name)
-        else:
-            app.command(name, epilog=module.EPILOG)(getattr(module, name))
+    for name in COMMANDS:
+        if name in names:
+            module = import_module(f"moetune.cli.{name}")
+            if hasattr(module, "app"):
+                app.add_typer(module.app, name=name)
+            else:
+                app.command(name, epilog=module.EPILOG)(getattr(module, name))
     return app
-
-
-def _not_loaded() -> None:
-    """Stand for a command whose name is not among the arguments."""
 
 
 def run() -> None:
@@ -99,8 +75,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     session = Session(arguments=tuple(arguments))
     as_json = "--json" in arguments
-    named = {*COMMANDS} & {*arguments, *_completed()}
-    app = program(named)
+    named = {*COMMANDS} & {*arguments}
+    app = program(named or COMMANDS)
     try:
         code = app(args=list(arguments), prog_name="moetune", standalone_mode=False, obj=session)
     except MoetuneError as error:
@@ -116,17 +92,6 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - users see a traceback with -vv only
         return _show_defect(session, error, as_json=as_json)
     return code if isinstance(code, int) else 0
-
-
-def _completed() -> Sequence[str]:
-    """Return the words of the line that a shell completes; none outside of completion."""
-    environ = environment()
-    if VARIABLE not in environ:
-        return ()
-    from typer._completion_classes import completion_init
-
-    completion_init()  # typer's, which `add_completion=False` leaves out
-    return (environ.get("COMP_WORDS") or environ.get("_TYPER_COMPLETE_ARGS", "")).split()
 
 
 def _show_usage_error(session: Session, error: Exception, *, as_json: bool) -> int:

@@ -28,7 +28,7 @@ def export(
     *,
     json: Json = False,
 ) -> None:
-    """Write a plan as a training runtime reads it."""
+    """Write a training plan as arguments, a configuration or a function of a runtime."""
     from moetune.workflows.export import export_plan
     from moetune.workflows.files import write_text
 

@@ -4,7 +4,6 @@ from typing import Annotated, cast
 
 import typer
 
-from moetune.cli.completers import complete_models
 from moetune.cli.flags import parsed
 from moetune.cli.plan_decoder import modules_of
 from moetune.cli.session import Json, example, session_of
@@ -19,12 +18,7 @@ EPILOG = example("moetune memory qwen3-30b-a3b --device-memory 80GB --world-size
 def memory(
     context: typer.Context,
     model: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATH|NAME",
-            help="A name, or a Hugging Face config.json.",
-            autocompletion=complete_models,
-        ),
+        str, typer.Argument(metavar="PATH|NAME", help="A name, or a Hugging Face config.json.")
     ],
     *,
     device_memory: Annotated[
@@ -53,7 +47,7 @@ def memory(
     target: Annotated[str, typer.Option(help=f"Runtime: {', '.join(TARGETS)}.")] = "megatron",
     json: Json = False,
 ) -> None:
-    """Say which layouts of a model fit, and what takes the memory."""
+    """Say which layouts of a model's training fit, and where the memory goes."""
     from moetune.domain.targets import find_target
     from moetune.workflows.memory import MemoryQuestion, fit_memory
     from moetune.workflows.models import find_decoder_model

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from moetune.cli.completers import complete_models
 from moetune.cli.session import Json, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.model import MODELS
@@ -42,7 +41,6 @@ def show_model(
         typer.Argument(
             metavar="PATH|NAME",
             help="A name, or a Hugging Face config.json or its folder.",
-            autocompletion=complete_models,
         ),
     ],
     *,

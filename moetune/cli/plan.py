@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.completers import complete_models
 from moetune.cli.flags import LayerFlags, model_sizes, parsed, tokens_of
 from moetune.cli.next_step import how_to_verify
 from moetune.cli.plan_decoder import (
@@ -50,10 +49,7 @@ def _size(flag: str, words: str) -> typer.models.OptionInfo:
 def plan(
     context: typer.Context,
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="A named model: see `moetune models list`.", autocompletion=complete_models
-        ),
+        str | None, typer.Option(help="A named model: see `moetune models list`.")
     ] = None,
     d_model: Annotated[int | None, _size("--d-model", "Width of the tokens.")] = None,
     d_hidden: Annotated[int | None, _size("--d-hidden", "Width of the experts.")] = None,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune import config
-from moetune.cli.completers import complete_models
 from moetune.cli.flags import LayerFlags, model_sizes, parsed
 from moetune.cli.profile_for import INTERRUPTED, check_flags, profile_for
 from moetune.cli.progress import ScreenProgress, clock
@@ -66,11 +65,7 @@ def profile(
         typer.Option(help="Group sizes, such as 2,4. Default: divisors and powers of two."),
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="Measure a named model: see `moetune models list`.",
-            autocompletion=complete_models,
-        ),
+        str | None, typer.Option(help="Measure a named model: see `moetune models list`.")
     ] = None,
     d_model: Annotated[int | None, typer.Option(min=1, help="Measure a layer: its width.")] = None,
     d_hidden: Annotated[int | None, typer.Option(min=1, help="Width of its experts.")] = None,

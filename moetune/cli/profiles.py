@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.completers import complete_profiles
 from moetune.cli.session import Json, Session, example, session_of
 from moetune.domain.document import encode
 from moetune.report.section import plural
@@ -17,12 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Profiles: measured speeds of machines.", rich_markup_mode=None)
 
 Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE|NAME",
-        help="A .toml file, or the name of a profile.",
-        autocompletion=complete_profiles,
-    ),
+    str, typer.Argument(metavar="FILE|NAME", help="A .toml file, or the name of a profile.")
 ]
 
 
@@ -55,9 +49,7 @@ def show(context: typer.Context, name: Name, *, json: Json = False) -> None:
 @app.command("check", epilog=example("moetune profiles check lab"))
 def check(
     context: typer.Context,
-    name: Annotated[
-        str, typer.Argument(help="A profile in the store.", autocompletion=complete_profiles)
-    ],
+    name: Annotated[str, typer.Argument(help="A profile in the store.")],
     *,
     json: Json = False,
 ) -> None:

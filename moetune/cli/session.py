@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.completers import complete_plans, complete_profiles
 from moetune.cli.render import Screen
 
 if TYPE_CHECKING:
@@ -20,11 +19,7 @@ Oversubscribe = Annotated[
     bool, typer.Option("--oversubscribe", help="Start more ranks than there are cores.")
 ]
 PlanArgument = Annotated[
-    str,
-    typer.Argument(
-        help="A plan's JSON file, or the beginning of an id in the store.",
-        autocompletion=complete_plans,
-    ),
+    str, typer.Argument(help="A plan's JSON file, or the beginning of an id in the store.")
 ]
 ProfileOption = Annotated[
     str | None,
@@ -33,7 +28,6 @@ ProfileOption = Annotated[
         metavar="FILE|NAME",
         help="Profile: a .toml file, or a name in the store or of a reference machine. "
         "Default: the setting, else the newest measured one.",
-        autocompletion=complete_profiles,
     ),
 ]
 

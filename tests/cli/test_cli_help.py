@@ -36,18 +36,8 @@ def test_the_commands_are_those_of_the_contract() -> None:
 
 @pytest.mark.parametrize("name", sorted({name.split()[0] for name in COMMANDS}))
 def test_a_command_made_alone_has_its_own_name(name: str) -> None:
-    alone = get_command(program({name}))
-    assert {*_commands(alone)} >= {one for one in COMMANDS if one.split()[0] == name}
-    whole = get_command(program())
-    assert {*alone.commands} == {*whole.commands}  # type: ignore[attr-defined]
-
-
-def test_lines_of_help_are_those_of_the_commands_and_none_is_cut(cli: Cli) -> None:
-    commands = get_command(program()).commands  # type: ignore[attr-defined]
-    short = get_command(program({})).commands  # type: ignore[attr-defined]
-    for name, command in commands.items():
-        assert command.help.partition("\n")[0] == short[name].help, name
-        assert re.search(rf"\n  {name} +{re.escape(short[name].help)}\n", cli("--help").out + "\n")
+    alone = _commands(get_command(program({name})))
+    assert {*alone} == {one for one in COMMANDS if one.split()[0] == name}
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -57,7 +47,7 @@ def test_help_says_what_the_command_does_and_shows_an_example(cli: Cli, name: st
     usage, _, rest = result.out.partition("\n")
     assert usage.startswith(f"Usage: moetune {name}")
     assert re.search(r"\n  [A-Z].+", rest)
-    assert re.search(rf"\n  Example:\n    .*moetune {name}", result.out)
+    assert f"\n  Example:\n    moetune {name}" in result.out
     assert re.search(r"--json\s+Print one JSON document", result.out)
 
 
