@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from collections.abc import Container, Sequence
+from contextlib import redirect_stderr
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, cast
@@ -29,7 +30,7 @@ COMMANDS = {
     "memory": "Say which layouts of a model's training fit, and where the memory goes.",
     "explain": "Explain a plan's choice and its times.",
     "whatif": "Plan again with changes, and compare.",
-    "export": "Write a training plan as arguments, a configuration or a script of its target.",
+    "export": "Write a training plan as arguments, a configuration or a function of a runtime.",
     "verify": "Run a plan's layer and compare its times.",
     "trace": "Write a plan's timelines for Perfetto.",
     "report": "Draw a profile and plans in one HTML file.",
@@ -103,13 +104,13 @@ def run() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code."""
+    """Run one command, or answer a shell that completes one, and return the exit code."""
+    if environment().get(completion.VARIABLE):
+        return _complete()
     session = Session(arguments=tuple(arguments))
     as_json = "--json" in arguments
     try:
-        environ = environment()
-        is_asked = completion.VARIABLE in environ
-        app = program(completion.prepare_answer(environ) if is_asked else session.arguments)
+        app = program(session.arguments)
         code = app(args=list(arguments), prog_name="moetune", standalone_mode=False, obj=session)
     except MoetuneError as error:
         session.screen.error(error, as_json=as_json)
@@ -124,6 +125,19 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - users see a traceback with -vv only
         return _show_defect(session, error, as_json=as_json)
     return code if isinstance(code, int) else 0
+
+
+def _complete() -> int:
+    """Answer a shell; nothing is printed over the line that is typed, whatever goes wrong."""
+    with redirect_stderr(io.StringIO()):
+        try:
+            app = program(completion.prepare_answer(environment()))
+            app(args=[], prog_name="moetune", standalone_mode=False)
+        except SystemExit as done:
+            return int(done.code or 0)
+        except (Exception, KeyboardInterrupt):  # noqa: BLE001 - the user has not run a command
+            return 1
+    return 0
 
 
 def _show_usage_error(session: Session, error: Exception, *, as_json: bool) -> int:
