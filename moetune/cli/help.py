@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import typer
 from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
-    from typer._click import HelpFormatter
+    from typer._click import Context, HelpFormatter
 
 GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "plan": {
@@ -54,7 +53,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 class GroupedCommand(TyperCommand):
     """A command whose help prints options in the groups of its name."""
 
-    def format_options(self, ctx: typer.Context, formatter: "HelpFormatter") -> None:
+    def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """Write arguments, the groups, and what is in no group."""
         titles = {
             name: title for title, names in GROUPS.get(str(self.name), {}).items() for name in names
@@ -75,7 +74,7 @@ class GroupedCommand(TyperCommand):
 class Commands(TyperGroup):
     """A group whose help wraps the summaries of its commands instead of cutting them."""
 
-    def format_commands(self, ctx: typer.Context, formatter: "HelpFormatter") -> None:
+    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """Write every command with its whole summary."""
         del ctx
         rows = [(name, summary_of(str(one.help))) for name, one in self.commands.items()]
