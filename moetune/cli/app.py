@@ -4,12 +4,15 @@ import io
 import os
 import sys
 from collections.abc import Container, Sequence
+from contextlib import redirect_stderr
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
+from moetune.cli import completion
+from moetune.cli.help import Commands, GroupedCommand
 from moetune.cli.session import Session, session_of
 from moetune.config import environment
 from moetune.domain.errors import InputError, MoetuneError
@@ -21,35 +24,64 @@ _BEFORE_THE_COMMAND = ("--db", "--config", "--no-config", "-v", "-vv", "-q", "--
 # others import it: this finds the class in both.
 _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
-COMMANDS = (
-    "profile", "plan", "memory", "explain", "whatif", "export", "verify", "trace", "report",
-    "serve", "plans", "observations", "profiles", "models", "db", "config", "doctor",
-)  # fmt: skip
-"""Each is a module of `moetune.cli` that has a function of its name, or an `app` of several."""
+COMMANDS = {
+    "profile": "Measure this machine and fit its profile.",
+    "plan": "Solve for the best plan of a layer or model.",
+    "memory": "Say which layouts of a model's training fit, and where the memory goes.",
+    "explain": "Explain a plan's choice and its times.",
+    "whatif": "Plan again with changes, and compare.",
+    "export": "Write a training plan as arguments, a configuration or a function of a runtime.",
+    "verify": "Run a plan's layer and compare its times.",
+    "trace": "Write a plan's timelines for Perfetto.",
+    "report": "Draw a profile and plans in one HTML file.",
+    "serve": "Serve the store to a team: API and pages.",
+    "plans": "Stored plans.",
+    "observations": "Observed steps of plans.",
+    "profiles": "Profiles: measured speeds of machines.",
+    "models": "Models by name, and from their configurations.",
+    "db": "The database of profiles, plans and observations.",
+    "config": "The settings that apply in this folder.",
+    "doctor": "Print this installation and its problems.",
+    "completion": "Print the script that completes commands and names.",
+}
+"""Summaries by name. Each is a module of `moetune.cli` that has a function of its name, or an
+`app` of several."""
 
 
 def program(names: Container[str] = COMMANDS) -> typer.Typer:
-    """Return the command line with the commands of these names.
+    """Return the command line, in which the commands of these names can be run.
 
-    Making all of them takes half a second.
+    Importing all of them takes half a second: the others are only named, for help, for
+    completions and for suggestions.
     """
     # No rich markup: importing rich takes longer than the command line may take to start.
     app = typer.Typer(
         name="moetune",
+        cls=Commands,
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback(invoke_without_command=True)(_moetune)
-    for name in COMMANDS:
+    for name, summary in COMMANDS.items():
         if name in names:
-            module = import_module(f"moetune.cli.{name}")
-            if hasattr(module, "app"):
-                app.add_typer(module.app, name=name)
-            else:
-                app.command(name, epilog=module.EPILOG)(getattr(module, name))
+            _add(app, name)
+        else:
+            app.command(name, help=summary)(_named)
     return app
+
+
+def _add(app: typer.Typer, name: str) -> None:
+    module = import_module(f"moetune.cli.{name}")
+    if hasattr(module, "app"):
+        app.add_typer(module.app, name=name, cls=Commands)
+    else:
+        app.command(name, epilog=module.EPILOG, cls=GroupedCommand)(getattr(module, name))
+
+
+def _named() -> None:
+    raise AssertionError("a command that is run is among the words of the line")
 
 
 def run() -> None:
@@ -72,12 +104,13 @@ def run() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code."""
+    """Run one command, or answer a shell that completes one, and return the exit code."""
+    if environment().get(completion.VARIABLE):
+        return _complete()
     session = Session(arguments=tuple(arguments))
     as_json = "--json" in arguments
-    named = {*COMMANDS} & {*arguments}
-    app = program(named or COMMANDS)
     try:
+        app = program(session.arguments)
         code = app(args=list(arguments), prog_name="moetune", standalone_mode=False, obj=session)
     except MoetuneError as error:
         session.screen.error(error, as_json=as_json)
@@ -92,6 +125,19 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - users see a traceback with -vv only
         return _show_defect(session, error, as_json=as_json)
     return code if isinstance(code, int) else 0
+
+
+def _complete() -> int:
+    """Answer a shell; nothing is printed over the line that is typed, whatever goes wrong."""
+    with redirect_stderr(io.StringIO()):
+        try:
+            app = program(completion.prepare_answer(environment()))
+            app(args=[], prog_name="moetune", standalone_mode=False)
+        except SystemExit as done:
+            return int(done.code or 0)
+        except (Exception, KeyboardInterrupt):  # noqa: BLE001 - the user has not run a command
+            return 1
+    return 0
 
 
 def _show_usage_error(session: Session, error: Exception, *, as_json: bool) -> int:

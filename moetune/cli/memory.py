@@ -4,6 +4,7 @@ from typing import Annotated, cast
 
 import typer
 
+from moetune.cli.completers import model_names
 from moetune.cli.flags import parsed
 from moetune.cli.plan_decoder import modules_of
 from moetune.cli.session import Json, example, session_of
@@ -18,7 +19,12 @@ EPILOG = example("moetune memory qwen3-30b-a3b --device-memory 80GB --world-size
 def memory(
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(metavar="PATH|NAME", help="A name, or a Hugging Face config.json.")
+        str,
+        typer.Argument(
+            metavar="PATH|NAME",
+            autocompletion=model_names,
+            help="A name, or a Hugging Face config.json.",
+        ),
     ],
     *,
     device_memory: Annotated[

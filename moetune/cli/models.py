@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from moetune.cli.completers import model_names
 from moetune.cli.session import Json, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.model import MODELS
@@ -40,6 +41,7 @@ def show_model(
         str,
         typer.Argument(
             metavar="PATH|NAME",
+            autocompletion=model_names,
             help="A name, or a Hugging Face config.json or its folder.",
         ),
     ],

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from moetune.cli.completers import plan_ids
 from moetune.cli.session import Json, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.errors import NotFoundError
@@ -16,7 +17,9 @@ app = typer.Typer(help="Observed steps of plans.", rich_markup_mode=None)
 def list_(
     context: typer.Context,
     *,
-    plan: Annotated[str | None, typer.Option(help="Beginning of a plan's id.")] = None,
+    plan: Annotated[
+        str | None, typer.Option(autocompletion=plan_ids, help="Beginning of a plan's id.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most, the newest first.")] = 1000,
     all_: Annotated[bool, typer.Option("--all", help="Print every row of these.")] = False,
     json: Json = False,

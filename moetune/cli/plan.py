@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moetune.cli.completers import model_names
 from moetune.cli.flags import LayerFlags, model_sizes, parsed, tokens_of
 from moetune.cli.next_step import how_to_verify
 from moetune.cli.plan_decoder import (
@@ -49,7 +50,8 @@ def _size(flag: str, words: str) -> typer.models.OptionInfo:
 def plan(
     context: typer.Context,
     model: Annotated[
-        str | None, typer.Option(help="A named model: see `moetune models list`.")
+        str | None,
+        typer.Option(autocompletion=model_names, help="A named model: see `moetune models list`."),
     ] = None,
     d_model: Annotated[int | None, _size("--d-model", "Width of the tokens.")] = None,
     d_hidden: Annotated[int | None, _size("--d-hidden", "Width of the experts.")] = None,

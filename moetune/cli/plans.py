@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from moetune.cli.completers import model_names, plan_ids, profile_names
 from moetune.cli.session import Json, PlanArgument, ProfileOption, example, session_of
 from moetune.domain.units import parse_seconds
 from moetune.report.section import plural
@@ -16,8 +17,12 @@ app = typer.Typer(help="Stored plans.", rich_markup_mode=None)
 def list_(
     context: typer.Context,
     *,
-    model: Annotated[str | None, typer.Option(help="Only plans for this model.")] = None,
-    profile: Annotated[str | None, typer.Option(help="Only plans with this profile.")] = None,
+    model: Annotated[
+        str | None, typer.Option(autocompletion=model_names, help="Only plans for this model.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(autocompletion=profile_names, help="Only plans with this profile.")
+    ] = None,
     newer_than: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only plans made since: 12h, 7d.")
     ] = None,
@@ -99,7 +104,10 @@ def diff(
 @app.command("remove", epilog=example("moetune plans remove 1a2b3c"))
 def remove(
     context: typer.Context,
-    plans: Annotated[list[str], typer.Argument(metavar="PLAN...", help="Beginnings of ids.")],
+    plans: Annotated[
+        list[str],
+        typer.Argument(metavar="PLAN...", autocompletion=plan_ids, help="Beginnings of ids."),
+    ],
     *,
     json: Json = False,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune import config
+from moetune.cli.completers import model_names, plan_ids, profile_names
 from moetune.cli.flags import LayerFlags, model_sizes, parsed
 from moetune.cli.profile_for import INTERRUPTED, check_flags, profile_for
 from moetune.cli.progress import ScreenProgress, clock
@@ -65,7 +66,10 @@ def profile(
         typer.Option(help="Group sizes, such as 2,4. Default: divisors and powers of two."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Measure a named model: see `moetune models list`.")
+        str | None,
+        typer.Option(
+            autocompletion=model_names, help="Measure a named model: see `moetune models list`."
+        ),
     ] = None,
     d_model: Annotated[int | None, typer.Option(min=1, help="Measure a layer: its width.")] = None,
     d_hidden: Annotated[int | None, typer.Option(min=1, help="Width of its experts.")] = None,
@@ -92,6 +96,7 @@ def profile(
         typer.Option(
             "--for",
             metavar="PLAN",
+            autocompletion=plan_ids,
             help="Measure what this plan is least sure of, add it to the plan's profile, and plan "
             "again: a plan's file, or the beginning of an id in the store.",
         ),
@@ -100,6 +105,7 @@ def profile(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
+            autocompletion=profile_names,
             help="A profile of the same device, such as h100-x8: where nothing is measured here, "
             "its times count, scaled by what both know.",
         ),

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moetune.cli.completers import profile_names, stored_profiles
 from moetune.cli.session import Json, Session, example, session_of
 from moetune.domain.document import encode
 from moetune.report.section import plural
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Profiles: measured speeds of machines.", rich_markup_mode=None)
 
 Name = Annotated[
-    str, typer.Argument(metavar="FILE|NAME", help="A .toml file, or the name of a profile.")
+    str,
+    typer.Argument(
+        metavar="FILE|NAME",
+        autocompletion=profile_names,
+        help="A .toml file, or the name of a profile.",
+    ),
 ]
 
 
@@ -49,7 +55,9 @@ def show(context: typer.Context, name: Name, *, json: Json = False) -> None:
 @app.command("check", epilog=example("moetune profiles check lab"))
 def check(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="A profile in the store.")],
+    name: Annotated[
+        str, typer.Argument(autocompletion=stored_profiles, help="A profile in the store.")
+    ],
     *,
     json: Json = False,
 ) -> None:
@@ -153,7 +161,10 @@ def diff(context: typer.Context, first: Name, second: Name, *, json: Json = Fals
 @app.command("remove", epilog=example("moetune profiles remove lab"))
 def remove(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of a profile in the store.")],
+    name: Annotated[
+        str,
+        typer.Argument(autocompletion=stored_profiles, help="Name of a profile in the store."),
+    ],
     *,
     json: Json = False,
 ) -> None:

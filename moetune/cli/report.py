@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from moetune.cli.completers import plan_ids
 from moetune.cli.session import Json, ProfileOption, example, session_of
 from moetune.domain.document import encode
 from moetune.report.section import plural
@@ -19,6 +20,7 @@ def report(
         typer.Option(
             "--plan",
             metavar="FILE|ID",
+            autocompletion=plan_ids,
             help="A plan's file, or the beginning of its id; can be repeated. "
             "Default: the newest five.",
         ),

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.render import Screen
+from moetune.cli.completers import plan_ids, profile_names
 
 if TYPE_CHECKING:
+    from moetune.cli.render import Screen
     from moetune.config import Configuration, Settings
     from moetune.domain.ports import Store
 
@@ -19,13 +20,18 @@ Oversubscribe = Annotated[
     bool, typer.Option("--oversubscribe", help="Start more ranks than there are cores.")
 ]
 PlanArgument = Annotated[
-    str, typer.Argument(help="A plan's JSON file, or the beginning of an id in the store.")
+    str,
+    typer.Argument(
+        help="A plan's JSON file, or the beginning of an id in the store.",
+        autocompletion=plan_ids,
+    ),
 ]
 ProfileOption = Annotated[
     str | None,
     typer.Option(
         "--profile",
         metavar="FILE|NAME",
+        autocompletion=profile_names,
         help="Profile: a .toml file, or a name in the store or of a reference machine. "
         "Default: the setting, else the newest measured one.",
     ),
@@ -49,8 +55,10 @@ class Session:
     color: bool = True
 
     @property
-    def screen(self) -> Screen:
+    def screen(self) -> "Screen":
         """The output of this run."""
+        from moetune.cli.render import Screen
+
         return Screen(color=self.color, quiet=self.quiet, verbosity=self.verbosity)
 
     def configuration(self) -> "Configuration":

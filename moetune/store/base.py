@@ -5,7 +5,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table
-from sqlalchemy.dialects import postgresql, sqlite
 
 from moetune.store.database import Database
 from moetune.store.migrate import check_ready
@@ -60,5 +59,8 @@ class DatabaseStore:
 
 def insert_missing(connection: Connection, table: Table, values: dict[str, Any]) -> None:
     """Append the row unless one with its key is there."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    connection.execute(dialect.insert(table).values(values).on_conflict_do_nothing())
+    if connection.dialect.name == "postgresql":  # slow to import, and most stores are SQLite
+        from sqlalchemy.dialects.postgresql import insert
+    else:
+        from sqlalchemy.dialects.sqlite import insert  # type: ignore[assignment]
+    connection.execute(insert(table).values(values).on_conflict_do_nothing())

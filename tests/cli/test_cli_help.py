@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from moetune.cli.app import COMMANDS as SUMMARIES
 from moetune.cli.app import program
+from moetune.cli.help import GROUPS, summary_of
 from tests.cli.running import Cli
 
 CONTRACT = (
@@ -37,7 +39,30 @@ def test_the_commands_are_those_of_the_contract() -> None:
 @pytest.mark.parametrize("name", sorted({name.split()[0] for name in COMMANDS}))
 def test_a_command_made_alone_has_its_own_name(name: str) -> None:
     alone = _commands(get_command(program({name})))
-    assert {*alone} == {one for one in COMMANDS if one.split()[0] == name}
+    of_name = {one for one in COMMANDS if one.split()[0] == name}
+    others = {one.split()[0] for one in COMMANDS} - {name}
+    assert {*alone} == of_name | others
+
+
+def test_summaries_are_those_of_the_commands_and_are_not_cut(cli: Cli) -> None:
+    whole: Any = get_command(program())
+    listed = " ".join(cli("--help").out.partition("Commands:")[2].split())
+    for name, summary in SUMMARIES.items():
+        assert summary_of(whole.commands[name].help) == summary
+        assert f"{name} {summary}" in listed
+    for name in ("plans", "profiles"):
+        listed = " ".join(cli(name, "--help").out.partition("Commands:")[2].split())
+        for key, one in whole.commands[name].commands.items():
+            assert f"{key} {summary_of(one.help)}" in listed
+
+
+@pytest.mark.parametrize("name", sorted(GROUPS))
+def test_every_option_in_a_group_exists_and_is_in_one_group(cli: Cli, name: str) -> None:
+    grouped = [one for names in GROUPS[name].values() for one in names]
+    assert len(grouped) == len({*grouped})
+    assert {*grouped} <= {one.name for one in COMMANDS[name].params}
+    titles = re.findall(r"^(\S.*):$", cli(name, "--help").out, re.MULTILINE)
+    assert titles == [*GROUPS[name], "Options"]
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -44,6 +44,18 @@ def test_help_loads_no_heavy_library(tmp_path: Path) -> None:
         assert _loaded_by(tmp_path, *arguments) == (0, [])
 
 
+def test_help_of_the_program_loads_no_command_and_no_domain(tmp_path: Path) -> None:
+    code = LOADED.replace('name.partition(".")[0]', "name").format(
+        arguments=("--help",),
+        heavy=("moetune.cli.plan", "moetune.cli.profile", "moetune.domain.plan", "rich", "numpy"),
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", code),
+        env=_environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stderr) == [0, []]
+
+
 def test_planning_on_a_published_profile_loads_no_torch(tmp_path: Path) -> None:
     arguments = ("plan", "--model", "tm-1", "--profile", "rtx2080ti-x64")
     code, names = _loaded_by(tmp_path, *arguments)
