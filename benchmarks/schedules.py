@@ -20,7 +20,7 @@ from moetune.solve.training.schedule import most_live
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.training import device_prices
+from moetune.workflows.training_prices import device_prices
 
 RESULT = Path(__file__).parents[1] / "docs/results/schedules.md"
 _STAGES: dict[Schedule, tuple[int, ...]] = {

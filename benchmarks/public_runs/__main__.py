@@ -19,7 +19,7 @@ from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.training import device_prices
+from moetune.workflows.training_prices import device_prices
 
 _BALANCED = frozenset({"deepseek-v3", "kimi-k2"})
 """Models whose recipes lay their stages out by hand, as evenly as their blocks allow."""

@@ -266,8 +266,8 @@ class Operations:
     ) -> Predictor:
         """Return the predictor with the error and the trust of a stand-in, and with its name.
 
-        A line is not named: a profile of lines has measured nothing. Nor is what is published in
-        a published profile, which says so as a whole.
+        A line is not named, unless it stands in: a profile of lines has measured nothing. Nor is
+        what is published in a published profile, which says so as a whole.
 
         Args:
             found: what it predicts from.
@@ -284,7 +284,10 @@ class Operations:
             inner = self._curves.stand_in(inner, spread=spread, label=family)
         inner = capped(inner, cap)
         if isinstance(found, Line):
-            return inner
+            name_of_line = Name(
+                operation=name, unit=unit, family=family, low=0.0, high=0.0, stand_in=stand_in
+            )
+            return Remembered(self._curves.named(inner, name_of_line)) if stand_in else inner
         if origin is not None and not stand_in:
             stand_in = origin.words
             if (origin.label, self._index.profile.provenance) == ("published", "published"):

@@ -25,20 +25,14 @@ from moetune.domain.training import (
     TrainingJob,
 )
 from moetune.domain.units import format_bytes
-from moetune.fit.costs import costs_of
 from moetune.fit.dispatchers import SmTimes
-from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch, PricedLayout
-from moetune.solve.training.stages import DecoderStages
-from moetune.solve.training.step import StepPrices
 from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.plan import host_memory_bytes, sound_numbers
+from moetune.workflows.training_prices import StandIns, stand_ins_of, step_prices
 
 SCHEMA = "moetune.training-plan/1"
-_SUSTAINED = 0.87
-"""Of a kernel's rate alone: clocks under full power, and small kernels between those that are
-listed. One number for all devices, from 189 public runs (docs/decisions/0074)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +59,7 @@ class TrainingPlan:
         trust: the least in any number behind the choice.
         found: the chosen layout first.
         host_bytes: memory of a node's host, as far as the profile has it.
+        stand_ins: what the profile does not have of the chosen layout's operations.
     """
 
     request: TrainingRequest
@@ -73,6 +68,7 @@ class TrainingPlan:
     limit_bytes: int
     trust: str
     found: tuple[PricedLayout, ...]
+    stand_ins: StandIns
     host_bytes: float = inf
     ranks_per_node: int = 1
 
@@ -94,7 +90,8 @@ class TrainingPlan:
     @property
     def confidence(self) -> Confidence:
         """How sure the choice among the layouts found is, by the record of public runs."""
-        return confidence_of([one.step.seconds for one in self.found])
+        seconds = [one.step.seconds for one in self.found]
+        return confidence_of(seconds, ratios=self.stand_ins.ratios)
 
     @property
     def id(self) -> str:
@@ -138,23 +135,9 @@ class TrainingPlan:
             "confidence": encode(self.confidence),
             "fits": self.fits,
             "trust": self.trust,
+            "warnings": list(self.stand_ins.words),
             "alternatives": [_answer(job, one) for one in self.found[1:]],
         }
-
-
-def device_prices(profile: Profile) -> DevicePrices:
-    """Return the prices of a rank's operations on the machine of a profile.
-
-    Published tables are of one kernel at a time, measured profiles of what a layer sustains.
-    """
-    network = profile.network
-    return DevicePrices(
-        costs=costs_of(profile, allow_modelled=True),
-        machine=profile.machine,
-        sustained=1.0 if profile.samples else _SUSTAINED,
-        posted_chunk_seconds=network.posted_chunk_seconds if network else 0.0,
-        transfers=SmTimes(profile=profile),
-    )
 
 
 def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
@@ -169,13 +152,12 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
     host = host_memory_bytes(profile) or inf
     with sound_numbers(profile.name):
-        device = device_prices(profile)
-        stages = DecoderStages(request.job.decoder)
+        prices = step_prices(request.job, request.target, profile)
         search = FoldedSearch(
             job=request.job,
-            prices=StepPrices(job=request.job, device=device, stages=stages, target=request.target),
+            prices=prices,
             memory=MemoryModel(
-                job=request.job, stages=stages, logit_bytes=request.target.logit_bytes
+                job=request.job, stages=prices.stages, logit_bytes=request.target.logit_bytes
             ),
             limit_bytes=limit,
             target=request.target,
@@ -185,8 +167,9 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
         plan = TrainingPlan(
             request=request, profile=profile.name, profile_fingerprint=profile.digest,
             limit_bytes=limit,
-            trust=device.trusts.least, found=tuple(found), host_bytes=host,
+            trust=prices.device.trusts.least, found=tuple(found), host_bytes=host,
             ranks_per_node=min(request.job.world_size, profile.machine.devices_per_node),
+            stand_ins=stand_ins_of(request.job, request.target, profile, found[0]),
         )  # fmt: skip
     if not plan.fits:
         raise _too_large(plan)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from moetune.domain.cluster import Machine
-from moetune.domain.costs import Costs, Trust, least_trust
+from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 from moetune.solve.training.multiprocessors import TransferTimes
@@ -65,13 +65,15 @@ _BF16 = "bfloat16"
 
 @dataclass
 class Trusts:
-    """The least trust in any number asked for."""
+    """The least trust in any number asked for, and what was not known."""
 
     least: Trust = "measured"
+    doubts: dict[Doubt, None] = field(default_factory=dict)
 
-    def note(self, trust: Trust) -> None:
-        """Lower the trust to this one."""
-        self.least = least_trust((self.least, trust))
+    def note(self, estimate: Estimate) -> None:
+        """Lower the trust to the estimate's, and keep its doubts."""
+        self.least = least_trust((self.least, estimate.trust))
+        self.doubts |= dict.fromkeys(estimate.doubts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +127,7 @@ class DevicePrices:
                 dtype=dtype, product=product, num_experts=num_experts, rows=rows,
                 d_in=d_in, d_out=d_out,
             )  # fmt: skip
-            self.trusts.note(estimate.trust)
+            self.trusts.note(estimate)
             found = self._known[key] = estimate.seconds / self.sustained
         return found
 
@@ -142,7 +144,7 @@ class DevicePrices:
                 num_bytes=num_bytes,
                 num_nodes=span.nodes if span.nodes > 1 else 0,
             )
-            self.trusts.note(estimate.trust)
+            self.trusts.note(estimate)
             found = self._known[key] = estimate.seconds
         return found
 
@@ -153,7 +155,7 @@ class DevicePrices:
             ProfileError: no such copy is in the profile.
         """
         estimate = self.costs.copy(direction=direction, pinned=True, num_bytes=num_bytes)
-        self.trusts.note(estimate.trust)
+        self.trusts.note(estimate)
         return estimate.seconds
 
     def moved(self, num_bytes: float, *, kernels: int = 1) -> float:
@@ -176,6 +178,7 @@ class DevicePrices:
                     "the profile has no time of Adam, which tells the rate of the memory",
                     "measure it with `moetune profile`, or name a reference such as h100-x8",
                 )
+            self.trusts.note(adam)
             found = _MEMORY_EFFICIENCY * _ADAM_BYTES * 1e9 / adam.seconds
             self._known["memory",] = found
         return found

@@ -18,7 +18,12 @@ OWN_SPREAD = 0.06
 _WIDTH, _POINTS = 5.0, 400
 
 
-def confidence_of(seconds: Sequence[float], *, own_spread: float = OWN_SPREAD) -> Confidence:
+def confidence_of(
+    seconds: Sequence[float],
+    *,
+    own_spread: float = OWN_SPREAD,
+    ratios: tuple[float, float] = (1.0, 1.0),
+) -> Confidence:
     """Return how sure it is that the first of these steps is the fastest, and its range.
 
         P = ∫ f(x) S(x) dx,  E = ∫ f(x) ∫ (1 − S(m)) exp(x − m) dm dx, m < x
@@ -29,6 +34,8 @@ def confidence_of(seconds: Sequence[float], *, own_spread: float = OWN_SPREAD) -
     Args:
         seconds: predicted, of the choice and of the layouts that it was compared with.
         own_spread: of the logarithms.
+        ratios: ends of the step's range over its prediction for what the record has no error of;
+            independent of that, so that logarithms add up in squares.
     """
     first = NormalDist(math.log(seconds[0]), own_spread)
     others = [NormalDist(math.log(one), own_spread) for one in seconds[1:]]
@@ -44,6 +51,13 @@ def confidence_of(seconds: Sequence[float], *, own_spread: float = OWN_SPREAD) -
         best += weight * slower
         regret += weight * math.exp(x) * lost
     return Confidence(
-        probability_best=min(1.0, best), expected_regret=regret,
-        p05_step_seconds=seconds[0] * P05_RATIO, p95_step_seconds=seconds[0] * P95_RATIO,
-    )  # fmt: skip
+        probability_best=min(1.0, best),
+        expected_regret=regret,
+        p05_step_seconds=seconds[0] / _both(1 / P05_RATIO, 1 / min(ratios[0], 1.0)),
+        p95_step_seconds=seconds[0] * _both(P95_RATIO, max(ratios[1], 1.0)),
+    )
+
+
+def _both(one: float, other: float) -> float:
+    """Return the factor of two independent ones, each at least 1."""
+    return math.exp(math.hypot(math.log(one), math.log(other)))

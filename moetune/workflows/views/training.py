@@ -23,7 +23,7 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
     yield Section(
         name="layout",
         title=f"{job.decoder.name} on {job.world_size} ranks: {layout_words(layout)}",
-        paragraphs=(how_sure_of_layout(sure),),
+        paragraphs=(how_sure_of_layout(sure), *map(_sentence, plan.stand_ins.words)),
         tables=(
             facts(
                 "layout",
@@ -71,6 +71,10 @@ def _overlap(best: PricedLayout) -> str:
         return overlap
     saved = percent(best.saved_seconds / (best.step.seconds + best.saved_seconds))
     return f"{overlap}: saves {Cell.seconds(best.saved_seconds).text}, {saved} of the step"
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _graphs(plan: TrainingPlan) -> str:

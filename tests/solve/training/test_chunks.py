@@ -26,7 +26,7 @@ from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.training import device_prices
+from moetune.workflows.training_prices import device_prices
 
 H100, H800 = (load_profile_file(bundled_profiles()[name]) for name in ("h100-x8", "h800-x8"))
 CHUNKED = FoldedLayout(dp=64, ep=8, overlap="chunks")

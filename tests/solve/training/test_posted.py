@@ -12,7 +12,7 @@ from moetune.solve.training.posted import posted_chunks
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.training import device_prices
+from moetune.workflows.training_prices import device_prices
 
 INFINIBAND, EFA = (load_profile_file(bundled_profiles()[f"h100-x8{one}"]) for one in ("", "-efa"))
 JOB = TrainingJob(

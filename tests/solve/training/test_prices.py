@@ -27,7 +27,7 @@ from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices, StepSeconds
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.training import device_prices
+from moetune.workflows.training_prices import device_prices
 
 H100 = load_profile_file(bundled_profiles()["h100-x8"])
 MEGATRON = find_target("megatron")

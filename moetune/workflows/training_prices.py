@@ -1,0 +1,97 @@
+"""Prices of a decoder's training on a profile's machine, and what the profile lacks of them."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from moetune.domain.costs import Costs
+from moetune.domain.profile import Profile
+from moetune.domain.targets import Target
+from moetune.domain.training import TrainingJob
+from moetune.fit.costs import costs_of
+from moetune.fit.dispatchers import SmTimes
+from moetune.fit.variants import RESAMPLING_SEED, resample_costs
+from moetune.solve.training.machine import DevicePrices
+from moetune.solve.training.search import PricedLayout
+from moetune.solve.training.stages import DecoderStages
+from moetune.solve.training.stand_ins import stand_in_words
+from moetune.solve.training.step import StepPrices
+
+_SUSTAINED = 0.87
+"""Of a kernel's rate alone: clocks under full power, and small kernels between those that are
+listed. One number for all devices, from 189 public runs (docs/decisions/0074)."""
+_NUM_DRAWS = 20
+_ENDS = (0.05, 0.95)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandIns:
+    """What a profile does not have of a layout's operations.
+
+    Args:
+        words: a sentence for each kind.
+        ratios: 5 % and 95 % quantiles of the step over its prediction, as far as they stand in.
+    """
+
+    words: tuple[str, ...] = ()
+    ratios: tuple[float, float] = (1.0, 1.0)
+
+
+def device_prices(profile: Profile, costs: Costs | None = None) -> DevicePrices:
+    """Return the prices of a rank's operations on the machine of a profile.
+
+    Published tables are of one kernel at a time, measured profiles of what a layer sustains.
+
+    Args:
+        costs: drawn ones; None for the profile's own.
+    """
+    network = profile.network
+    return DevicePrices(
+        costs=costs or costs_of(profile, allow_modelled=True),
+        machine=profile.machine,
+        sustained=1.0 if profile.samples else _SUSTAINED,
+        posted_chunk_seconds=network.posted_chunk_seconds if network else 0.0,
+        transfers=SmTimes(profile=profile),
+    )
+
+
+def step_prices(
+    job: TrainingJob, target: Target, profile: Profile, costs: Costs | None = None
+) -> StepPrices:
+    """Return the prices of a job's steps."""
+    return StepPrices(
+        job=job, device=device_prices(profile, costs), stages=DecoderStages(job.decoder),
+        target=target,
+    )  # fmt: skip
+
+
+def stand_ins_of(
+    job: TrainingJob, target: Target, profile: Profile, chosen: PricedLayout
+) -> StandIns:
+    """Return what stands in for operations of a layout, and by how much its step may be off.
+
+    The record of public runs knows the error of reference machines with a network. Where another
+    wire, or another group, stands in, or samples have noise, the step is priced under drawn costs.
+    """
+    prices = step_prices(job, target, profile)
+    prices.step(chosen.layout)
+    words = (*_no_network(job, profile), *stand_in_words(prices.device.trusts.doubts))
+    if profile.network is not None and not profile.samples:
+        return StandIns(words=words)
+    drawn = resample_costs(profile, num=_NUM_DRAWS, seed=RESAMPLING_SEED, allow_modelled=True)
+    seconds = [step_prices(job, target, profile, one).step(chosen.layout).seconds for one in drawn]
+    low, high = np.quantile(np.array(seconds) / chosen.step.seconds, _ENDS)
+    return StandIns(words=words, ratios=(float(low), float(high)))
+
+
+def _no_network(job: TrainingJob, profile: Profile) -> Iterator[str]:
+    """Yield a sentence where ranks are on several nodes and the profile is of one."""
+    machine = profile.machine
+    nodes = math.ceil(job.world_size / machine.devices_per_node)
+    if nodes > 1 and profile.network is None and machine.num_devices <= machine.devices_per_node:
+        yield (
+            f"profile {profile.name!r} describes one node and no network: between the {nodes} "
+            "nodes of this plan its own wires stand in"
+        )

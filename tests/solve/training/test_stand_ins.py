@@ -1,0 +1,76 @@
+"""What a profile lacks is named, and widens the range of a step."""
+
+import math
+
+import pytest
+
+from moetune.domain.costs import Doubt
+from moetune.domain.targets import find_target
+from moetune.domain.training import LayoutRequest, TrainingJob
+from moetune.huggingface.registry import named_model
+from moetune.solve.training.stand_ins import stand_in_words
+from moetune.solve.training.uncertainty import P05_RATIO, P95_RATIO, confidence_of
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.training import TrainingPlan, TrainingRequest, plan_training
+
+
+def doubt(operation: str, stand_in: str, size: float = 1.0) -> Doubt:
+    return Doubt(operation=operation, size=size, unit="bytes", stand_in=stand_in)
+
+
+def test_collectives_are_named_by_what_stands_in_and_gemms_are_counted() -> None:
+    groups = [doubt(f"all_gather of {size} ranks", "the rule") for size in (8, 16, 32, 64)]
+    gemms = [doubt(f"forward GEMM of 1 × {width} × 8", "a blend") for width in (8, 16)]
+    measured = Doubt(operation="copy", size=1.0, unit="bytes", low=1.0, high=2.0)
+    found = list(stand_in_words([*groups, doubt("send", "another"), *gemms, measured]))
+    assert found == [
+        (
+            "not in the profile: all_gather of 8 ranks, all_gather of 16 ranks, all_gather of 32 ranks "
+            "and 1 more; the rule stands in"
+        ),
+        "not in the profile: send; another stands in",
+        (
+            "not in the profile: 2 shapes of GEMMs of this layout, such as forward GEMM of 1 × 8 × 8; "
+            "other shapes or passes stand in"
+        ),
+    ]
+    assert list(stand_in_words([measured])) == []
+    assert "1 shape of GEMMs" in next(stand_in_words(gemms[:1]))
+
+
+def test_ranges_of_independent_errors_add_up_in_squares() -> None:
+    alone, wide = confidence_of([2.0, 3.0]), confidence_of([2.0, 3.0], ratios=(0.5, 4.0))
+    assert alone.p05_step_seconds == pytest.approx(2 * P05_RATIO)
+    assert alone.p95_step_seconds == pytest.approx(2 * P95_RATIO)
+    longer = math.hypot(math.log(P95_RATIO), math.log(4.0))
+    shorter = math.hypot(math.log(P05_RATIO), math.log(0.5))
+    assert math.log(wide.p95_step_seconds / 2) == pytest.approx(longer)
+    assert math.log(2 / wide.p05_step_seconds) == pytest.approx(shorter)
+    assert wide.probability_best == alone.probability_best
+    # A draw's quantile on the other side of 1 narrows nothing.
+    assert confidence_of([2.0], ratios=(1.1, 0.9)) == confidence_of([2.0])
+
+
+def planned(profile: str) -> TrainingPlan:
+    job = TrainingJob(
+        decoder=named_model("olmoe").decoder, world_size=32, global_batch=256, length=2048
+    )
+    request = TrainingRequest(
+        job=job, pins=LayoutRequest(tp=1, pp=1, micro_batch=1), target=find_target("moetune")
+    )
+    return plan_training(request, load_profile_file(bundled_profiles()[profile]))
+
+
+def test_wires_of_a_node_that_stand_for_a_network_are_named_and_widen_the_range() -> None:
+    node, cluster = planned("a100-x4"), planned("a100-x8")
+    assert "one node and no network: between the 8 nodes" in node.stand_ins.words[0]
+    low, high = node.stand_ins.ratios
+    assert low < 0.97
+    assert high > 1.03
+    step = node.best.step.seconds
+    assert node.confidence.p95_step_seconds > step * P95_RATIO
+    assert node.confidence.p05_step_seconds < step * P05_RATIO
+    assert not any("no network" in words for words in cluster.stand_ins.words)
+    assert cluster.stand_ins.ratios == (1.0, 1.0)
+    assert any("rule for more ranks stands in" in words for words in cluster.stand_ins.words)
+    assert node.document["warnings"] == list(node.stand_ins.words)
