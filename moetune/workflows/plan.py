@@ -21,7 +21,6 @@ from moetune.domain.plan import SAFE_DECISION, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.quantization import FORMATS
 from moetune.domain.request import PlanInputs, PlanRequest
-from moetune.domain.samples import CollectiveOp
 from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.units import dtype_bytes, full_dtype
 from moetune.fit.corrected import corrected
@@ -154,10 +153,7 @@ def make_plan(
     """
     solved = _solve(request, profile, fingerprint)
     plan = replace(solved.plan, terms=solved.terms)
-    warnings = (*_corrections(plan, profile), *plan.warnings)
-    if plan.transformer is None:
-        warnings = (*_substitutes(plan, profile), *warnings)
-    return replace(plan, warnings=warnings)
+    return replace(plan, warnings=(*_corrections(plan, profile), *plan.warnings))
 
 
 def host_memory_bytes(profile: Profile) -> int | None:
@@ -253,33 +249,3 @@ def _corrections(plan: Plan, profile: Profile) -> tuple[str, ...]:
         f"the profile's times are corrected by what was observed since: {words}"
         for words in corrections_words(mine)
     )
-
-
-def _substitutes(plan: Plan, profile: Profile) -> tuple[str, ...]:
-    """Return warnings of group sizes that were not measured and take the nearest one's times."""
-    if profile.network is not None:
-        return ()  # its rule is named among what was not measured
-    ranks = plan.layout.expert_ranks
-    missing = []
-    for op in _exchanges(plan):
-        sizes = {line.group_size for line in profile.collective if line.op == op}
-        sizes |= {
-            table.group_size
-            for table in profile.tables
-            if table.kind == "collective" and table.op == op
-        }
-        for sample in profile.samples:
-            if sample.point.kind == "collective" and sample.point.op == op:
-                sizes.add(sample.point.group_size)
-        if ranks > 1 and ranks not in sizes:
-            known = ", ".join(map(str, sorted(sizes)))
-            missing.append(
-                f"{op} was not measured for {ranks} ranks: the nearest of {known} is used instead"
-            )
-    return tuple(missing)
-
-
-def _exchanges(plan: Plan) -> tuple[CollectiveOp, ...]:
-    if plan.workload.sequence_parallel:
-        return "all_gather", "reduce_scatter"
-    return ("all_reduce",) if plan.layout.expert_parallel == "tensor" else ("all_to_all",)

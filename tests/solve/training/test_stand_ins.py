@@ -25,13 +25,13 @@ def test_collectives_are_named_by_what_stands_in_and_gemms_are_counted() -> None
     found = list(stand_in_words([*groups, doubt("send", "another"), *gemms, measured]))
     assert found == [
         (
-            "not in the profile: all_gather of 8 ranks, all_gather of 16 ranks, all_gather of 32 ranks "
-            "and 1 more; the rule stands in"
+            "not in the profile: all_gather of 8 ranks, all_gather of 16 ranks, all_gather of 32 "
+            "ranks and 1 more; the rule stands in"
         ),
         "not in the profile: send; another stands in",
         (
-            "not in the profile: 2 shapes of GEMMs of this layout, such as forward GEMM of 1 × 8 × 8; "
-            "other shapes or passes stand in"
+            "not in the profile: 2 shapes of GEMMs of this layout, such as forward GEMM of 1 × 8 × "
+            "8; other shapes or passes stand in"
         ),
     ]
     assert list(stand_in_words([measured])) == []
