@@ -166,7 +166,7 @@ def test_an_accepted_estimate_is_said_in_the_plan(cli: Cli) -> None:
     ).document  # fmt: skip
     assert plan["predicted"]["trust"] == "modelled"
     assert plan["inputs"]["constraints"]["allow-modelled"] == "true"
-    assert any("all_to_all was not measured for 64 ranks" in text for text in plan["warnings"])
+    assert any("all_to_all of 16 ranks stands in" in text for text in plan["warnings"])
 
 
 def test_a_layer_that_does_not_fit_is_infeasible_and_says_what_binds(cli: Cli) -> None:

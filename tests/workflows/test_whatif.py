@@ -97,7 +97,7 @@ def test_experts_that_grow_with_the_ranks_grow() -> None:
 def test_ranks_that_were_not_measured_are_estimated_and_the_plan_says_so(plan: Plan) -> None:
     answer = changed(plan, changes={"world_size": 32})
     assert answer.after.inputs.constraints == {"allow-modelled": "true"}
-    assert any("for 32 ranks: the nearest of 64 is used" in text for text in answer.words)
+    assert any("all_to_all of 64 ranks stands in" in text for text in answer.words)
     assert "allow-modelled" not in answer.words[0]
 
 
