@@ -33,6 +33,7 @@ _RESUME = (
 
 def quickstart() -> int:
     """Measure, plan and train twice; return the exit code, 1 if chunks changed the losses."""
+    from examples.on_a_cluster import MODELS, RANKS, show_cluster
     from examples.train_twice import TrainingConfig, train_twice
     from moetune.workflows.launch import run_on_ranks
 
@@ -57,7 +58,16 @@ def quickstart() -> int:
         train_twice, training, num_ranks=_NUM_RANKS, launch=None, environ=environ,
         oversubscribe=True,
     )  # fmt: skip
-    return _report(screen, plan, *results)
+    code = _report(screen, plan, *results)
+    screen.say()
+    screen.say(
+        f"4. Where the wires between nodes are slow, layouts and chunks decide: {len(MODELS)} models "
+        f"on {RANKS} GPUs."
+    )
+    show_cluster(screen)
+    screen.say()
+    screen.say("To type moetune without its folder:  . .venv/bin/activate")
+    return code
 
 
 def _profile(screen: Screen) -> None:
@@ -127,6 +137,9 @@ def _report(
     location = wiring.configure().settings.db
     screen.line(f"Plan {plan.id[:6]} is in {config.without_password(location)}")
     screen.line(f"Explain it: .venv/bin/moetune explain {plan.id[:6]}")
+    screen.line(
+        f"Draw it:    .venv/bin/moetune report --plan {plan.id[:6]} --output quickstart.html"
+    )
     return 0 if same else 1
 
 
