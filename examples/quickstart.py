@@ -61,8 +61,7 @@ def quickstart() -> int:
     code = _report(screen, plan, *results)
     screen.say()
     screen.say(
-        f"4. Where the wires between nodes are slow, layouts and chunks decide: {len(MODELS)} models "
-        f"on {RANKS} GPUs."
+        f"4. On a cluster the layout and its chunks decide: {len(MODELS)} models on {RANKS} H100."
     )
     show_cluster(screen)
     screen.say()
@@ -137,9 +136,7 @@ def _report(
     location = wiring.configure().settings.db
     screen.line(f"Plan {plan.id[:6]} is in {config.without_password(location)}")
     screen.line(f"Explain it: .venv/bin/moetune explain {plan.id[:6]}")
-    screen.line(
-        f"Draw it:    .venv/bin/moetune report --plan {plan.id[:6]} --output quickstart.html"
-    )
+    screen.line(f"Draw it: .venv/bin/moetune report --plan {plan.id[:6]} --output quickstart.html")
     return 0 if same else 1
 
 
