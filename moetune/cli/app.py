@@ -39,6 +39,7 @@ COMMANDS = {
     "observations": "Observed steps of plans.",
     "profiles": "Profiles: measured speeds of machines.",
     "models": "Models by name, and from their configurations.",
+    "schema": "Print the JSON schema of a document, or list their names.",
     "db": "The database of profiles, plans and observations.",
     "config": "The settings that apply in this folder.",
     "doctor": "Print this installation and its problems.",

@@ -24,12 +24,12 @@ def doctor(context: typer.Context, *, json: Json = False) -> None:
 
     Machine, software, database and settings: everything that a bug report needs.
     """
-    from moetune.workflows.doctor import examine
+    from moetune.workflows.doctor import DOCTOR_SCHEMA, examine
 
     session = session_of(context)
     report = examine(session.configuration())
     if json:
-        session.screen.document({"schema": "moetune.doctor/1", **encode(report)})
+        session.screen.document({"schema": DOCTOR_SCHEMA, **encode(report)})
     else:
         _show(session.screen, report)
     if report.exit_code:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moetune.domain.document import encode
+from moetune.domain.error_document import ErrorDocument
 from moetune.domain.errors import LayoutTooLargeError, MoetuneError
 from moetune.report.section import Cell, Section, Table, values_of
 
@@ -140,15 +141,12 @@ class Screen:
     def error(self, error: MoetuneError, *, as_json: bool) -> None:
         """Print an error and its hint on stderr, and as JSON also on stdout."""
         if as_json:
-            document = {
-                "schema": "moetune.error/1",
-                "error": error.what,
-                "hint": error.hint,
-                "exit_code": error.exit_code,
-            }
-            if isinstance(error, LayoutTooLargeError):
-                document["plan"] = error.plan
-            self.document(document)
+            plan = error.plan if isinstance(error, LayoutTooLargeError) else None
+            self.document(
+                ErrorDocument(
+                    error=error.what, hint=error.hint, exit_code=error.exit_code, plan=plan
+                )
+            )
         from rich.text import Text
 
         text = Text.assemble(("error: ", "bold red"), error.what)

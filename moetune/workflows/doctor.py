@@ -14,6 +14,7 @@ from moetune.domain.errors import MoetuneError
 from moetune.workflows import wiring
 
 T = TypeVar("T")
+DOCTOR_SCHEMA = "moetune.doctor/1"
 PACKAGES = (
     "moetune", "torch", "numpy", "sqlalchemy", "alembic", "optuna", "typer", "rich", "psycopg",
 )  # fmt: skip

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError, ProfileError
@@ -18,7 +19,6 @@ from moetune.workflows.profiles import find_profile
 from moetune.workflows.training_files import MAKE_ONE, mapping_of, training_document
 from moetune.workflows.wiring import StoreFinder
 
-EXPORT_SCHEMA = "moetune.export/1"
 _LATER = ("schedule", "stages", "degree", "dispatcher_sms")
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
 
@@ -38,6 +38,26 @@ class _Inputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportDocument:
+    """What `moetune export --json` prints.
+
+    Args:
+        plan: its id.
+        version: of the runtime whose keys these are.
+        text, file_name, launch, not_expressed: see `Export`.
+    """
+
+    schema: Literal["moetune.export/1"] = "moetune.export/1"
+    plan: str
+    target: TargetName
+    version: str
+    file_name: str
+    text: str
+    launch: str
+    not_expressed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanExport:
     """An export with the plan and the target that it is of."""
 
@@ -46,18 +66,17 @@ class PlanExport:
     export: Export
 
     @property
-    def document(self) -> dict[str, object]:
+    def document(self) -> ExportDocument:
         """What `moetune export --json` prints."""
-        return {
-            "schema": EXPORT_SCHEMA,
-            "plan": self.plan_id,
-            "target": self.target.name,
-            "version": self.target.version,
-            "file_name": self.export.file_name,
-            "text": self.export.text,
-            "launch": self.export.launch,
-            "not_expressed": self.export.not_expressed,
-        }
+        return ExportDocument(
+            plan=self.plan_id,
+            target=self.target.name,
+            version=self.target.version,
+            file_name=self.export.file_name,
+            text=self.export.text,
+            launch=self.export.launch,
+            not_expressed=self.export.not_expressed,
+        )
 
 
 def export_plan(path: Path, *, to: str, model: str | None, stores: StoreFinder) -> PlanExport:

@@ -15,7 +15,7 @@ from tests.docs.parsing import check_mention, command_names, parse
 from tests.docs.reader import ROOT, Reader
 
 DOCS = ROOT / "docs"
-PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "SKILL.md", *sorted(DOCS.glob("*.md")))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,95 @@
+"""The JSON schema of a document, read from the dataclass that `encode` writes and `decode` reads.
+
+Source: JSON Schema, draft 2020-12. What no annotation says (ranges, hashes) `decode` checks alone.
+"""
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_SCALARS: Mapping[object, dict[str, object]] = types.MappingProxyType(
+    {
+        int: {"type": "integer"},
+        float: {"type": "number"},
+        str: {"type": "string"},
+        bool: {"type": "boolean"},
+        types.NoneType: {"type": "null"},
+        object: {},
+        Any: {},
+    }
+)
+
+
+def schema_of(
+    kind: type,
+    *,
+    tag: str | None = None,
+    without: tuple[str, ...] = (),
+    more: Mapping[str, type] = types.MappingProxyType({}),
+) -> dict[str, object]:
+    """Return the JSON schema of a dataclass's document.
+
+    Keys whose field has no default are required, no others are allowed.
+
+    Args:
+        tag: value of the key `schema` that is put before the fields; None where there is none.
+        without: fields that the document omits.
+        more: keys that it has besides, with their types.
+    """
+    definitions: dict[str, object] = {}
+    whole = _object(kind, definitions, without)
+    if tag is not None:
+        whole["properties"] = {"schema": {"const": tag}, **whole["properties"]}
+        whole["required"] = ["schema", *whole["required"]]
+    for name, one in more.items():
+        whole["properties"][name] = _schema(one, definitions)
+        whole["required"].append(name)
+    return {"$schema": DIALECT, "title": tag or kind.__name__, **whole, "$defs": definitions}
+
+
+def _object(
+    kind: type, definitions: dict[str, object], without: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    items = [item for item in dataclasses.fields(kind) if item.name not in without]
+    return {
+        "type": "object",
+        "properties": {item.name: _schema(hints[item.name], definitions) for item in items},
+        "required": [
+            item.name
+            for item in items
+            if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        ],
+        "additionalProperties": False,
+    }
+
+
+def _schema(kind: Any, definitions: dict[str, object]) -> dict[str, object]:  # noqa: ANN401 - any annotation
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [_schema(one, definitions) for one in inner]}
+    if origin is Literal:
+        return {"enum": [*inner]}
+    if origin is tuple:
+        return _array(inner, definitions)
+    if origin is not None:
+        return {"type": "object", "additionalProperties": _schema(inner[1], definitions)}
+    if dataclasses.is_dataclass(kind):
+        return _reference(kind, definitions)
+    return dict(_SCALARS[kind])
+
+
+def _array(kinds: tuple[Any, ...], definitions: dict[str, object]) -> dict[str, object]:
+    if kinds[-1] is Ellipsis:
+        return {"type": "array", "items": _schema(kinds[0], definitions)}
+    items = [_schema(one, definitions) for one in kinds]
+    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+
+
+def _reference(kind: Any, definitions: dict[str, object]) -> dict[str, object]:  # noqa: ANN401 - a class
+    if kind.__name__ not in definitions:
+        definitions[kind.__name__] = {}
+        definitions[kind.__name__] = _object(kind, definitions)
+    return {"$ref": f"#/$defs/{kind.__name__}"}

@@ -1,0 +1,45 @@
+"""JSON schemas of the documents that are dataclasses, by name."""
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+from moetune.domain.error_document import ErrorDocument
+from moetune.domain.errors import NotFoundError
+from moetune.domain.json_schema import schema_of
+from moetune.domain.plan import Plan
+from moetune.domain.profile import Profile
+from moetune.workflows.doctor import DOCTOR_SCHEMA, Diagnosis
+from moetune.workflows.explain import EXPLANATION_SCHEMA, Explanation
+from moetune.workflows.export import ExportDocument
+from moetune.workflows.verify import VERIFICATION_SCHEMA, Verification
+
+_VERDICTS = MappingProxyType({"is_equal": bool, "is_inside": bool, "has_lost": bool})
+SCHEMAS: Mapping[str, Callable[[], dict[str, object]]] = MappingProxyType(
+    {
+        "doctor": partial(schema_of, Diagnosis, tag=DOCTOR_SCHEMA),
+        "error": partial(schema_of, ErrorDocument),
+        "explanation": partial(
+            schema_of, Explanation, tag=EXPLANATION_SCHEMA, without=("profile",)
+        ),
+        "export": partial(schema_of, ExportDocument),
+        "plan": partial(schema_of, Plan),
+        "profile": partial(schema_of, Profile),
+        "verification": partial(schema_of, Verification, tag=VERIFICATION_SCHEMA, more=_VERDICTS),
+    }
+)
+
+
+def schema_text(name: str) -> str:
+    """Return a document's JSON schema, as it is published: indented, with a line end.
+
+    Raises:
+        NotFoundError: no schema has this name; the hint lists those there are.
+    """
+    if name not in SCHEMAS:
+        near = difflib.get_close_matches(name, SCHEMAS, n=1)
+        known = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(SCHEMAS)}"
+        raise NotFoundError(f"no schema is named {name!r}", known)
+    return json.dumps(SCHEMAS[name](), indent=2, ensure_ascii=False) + "\n"
