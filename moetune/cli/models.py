@@ -5,9 +5,12 @@ from typing import Annotated
 import typer
 
 from moetune.cli.completers import model_names
+from moetune.cli.flags import parsed
 from moetune.cli.session import Json, example, session_of
 from moetune.domain.document import encode
+from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS
+from moetune.domain.units import parse_count
 
 app = typer.Typer(help="Models by name, and from their configurations.", rich_markup_mode=None)
 
@@ -47,8 +50,8 @@ def show_model(
     ],
     *,
     seq: Annotated[
-        int, typer.Option(min=1, metavar="TOKENS", help="Tokens of a sequence, for FLOPs.")
-    ] = _DEFAULT_LENGTH,
+        str, typer.Option(metavar="TOKENS", help="Tokens of a sequence, such as 4k, for FLOPs.")
+    ] = str(_DEFAULT_LENGTH),
     world_size: Annotated[
         int, typer.Option(min=1, help="Ranks that share the experts of a paper's layer.")
     ] = _DEFAULT_RANKS,
@@ -58,6 +61,9 @@ def show_model(
     from moetune.workflows.models import decoder_document, find_decoder_model
     from moetune.workflows.views.models import decoder_sections, model_section
 
+    length = parsed(seq, parse_count, "--seq") or 0
+    if length < 1:
+        raise InputError(f"--seq must be at least 1, got {seq}", "such as --seq 4k")
     found = find_decoder_model(name, world_size=world_size)
     decoder, paper = found.decoder, found.paper
     document: dict[str, object] = {"schema": "moetune.model/1"}
@@ -79,8 +85,8 @@ def show_model(
             "vocab_size": decoder.vocab_size,
             "is_tied": decoder.is_tied,
         }
-    document |= {"layer": found.layer, "seq": seq, **decoder_document(decoder, seq)}
-    sections = () if decoder is None else decoder_sections(found, length=seq)
+    document |= {"layer": found.layer, "seq": length, **decoder_document(decoder, length)}
+    sections = () if decoder is None else decoder_sections(found, length=length)
     if paper is not None:
         sections = (model_section(paper, world_size=world_size), *sections[1:])
     session_of(context).screen.answer(sections, document, as_json=json)
