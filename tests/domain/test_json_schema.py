@@ -1,0 +1,86 @@
+"""Schemas say what `decode` accepts, judged by an independent validator."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+from jsonschema_rs import validator_for
+
+from moetune.domain.document import UNLESS_DEFAULT, decode, encode
+from moetune.domain.errors import InputError
+from moetune.domain.json_schema import schema_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circle:
+    kind: Literal["circle"] = "circle"
+    radius: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Square:
+    kind: Literal["square"] = "square"
+    side: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    title: str
+    first: Circle
+    shapes: tuple[Circle | Square, ...]
+    corner: tuple[int, str]
+    names: Mapping[str, int]
+    is_done: bool
+    frame: Square | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+
+DRAWING = Drawing(
+    title="a", first=Circle(radius=2), shapes=(Circle(radius=0.5), Square(side=1)),
+    corner=(1, "b"), names={"any": 1}, is_done=True,
+)  # fmt: skip
+GOOD: dict[str, Any] = encode(DRAWING)
+
+
+def _without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in GOOD.items() if name != key}
+
+
+def test_a_schema_accepts_what_encode_writes() -> None:
+    validator = validator_for(schema_of(Drawing))
+    validator.validate(GOOD)
+    validator.validate({**GOOD, "frame": {"kind": "square", "side": 2}})
+    validator.validate({**GOOD, "frame": None})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        _without("title"),
+        {**GOOD, "unknown": 1},
+        {**GOOD, "title": 1},
+        {**GOOD, "is_done": 1},
+        {**GOOD, "corner": [1]},
+        {**GOOD, "corner": [1, "b", 2]},
+        {**GOOD, "corner": ["b", 1]},
+        {**GOOD, "names": {"any": "1"}},
+        {**GOOD, "shapes": [{"kind": "square", "radius": 1}]},
+        {**GOOD, "first": {"kind": "square", "radius": 1}},
+        {**GOOD, "shapes": {}},
+    ],
+)
+def test_a_schema_refuses_what_decode_refuses(wrong: dict[str, Any]) -> None:
+    assert not validator_for(schema_of(Drawing)).is_valid(wrong)
+    with pytest.raises(InputError):
+        decode(Drawing, wrong, "drawing")
+
+
+def test_a_tag_comes_first_and_omitted_fields_are_unknown() -> None:
+    schema = schema_of(Drawing, tag="drawing/1", without=("first",))
+    validator = validator_for(schema)
+    tagged = {"schema": "drawing/1", **_without("first")}
+    validator.validate(tagged)
+    assert schema["title"] == "drawing/1"
+    assert not validator.is_valid(_without("first"))
+    assert not validator.is_valid({**tagged, "schema": "drawing/2"})
+    assert not validator.is_valid({"schema": "drawing/1", **GOOD})
