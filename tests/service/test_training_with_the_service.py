@@ -34,6 +34,12 @@ def _wait_for(what: str, is_there: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+def _all_know(file: Path) -> bool:
+    known = torch.tensor(int(file.exists()))
+    dist.all_reduce(known, dist.ReduceOp.MIN)
+    return bool(known)
+
+
 def _train(url: str, folder: str) -> None:
     torch.manual_seed(0)
     book = moetune.open_planbook(ASKED, service=url, observe_every=1)
@@ -48,7 +54,10 @@ def _train(url: str, folder: str) -> None:
     for _ in range(STEPS):
         step()
     Path(folder, f"half-{dist.get_rank()}").touch()
-    _wait_for("news of the service's death", Path(folder, "killed").exists)
+    # A slow host's first batch may be dropped; later steps have the next one.
+    while not _all_know(Path(folder, "killed")):
+        step()
+        time.sleep(0.1)
     for _ in range(STEPS):
         step()
     (plan,) = book.plans
@@ -87,6 +96,12 @@ def test_two_ranks_train_with_a_plan_of_the_service_and_outlive_it(tmp_path: Pat
             timeout=PATIENCE_SECONDS,
         )
         assert upload.status_code == 201
+        # Its first plan takes a slow host longer than a job waits for an answer.
+        inputs = {"world_size": 2, **ASKED}
+        planned = httpx.post(
+            f"{service.url}/v1/plans:resolve", json=inputs, timeout=PATIENCE_SECONDS
+        )
+        assert planned.status_code == 200, planned.text
         killing = beside.submit(_kill_in_mid_run, service, ranks)
         assert run_ranks(_train, 2, service.url, str(ranks), timeout_seconds=240) == ["", ""]
         observed = killing.result()
@@ -99,7 +114,8 @@ def test_two_ranks_train_with_a_plan_of_the_service_and_outlive_it(tmp_path: Pat
         assert client.get(f"/v1/plans/{plan_id}").json()["inputs"]["world_size"] == 2
         page = client.get("/observed", params={"plan": plan_id}).text
         rows = re.findall(r"<tr>.*?</tr>", page.partition("<tbody>")[2], re.DOTALL)
-        assert len(rows) == len(observed)
+        stored = client.get("/v1/observations", params={"plan": plan_id}).json()["items"]
+        assert len(rows) == len(stored) >= len(observed)
         assert "training" in rows[0]
         figure = client.get("/observed/observed.csv", params={"plan": plan_id}).text
-        assert len(figure.splitlines()) == 1 + len(observed)
+        assert len(figure.splitlines()) == 1 + len(stored)
