@@ -19,8 +19,9 @@ postgres:
 chromium:
 	@bash tests/install_chromium.sh
 
+# LAB=1 adds two ranks joined by a limited wire; as root.
 quickstart: $(READY)
-	$(BIN)/python -m examples.quickstart
+	$(BIN)/python -m examples.quickstart $(if $(LAB),--lab)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -1,7 +1,17 @@
-"""`make quickstart`: profile this machine, plan for a small model, train it with the plan."""
+"""`make quickstart`: profile this machine, plan for a small model, train it with the plan.
 
+python -m examples.quickstart          three minutes
+python -m examples.quickstart --lab    and a minute on two ranks with a limited wire, as root
+"""
+
+import argparse
 import statistics
 import sys
+import webbrowser
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moetune import config
@@ -24,6 +34,8 @@ _NUM_STEPS = 40
 _BUDGET_SECONDS = 60.0
 _LAYER = LayerShape(d_model=192, d_hidden=768, num_experts=8, top_k=2)
 _SAME_LOSS = 1e-4
+_REPORT = Path("quickstart.html")
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 _RESUME = (
     f".venv/bin/moetune profile --name {_NAME} --nproc {_NUM_RANKS} --dtype float32 "
     f"--d-model {_LAYER.d_model} --d-hidden {_LAYER.d_hidden} --num-experts {_LAYER.num_experts} "
@@ -31,13 +43,33 @@ _RESUME = (
 )
 
 
-def quickstart() -> int:
-    """Measure, plan and train twice; return the exit code, 1 if chunks changed the losses."""
-    from examples.on_a_cluster import MODELS, RANKS, show_cluster
+def quickstart(*, with_lab: bool) -> int:
+    """Measure, plan and train twice; return the exit code, 1 if chunks changed the losses.
+
+    Args:
+        with_lab: also show chunks on a limited wire.
+
+    Raises:
+        MoetuneError: a step failed, or the machine cannot build the lab.
+    """
+    screen = Screen()
+    if with_lab:
+        from benchmarks.netlab.lab import check_supported
+
+        check_supported()  # before anything is measured
+    code = _train_here(screen)
+    _show_cluster(screen)
+    if with_lab:
+        _show_slow_wire(screen)
+    screen.say()
+    screen.say("To type moetune without its folder:  . .venv/bin/activate")
+    return code
+
+
+def _train_here(screen: Screen) -> int:
     from examples.train_twice import TrainingConfig, train_twice
     from moetune.workflows.launch import run_on_ranks
 
-    screen = Screen()
     environ = config.environment()
     screen.say(f"1. Measure this machine with {_NUM_RANKS} ranks, for a minute at most.")
     _profile(screen)
@@ -58,15 +90,28 @@ def quickstart() -> int:
         train_twice, training, num_ranks=_NUM_RANKS, launch=None, environ=environ,
         oversubscribe=True,
     )  # fmt: skip
-    code = _report(screen, plan, *results)
+    return _report(screen, plan, *results)
+
+
+def _show_cluster(screen: Screen) -> None:
+    from examples.on_a_cluster import MODELS, RANKS, show_cluster
+
     screen.say()
     screen.say(
         f"4. On a cluster the layout and its chunks decide: {len(MODELS)} models on {RANKS} H100."
     )
     show_cluster(screen)
+
+
+def _show_slow_wire(screen: Screen) -> None:
+    from examples.on_a_slow_wire import RATE_MBIT, show_slow_wire
+
     screen.say()
-    screen.say("To type moetune without its folder:  . .venv/bin/activate")
-    return code
+    screen.say(
+        f"5. Where the wire is slow, chunks pay: two ranks joined by {RATE_MBIT:g} Mbit/s, about a "
+        "minute."
+    )
+    show_slow_wire(screen)
 
 
 def _profile(screen: Screen) -> None:
@@ -136,8 +181,22 @@ def _report(
     location = wiring.configure().settings.db
     screen.line(f"Plan {plan.id[:6]} is in {config.without_password(location)}")
     screen.line(f"Explain it: .venv/bin/moetune explain {plan.id[:6]}")
-    screen.line(f"Draw it: .venv/bin/moetune report --plan {plan.id[:6]} --output quickstart.html")
+    _draw(screen, plan)
     return 0 if same else 1
+
+
+def _draw(screen: Screen, plan: "Plan") -> None:
+    """Write the report of the profile and the plan, and open it where there is a display."""
+    from moetune.workflows.report import write_report
+
+    write_report(
+        _REPORT, profile=_NAME, plans=[plan.id],
+        stores=partial(wiring.find_store, wiring.configure().settings), now=datetime.now(UTC),
+        version=version("moetune"),
+    )  # fmt: skip
+    screen.line(f"See it in a browser: {_REPORT.resolve()}")
+    if sys.platform == "darwin" or any(map(config.environment().get, _DISPLAYS)):
+        webbrowser.open(_REPORT.resolve().as_uri())
 
 
 def _row(name: str, trained: "TrainingResult", predicted_seconds: float) -> tuple[Cell, ...]:
@@ -154,9 +213,17 @@ def _row(name: str, trained: "TrainingResult", predicted_seconds: float) -> tupl
     )
 
 
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.quickstart", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--lab", action="store_true", help="also two ranks on a limited wire")
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
     try:
-        sys.exit(quickstart())
+        sys.exit(quickstart(with_lab=_arguments().lab))
     except MoetuneError as problem:
         Screen().error(problem, as_json=False)
         sys.exit(problem.exit_code)

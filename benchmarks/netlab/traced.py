@@ -28,7 +28,7 @@ from benchmarks.netlab.lab import Lab, check_supported
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.layer import PHASES, LayerShape, Phase
 from moetune.domain.request import PlanRequest
-from moetune.solve.predict import MICROSECONDS
+from moetune.solve.trace import MICROSECONDS, PREDICTED
 from moetune.workflows.files import plan_to_json, write_text
 from moetune.workflows.plan import make_plan
 
@@ -114,12 +114,12 @@ def _measure(rate_mbit: float | None, tokens: int, degree: int) -> Traced:
         command = steps_command(layer=_LAYER, tokens=[tokens], variants=variants, rounds=_ROUNDS)
         lines = measure_steps(lab, command, peer=None, echo=sys.stderr)
     median = {name: statistics.median(lines[tokens, name].seconds) for name in variants}
-    recorded = sorted((_spans(one, "measured") for one in traces), key=_length)
+    recorded = sorted((_spans(one, PREDICTED + 1) for one in traces), key=_length)
     link = "loopback" if rate_mbit is None else f"{rate_mbit:g} Mbit/s"
     return Traced(
         name=f"{link}, {tokens} tokens", degree=degree,
         bare={name: median[name] for name in _BARE}, seconds=median[f"ours:{degree}"],
-        predicted=_spans(traces[0], "predicted"), recorded=recorded[len(recorded) // 2],
+        predicted=_spans(traces[0], PREDICTED), recorded=recorded[len(recorded) // 2],
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def _trace(lab: Lab, folder: Path) -> dict[str, object]:
     return found
 
 
-def _spans(trace: Mapping[str, object], source: str) -> tuple[_Span, ...]:
+def _spans(trace: Mapping[str, object], process: int) -> tuple[_Span, ...]:
     events = trace["traceEvents"]
     assert isinstance(events, list)  # noqa: S101 - of the document
     return tuple(
@@ -146,7 +146,7 @@ def _spans(trace: Mapping[str, object], source: str) -> tuple[_Span, ...]:
             (one["ts"] + one["dur"]) / MICROSECONDS,
         )
         for one in events
-        if one["pid"] == source
+        if one["ph"] == "X" and one["pid"] == process
     )
 
 

@@ -22,7 +22,11 @@ _Resource = Literal["comp", "comm"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSpan:
-    """One step; times in seconds since the recorder was made."""
+    """One step; times in seconds since the recorder was made.
+
+    Args:
+        num_bytes: that this rank sent; None for a computation.
+    """
 
     phase: Phase
     name: str
@@ -30,6 +34,7 @@ class RecordedSpan:
     chunk: int
     start_seconds: float
     end_seconds: float
+    num_bytes: int | None = None
 
 
 class SpanRecorder(Protocol):
@@ -41,12 +46,18 @@ class SpanRecorder(Protocol):
         """Record the body as one computation."""
 
     def exchange(
-        self, phase: Phase, name: str, chunk: int
+        self, phase: Phase, name: str, chunk: int, num_bytes: int
     ) -> contextlib.AbstractContextManager[None]:
         """Record the body as one exchange that is not overlapped."""
 
-    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> Transfer:
-        """Record an exchange that has just been issued, and return it, perhaps wrapped."""
+    def transfer(
+        self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int
+    ) -> Transfer:
+        """Record an exchange that has just been issued, and return it, perhaps wrapped.
+
+        Args:
+            num_bytes: that this rank sends.
+        """
 
 
 class NoRecorder:
@@ -58,7 +69,9 @@ class NoRecorder:
 
     exchange = compute
 
-    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> Transfer:  # noqa: ARG002 - not recorded
+    def transfer(
+        self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int  # noqa: ARG002 - not recorded
+    ) -> Transfer:  # fmt: skip
         """Return the exchange."""
         return transfer
 
@@ -66,10 +79,12 @@ class NoRecorder:
 class _Issued:
     """An exchange under way; the thread that completes it sets its end."""
 
-    def __init__(self, phase: Phase, name: str, chunk: int, start_seconds: float) -> None:
+    def __init__(
+        self, phase: Phase, name: str, chunk: int, start_seconds: float, num_bytes: int
+    ) -> None:
         self.phase: Phase = phase
         self.name, self.chunk, self.start_seconds = name, chunk, start_seconds
-        self.end_seconds = start_seconds
+        self.end_seconds, self.num_bytes = start_seconds, num_bytes
         self.ended = threading.Event()
 
     def end(self, seconds: float) -> None:
@@ -87,14 +102,19 @@ class _BodyRecorder(abc.ABC):
         return self._time(phase, name, chunk, "comp")
 
     def exchange(
-        self, phase: Phase, name: str, chunk: int
+        self, phase: Phase, name: str, chunk: int, num_bytes: int
     ) -> contextlib.AbstractContextManager[None]:
         """Time the body."""
-        return self._time(phase, name, chunk, "comm")
+        return self._time(phase, name, chunk, "comm", num_bytes)
 
     @abc.abstractmethod
     def _time(
-        self, phase: Phase, name: str, chunk: int, resource: _Resource
+        self,
+        phase: Phase,
+        name: str,
+        chunk: int,
+        resource: _Resource,
+        num_bytes: int | None = None,
     ) -> contextlib.AbstractContextManager[None]: ...
 
 
@@ -110,9 +130,11 @@ class HostRecorder(_BodyRecorder):
         self._blocking: list[RecordedSpan] = []
         self._issued: list[_Issued] = []
 
-    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> Transfer:
+    def transfer(
+        self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int
+    ) -> Transfer:
         """Record the time of issue and, when the exchange completes, of its end."""
-        issued = _Issued(phase, name, chunk, self._now())
+        issued = _Issued(phase, name, chunk, self._now(), num_bytes)
         self._issued.append(issued)
         future = transfer.future()
         if future is None:
@@ -142,19 +164,26 @@ class HostRecorder(_BodyRecorder):
             spans.append(
                 RecordedSpan(
                     phase=one.phase, name=one.name, resource="comm", chunk=one.chunk,
-                    start_seconds=start, end_seconds=end,
+                    start_seconds=start, end_seconds=end, num_bytes=one.num_bytes,
                 )
             )  # fmt: skip
         return tuple(sorted(spans, key=lambda span: span.start_seconds))
 
     @contextlib.contextmanager
-    def _time(self, phase: Phase, name: str, chunk: int, resource: _Resource) -> Iterator[None]:
+    def _time(
+        self,
+        phase: Phase,
+        name: str,
+        chunk: int,
+        resource: _Resource,
+        num_bytes: int | None = None,
+    ) -> Iterator[None]:
         start = self._now()
         yield
         self._blocking.append(
             RecordedSpan(
                 phase=phase, name=name, resource=resource, chunk=chunk,
-                start_seconds=start, end_seconds=self._now(),
+                start_seconds=start, end_seconds=self._now(), num_bytes=num_bytes,
             )
         )  # fmt: skip
 
@@ -172,6 +201,7 @@ class _Timed:
     chunk: int
     start: torch.cuda.Event
     end: torch.cuda.Event
+    num_bytes: int | None
 
 
 class CudaRecorder(_BodyRecorder):
@@ -189,7 +219,9 @@ class CudaRecorder(_BodyRecorder):
         self._zero = self._mark(torch.cuda.current_stream(device))
         self._steps: list[_Timed] = []
 
-    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> Transfer:
+    def transfer(
+        self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int
+    ) -> Transfer:
         """Record events around a wait for the exchange, in a stream of their own."""
         stream, future = self._behind_transfers, transfer.future()
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -200,7 +232,7 @@ class CudaRecorder(_BodyRecorder):
                 future.wait()
         step = _Timed(
             phase=phase, name=name, resource="comm", chunk=chunk, start=start,
-            end=self._mark(stream),
+            end=self._mark(stream), num_bytes=num_bytes,
         )  # fmt: skip
         self._steps.append(step)
         return transfer
@@ -213,20 +245,27 @@ class CudaRecorder(_BodyRecorder):
             RecordedSpan(
                 phase=step.phase, name=step.name, resource=step.resource, chunk=step.chunk,
                 start_seconds=self._zero.elapsed_time(step.start) / 1e3,
-                end_seconds=self._zero.elapsed_time(step.end) / 1e3,
+                end_seconds=self._zero.elapsed_time(step.end) / 1e3, num_bytes=step.num_bytes,
             )
             for step in self._steps
         )  # fmt: skip
         return tuple(sorted(spans, key=lambda span: span.start_seconds))
 
     @contextlib.contextmanager
-    def _time(self, phase: Phase, name: str, chunk: int, resource: _Resource) -> Iterator[None]:
+    def _time(
+        self,
+        phase: Phase,
+        name: str,
+        chunk: int,
+        resource: _Resource,
+        num_bytes: int | None = None,
+    ) -> Iterator[None]:
         stream = torch.cuda.current_stream(self._device)
         start = self._mark(stream)
         yield
         step = _Timed(
             phase=phase, name=name, resource=resource, chunk=chunk, start=start,
-            end=self._mark(stream),
+            end=self._mark(stream), num_bytes=num_bytes,
         )  # fmt: skip
         self._steps.append(step)
 

@@ -1,19 +1,16 @@
-"""Predictions for an existing plan: its step, its timelines, and their Chrome trace."""
+"""Predictions for an existing plan: its step, its timelines, and what overlaps in them."""
 
 from collections.abc import Sequence
 
 from moetune.domain.costs import Costs
 from moetune.domain.layer import Phase
-from moetune.domain.plan import Decision, Plan, TransformerPlan
+from moetune.domain.plan import Decision, Plan
 from moetune.domain.samples import ResourceClass
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.reuse import chunk_of, reuse_timeline
 from moetune.solve.layer.timeline import Span, Timeline, simulate
 from moetune.solve.layer.times import StepTime, step_time
-from moetune.solve.model.stages import stage_timeline
-
-MICROSECONDS = 1e6
 
 
 def plan_step(
@@ -83,40 +80,6 @@ def _timeline(plan: Plan, layer: LayerCosts, phase: Phase, degree: int) -> Timel
         order=plan.pipeline.order,
     )
     return simulate(tasks, interference=layer.interference(rows=rows, degree=degree))
-
-
-def trace_events(*, forward: Timeline, backward: Timeline) -> list[dict[str, object]]:
-    """Return the step as complete events ("X") of the Chrome trace format, backward last.
-
-    `ts` and `dur` are in microseconds, `tid` is the stream.
-    """
-    backward_start = forward.makespan_seconds
-    return [
-        _event(span, name=f"{phase} {span.name}", start_seconds=start)
-        for phase, start, timeline in (
-            ("forward", 0.0, forward),
-            ("backward", backward_start, backward),
-        )
-        for span in timeline.spans
-    ]
-
-
-def stage_events(whole: TransformerPlan) -> list[dict[str, object]]:
-    """Return a model's passes and sends, without gradients and optimizer, as trace events."""
-    found = stage_timeline(whole.stages, num_micro_batches=whole.num_micro_batches)
-    return [_event(span, name=span.name, start_seconds=0.0) for span in found.spans]
-
-
-def _event(span: Span, *, name: str, start_seconds: float) -> dict[str, object]:
-    return {
-        "name": name,
-        "cat": span.resource,
-        "ph": "X",
-        "pid": "predicted",
-        "tid": span.stream,
-        "ts": (start_seconds + span.start_seconds) * MICROSECONDS,
-        "dur": (span.end_seconds - span.start_seconds) * MICROSECONDS,
-    }
 
 
 def overlap_share(spans: Sequence[Span]) -> float:

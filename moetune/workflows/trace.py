@@ -12,12 +12,14 @@ from moetune.domain.plan import Decision, Plan, TransformerPlan
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.timeline import COMPUTE, LINK, Span
-from moetune.solve.predict import (
-    MICROSECONDS,
-    overlap_share,
-    plan_timelines,
-    stage_events,
-    trace_events,
+from moetune.solve.predict import overlap_share, plan_timelines
+from moetune.solve.trace import (
+    PREDICTED,
+    TraceSpan,
+    chunk_span,
+    layer_spans,
+    process_events,
+    stage_spans,
 )
 from moetune.workflows.verify import workload_of
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from moetune.runtime.trace import RecordedSpan
 
 TRACE_SCHEMA = "moetune.trace/1"
-TIMELINE_SCHEMA = "moetune.timeline/1"
+TIMELINE_SCHEMA = "moetune.timeline/2"
 _WARM_UP_STEPS = 3
 
 
@@ -42,7 +44,7 @@ class Trace:
     """Events for Perfetto or chrome://tracing, and their overlap.
 
     Args:
-        predicted, measured: None where these events are missing.
+        predicted, measured: None where these events are missing; measured is of the first rank.
     """
 
     events: tuple[Mapping[str, object], ...]
@@ -90,8 +92,8 @@ def predicted_trace(plan: Plan, *, profile: Profile | None) -> Trace:
     costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
     forward, backward = plan_timelines(plan=plan, costs=costs)
     overlap = Overlap(forward=overlap_share(forward.spans), backward=overlap_share(backward.spans))
-    events = tuple(trace_events(forward=forward, backward=backward))
-    return Trace(events=events, predicted=overlap, measured=None)
+    spans = layer_spans(plan=plan, costs=costs, forward=forward, backward=backward)
+    return Trace(events=_predicted_events(spans), predicted=overlap, measured=None)
 
 
 def recorded_trace(
@@ -103,7 +105,9 @@ def recorded_trace(
     environ: Mapping[str, str],
     oversubscribe: bool = False,
 ) -> Trace | None:
-    """Return the predicted timelines and those of a recorded step; None on ranks above 0.
+    """Return the predicted timelines and every rank's of a recorded step; None on ranks above 0.
+
+    The ranks' clocks begin at a barrier before the step.
 
     Args:
         profile: the one that the plan was made with; None omits the prediction.
@@ -119,15 +123,15 @@ def recorded_trace(
     step = _RecordedStep(
         workload=workload_of(plan), decision=plan.decide(plan.inputs.tokens_per_rank)
     )
-    spans = run_on_ranks(
+    by_rank = run_on_ranks(
         _record, step, num_ranks=num_ranks or 1, launch=launch, environ=environ,
         oversubscribe=oversubscribe,
     )  # fmt: skip
     if launch is not None and launch.rank:
         return None
     predicted = predicted_trace(plan, profile=profile)
-    events = (*predicted.events, *_measured_events(spans))
-    return replace(predicted, events=events, measured=overlap_of(spans))
+    events = (*predicted.events, *_measured_events(step, by_rank))
+    return replace(predicted, events=events, measured=overlap_of(by_rank[0]))
 
 
 def _trace_stages(plan: Plan, transformer: TransformerPlan) -> Trace:
@@ -136,52 +140,62 @@ def _trace_stages(plan: Plan, transformer: TransformerPlan) -> Trace:
         raise InputError(
             f"plan {plan.id[:6]} was made before plans stored their stages", "make the plan again"
         )
-    return Trace(events=tuple(stage_events(transformer)), predicted=None, measured=None)
+    events = _predicted_events(stage_spans(transformer))
+    return Trace(events=events, predicted=None, measured=None)
+
+
+def _predicted_events(spans: Sequence[TraceSpan]) -> tuple[Mapping[str, object], ...]:
+    return tuple(process_events("predicted", spans, number=PREDICTED))
 
 
 def overlap_of(spans: "Sequence[RecordedSpan]") -> Overlap:
     """Return the overlap of a recorded step."""
 
     def share(phase: str) -> float:
-        return overlap_share(
-            [
-                Span(
-                    name=span.name,
-                    resource=span.resource,
-                    stream=LINK if span.resource == "comm" else COMPUTE,
-                    start_seconds=span.start_seconds,
-                    end_seconds=span.end_seconds,
-                )
-                for span in spans
-                if span.phase == phase
-            ]
-        )
+        return overlap_share([_span(span) for span in spans if span.phase == phase])
 
     return Overlap(forward=share("forward"), backward=share("backward"))
 
 
-def _measured_events(spans: "Sequence[RecordedSpan]") -> list[Mapping[str, object]]:
-    zero = min((span.start_seconds for span in spans), default=0.0)
-    return [
-        {
-            "name": f"{span.phase} {span.name} {span.chunk + 1}",
-            "cat": span.resource,
-            "ph": "X",
-            "pid": "measured",
-            "tid": LINK if span.resource == "comm" else COMPUTE,
-            "ts": (span.start_seconds - zero) * MICROSECONDS,
-            "dur": (span.end_seconds - span.start_seconds) * MICROSECONDS,
-        }
-        for span in spans
-    ]
+def _span(span: "RecordedSpan", zero_seconds: float = 0.0) -> Span:
+    return Span(
+        name=span.name,
+        resource=span.resource,
+        stream=LINK if span.resource == "comm" else COMPUTE,
+        start_seconds=span.start_seconds - zero_seconds,
+        end_seconds=span.end_seconds - zero_seconds,
+    )
 
 
-def _record(step: _RecordedStep, _: object) -> "tuple[RecordedSpan, ...]":
-    """Record one warm step on this rank; all ranks of the launch call this together."""
+def _measured_events(
+    step: _RecordedStep, by_rank: "Sequence[Sequence[RecordedSpan]]"
+) -> list[Mapping[str, object]]:
+    """Return every rank's events, from the first one's start."""
+    zero = min((span.start_seconds for spans in by_rank for span in spans), default=0.0)
+    degrees = {"forward": step.decision.forward_degree, "backward": step.decision.backward_degree}
+    found: list[Mapping[str, object]] = []
+    for rank, spans in enumerate(by_rank):
+        drawn = [
+            chunk_span(
+                _span(span, zero), phase=span.phase, chunk=span.chunk,
+                tokens=step.workload.tokens_per_rank, degree=degrees[span.phase],
+                num_bytes=span.num_bytes,
+            )
+            for span in spans
+        ]  # fmt: skip
+        found += process_events(f"measured, rank {rank}", drawn, number=PREDICTED + 1 + rank)
+    return found
+
+
+def _record(step: _RecordedStep, _: object) -> "list[tuple[RecordedSpan, ...]]":
+    """Record one warm step and return every rank's; all ranks of the launch call this together."""
     from moetune.workflows.launch import rank_device
     from moetune.workflows.steps import random_steps
 
     steps = random_steps(step.workload, device=rank_device())
     for _ in range(_WARM_UP_STEPS):
         steps.run(step.decision)
-    return steps.record(step.decision)
+    communicator = steps.layer.communicator
+    communicator.barrier("the recorded step's begin")
+    spans = steps.record(step.decision)
+    return communicator.all_gather_object(spans, "the ranks' recorded steps")

@@ -61,12 +61,12 @@ def _check_losers(plan: dict[str, Any], rows: list[dict[str, Any]]) -> None:
 
 
 def _check_timeline(plan: dict[str, Any], document: dict[str, Any]) -> None:
-    assert document["schema"] == "moetune.timeline/1"
+    assert document["schema"] == "moetune.timeline/2"
     ends = {
         phase: max(
             event["ts"] + event["dur"]
             for event in document["traceEvents"]
-            if event["name"].startswith(phase)
+            if event["ph"] == "X" and event["name"].startswith(phase)
         )
         for phase in ("forward", "backward")
     }

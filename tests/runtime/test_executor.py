@@ -29,9 +29,14 @@ class Issued:
         self.steps[phase].append(f"{LETTERS[name]}{chunk + 1}")
         return contextlib.nullcontext()
 
-    exchange = compute
+    def exchange(
+        self, phase: Phase, name: str, chunk: int, num_bytes: int  # noqa: ARG002 - the protocol's
+    ) -> contextlib.AbstractContextManager[None]:  # fmt: skip
+        return self.compute(phase, name, chunk)
 
-    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> Transfer:
+    def transfer(
+        self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int  # noqa: ARG002 - the protocol's
+    ) -> Transfer:  # fmt: skip
         self.steps[phase].append(f"{LETTERS[name]}{chunk + 1}")
         return transfer
 

@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.staged_link import HostStagedLink
 from moetune.comm.group import Communicator
-from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Phase
 from moetune.runtime.trace import NoRecorder
@@ -29,11 +28,6 @@ class Faulty(NoRecorder):
         if (phase, chunk) == self.place:
             raise StepError
         return contextlib.nullcontext()
-
-    exchange = compute
-
-    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> Transfer:
-        return super().transfer(phase, name, chunk, transfer)
 
 
 def _fail_and_go_on(

@@ -112,7 +112,7 @@ def test_explain_and_trace_are_the_documents_of_the_command_line(
     drawn = json.loads(out.read_text())
     assert trace["traceEvents"] == drawn["traceEvents"]
     assert trace == drawn
-    assert trace["schema"] == "moetune.timeline/1"
+    assert trace["schema"] == "moetune.timeline/2"
 
 
 def test_what_if_plans_again_and_stores_nothing(client: Client, inputs: dict[str, Any]) -> None:

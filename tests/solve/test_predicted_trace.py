@@ -1,6 +1,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,8 @@ from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.solve.layer.plan import solve_plan
 from moetune.solve.layer.timeline import Span
-from moetune.solve.predict import overlap_share, plan_timelines, trace_events
+from moetune.solve.predict import overlap_share, plan_timelines
+from moetune.solve.trace import TraceSpan, layer_spans, process_events
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
 COSTS = LinearCosts(interference=Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.9)))
@@ -65,20 +67,60 @@ def test_timelines_of_reused_memory_last_as_long_as_predicted(
     assert copies == ({"copies"} if strategy != "S4" and degree > 1 else set())
 
 
-def test_trace_events_are_complete_events_in_microseconds() -> None:
-    plan = _plan(3)
+def _events(plan: Plan) -> list[Any]:
     forward, backward = plan_timelines(plan=plan, costs=COSTS)
-    events = json.loads(json.dumps(trace_events(forward=forward, backward=backward)))
-    assert Counter((event["ph"], event["pid"], event["tid"]) for event in events) == {
-        ("X", "predicted", "link"): 12,
-        ("X", "predicted", "compute"): 6,
+    spans = layer_spans(plan=plan, costs=COSTS, forward=forward, backward=backward)
+    found: list[Any] = json.loads(json.dumps(process_events("predicted", spans, number=0)))
+    return found
+
+
+def test_a_layers_trace_has_complete_events_in_microseconds() -> None:
+    plan = _plan(3)
+    events = [event for event in _events(plan) if event["ph"] == "X"]
+    assert Counter((event["cat"], event["pid"], event["tid"]) for event in events) == {
+        ("comm", 0, 2): 12,
+        ("comp", 0, 1): 6,
     }
     ends = [event["ts"] + event["dur"] for event in events]
     total = plan.predicted.forward_seconds + plan.predicted.backward_seconds
     assert max(ends) == pytest.approx(total * 1e6)
     first_backward = min(e["ts"] for e in events if e["name"].startswith("backward"))
     assert first_backward == pytest.approx(plan.predicted.forward_seconds * 1e6)
-    assert events[0]["name"] == "forward dispatch 0"
+    assert events[0]["name"] == "forward dispatch 1"
+
+
+def test_chunks_have_their_tokens_and_transfers_their_bytes() -> None:
+    plan = _plan(3)
+    rows, width, element_bytes = plan.workload.rows, plan.workload.layer.d_model, 2
+    for event in _events(plan):
+        if event["ph"] == "X":
+            chunk, args = int(event["name"][-1]), event["args"]
+            assert (args["chunk"], args["chunks"]) == (chunk, 3)
+            assert args["tokens"] in {4096 // 3, 4096 // 3 + 1}
+            sent = round(rows / 3 * width * element_bytes)
+            assert args.get("bytes") == (sent if event["cat"] == "comm" else None)
+    experts = [e for e in _events(plan) if "forward experts" in e["name"]]
+    assert sum(event["args"]["tokens"] for event in experts) == 4096
+
+
+def test_processes_and_tracks_have_names_and_an_order() -> None:
+    tracks = ("link", "copies", "compute", "link")
+    spans = [TraceSpan("a", "comm", track, 0.0, 1.0, {}) for track in tracks]
+    events: list[Any] = process_events("rank 3", spans, number=4)
+    named = {(e["name"], e.get("tid")): e["args"] for e in events if e["ph"] == "M"}
+    assert named == {
+        ("process_name", None): {"name": "rank 3"},
+        ("process_sort_index", None): {"sort_index": 4},
+        ("thread_name", 1): {"name": "compute"},
+        ("thread_sort_index", 1): {"sort_index": 1},
+        ("thread_name", 2): {"name": "link"},
+        ("thread_sort_index", 2): {"sort_index": 2},
+        ("thread_name", 3): {"name": "copies"},
+        ("thread_sort_index", 3): {"sort_index": 3},
+    }
+    assert [event["tid"] for event in events if event["ph"] == "X"] == [2, 3, 1, 2]
+    assert {event["pid"] for event in events} == {4}
+    assert process_events("rank 3", [], number=4) == []
 
 
 def test_overlap_share_is_the_part_of_communication_beside_computation() -> None:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,11 +81,20 @@ def test_verify_and_trace_of_a_tensor_plan_run_its_layer(
     assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
     assert app.main([*common, "trace", str(path), "--nproc", "2", "--output", str(output)]) == 0
     events = json.loads(output.read_text())["traceEvents"]
-    names = [event["name"] for event in events]
-    assert len(names) == 2 * (4 + 3 + in_shards)
-    assert names.count("forward sum 1") == 1
-    assert names.count("backward experts 3") == 1
-    assert names.count("forward gather 1") == names.count("backward gather 1") == in_shards
+    for rank in range(2):
+        spans = [one for one in events if one["ph"] == "X" and one["pid"] == 1 + rank]
+        names = [one["name"] for one in spans]
+        assert len(names) == 2 * (4 + 3 + in_shards)
+        assert names.count("forward sum 1") == 1
+        assert names.count("backward experts 3") == 1
+        assert names.count("forward gather") == names.count("backward gather") == in_shards
+        # Every token's sum is sent once a phase; of shards, a rank gives its own to the gathering.
+        sent = {word: _sent(spans, f"forward {word}") for word in ("sum", "gather")}
+        assert sent == {"sum": 41 * 16 * 4, "gather": (21 - rank) * 16 * 4 * in_shards}
+
+
+def _sent(spans: list[dict[str, Any]], operation: str) -> int:
+    return sum(one["args"]["bytes"] for one in spans if one["name"].startswith(operation))
 
 
 def test_verify_on_another_number_of_ranks_says_what_to_do(

@@ -164,15 +164,18 @@ class Executor:
             "combine", chunk, results, into, give, take, relay, is_equal=order.is_padded
         )
 
-    def start(self, step: str, chunk: int, issue: Callable[[str], Transfer]) -> Transfer:
+    def start(
+        self, step: str, chunk: int, issue: Callable[[str], Transfer], *, num_bytes: int
+    ) -> Transfer:
         """Start a transfer and record it.
 
         Args:
             step: of the schedule, or the policy's name of the transfer.
             issue: starts it, given its name for errors.
+            num_bytes: that this rank sends.
         """
         transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._degree}")
-        return self._context.recorder.transfer(self._phase, step, chunk, transfer)
+        return self._context.recorder.transfer(self._phase, step, chunk, transfer, num_bytes)
 
     def _all_to_all(
         self,
@@ -195,4 +198,5 @@ class Executor:
             lambda name: exchange(
                 into, rows, outputs, inputs, name, is_alone=is_alone, relay=relay
             ),
+            num_bytes=rows.nbytes,
         )  # fmt: skip

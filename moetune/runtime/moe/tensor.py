@@ -61,7 +61,7 @@ class TensorParallel:
         if self.sharing.is_complete:
             return values_SD
         name = "the gathering of x" if phase == "forward" else "the gathering of the gradient"
-        with self.context.recorder.exchange(phase, "gather", 0):
+        with self.context.recorder.exchange(phase, "gather", 0, values_SD.nbytes):
             return self.gather(values_SD, name)
 
 
@@ -95,6 +95,7 @@ class _TensorPhase:
             self.executor.start(
                 "sum", chunk,
                 lambda name: self._sharing.reduce(parts, self._sums_TD, self._own_SD, name),
+                num_bytes=sum(self._sums_TD[part].nbytes for part in parts),
             )
         )  # fmt: skip
 

@@ -78,11 +78,13 @@ class PhaseRecorder:
         """Stamp the body's begin and end."""
         return _Computation(self, phase)
 
-    def exchange(self, phase: Phase, name: str, chunk: int) -> AbstractContextManager[None]:  # noqa: ARG002 - the protocol's
+    def exchange(self, *_: object) -> AbstractContextManager[None]:
         """Stamp nothing: what precedes the first chunk is no part of the pipeline."""
         return nullcontext()
 
-    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> Transfer:  # noqa: ARG002 - the protocol's
+    def transfer(
+        self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int  # noqa: ARG002 - the protocol's
+    ) -> Transfer:  # fmt: skip
         """Stamp the phase's begin, and return a transfer that stamps when it was waited for."""
         self.begin(phase)
         return _StampedTransfer(self, phase, transfer)

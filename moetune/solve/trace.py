@@ -1,0 +1,159 @@
+"""Timelines as events of the Chrome trace format, for Perfetto and chrome://tracing.
+
+A prediction or a rank is a process of the trace, its streams are the process's threads. Both have
+numbers, which viewers sort them by, and names. Chunks, stages and micro-batches count from 1.
+
+Source: "Trace Event Format", complete events ("X") and metadata ("M").
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from moetune.domain.costs import Costs
+from moetune.domain.layer import Phase, Workload
+from moetune.domain.plan import Plan, TransformerPlan
+from moetune.domain.samples import ResourceClass
+from moetune.domain.units import dtype_bytes
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.timeline import COMPUTE, LINK, Span, Timeline
+from moetune.solve.model.stages import stage_timeline
+
+PREDICTED = 0
+"""Number of the prediction's process; a rank's is one more than the rank."""
+GATHER = "gather"
+"""The transfer of a phase that is no chunk's: the first chunk waits for it."""
+MICROSECONDS = 1e6
+_FIRST_TRACKS = (COMPUTE, LINK)
+
+TraceEvent = dict[str, object]
+
+
+class TraceSpan(NamedTuple):
+    """One bar.
+
+    Args:
+        track: its stream.
+        start_seconds, end_seconds: since the step began.
+        args: shown when the bar is chosen.
+    """
+
+    name: str
+    resource: ResourceClass
+    track: str
+    start_seconds: float
+    end_seconds: float
+    args: Mapping[str, int]
+
+
+def process_events(name: str, spans: Sequence[TraceSpan], *, number: int) -> list[TraceEvent]:
+    """Return a process's names and places, then its spans; times in microseconds.
+
+    Computation is the first track and the link the second one, the others follow as they appear.
+    """
+    seen = dict.fromkeys(span.track for span in spans)
+    tracks = [track for track in _FIRST_TRACKS if track in seen]
+    tracks += [track for track in seen if track not in _FIRST_TRACKS]
+    threads = {track: index for index, track in enumerate(tracks, start=1)}
+    named = [*_named("process", name, number, {"pid": number})] if spans else []
+    for track, thread in threads.items():
+        named += _named("thread", track, thread, {"pid": number, "tid": thread})
+    return [*named, *(_event(span, number, threads[span.track]) for span in spans)]
+
+
+def _named(kind: str, name: str, place: int, where: Mapping[str, int]) -> Iterator[TraceEvent]:
+    yield {"ph": "M", "name": f"{kind}_name", **where, "args": {"name": name}}
+    yield {"ph": "M", "name": f"{kind}_sort_index", **where, "args": {"sort_index": place}}
+
+
+def _event(span: TraceSpan, process: int, thread: int) -> TraceEvent:
+    return {
+        "name": span.name, "cat": span.resource, "ph": "X", "pid": process, "tid": thread,
+        "ts": span.start_seconds * MICROSECONDS,
+        "dur": (span.end_seconds - span.start_seconds) * MICROSECONDS, "args": dict(span.args),
+    }  # fmt: skip
+
+
+def chunk_span(
+    span: Span, *, phase: Phase, chunk: int, tokens: int, degree: int, num_bytes: int | None
+) -> TraceSpan:
+    """Return the bar of a chunk's operation, or of a phase's gathering.
+
+    Args:
+        span: named after the operation alone.
+        chunk: from 0.
+        tokens: per rank, of all chunks.
+        degree: chunks of the phase.
+        num_bytes: that this rank sends; None for what is no transfer.
+    """
+    args = {} if num_bytes is None else {"bytes": num_bytes}
+    name = f"{phase} {span.name}"
+    if span.name == GATHER:
+        args |= {"tokens": tokens}
+    else:
+        name += f" {chunk + 1}"
+        # The cut of `moetune.runtime.moe.dispatch`, whose chunks differ by a token.
+        first, end = tokens * chunk // degree, tokens * (chunk + 1) // degree
+        args |= {"chunk": chunk + 1, "chunks": degree, "tokens": end - first}
+    return TraceSpan(name, span.resource, span.stream, span.start_seconds, span.end_seconds, args)
+
+
+def layer_spans(
+    *, plan: Plan, costs: Costs, forward: Timeline, backward: Timeline
+) -> list[TraceSpan]:
+    """Return the bars of a layer's predicted step, backward last.
+
+    Bytes are those that a balanced chunk's transfer was priced by: with a quantized wire the mean
+    of dispatch and combine.
+
+    Args:
+        costs: that the plan was made with.
+    """
+    workload, pipeline = plan.workload, plan.pipeline
+    layer = layer_costs(workload=workload, costs=costs, dispatcher=pipeline.dispatcher)
+    bytes_of_all = workload.rows * layer.bytes_per_row
+    found = []
+    start_seconds = 0.0
+    phases: tuple[tuple[Phase, int, Timeline], ...] = (
+        ("forward", pipeline.forward_degree, forward),
+        ("backward", pipeline.backward_degree, backward),
+    )
+    for phase, degree, timeline in phases:
+        for span in timeline.spans:
+            operation, chunk = _operation_and_chunk(span.name)
+            own = span._replace(
+                name=operation,
+                start_seconds=start_seconds + span.start_seconds,
+                end_seconds=start_seconds + span.end_seconds,
+            )
+            size = gathered_bytes(workload) if operation == GATHER else bytes_of_all / degree
+            found.append(
+                chunk_span(
+                    own, phase=phase, chunk=chunk, tokens=workload.tokens_per_rank, degree=degree,
+                    num_bytes=round(size) if span.resource == "comm" else None,
+                )
+            )  # fmt: skip
+        start_seconds += timeline.makespan_seconds
+    return found
+
+
+def gathered_bytes(workload: Workload) -> int:
+    """Return what a rank gives to a phase's gathering: its own tokens."""
+    return workload.own_tokens * workload.layer.d_model * dtype_bytes(workload.dtype)
+
+
+def _operation_and_chunk(name: str) -> tuple[str, int]:
+    """Return the parts of a simulated task's name; chunk 0 for what is no chunk's."""
+    operation, _, chunk = name.rpartition(" ")
+    return (operation, int(chunk)) if operation else (name, 0)
+
+
+def stage_spans(whole: TransformerPlan) -> list[TraceSpan]:
+    """Return a model's passes and sends, without gradients and optimizer."""
+    found = stage_timeline(whole.stages, num_micro_batches=whole.num_micro_batches)
+    return [
+        TraceSpan(
+            span.name, span.resource, span.stream, span.start_seconds, span.end_seconds,
+            {"micro_batch": int(span.name.rpartition(" ")[2])},
+        )
+        for span in found.spans
+    ]  # fmt: skip
