@@ -205,22 +205,40 @@ def phases_figure(plans: Mapping[str, Plan]) -> Figure:
     Args:
         plans: by the name next to the bar.
     """
-    parts = {
-        name: (
-            plan.predicted.forward_seconds,
-            plan.predicted.backward_seconds,
-            plan.predicted.overhead_seconds,
-        )
-        for name, plan in plans.items()
-    }
-    scale, unit = seconds_scale(max(sum(each) for each in parts.values()))
-    return Figure(
-        name="phases",
+    return stacked_figure(
+        {
+            name: dict(
+                zip(
+                    PHASES,
+                    (
+                        plan.predicted.forward_seconds,
+                        plan.predicted.backward_seconds,
+                        plan.predicted.overhead_seconds,
+                    ),
+                    strict=True,
+                )
+            )
+            for name, plan in plans.items()
+        },
         title="One step of the layer",
         words=(
             "Predicted seconds of the forward and the backward pass, and of the gate and the "
             "sorting around them."
         ),
+    )
+
+
+def stacked_figure(parts: Mapping[str, Mapping[str, float]], *, title: str, words: str) -> Figure:
+    """Return plans' steps as stacked bars, each as long as the plan's step.
+
+    Args:
+        parts: seconds by phase, of at most three phases, by the name next to the bar.
+    """
+    scale, unit = seconds_scale(max(sum(each.values()) for each in parts.values()))
+    return Figure(
+        name="phases",
+        title=title,
+        words=words,
         drawing=drawing(
             _stacked(parts, scale),
             x=axis(unit, rangemode="tozero"),
@@ -233,27 +251,28 @@ def phases_figure(plans: Mapping[str, Plan]) -> Figure:
         ),
         header=("plan", "phase", "seconds"),
         rows=tuple(
-            (name, phase, each[at])
+            (name, phase, seconds)
             for name, each in parts.items()
-            for at, phase in enumerate(PHASES)
+            for phase, seconds in each.items()
         ),
     )  # fmt: skip
 
 
-def _stacked(
-    parts: Mapping[str, tuple[float, float, float]], scale: float
-) -> list[dict[str, object]]:
+def _stacked(parts: Mapping[str, Mapping[str, float]], scale: float) -> list[dict[str, object]]:
     """Return a trace of bars for each phase that takes time."""
+    phases = list(dict.fromkeys(phase for each in parts.values() for phase in each))
     return [
         {
             "type": "bar", "orientation": "h", "name": phase, "y": list(parts),
-            "x": [each[at] / scale for each in parts.values()],
-            "marker": {"color": SERIES[at], "line": {"color": "@surface", "width": 1}},
-            "hovertext": [f"{phase}: {format_seconds(each[at])}" for each in parts.values()],
+            "x": [each.get(phase, 0.0) / scale for each in parts.values()],
+            "marker": {"color": color, "line": {"color": "@surface", "width": 1}},
+            "hovertext": [
+                f"{phase}: {format_seconds(each.get(phase, 0.0))}" for each in parts.values()
+            ],
             "hoverinfo": "text",
         }
-        for at, phase in enumerate(PHASES)
-        if any(each[at] for each in parts.values())
+        for phase, color in zip(phases, SERIES, strict=False)
+        if any(each.get(phase) for each in parts.values())
     ]  # fmt: skip
 
 

@@ -28,11 +28,16 @@ _TWICE = 2.0
 def name_changes(before: PlanInputs, after: PlanInputs, speeds: Speeds) -> str:
     """Return the changes in words: "With 32,768 tokens per rank instead of 8,192."."""
     named = [
-        *_changed_sizes(before, after),
-        *_changed_constraints(before, after),
+        *input_changes(before, after),
         *(f"{part} {factor:g} × as fast as measured" for part, factor in speeds.changed.items()),
     ]
     return f"With {', '.join(named)}." if named else "The plan is already made for these inputs."
+
+
+def input_changes(before: PlanInputs, after: PlanInputs) -> Iterator[str]:
+    """Yield the inputs that differ, apart from the profile: "8 ranks instead of 4"."""
+    yield from _changed_sizes(before, after)
+    yield from _changed_constraints(before, after)
 
 
 def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
@@ -64,7 +69,15 @@ def step_seconds(plan: Plan) -> float:
     return plan.transformer.step_seconds if plan.transformer else plan.predicted.step_seconds
 
 
+def needed_bytes(plan: Plan) -> int:
+    """Return the bytes of the device that needs the most: of the whole model, else of the layer."""
+    return plan.transformer.memory.total_bytes if plan.transformer else total_bytes(plan.memory)
+
+
 def _changed_sizes(before: PlanInputs, after: PlanInputs) -> Iterator[str]:
+    then, now = _subject(before), _subject(after)
+    if now != then:
+        yield f"{now} instead of {then}"
     if after.world_size != before.world_size:
         yield f"{after.world_size:,} ranks instead of {before.world_size:,}"
     if after.layer.num_experts != before.layer.num_experts:
@@ -76,6 +89,10 @@ def _changed_sizes(before: PlanInputs, after: PlanInputs) -> Iterator[str]:
     if after.memory_limit_bytes != before.memory_limit_bytes:
         now, then = (_limit(one.memory_limit_bytes) for one in (after, before))
         yield f"{now} of a device's memory instead of {then}"
+
+
+def _subject(inputs: PlanInputs) -> str:
+    return inputs.model or f"layers {inputs.layer.d_model:,} × {inputs.layer.d_hidden:,}"
 
 
 def _changed_constraints(before: PlanInputs, after: PlanInputs) -> Iterator[str]:
@@ -146,13 +163,9 @@ def _what_binds(plan: Plan) -> str:
 
 
 def _memory(before: Plan, after: Plan) -> str:
-    then, now = (format_bytes(_needed_bytes(one)) for one in (before, after))
+    then, now = (format_bytes(needed_bytes(one)) for one in (before, after))
     same = "as before" if now == then else f"instead of {then}"
     return f"A device needs {now} of memory, {same}."
-
-
-def _needed_bytes(plan: Plan) -> int:
-    return plan.transformer.memory.total_bytes if plan.transformer else total_bytes(plan.memory)
 
 
 def _limit(limit_bytes: int | None) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from moetune.config import Settings
 from moetune.domain.plan import Plan
+from moetune.domain.units import format_seconds
 from moetune.report.html import STATIC, plotly_script
 from moetune.service.access import Access
 from moetune.service.app import create_app
@@ -177,9 +178,46 @@ def test_a_plan_is_found_by_the_beginning_of_its_id(full: Client, plans: tuple[P
     assert full.get("/plans").headers["location"] == "/"
 
 
+def test_plans_are_filtered_and_tell_their_step(full: Client, plans: tuple[Plan, Plan]) -> None:
+    for query in ("", "?kind=layer", "?profile=lab", "?profile=lab&kind=layer"):
+        text = words(full.get(f"/{query}"))
+        for plan in plans:
+            assert plan.id[:12] in text
+            assert format_seconds(plan.predicted.step_seconds) in text
+    for query in ("?kind=tensor", "?profile=nobody", "?model=gpt-xl", "?kind=model&profile=lab"):
+        assert "No plan matches." in words(full.get(f"/{query}"))
+    # A page goes on after a plan with the filter of the one before.
+    rest = full.get(f"/?profile=lab&after={plans[1].id}").text
+    assert plans[1].id[:12] not in rest
+    assert plans[0].id[:12] in rest
+    assert 'href="/?profile=lab">Newest' in rest
+
+
+def test_a_plan_that_another_program_broke_is_named_in_the_list(
+    file: Path, full: Client, plans: tuple[Plan, Plan]
+) -> None:
+    connection = sqlite3.connect(file)
+    mine = (plans[0].id,)
+    (document,) = connection.execute("SELECT document FROM plans WHERE id = ?", mine).fetchone()
+    try:
+        with connection:
+            connection.execute("UPDATE plans SET document = '{}' WHERE id = ?", mine)
+        answer = full.get("/")
+        assert answer.status_code == 200
+        assert "cannot be read" in words(answer)
+    finally:
+        with connection:
+            connection.execute(
+                "UPDATE plans SET document = ? WHERE id = ?", (document, plans[0].id)
+            )
+        connection.close()
+
+
 @pytest.mark.parametrize(
     ("address", "status", "said"),
     [
+        ("/?kind=person", 422, "kind must be layer, tensor, model or empty"),
+        ("/?profile=lab&after=nothing", 404, "nothing"),
         ("/plans/0123456789", 404, "no plan has an id that begins with"),
         ("/plans/not-an-id", 404, "not-an-id"),
         ("/profiles/nobody", 404, "nobody"),

@@ -431,8 +431,9 @@ def test_operations_that_both_profiles_have_in_one_unit_are_drawn_over_each_othe
 
 def test_a_plan_and_itself_have_no_figures_and_no_differences() -> None:
     one, other = lab_plan(), lab_plan(8192)
-    figures, differences = comparison_sections(one, one, names=("a", "b"))
+    answer, figures, differences = comparison_sections(one, one, names=("a", "b"))
+    assert answer.paragraphs == ("a and b are the same plan.",)
     assert figures.figures == ()
     assert differences == plan_differences(one, one, names=("a", "b"))
-    figures, _ = comparison_sections(one, other, names=("a", "b"))
+    _, figures, _ = comparison_sections(one, other, names=("a", "b"))
     assert len(figures.figures) == 2

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
+from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
 from moetune.domain.records import FitInfo, PlanInfo
 from moetune.workflows.files import bundled_profiles
@@ -94,6 +95,13 @@ class Library:
     def fits(self) -> tuple[FitInfo, ...]:
         """Return the newest 500 fits."""
         return self.store.fits(limit=500)
+
+    def readable_plan(self, plan_id: str) -> Plan | None:
+        """Return the stored plan of this id; None where its document cannot be read."""
+        try:
+            return self.store.plan(plan_id)
+        except InputError:
+            return None
 
     def plan_choices(self) -> dict[str, str]:
         """Return the newest 50 plans by the beginning of their id, for a form's suggestions."""

@@ -1,39 +1,92 @@
 """Pages of plans: the list, one plan, and two plans or profiles side by side."""
 
-from moetune.domain.errors import InputError
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moetune.domain.errors import InputError, NotFoundError
+from moetune.domain.model import MODELS
 from moetune.domain.records import PlanInfo
 from moetune.report.observed import drift_figure, seen
-from moetune.report.section import Cell, Section, Table
+from moetune.report.section import Section, Table
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Page, address, age_now
+from moetune.service.pages.page import Page, address, age_now, seconds_since
 from moetune.service.pages.whatif import form_context
+from moetune.workflows.library import PlanFilter, list_plans
 from moetune.workflows.views.comparison import comparison_sections, machine_sections
 from moetune.workflows.views.explanation import reasons
 from moetune.workflows.views.plan import page_sections
+from moetune.workflows.views.stored_plans import Links, StoredPlan, stored_plans_table
+from moetune.workflows.views.words import KIND_WORDS, kind_of
 
 PAGE_SIZE = 50
 
 
-def plans_page(library: Library, *, after: str) -> Page:
-    """Return a page of the plans, newest first; for an empty store the first steps.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The list's filter as its form has it; "" for every one.
+
+    Args:
+        kind: a key of `KIND_WORDS`.
+
+    Raises:
+        InputError: there is no such kind.
+    """
+
+    model: str = ""
+    profile: str = ""
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind and self.kind not in KIND_WORDS:
+            raise InputError(f"kind must be {', '.join(KIND_WORDS)} or empty, got {self.kind!r}")
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The fields of an address."""
+        return {"model": self.model, "profile": self.profile, "kind": self.kind}
+
+
+def plans_page(library: Library, *, wanted: Wanted, after: str) -> Page:
+    """Return a page of the plans that are wanted, newest first; of an empty store the first steps.
 
     Raises:
         NotFoundError: there is no plan `after`.
     """
     if library.is_empty:
         return Page(template="empty.html", title="Nothing measured yet", here="plans")
-    found = library.store.plan_page(after=after, limit=PAGE_SIZE)
-    older = found[-1].id if len(found) == PAGE_SIZE else ""
+    seen_infos = _infos(library, wanted, after)
+    found = [StoredPlan(info=one, plan=library.readable_plan(one.id)) for one in seen_infos]
+    shown = [one for one in found if wanted.kind in {"", one.plan and kind_of(one.plan)}]
+    older = seen_infos[-1].id if len(seen_infos) == PAGE_SIZE else ""
     return Page(
         template="plans.html",
         title="Plans",
         here="plans",
-        sections=(Section(name="plans", tables=(_table(found),)),),
+        sections=(Section(name="plans", tables=(_table(shown, is_last=not older),)),),
         context={
-            "newer": "/" if after else "",
-            "older": address("", after=older) if older else "",
+            "wanted": wanted,
+            "kinds": KIND_WORDS,
+            "models": tuple(MODELS),
+            "profiles": library.profile_names(),
+            "newer": address("", **wanted.query) if after else "",
+            "older": address("", after=older, **wanted.query) if older else "",
         },
     )
+
+
+def _infos(library: Library, wanted: Wanted, after: str) -> tuple[PlanInfo, ...]:
+    """Return a page of list entries; kinds stand in the documents, and are not looked at."""
+    if not wanted.model and not wanted.profile:
+        return library.store.plan_page(after=after, limit=PAGE_SIZE)
+    chosen = PlanFilter(model=wanted.model or None, profile=wanted.profile or None)
+    found = list_plans(library.store, chosen)
+    ids = [one.id for one in found]
+    if after and after not in ids:
+        raise NotFoundError(
+            f"there is no plan {after[:12]!r} to go on after", "begin with the first page"
+        )
+    start = ids.index(after) + 1 if after else 0
+    return found[start : start + PAGE_SIZE]
 
 
 def plan_page(library: Library, plan_id: str) -> Page:
@@ -124,21 +177,15 @@ def _profiles(library: Library, first: str, second: str) -> _Comparison:
     return names, machine_sections(left, right, names=names, is_drawn=True)
 
 
-def _table(found: tuple[PlanInfo, ...]) -> Table:
-    return Table(
-        name="plans",
-        title="Newest first",
-        header=("plan", "model", "profile", "ranks", "tokens per rank", "made"),
-        rows=tuple(
-            (
-                Cell(text=one.id[:12], value=one.id, href=address("plans", one.id), mark="code"),
-                Cell.words(one.model or "a layer"),
-                Cell.words(one.profile, href=address("profiles", one.profile)),
-                Cell.count(one.world_size),
-                Cell.count(one.tokens_per_rank),
-                Cell.words(age_now(one.created_at)),
-            )
-            for one in found
-        ),
-        empty="No plan was made yet.",
+def _table(found: Sequence[StoredPlan], *, is_last: bool) -> Table:
+    none = "No plan matches." if is_last else "No plan on this page matches: see older ones."
+    return stored_plans_table([(one, _links(one.info)) for one in found], empty=none)
+
+
+def _links(one: PlanInfo) -> Links:
+    return Links(
+        plan=address("plans", one.id),
+        profile=address("profiles", one.profile),
+        age=age_now(one.created_at),
+        age_seconds=seconds_since(one.created_at),
     )

@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import machines_page, observed_page, profile_page
 from moetune.service.pages.page import Page, PageRenderer, address, static_router
-from moetune.service.pages.plans import compare_page, plan_page, plans_page
+from moetune.service.pages.plans import Wanted, compare_page, plan_page, plans_page
 from moetune.service.pages.whatif import FIELDS, Form, whatif_page
 from moetune.workflows.planner import ServicePlanner
 
@@ -29,8 +29,11 @@ _Show = Callable[[Page], Response]
 
 def _add_plans(router: APIRouter, library: Library, show: _Show) -> None:
     @router.get("/")
-    def plans(after: _Text = "") -> Response:
-        return show(plans_page(library, after=after))
+    def plans(
+        after: _Text = "", model: _Text = "", profile: _Text = "", kind: _Text = ""
+    ) -> Response:
+        wanted = Wanted(model=model.strip(), profile=profile.strip(), kind=kind.strip())
+        return show(plans_page(library, wanted=wanted, after=after))
 
     @router.get("/plans")
     def find(plan: _Text = "") -> Response:

@@ -4,18 +4,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from moetune.domain.document import encode
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Plan, TransformerPlan
 from moetune.domain.profile import Profile
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.fits import overlay_figure
 from moetune.report.operations import operations_of
-from moetune.report.plan_figures import degree_figure, phases_figure
-from moetune.report.section import EMPTY, Cell, Figure, Section, Table, sentence
+from moetune.report.plan_figures import degree_figure, phases_figure, stacked_figure
+from moetune.report.section import EMPTY, Cell, Figure, Section, Table, plural, sentence
+from moetune.solve.layout.words import seconds_by_binding
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.profiles import compare_profiles
 from moetune.workflows.views.figures import layer_figures, parts_figures
-from moetune.workflows.views.words import plan_decision
-from moetune.workflows.whatif import WhatIfAnswer
+from moetune.workflows.views.words import KIND_WORDS, kind_of, plan_decision, plan_name, plan_scope
+from moetune.workflows.whatif import WhatIfAnswer, compare_plans, input_changes, step_seconds
 
 _MOST_OVERLAYS = 6
 _NOW, _CHANGED = "now", "changed"
@@ -26,13 +27,40 @@ _RATES = {"_per_byte": (1e9, "GB"), "_per_mac": (1e12, "TMAC"), "_per_element": 
 def comparison_sections(
     first: Plan, second: Plan, *, names: tuple[str, str]
 ) -> tuple[Section, ...]:
-    """Return figures of the passes and chunks of two plans, and every field in which they differ.
+    """Return how the second plan differs from the first: in words, in figures, and field by field.
 
     Args:
         names: the plans' names in figures and tables.
     """
     figures = () if first.id == second.id else _both(dict(zip(names, (first, second), strict=True)))
-    return Section(name="both", figures=figures), plan_differences(first, second, names=names)
+    return (
+        Section(name="answer", paragraphs=tuple(_words(first, second, names))),
+        Section(name="both", figures=figures),
+        plan_differences(first, second, names=names),
+    )
+
+
+def _words(first: Plan, second: Plan, names: tuple[str, str]) -> Iterator[str]:
+    """Yield the answer: both steps, then the inputs, then what the second plan decides."""
+    if first.id == second.id:
+        yield f"{names[0]} and {names[1]} are the same plan."
+        return
+    for name, plan in zip(names, (first, second), strict=True):
+        step, kind = format_seconds(step_seconds(plan)), KIND_WORDS[kind_of(plan)]
+        yield f"{name} is the plan of {kind}, {plan_name(plan)}: {step} a step, {plan_scope(plan)}."
+    if kind_of(first) != kind_of(second):
+        yield "Their steps are not of the same work, so that their times are not compared."
+        return
+    if changed := ", ".join(input_changes(first.inputs, second.inputs)):
+        yield f"{names[1]} has {changed}."
+    if first.inputs.profile_fingerprint != second.inputs.profile_fingerprint:
+        was, now = first.inputs.profile, second.inputs.profile
+        yield (
+            f"The profile is {now} instead of {was}."
+            if was != now
+            else f"The profile {now} has changed in between."
+        )
+    yield from compare_plans(first, second)
 
 
 def machine_sections(
@@ -77,7 +105,10 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
 
 
 def plan_differences(first: Plan, second: Plan, *, names: tuple[str, str]) -> Section:
-    """Return every field in which two plan documents differ, except for alternatives and terms."""
+    """Return every field in which two plan documents differ, except for alternatives and terms.
+
+    Lists of ranges, parts and stages are compared by their lengths.
+    """
     left, right = (dict(_fields(plan)) for plan in (first, second))
     keys = list(dict.fromkeys([*left, *right]))
     return _differences(
@@ -87,7 +118,29 @@ def plan_differences(first: Plan, second: Plan, *, names: tuple[str, str]) -> Se
 
 
 def _both(plans: Mapping[str, Plan]) -> tuple[Figure, ...]:
-    return phases_figure(plans), degree_figure(plans)
+    """Return the plans' steps, where they are of the same kind of work, and their chunks."""
+    whole = {name: one.transformer for name, one in plans.items() if one.transformer is not None}
+    if not whole:
+        return phases_figure(plans), degree_figure(plans)
+    if len(whole) < len(plans):
+        return (degree_figure(plans),)
+    steps = {name: _step_parts(transformer) for name, transformer in whole.items()}
+    return (
+        stacked_figure(
+            steps,
+            title="One step of the model",
+            words="Predicted seconds on the slowest stage. Sends between stages count as pipeline.",
+        ),
+        degree_figure(plans),
+    )
+
+
+def _step_parts(transformer: TransformerPlan) -> dict[str, float]:
+    """Return the step's seconds of computation, of communication, and of the pipeline."""
+    kinds = seconds_by_binding(transformer.parts)
+    computes, waits = kinds.get("computation", 0.0), kinds.get("bubble", 0.0)
+    sends = sum(kinds.values()) - computes - waits
+    return {"computation": computes, "communication": sends, "pipeline": waits}
 
 
 def _overlays(first: Profile, second: Profile, names: tuple[str, str]) -> Iterator[Figure]:
@@ -111,7 +164,8 @@ def _flat(where: str, value: object) -> Iterator[tuple[str, object]]:
         for key, item in value.items():
             yield from _flat(f"{where}.{key}", item)
     elif isinstance(value, list):
-        yield where, f"{len(value)} entries" if where.endswith(("ranges", "parts")) else str(value)
+        is_long = where.endswith(("ranges", "parts", "stages"))
+        yield where, plural(len(value), "entry", "entries") if is_long else str(value)
     else:
         yield where, value
 

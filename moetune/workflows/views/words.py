@@ -1,5 +1,9 @@
 """A plan in words: its name and workload, its decision, and its uncertainty."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Confidence, Plan, TransformerPlan
 from moetune.domain.profile import Profile
@@ -11,6 +15,10 @@ from moetune.workflows.explain import Explanation
 LEAST_REGRET = 5e-4
 _CERTAIN = 0.995
 """Share of refits from which a probability reads "over 99 %": agreement of all is not certainty."""
+Kind = Literal["layer", "tensor", "model"]
+KIND_WORDS: Mapping[Kind, str] = MappingProxyType(
+    {"layer": "a layer", "tensor": "a tensor-parallel layer", "model": "a whole model"}
+)
 _ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved"}
 
 
@@ -132,6 +140,13 @@ def is_one_chunk(plan: Plan) -> bool:
 def is_tensor(plan: Plan) -> bool:
     """Return whether the experts are shared by a tensor-parallel group."""
     return plan.layout.expert_parallel == "tensor"
+
+
+def kind_of(plan: Plan) -> Kind:
+    """Return whether the plan is of a model, of a layer, or of one that tensor ranks share."""
+    if plan.transformer is not None:
+        return "model"
+    return "tensor" if is_tensor(plan) else "layer"
 
 
 def device_word(profile: Profile | None) -> str:

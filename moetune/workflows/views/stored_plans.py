@@ -1,0 +1,105 @@
+"""Stored plans of every kind as rows of one table: time, speed, memory, layout and trust."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from moetune.domain.plan import Plan
+from moetune.domain.records import PlanInfo
+from moetune.report.section import EMPTY, Cell, Table
+from moetune.solve.layout.words import name_layout
+from moetune.workflows.views.words import kind_of
+from moetune.workflows.whatif import needed_bytes, step_seconds
+
+_HEADER = (
+    "plan", "kind", "model", "step", "tokens/s", "memory", "layout", "chunks", "trust", "profile",
+    "ranks", "tokens per rank", "age",
+)  # fmt: skip
+_NOTE = (
+    "step: of the model, of a layer's plan of that layer. tokens/s: of all ranks together. memory: "
+    "of the device that needs the most. chunks: forward and backward."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPlan:
+    """A stored plan's list entry, and the plan.
+
+    Args:
+        plan: None where its document cannot be read, since another program changed it.
+    """
+
+    info: PlanInfo
+    plan: Plan | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """Addresses of a row's plan and profile, and the plan's age.
+
+    Args:
+        age: in words.
+        age_seconds: to sort by.
+    """
+
+    plan: str
+    profile: str
+    age: str
+    age_seconds: float
+
+
+def stored_plans_table(found: Iterable[tuple[StoredPlan, Links]], *, empty: str) -> Table:
+    """Return the table of plans.
+
+    Args:
+        empty: text without plans.
+    """
+    return Table(
+        name="plans",
+        title="Newest first",
+        header=_HEADER,
+        rows=tuple(_row(one, links) for one, links in found),
+        notes=(_NOTE,),
+        empty=empty,
+    )
+
+
+def tokens_per_second(plan: Plan) -> float | None:
+    """Return the tokens a second of all ranks together; None for a step that takes no time.
+
+    Tensor-parallel ranks compute the same tokens, which count once.
+    """
+    inputs, layout, seconds = plan.inputs, plan.layout, step_seconds(plan)
+    if plan.transformer is not None:
+        return plan.transformer.tokens_per_second_per_rank * inputs.world_size
+    sets = layout.dp if kind_of(plan) == "tensor" else inputs.world_size
+    return sets * inputs.tokens_per_rank / seconds if seconds else None
+
+
+def _row(one: StoredPlan, links: Links) -> tuple[Cell, ...]:
+    info = one.info
+    kind, *facts = _facts(one.plan)
+    return (
+        Cell(text=info.id[:12], value=info.id, href=links.plan, mark="code"),
+        kind,
+        Cell.words(info.model or "a layer"),
+        *facts,
+        Cell.words(info.profile, href=links.profile),
+        Cell.count(info.world_size),
+        Cell.count(info.tokens_per_rank),
+        Cell(text=links.age, value=links.age_seconds, unit="s"),
+    )
+
+
+def _facts(plan: Plan | None) -> tuple[Cell, ...]:
+    if plan is None:
+        return Cell.words("cannot be read", mark="suspect"), *[EMPTY] * 6
+    speed, pipeline = tokens_per_second(plan), plan.pipeline
+    return (
+        Cell.words(kind_of(plan)),
+        Cell.seconds(step_seconds(plan)),
+        EMPTY if speed is None else Cell(text=f"{speed:,.0f}", value=speed),
+        Cell.size(needed_bytes(plan)),
+        Cell.words(name_layout(plan.layout)),
+        Cell.words(f"{pipeline.forward_degree} and {pipeline.backward_degree}"),
+        Cell.words(plan.predicted.trust),
+    )
