@@ -82,11 +82,6 @@ class Chunk:
         """Bytes of the whole chunk in its parameters' dtype."""
         return self.num_elements * dtype_bytes(self.group.dtype)
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of its parameters."""
-        return sum(slot.num_elements for slot in self.slots) * dtype_bytes(self.group.dtype)
-
 
 def pack(parameters: Iterable[PackedParameter], *, chunk_bytes: int) -> tuple[Chunk, ...]:
     """Pack every group's parameters, in their order, into chunks of up to `chunk_bytes`.
