@@ -277,7 +277,7 @@ def plan(
             dispatcher_sms=dispatcher_sms,
         )  # fmt: skip
         refuse_flags_of_layers(context, model)
-        plan_decoder(session, flags, profile=profile, output=output, as_json=json)
+        plan_decoder(session, flags, profile=profile, output=output, save=not no_save, as_json=json)
         return
     refuse_flags_of_decoders(context)
     sizes = model_sizes(

@@ -24,6 +24,7 @@ from moetune.domain.training import (
     TrainingDtype,
     TrainingJob,
 )
+from moetune.domain.training_document import SCHEMA, TrainingDocument, training_from_document
 from moetune.domain.units import format_bytes
 from moetune.fit.dispatchers import SmTimes
 from moetune.solve.training.memory import MemoryModel
@@ -31,8 +32,6 @@ from moetune.solve.training.search import FoldedSearch, PricedLayout
 from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.plan import host_memory_bytes, sound_numbers
 from moetune.workflows.training_prices import StandIns, stand_ins_of, step_prices
-
-SCHEMA = "moetune.training-plan/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +99,9 @@ class TrainingPlan:
         return _id_of({**self.inputs, "decoder": repr(job.decoder), "loads": job.routing.loads})
 
     @property
-    def text(self) -> str:
-        """The document as JSON text."""
-        return json.dumps(encode(self.document), ensure_ascii=False, indent=2) + "\n"
+    def stored(self) -> TrainingDocument:
+        """The plan as stores and files keep it."""
+        return training_from_document(encode(self.document), f"the plan of {self.profile}")
 
     @property
     def inputs(self) -> dict[str, object]:
