@@ -28,6 +28,7 @@ _OF_LAYERS = (
 _OF_DECODERS = (
     "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs", "target", "routing",
     "offload_activations", "offload_optimizer", "optimizer", "schedule", "stages", "dispatcher_sms",
+    "front",
 )  # fmt: skip
 
 
@@ -134,6 +135,7 @@ def plan_decoder(
     profile: str | None,
     output: Path | None,
     save: bool,
+    with_front: bool,
     as_json: bool,
 ) -> None:
     """Plan a decoder's training, print the plan and save it."""
@@ -147,7 +149,7 @@ def plan_decoder(
 
     settings, screen = session.settings, session.screen
     found = find_profile(profile or settings.profile, stores=partial(wiring.find_store, settings))
-    plan = plan_training(flags.request(found.profile), found.profile)
+    plan = plan_training(flags.request(found.profile), found.profile, with_front=with_front)
     stored = plan.stored
     if save:
         with wiring.open_store(settings) as store:

@@ -96,6 +96,7 @@ class TrainingDocument:
     Args:
         document: all of it, as JSON has it.
         best: the chosen layout; `others` are the next ones.
+        front: the fastest layout for each memory, least first; empty where not asked for.
         trust: the least in any number behind the choice.
     """
 
@@ -108,6 +109,7 @@ class TrainingDocument:
     fits: bool
     trust: str
     warnings: tuple[str, ...] = ()
+    front: tuple[TrainingAnswer, ...] = ()
 
     @property
     def text(self) -> str:
@@ -137,22 +139,28 @@ def training_from_document(document: object, where: str) -> TrainingDocument:
     if not isinstance(document, dict) or not is_training_document(document):
         raise InputError(f"{where} is not a training plan: its schema is not {SCHEMA!r}")
     inputs = _part(TrainingInputs, document, "inputs", where)
-    plan_id, others = document.get("id"), document.get("alternatives", [])
+    plan_id = document.get("id")
     if not isinstance(plan_id, str) or not _ID.fullmatch(plan_id):
         raise InputError(f"{where}: id must be 64 hexadecimal digits, got {shown(plan_id)}")
-    if not isinstance(others, list):
-        raise InputError(f"{where}: alternatives must be a list, got {shown(others)}")
     return TrainingDocument(
         document=document,
         id=plan_id,
         inputs=inputs,
         best=_answer(document, where),
-        others=tuple(_answer(one, f"{where}: alternatives[{at}]") for at, one in enumerate(others)),
+        others=_answers(document, "alternatives", where),
         confidence=_part(Confidence, document, "confidence", where),
         fits=decode(bool, document.get("fits", True), f"{where}: fits"),
         trust=decode(str, document.get("trust", "modelled"), f"{where}: trust"),
         warnings=decode(tuple[str, ...], document.get("warnings", []), f"{where}: warnings"),
+        front=_answers(document, "front", where),
     )
+
+
+def _answers(document: Mapping[str, object], name: str, where: str) -> tuple[TrainingAnswer, ...]:
+    found = document.get(name, [])
+    if not isinstance(found, list):
+        raise InputError(f"{where}: {name} must be a list, got {shown(found)}")
+    return tuple(_answer(one, f"{where}: {name}[{at}]") for at, one in enumerate(found))
 
 
 def _answer(document: object, where: str) -> TrainingAnswer:

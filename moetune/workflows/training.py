@@ -27,6 +27,7 @@ from moetune.domain.training import (
 from moetune.domain.training_document import SCHEMA, TrainingDocument, training_from_document
 from moetune.domain.units import format_bytes
 from moetune.fit.dispatchers import SmTimes
+from moetune.solve.training.front import memory_front
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch, PricedLayout
 from moetune.solve.training.uncertainty import confidence_of
@@ -59,6 +60,7 @@ class TrainingPlan:
         found: the chosen layout first.
         host_bytes: memory of a node's host, as far as the profile has it.
         stand_ins: what the profile does not have of the chosen layout's operations.
+        front: the fastest layout for each memory, least memory first; empty where not asked for.
     """
 
     request: TrainingRequest
@@ -70,6 +72,7 @@ class TrainingPlan:
     stand_ins: StandIns
     host_bytes: float = inf
     ranks_per_node: int = 1
+    front: tuple[PricedLayout, ...] = ()
 
     @property
     def best(self) -> PricedLayout:
@@ -136,11 +139,17 @@ class TrainingPlan:
             "trust": self.trust,
             "warnings": list(self.stand_ins.words),
             "alternatives": [_answer(job, one) for one in self.found[1:]],
+            **({"front": [_answer(job, one) for one in self.front]} if self.front else {}),
         }
 
 
-def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
+def plan_training(
+    request: TrainingRequest, profile: Profile, *, with_front: bool = False
+) -> TrainingPlan:
     """Return the fastest layout that the rules, the pins and the memory allow.
+
+    Args:
+        with_front: find the fastest layout for every other memory, too.
 
     Raises:
         InputError: the pins break a rule, or the profile's dtype is not there.
@@ -169,6 +178,7 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
             trust=prices.device.trusts.least, found=tuple(found), host_bytes=host,
             ranks_per_node=min(request.job.world_size, profile.machine.devices_per_node),
             stand_ins=stand_ins_of(request.job, request.target, profile, found[0]),
+            front=memory_front(search, request.pins) if with_front else (),
         )  # fmt: skip
     if not plan.fits:
         raise _too_large(plan)

@@ -333,3 +333,23 @@ def test_a_layers_plan_has_nothing_to_export(cli: Cli) -> None:
     refused = cli("export", plan[:8], "--to", "megatron")
     assert refused.code == 2
     assert "nothing to export" in refused.err
+
+
+def test_the_front_has_the_fastest_layout_for_each_memory(cli: Cli) -> None:
+    asked = (*SEARCHED, "--front")
+    plan = cli(*asked, "--json").document
+    sizes = [one["memory"]["peak_bytes"] for one in plan["front"]]
+    steps = [one["predicted"]["step_seconds"] for one in plan["front"]]
+    assert sizes == sorted(sizes)
+    assert steps == sorted(steps, reverse=True)
+    limit, best = plan["inputs"]["memory_limit_bytes"], plan["predicted"]["step_seconds"]
+    fastest = min(step for size, step in zip(sizes, steps, strict=True) if size <= limit)
+    assert best == pytest.approx(fastest, rel=0.02)
+    assert "The fastest layout for each memory" in cli(*asked).out
+    assert plan["id"] == cli(*SEARCHED, "--json").document["id"]
+
+
+def test_the_front_is_of_hugging_face_models(cli: Cli) -> None:
+    refused = cli("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--front")
+    assert refused.code == 2
+    assert "--front" in refused.err

@@ -1,11 +1,13 @@
 """A training plan as sections: the layout, its time by part, its memory, and the next layouts."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from moetune.domain.targets import find_target
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_bytes
-from moetune.report.section import Cell, Section, Table, facts, percent, seconds_span
+from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, seconds_span
+from moetune.solve.training.search import NOISE
 from moetune.workflows.views.words import how_sure_of_layout
 
 _MUCH = 0.1
@@ -55,6 +57,10 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
                   tables=tuple(_memory_parts(best)))  # fmt: skip
     if plan.others:
         yield Section(name="alternatives", title="The next layouts", tables=(_others(plan),))
+    if plan.front:
+        yield Section(
+            name="front", title="The fastest layout for each memory", tables=(_front(plan),)
+        )
 
 
 def _recompute(layout: Mapping[str, object]) -> str:
@@ -145,6 +151,32 @@ def _memory_parts(best: TrainingAnswer) -> Iterator[Table]:
             header=(first, "bytes"),
             rows=tuple((Cell.words(one), Cell.size(size)) for one, size in sizes.items() if size),
         )
+
+
+def _front(plan: TrainingDocument) -> Table:
+    """Return the front with what each layout costs and saves as against the one before."""
+    limit, rows = plan.inputs.memory_limit_bytes, []
+    for before, one in zip((None, *plan.front), plan.front, strict=False):
+        peak, step = one.memory.peak_bytes, one.predicted.step_seconds
+        more, saved = EMPTY, EMPTY
+        if before is not None:
+            more = Cell.size(peak - before.memory.peak_bytes)
+            saved = Cell.share(step / before.predicted.step_seconds - 1, sign=True)
+        rows.append(
+            (
+                replace(Cell.size(peak), mark="" if peak <= limit else "suspect"),
+                Cell.seconds(step), more, saved, Cell.words(one.words),
+                Cell.words(_recompute(one.layout)), Cell.words(str(one.layout.get("overlap"))),
+            )
+        )  # fmt: skip
+    return Table(
+        name="front",
+        header=("memory", "step", "costs", "saves", "layout", "recompute", "overlap"),
+        rows=tuple(rows),
+        notes=(
+            f"Both as against the line above; steps that save less than {NOISE:.0%} are omitted.",
+        ),
+    )
 
 
 def _others(plan: TrainingDocument) -> Table:
