@@ -1,45 +1,115 @@
-"""`moetune explain`: the reasons of a plan."""
+"""`moetune explain`: the reasons of a plan, and why it is not another choice."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.session import Json, PlanArgument, ProfileOption, example, session_of
+from moetune.cli.session import Json, PlanArgument, ProfileOption, Session, example, session_of
+from moetune.domain.spelling import AS_FLAGS
 
-EPILOG = example("moetune explain 3f9c21")
+if TYPE_CHECKING:
+    from moetune.workflows.compared import WhyNotAnswer
+    from moetune.workflows.why_not import WhyNot
+
+EPILOG = example("moetune explain 3f9c21 --degree 8")
 
 
 def explain(
     context: typer.Context,
     plan: PlanArgument,
+    degree: Annotated[
+        int | None, typer.Option(min=1, help="Why not so many chunks, forward and backward?")
+    ] = None,
+    forward_degree: Annotated[
+        int | None, typer.Option(min=1, help="Why not so many chunks forward?")
+    ] = None,
+    backward_degree: Annotated[
+        int | None, typer.Option(min=1, help="Why not so many chunks backward?")
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="Why not keep activations that way: none, S1, S2, S3 or S4?"),
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZES",
+            help="Why not this layout of a whole model: tp=2,pp=4, or as a plan prints it?",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The config.json that a Hugging Face model's plan was made for, where its name "
+            "is not in `moetune models list`."
+        ),
+    ] = None,
     profile: ProfileOption = None,
     *,
     json: Json = False,
 ) -> None:
-    """Explain a plan's choice and its times.
+    """Explain a plan's choice and its times, or why it is not another one.
 
     Shows the terms, the alternatives that lost, other batch sizes, and the uncertainty. Of a
     Hugging Face model's plan: where its step and its memory go, and why the next layouts lost.
+    With another choice: by how much it is slower, of what, and whether it fits and is allowed.
     """
     from moetune.workflows.planner import local_planner
     from moetune.workflows.training_files import is_training_plan
     from moetune.workflows.views.explanation import explanation_sections
-    from moetune.workflows.views.training_explanation import (
-        explain_training,
-        training_explanation_sections,
-    )
+    from moetune.workflows.why_not import WhyNot
 
     session = session_of(context)
+    question = WhyNot(
+        plan_id=plan, degree=degree, forward_degree=forward_degree,
+        backward_degree=backward_degree, strategy=strategy, layout=layout,
+        spelling=replace(AS_FLAGS, names={**AS_FLAGS.names, "layout": "--layout"}),
+    )  # fmt: skip
     if Path(plan).is_file() and is_training_plan(Path(plan)):
-        why = explain_training(Path(plan))
-        if json:
-            session.screen.document(why.document)
-        else:
-            session.screen.answer(training_explanation_sections(why))
+        _explain_training(session, question, profile=profile, model=model, as_json=json)
         return
     with local_planner(session.settings, profile=profile) as planner:
+        if question.is_asked:
+            _show(session, planner.why_not(question), as_json=json)
+            return
         found = planner.explain(plan)
     if json:
         session.screen.document(found.document)
     else:
         session.screen.answer(explanation_sections(found))
+
+
+def _explain_training(
+    session: Session, question: "WhyNot", *, profile: str | None, model: str | None, as_json: bool
+) -> None:
+    """Explain the plan in a file of a Hugging Face model's training."""
+    from functools import partial
+
+    from moetune.workflows import wiring
+    from moetune.workflows.training_why_not import why_not_training
+    from moetune.workflows.views.training_explanation import (
+        explain_training,
+        training_explanation_sections,
+    )
+
+    if question.is_asked:
+        stores = partial(wiring.find_store, session.settings)
+        found = why_not_training(question, profile=profile, model=model, stores=stores)
+        _show(session, found, as_json=as_json)
+        return
+    why = explain_training(Path(question.plan_id))
+    if as_json:
+        session.screen.document(why.document)
+    else:
+        session.screen.answer(training_explanation_sections(why))
+
+
+def _show(session: Session, answer: "WhyNotAnswer", *, as_json: bool) -> None:
+    from moetune.workflows.views.why_not import why_not_sections
+
+    if as_json:
+        session.screen.document(answer.document)
+    else:
+        session.screen.answer(why_not_sections(answer))

@@ -9,17 +9,20 @@ from typing import Literal
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.optimizers import OptimizerName
-from moetune.domain.pipeline import read_stages
 from moetune.domain.targets import Target, TargetName, find_target
-from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
+from moetune.domain.training import TrainingDtype, TrainingJob
 from moetune.export.planned import Export, Planned
 from moetune.export.targets import export_layout
 from moetune.workflows.models import find_decoder_model
 from moetune.workflows.profiles import find_profile
-from moetune.workflows.training_files import MAKE_ONE, mapping_of, training_document
+from moetune.workflows.training_files import (
+    MAKE_ONE,
+    mapping_of,
+    read_planned_layout,
+    training_document,
+)
 from moetune.workflows.wiring import StoreFinder
 
-_LATER = ("schedule", "stages", "degree", "dispatcher_sms")
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
 
 
@@ -113,30 +116,13 @@ def export_plan(path: Path, *, to: str, model: str | None, stores: StoreFinder) 
     planned = Planned(
         plan_id=str(document.get("id", "")),
         job=job,
-        layout=_layout(mapping_of(document, "layout", path), path),
+        layout=read_planned_layout(mapping_of(document, "layout", path), path),
         target=target,
         hub_name=hub[1] if hub else None,
         devices_per_node=_devices_per_node(inputs.profile, stores),
         warnings=tuple(_warnings(document, inputs, target)),
     )
     return PlanExport(plan_id=planned.plan_id, target=target, export=export_layout(planned))
-
-
-def _layout(plain: dict[str, object], path: Path) -> FoldedLayout:
-    rest = {key: value for key, value in plain.items() if key != "edp"}
-    rest.setdefault("cuda_graphs", "none")
-    rest.setdefault("offload_activations", 0.0)
-    rest.setdefault("offload_optimizer", 0.0)
-    for name in _LATER:  # plans from before them have what None stands for
-        rest.setdefault(name, None)
-    if isinstance(rest["stages"], str):
-        rest["stages"] = list(read_stages(rest["stages"]))
-    missing = [item.name for item in fields(FoldedLayout) if item.name not in rest]
-    if missing:  # their defaults would be another layout than the planned one
-        raise InputError(f"{path}: layout lacks {', '.join(missing)}", MAKE_ONE)
-    if rest.get("recompute") == ["none"]:
-        rest["recompute"] = []
-    return decode(FoldedLayout, rest, f"{path}: layout")
 
 
 def _devices_per_node(profile: str, stores: StoreFinder) -> int | None:

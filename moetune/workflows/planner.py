@@ -17,6 +17,7 @@ from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.workflows import wiring
+from moetune.workflows.compared import WhyNotAnswer
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.plan import CompleteRequest, Planned, make_plan, read_inputs, sound_numbers
 from moetune.workflows.profiles import is_path
@@ -25,6 +26,7 @@ from moetune.workflows.solvers import Solver, ThreadSolver
 from moetune.workflows.sources import LocalSources, PlanSources, StoredSources
 from moetune.workflows.trace import Trace, predicted_trace
 from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
+from moetune.workflows.why_not import WhyNot, answer_from_plan, compare_choices
 
 PATIENCE_SECONDS = 5.0
 """Longest wait of the service for a lock on the database."""
@@ -162,6 +164,25 @@ class Planner:
             profile = start.found.profile
             before = self.sources.stored(start.inputs.plan_id) or self._solve(start)
         return self._run(profile.name, change_plan, before, profile=profile, question=question)
+
+    def why_not(self, question: WhyNot) -> WhyNotAnswer:
+        """Return another choice beside a plan's own: the best with what is asked pinned.
+
+        Without the plan's profile it is the fastest such candidate that the plan has kept.
+
+        Raises:
+            InputError: there is no such plan, or a value is wrong; the message names it.
+            ProfileError: the plan has not kept such a candidate, and its profile is missing or has
+                changed.
+        """
+        plan = self.plan(question.plan_id)
+        profile = self.profile_if_known(plan)
+        if profile is None:
+            kept = answer_from_plan(plan, question)
+            if kept is not None:
+                return kept
+            profile = self.profile_behind(plan)
+        return self._run(profile.name, compare_choices, plan, profile=profile, question=question)
 
     def profile_behind(self, plan: Plan) -> Profile:
         """Return the profile that a plan was made with.

@@ -2,9 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
+from moetune.domain.document import decode
 from moetune.domain.errors import InputError
+from moetune.domain.pipeline import read_stages
+from moetune.domain.training import FoldedLayout
 from moetune.workflows.files import read_text
 from moetune.workflows.training import SCHEMA
 
@@ -12,6 +16,8 @@ MAKE_ONE = (
     "make one:  moetune plan --model qwen3-30b-a3b --profile h100-x8 --target megatron "
     "--global-batch 256 --seq 4096 --output plan.json"
 )
+
+_LATER = ("schedule", "stages", "degree", "dispatcher_sms")
 
 
 def is_training_plan(path: Path) -> bool:
@@ -61,3 +67,25 @@ def mapping_of(document: Mapping[str, object], key: str, path: Path) -> dict[str
     if not isinstance(found, dict):
         raise InputError(f"{path}: {key} is missing", MAKE_ONE)
     return found
+
+
+def read_planned_layout(plain: Mapping[str, object], path: Path) -> FoldedLayout:
+    """Return the layout in a plan's document.
+
+    Raises:
+        InputError: a size is missing, or wrong.
+    """
+    rest = {key: value for key, value in plain.items() if key != "edp"}
+    rest.setdefault("cuda_graphs", "none")
+    rest.setdefault("offload_activations", 0.0)
+    rest.setdefault("offload_optimizer", 0.0)
+    for name in _LATER:  # plans from before them have what None stands for
+        rest.setdefault(name, None)
+    if isinstance(rest["stages"], str):
+        rest["stages"] = list(read_stages(rest["stages"]))
+    missing = [item.name for item in fields(FoldedLayout) if item.name not in rest]
+    if missing:  # their defaults would be another layout than the planned one
+        raise InputError(f"{path}: layout lacks {', '.join(missing)}", MAKE_ONE)
+    if rest.get("recompute") == ["none"]:
+        rest["recompute"] = []
+    return decode(FoldedLayout, rest, f"{path}: layout")
