@@ -51,9 +51,7 @@ def read_layout(
     return LayoutText(values=found, is_whole=_PRINTED in text)
 
 
-def _pairs(
-    text: str, flag: str, words: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[str, str]]:
+def _pairs(text: str, flag: str, words: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
     for part in map(str.strip, text.replace(_PRINTED, ",").split(",")):
         alone = [name for name, values in words.items() if part in values]
         if alone:

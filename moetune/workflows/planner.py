@@ -19,8 +19,11 @@ from moetune.domain.request import PlanRequest
 from moetune.workflows import wiring
 from moetune.workflows.compared import WhyNotAnswer
 from moetune.workflows.explain import Explanation, explain_plan
+from moetune.workflows.layer_sensitivity import LayerSubject
+from moetune.workflows.model_sensitivity import ModelSubject
 from moetune.workflows.plan import CompleteRequest, Planned, make_plan, read_inputs, sound_numbers
 from moetune.workflows.profiles import is_path
+from moetune.workflows.sensitivity import Sensitivity, sensitivity_of
 from moetune.workflows.single_flight import SingleFlight
 from moetune.workflows.solvers import Solver, ThreadSolver
 from moetune.workflows.sources import LocalSources, PlanSources, StoredSources
@@ -184,6 +187,16 @@ class Planner:
             profile = self.profile_behind(plan)
         return self._run(profile.name, compare_choices, plan, profile=profile, question=question)
 
+    def sensitivity(self, wanted: str) -> Sensitivity:
+        """Return what a plan's step follows: parts of its machine, and its own decisions.
+
+        Raises:
+            InputError: there is no such plan, or another version of moetune has made it.
+            ProfileError: the plan's profile is missing, has changed, or lacks an operation.
+        """
+        plan = self.plan(wanted)
+        return self._run(plan.inputs.profile, _sensitivity, plan, self.profile_behind(plan))
+
     def profile_behind(self, plan: Plan) -> Profile:
         """Return the profile that a plan was made with.
 
@@ -323,6 +336,12 @@ def local_planner(
 def _soundly(profile: str, work: Callable[[], T]) -> T:
     with sound_numbers(profile):
         return work()
+
+
+def _sensitivity(plan: Plan, profile: Profile) -> Sensitivity:
+    if plan.transformer is None:
+        return sensitivity_of(LayerSubject(plan=plan, profile=profile))
+    return sensitivity_of(ModelSubject(plan=plan, profile=profile))
 
 
 def _is_another(profile: str) -> str:

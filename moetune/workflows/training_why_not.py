@@ -44,6 +44,10 @@ _RULE = (
     "simpler one; what is faster than that the search does not try unless it is pinned, such as "
     "ZeRO stages above the target's lowest: plan again with these pins to take it"
 )
+_ONLY_KEPT = (
+    "Profile {!r} is not here, or has changed: this is the fastest such layout that the plan has "
+    "kept, and others were not compared"
+)
 _SAME = 1e-9
 """Of a step, between two versions of moetune."""
 
@@ -106,9 +110,7 @@ def _asked(question: WhyNot, inputs: Mapping[str, object]) -> _Asked:
     texts, pins, dp = {}, {}, None
     degrees = None
     if forward is not None or backward is not None:
-        degrees = Degrees(
-            forward=forward or backward or 1, backward=backward or forward or 1
-        )
+        degrees = Degrees(forward=forward or backward or 1, backward=backward or forward or 1)
         texts = {"forward-degree": str(degrees.forward), "backward-degree": str(degrees.backward)}
     if question.layout is not None:
         flag = question.spelling("layout")
@@ -172,8 +174,7 @@ def _compare(planned: PlannedTraining, asked: _Asked, path: Path) -> WhyNotAnswe
         found = plan_training(pinned, profile)
     except LayoutTooLargeError as error:
         refused = Refusal(what=error.what, hint=error.hint)
-        assert error.plan is not None  # noqa: S101 - plan_training gives it
-        return replace(answer, other=_choice(error.plan, path), refused=refused)
+        return replace(answer, other=_choice(error.plan or {}, path), refused=refused)
     except (InputError, InfeasiblePlanError) as error:
         return replace(answer, refused=Refusal(what=error.what, hint=error.hint))
     other = _choice(found.document, path)
@@ -233,10 +234,7 @@ def _kept(document: Mapping[str, object], asked: _Asked, path: Path) -> WhyNotAn
         plan=str(document.get("id", "")), asked=asked.texts, source="plan", chosen=own,
         other=other, limit_bytes=limit if isinstance(limit, int) else None,
         probability_faster=_chance(own, other),
-        notes=(
-            f"Profile {inputs.get('profile')!r} is not here, or has changed: this is the fastest "
-            "such layout that the plan has kept, and others were not compared",
-        ),
+        notes=(_ONLY_KEPT.format(inputs.get("profile")),),
     )  # fmt: skip
 
 
@@ -288,4 +286,3 @@ def _typed(pins: Mapping[str, object]) -> dict[str, Any]:
     """Return the pins as fields of a layout's request."""
     known = {item.name for item in fields(LayoutRequest)}
     return {name: value for name, value in pins.items() if name in known}
-

@@ -33,6 +33,10 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
 }
 _ZERO = {"0": "false", "1": "true"}
 _SAME = 1e-9
+_ONLY_KEPT = (
+    "Profile {!r} is not here: this is the fastest such candidate that the plan has kept, and "
+    "others were not compared"
+)
 _RULES = (
     f"Gains below {WORTH:.0%} over one chunk or over keeping all activations are not taken, nor "
     f"below {NOISE:.0%} over fewer chunks: the errors of measured costs are as large. The plan's "
@@ -161,7 +165,7 @@ def answer_from_plan(plan: Plan, question: WhyNot) -> WhyNotAnswer | None:
     answer = WhyNotAnswer(plan=plan.id, asked=asked, source="plan", chosen=own)
     if asked.items() <= own.decision.items():
         return replace(answer, other=own)
-    kept = [(one, _kept_choice(plan, one)) for one in _candidates(plan)]
+    kept = [(one, _kept_choice(one)) for one in _candidates(plan)]
     found = [(one, choice) for one, choice in kept if asked.items() <= choice.decision.items()]
     if not found:
         return None
@@ -170,10 +174,7 @@ def answer_from_plan(plan: Plan, question: WhyNot) -> WhyNotAnswer | None:
         answer,
         other=choice,
         kept_because=one.lost_because,
-        notes=(
-            f"Profile {plan.inputs.profile!r} is not here: this is the fastest such candidate that "
-            "the plan has kept, and others were not compared",
-        ),
+        notes=(_ONLY_KEPT.format(plan.inputs.profile),),
     )
 
 
@@ -317,7 +318,7 @@ def _candidates(plan: Plan) -> Iterator[Alternative]:
             )  # fmt: skip
 
 
-def _kept_choice(plan: Plan, one: Alternative) -> ComparedChoice:
+def _kept_choice(one: Alternative) -> ComparedChoice:
     if one.layout is not None:
         return ComparedChoice(
             name=name_layout(one.layout), decision=_layout_decision(one.layout),
@@ -337,7 +338,7 @@ def _kept_like(plan: Plan, other: Plan) -> Alternative | None:
     """Return the candidate that the plan has kept of another plan's choice."""
     decision = _choice(other).decision
     for one in _candidates(plan):
-        kept = _kept_choice(plan, one)
+        kept = _kept_choice(one)
         is_same = kept.decision.items() <= decision.items()
         if is_same and math.isclose(kept.step_seconds, step_seconds(other), rel_tol=_SAME):
             return one

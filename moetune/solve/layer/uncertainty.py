@@ -1,5 +1,6 @@
 """Uncertainty of a choice, compared with others under many refits of the measurements."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -166,8 +167,8 @@ class _Refit:
         """Return the step of these degrees and that strategy."""
         strategy: Strategy = "none" if max(step.degrees) == 1 else step.strategy
         phases = zip(PHASES, step.degrees, strict=True)
-        times = (self._phase(phase, degree, strategy) for phase, degree in phases)
-        return self.overhead_seconds + sum(times)
+        times = [self._phase(phase, degree, strategy) for phase, degree in phases]
+        return math.fsum([self.overhead_seconds, *times])
 
     def _least(self, phase: Phase, degree: int, strategy: Strategy) -> float:
         """Return a lower bound of a phase that would be simulated, 0 of others."""
