@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.profile import Profile
@@ -12,8 +11,8 @@ from moetune.fit.costs import costs_of
 from moetune.fit.slowed import PARTS, Slowdown, slowed
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.plan import rank_layer
-from moetune.solve.layer.strategies import RankedLayer, all_contenders, choose_safely
+from moetune.solve.layer.plan import choose_quickly, rank_layer
+from moetune.solve.layer.strategies import RankedLayer, all_contenders
 from moetune.solve.layer.times import StepTime, step_time
 from moetune.workflows.plan import drawn_costs
 from moetune.workflows.sensitivity import GIB, KnobEffect, check_same
@@ -74,20 +73,20 @@ class LayerSubject:
         if slowdown is not None and slowdown.factor == 1:
             slowdown = None
         if slowdown not in self._known:
-            self._known[slowdown] = _name(_decision(self._ranked(slowdown)))
+            self._known[slowdown] = _name(self._chosen(slowdown, self.plan.inputs))
         return self._known[slowdown]
 
     def knobs(self) -> Iterator[KnobEffect]:
         """Yield one chunk more and less of each phase, other strategies, and more memory."""
-        yield from self._degrees()
-        yield from self._strategies()
+        ranked = self._ranked()
+        yield from self._degrees(is_paired=ranked.best.chooser.is_paired)
+        yield from self._strategies(ranked)
         yield self._memory()
 
-    def _degrees(self) -> Iterator[KnobEffect]:
+    def _degrees(self, *, is_paired: bool) -> Iterator[KnobEffect]:
         own, inputs = self.decision, self.plan.inputs
         largest = inputs.pinned.bounds.largest(inputs.tokens_per_rank)
         phases = ("forward_degree", "backward_degree")
-        is_paired = self._ranked(None).best.chooser.is_paired
         for knobs in [phases] if is_paired else [(one,) for one in phases]:
             flag = "degree" if is_paired else knobs[0].replace("_", "-")
             for change in (-1, 1):
@@ -95,8 +94,8 @@ class LayerSubject:
                 if all(1 <= degree <= largest for degree in moved.values()):
                     yield self._knob(flag, replace(own, **moved))
 
-    def _strategies(self) -> Iterator[KnobEffect]:
-        for one in all_contenders(self._ranked(None)):
+    def _strategies(self, ranked: RankedLayer) -> Iterator[KnobEffect]:
+        for one in all_contenders(ranked):
             if one.strategy == self.decision.strategy:
                 continue
             forward, backward = one.step.degrees
@@ -115,11 +114,11 @@ class LayerSubject:
         limit = limit_of(inputs, device_memory_bytes=machine.plannable_bytes)
         taken = inputs.pinned.memory_taken_bytes
         roomy = replace(inputs, memory_limit_bytes=limit + taken + GIB)
-        found = self._ranked(None, roomy)
-        seconds = found.step.seconds - self.step(None)
+        other = self._chosen(None, roomy)
+        seconds = self._timed(other, self.costs).seconds - self.step(None)
         return KnobEffect(
-            knob="memory-limit", choice=f"1 GiB more memory: {_name(_decision(found))}",
-            seconds=seconds, share=seconds / self.step(None),
+            knob="memory-limit", choice=f"1 GiB more memory: {_name(other)}", seconds=seconds,
+            share=seconds / self.step(None),
         )  # fmt: skip
 
     def _knob(self, knob: str, other: Decision) -> KnobEffect:
@@ -139,24 +138,27 @@ class LayerSubject:
             strategy=decision.strategy,
         )
 
-    def _ranked(self, slowdown: Slowdown | None, inputs: PlanInputs | None = None) -> RankedLayer:
-        inputs = inputs or self.plan.inputs
-        bounds: Bounds = inputs.pinned.bounds
-        ranked = rank_layer(
-            inputs=inputs,
-            costs=slowed(self.costs, slowdown),
-            bounds=bounds,
+    def _ranked(self) -> RankedLayer:
+        """Return all candidates of the plan's own inputs."""
+        return rank_layer(
+            inputs=self.plan.inputs,
+            costs=self.costs,
+            bounds=self.plan.inputs.pinned.bounds,
             device_memory_bytes=self.profile.machine.plannable_bytes,
         )
-        return choose_safely(ranked, [slowed(one, slowdown) for one in self.resamples])
 
-
-def _decision(ranked: RankedLayer) -> Decision:
-    forward, backward = ranked.step.degrees
-    return Decision(
-        forward_degree=forward, backward_degree=backward, order=ranked.best.order,
-        strategy=ranked.best.strategy, dispatcher=ranked.best.costs.dispatcher,
-    )  # fmt: skip
+    def _chosen(self, slowdown: Slowdown | None, inputs: PlanInputs) -> Decision:
+        found = choose_quickly(
+            inputs=inputs,
+            costs=slowed(self.costs, slowdown),
+            resamples=[slowed(one, slowdown) for one in self.resamples],
+            device_memory_bytes=self.profile.machine.plannable_bytes,
+        )
+        forward, backward = found.best.degrees
+        return Decision(
+            forward_degree=forward, backward_degree=backward, order=found.order,
+            strategy=found.strategy, dispatcher=found.costs.dispatcher,
+        )  # fmt: skip
 
 
 def _name(decision: Decision) -> str:

@@ -272,7 +272,9 @@ def change_words(change: float) -> str:
 
 def _knob_words(found: Sensitivity) -> Iterator[str]:
     memory = next((one for one in found.knobs if one.knob == "memory-limit"), None)
-    rest = [one for one in found.knobs if one is not memory and one.seconds is not None]
+    rest = [
+        one for one in found.knobs if one is not memory and one.seconds is not None and not one.note
+    ]
     if rest:
         nearest = rest[0]
         assert nearest.seconds is not None  # noqa: S101 - as filtered
