@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.session import Json, PlanArgument, ProfileOption, Session, example, session_of
+from moetune.cli.session import (
+    Json,
+    PlanArgument,
+    ProfileOption,
+    Session,
+    TrainedModelOption,
+    example,
+    refuse_model,
+    session_of,
+)
 from moetune.domain.spelling import AS_FLAGS
 
 if TYPE_CHECKING:
@@ -39,13 +48,7 @@ def explain(
             help="Why not this layout of a whole model: tp=2,pp=4, or as a plan prints it?",
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="The config.json that a Hugging Face model's plan was made for, where its name "
-            "is not in `moetune models list`."
-        ),
-    ] = None,
+    model: TrainedModelOption = None,
     profile: ProfileOption = None,
     *,
     json: Json = False,
@@ -70,6 +73,7 @@ def explain(
     if Path(plan).is_file() and is_training_plan(Path(plan)):
         _explain_training(session, question, profile=profile, model=model, as_json=json)
         return
+    refuse_model(model)
     with local_planner(session.settings, profile=profile) as planner:
         if question.is_asked:
             _show(session, planner.why_not(question), as_json=json)

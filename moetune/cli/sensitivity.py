@@ -2,11 +2,18 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from moetune.cli.session import Json, PlanArgument, ProfileOption, example, session_of
+from moetune.cli.session import (
+    Json,
+    PlanArgument,
+    ProfileOption,
+    TrainedModelOption,
+    example,
+    refuse_model,
+    session_of,
+)
 
 EPILOG = example("moetune sensitivity 3f9c21")
 
@@ -14,13 +21,7 @@ EPILOG = example("moetune sensitivity 3f9c21")
 def sensitivity(
     context: typer.Context,
     plan: PlanArgument,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="The config.json that a Hugging Face model's plan was made for, where its name "
-            "is not in `moetune models list`."
-        ),
-    ] = None,
+    model: TrainedModelOption = None,
     profile: ProfileOption = None,
     *,
     json: Json = False,
@@ -42,6 +43,7 @@ def sensitivity(
         stores = partial(wiring.find_store, session.settings)
         found = training_sensitivity(Path(plan), profile=profile, model=model, stores=stores)
     else:
+        refuse_model(model)
         with local_planner(session.settings, profile=profile) as planner:
             found = planner.sensitivity(plan)
     if json:

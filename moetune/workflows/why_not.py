@@ -34,8 +34,8 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
 _ZERO = {"0": "false", "1": "true"}
 _SAME = 1e-9
 _ONLY_KEPT = (
-    "Profile {!r} is not here: this is the fastest such candidate that the plan has kept, and "
-    "others were not compared"
+    "Profile {!r} is not here, or has changed: this is the fastest such candidate that the plan "
+    "has kept, and others were not compared"
 )
 _RULES = (
     f"Gains below {WORTH:.0%} over one chunk or over keeping all activations are not taken, nor "

@@ -186,6 +186,7 @@ def test_a_training_plan_follows_the_parts_of_its_step(cli: Cli) -> None:
         (("plan.json", "--profile", "rtx2080ti-x32"), 5, "is not the one"),
         (("training.json", "--profile", "b200-x8"), 5, "is not the one"),
         (("training.json", "--model", "qwen3-30b-a3b"), 2, "is another one"),
+        (("plan.json", "--model", "olmoe"), 2, "--model is for the plans of"),
         (("old.json",), 2, "this version of moetune predicts"),
         (("older.json",), 2, "this version of moetune predicts"),
         (("layout.json",), 2, "this version of moetune takes another layout"),

@@ -251,6 +251,7 @@ def test_a_kept_layout_of_training_needs_no_profile(cli: Cli, tmp_path: Path) ->
         (("training.json", "--layout", "dp 3 · tp 2"), "is not the 16 ranks"),
         (("training.json", "--layout", "overlap=magic"), "overlap must be one of"),
         (("nothing.json", "--degree", "2"), "cannot be read"),
+        (("plan.json", "--degree", "2", "--model", "olmoe"), "--model is for the plans of"),
     ],
 )
 def test_wrong_values_name_the_flag(cli: Cli, arguments: tuple[str, ...], part: str) -> None:
