@@ -34,8 +34,8 @@ class Lines:
         self.gemm = gemm["alpha_seconds"], gemm["beta_seconds_per_mac"]
 
     def phase(self, degree: int, num_gemms: int, *, alpha: float = 1.0, beta: float = 1.0) -> float:
-        transfer = alpha * self.alpha + beta * self.beta * T * M * BYTES / degree
-        experts = num_gemms * (self.gemm[0] + self.gemm[1] * T * M * H / degree)
+        transfer: float = alpha * self.alpha + beta * self.beta * T * M * BYTES / degree
+        experts: float = num_gemms * (self.gemm[0] + self.gemm[1] * T * M * H / degree)
         return max(2 * degree * transfer, 2 * transfer + degree * experts)
 
     def step(self, degrees: tuple[int, int], **factors: float) -> float:

@@ -117,11 +117,11 @@ def test_parts_leave_each_other_alone() -> None:
 
 def test_measured_parts_together_are_a_machine_of_another_speed() -> None:
     profile = load_profile_file(LAB)
+    own = costs_of(profile)
     op: CollectiveOp = "all_to_all"
     for num_bytes in (2e3, 1e5, 3e6):
         whole = costs_of(scale_profile(profile, Speeds(communication=0.5)))
         wanted = whole.collective(op=op, group_size=2, num_bytes=num_bytes).seconds
-        own = costs_of(profile)
         both = slowed(
             slowed(own, Slowdown(part=f"{op} bandwidth", factor=2.0)),
             Slowdown(part=f"{op} start-up", factor=2.0),

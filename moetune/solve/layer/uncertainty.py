@@ -98,8 +98,8 @@ def chance_of_faster(
     Args:
         resamples: without any the nominal costs count as certain.
     """
-    seconds = [_seconds_of(one, resamples, tokens) for one in (chosen, other)]
-    wins = [theirs < own * (1 - TIE) for own, theirs in zip(*seconds, strict=True)]
+    own, theirs = (_seconds_of(one, resamples, tokens) for one in (chosen, other))
+    wins = [its < mine * (1 - TIE) for mine, its in zip(own, theirs, strict=True)]
     return sum(wins) / len(wins)
 
 
