@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune.cli.completers import plan_ids, profile_names
+from moetune.domain.errors import InputError
 
 if TYPE_CHECKING:
     from moetune.cli.render import Screen
@@ -24,6 +25,15 @@ PlanArgument = Annotated[
     typer.Argument(
         help="A plan's JSON file, or the beginning of an id in the store.",
         autocompletion=plan_ids,
+    ),
+]
+TrainedModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="FILE",
+        help="The config.json that a Hugging Face model's plan was made for, where its name is not "
+        "in `moetune models list`.",
     ),
 ]
 ProfileOption = Annotated[
@@ -95,6 +105,15 @@ def command_again(session: Session, *more: str, without: tuple[str, ...] = ()) -
             words.append(word)
     words += [word for word in more if word not in words]
     return shlex.join(["moetune", *words])
+
+
+def refuse_model(model: str | None) -> None:
+    """Raise InputError where `--model` was given with a plan that has its own."""
+    if model is not None:
+        raise InputError(
+            "--model is for the plans of Hugging Face models, and this plan says its own",
+            "omit --model",
+        )
 
 
 def session_of(context: typer.Context) -> Session:

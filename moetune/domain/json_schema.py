@@ -27,7 +27,7 @@ def schema_of(
     *,
     tag: str | None = None,
     without: tuple[str, ...] = (),
-    more: Mapping[str, type] = types.MappingProxyType({}),
+    more: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> dict[str, object]:
     """Return the JSON schema of a dataclass's document.
 

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
+from moetune.domain.request import LARGEST_TOKENS
 from moetune.service.bodies import JSON, TOML
 from moetune.service.problems import MEDIA_TYPE
 from moetune.workflows.plan import InputsDocument
@@ -26,6 +27,8 @@ PlanCursor = Annotated[
     str, Query(pattern="^([0-9a-f]{64})?$", description="`next` of the previous page.")
 ]
 RowCursor = Annotated[int, Query(ge=0, le=_MAX_ID, description="`next` of the previous page.")]
+OtherDegree = Annotated[int | None, Query(ge=1, le=LARGEST_TOKENS, description="Chunks.")]
+OtherWay = Annotated[str | None, Query(max_length=300, description="As of `moetune explain`.")]
 NameCursor = Annotated[str, Query(max_length=200, description="`next` of the previous page.")]
 
 

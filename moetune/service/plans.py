@@ -13,6 +13,8 @@ from starlette.responses import Response
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.plan import Plan
+from moetune.domain.spelling import Spelling
+from moetune.domain.training_document import AnyPlan
 from moetune.service import describe
 from moetune.service.bodies import document, page, read_document, tagged
 from moetune.service.describe import Limit, PlanCursor
@@ -21,9 +23,16 @@ from moetune.workflows.files import plan_to_json
 from moetune.workflows.plan import InputsDocument
 from moetune.workflows.views.training_explanation import explain_training
 from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf
+from moetune.workflows.why_not import WhyNot
 
 INPUTS_SCHEMA = "moetune.inputs/1"
 _ID = re.compile(r"[0-9a-f]{64}")
+_CHOICES = ("degree", "forward_degree", "backward_degree", "strategy", "layout")
+_QUERY = Spelling(
+    key="{}", constraint="{}",
+    names={name.replace("_", "-"): name for name in _CHOICES},
+)  # fmt: skip
+"""How the parameters of a query are written."""
 
 
 class PlainRoute(APIRoute):
@@ -91,13 +100,39 @@ def _add_resolve(app: FastAPI, pools: WorkerPools) -> None:
 def _add_reasons(app: FastAPI, pools: WorkerPools) -> None:
     @app.get(
         "/v1/plans/{plan_id}/explain",
-        summary="The reasons of a plan",
-        responses=describe.answers(dict[str, object], HTTPStatus.NOT_FOUND),
+        summary="The reasons of a plan, or why it is not another choice",
+        responses=describe.answers(
+            dict[str, object], HTTPStatus.NOT_FOUND, HTTPStatus.FAILED_DEPENDENCY
+        ),
     )
-    async def explain(plan_id: str) -> Response:
-        """Return the document of `moetune explain --json`."""
+    async def explain(
+        request: Request,
+        plan_id: str,
+        degree: describe.OtherDegree = None,
+        forward_degree: describe.OtherDegree = None,
+        backward_degree: describe.OtherDegree = None,
+        strategy: describe.OtherWay = None,
+        layout: describe.OtherWay = None,
+    ) -> Response:
+        """Return the document of `moetune explain --json`.
+
+        With another choice it is `moetune.why-not/1`: that one beside the plan's own.
+        """
+        question = WhyNot(
+            degree=degree, forward_degree=forward_degree, backward_degree=backward_degree,
+            strategy=strategy, layout=layout, spelling=_QUERY,
+        )  # fmt: skip
+        _check_query(request)
         await _require(pools, plan_id)
         training = await pools.read(pools.planner.reading.training_plan, plan_id)
+        if question.is_asked:
+            plan: AnyPlan
+            if training is None:
+                plan = await pools.read(pools.planner.plan, plan_id)
+            else:
+                plan = training
+            answer = await pools.solve(pools.planner.why_not, plan, question)
+            return document(answer.document)
         if training is not None:
             return document(explain_training(training).document)
         found = await pools.solve(pools.planner.explain, plan_id)
@@ -183,6 +218,15 @@ def full_id(plan_id: str) -> str:
             "give all 64 hexadecimal digits; GET /v1/plans lists the ids",
         )
     return plan_id
+
+
+def _check_query(request: Request) -> None:
+    """Raise InputError for an unknown parameter: the answer would be to another question."""
+    for key in request.query_params:
+        if key not in _CHOICES:
+            raise InputError(
+                f"the query has the unknown parameter {shown(key)}", f"known: {', '.join(_CHOICES)}"
+            )
 
 
 async def _require(pools: WorkerPools, plan_id: str) -> None:

@@ -1,24 +1,21 @@
 """Exports of plan files: reading, the model and the machine behind them, and the document."""
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
-from moetune.domain.document import decode
 from moetune.domain.errors import InputError, ProfileError
-from moetune.domain.pipeline import read_stages
 from moetune.domain.targets import Target, TargetName, find_target
-from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.training import TrainingJob
 from moetune.domain.training_document import TrainingDocument
 from moetune.export.planned import Export, Planned
 from moetune.export.targets import export_layout
 from moetune.workflows.models import find_decoder_model
 from moetune.workflows.profiles import find_profile
-from moetune.workflows.training_files import MAKE_ONE
+from moetune.workflows.training_files import MAKE_ONE, read_planned_layout
 from moetune.workflows.wiring import StoreFinder
 
-_LATER = ("schedule", "stages", "degree", "dispatcher_sms")
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
 
 
@@ -94,30 +91,13 @@ def export_plan(
     planned = Planned(
         plan_id=plan.id,
         job=job,
-        layout=_layout(plan.best.layout, name),
+        layout=read_planned_layout(plan.best.layout, name),
         target=target,
         hub_name=hub[1] if hub else None,
         devices_per_node=_devices_per_node(inputs.profile, stores),
         warnings=tuple(_warnings(plan, target)),
     )
     return PlanExport(plan_id=planned.plan_id, target=target, export=export_layout(planned))
-
-
-def _layout(plain: Mapping[str, object], name: str) -> FoldedLayout:
-    rest = {key: value for key, value in plain.items() if key != "edp"}
-    rest.setdefault("cuda_graphs", "none")
-    rest.setdefault("offload_activations", 0.0)
-    rest.setdefault("offload_optimizer", 0.0)
-    for later in _LATER:  # plans from before them have what None stands for
-        rest.setdefault(later, None)
-    if isinstance(rest["stages"], str):
-        rest["stages"] = list(read_stages(rest["stages"]))
-    missing = [item.name for item in fields(FoldedLayout) if item.name not in rest]
-    if missing:  # their defaults would be another layout than the planned one
-        raise InputError(f"{name}: layout lacks {', '.join(missing)}", MAKE_ONE)
-    if rest.get("recompute") == ["none"]:
-        rest["recompute"] = []
-    return decode(FoldedLayout, rest, f"{name}: layout")
 
 
 def _devices_per_node(profile: str, stores: StoreFinder) -> int | None:

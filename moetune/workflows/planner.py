@@ -16,15 +16,23 @@ from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
+from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.workflows import wiring
+from moetune.workflows.compared import WhyNotAnswer
 from moetune.workflows.explain import Explanation, explain_plan
+from moetune.workflows.layer_sensitivity import LayerSubject
+from moetune.workflows.model_sensitivity import ModelSubject
 from moetune.workflows.plan import CompleteRequest, Planned, make_plan, read_inputs, sound_numbers
 from moetune.workflows.profiles import is_path
+from moetune.workflows.sensitivity import Sensitivity, sensitivity_of
 from moetune.workflows.single_flight import SingleFlight
 from moetune.workflows.solvers import Solver, ThreadSolver
 from moetune.workflows.sources import LocalSources, PlanSources, StoredSources
 from moetune.workflows.trace import Trace, predicted_trace
+from moetune.workflows.training_sensitivity import training_sensitivity
+from moetune.workflows.training_why_not import compare_layouts, kept_layout
 from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
+from moetune.workflows.why_not import WhyNot, answer_from_plan, compare_choices
 
 PATIENCE_SECONDS = 5.0
 """Longest wait of the service for a lock on the database."""
@@ -163,7 +171,48 @@ class Planner:
             before = self.sources.stored(start.inputs.plan_id) or self._solve(start)
         return self._run(profile.name, change_plan, before, profile=profile, question=question)
 
-    def profile_behind(self, plan: Plan) -> Profile:
+    def why_not(self, plan: AnyPlan, question: WhyNot, *, model: str | None = None) -> WhyNotAnswer:
+        """Return another choice beside a plan's own: the best with what is asked pinned.
+
+        Without the plan's profile it is the fastest such candidate that the plan has kept.
+
+        Args:
+            model: the `config.json` of a training plan whose model has no name.
+
+        Raises:
+            InputError: a value is wrong; the message names it.
+            ProfileError: the plan has not kept such a candidate, and its profile is missing or has
+                changed.
+        """
+        profile = self.profile_if_known(plan)
+        if isinstance(plan, TrainingDocument):
+            kept = kept_layout(plan, question) if profile is None else None
+            return kept or self._run(
+                plan.inputs.profile, compare_layouts, plan,
+                profile=profile or self.profile_behind(plan), question=question, model=model,
+            )  # fmt: skip
+        answer = answer_from_plan(plan, question) if profile is None else None
+        return answer or self._run(
+            plan.inputs.profile, compare_choices, plan,
+            profile=profile or self.profile_behind(plan), question=question,
+        )  # fmt: skip
+
+    def sensitivity(self, plan: AnyPlan, *, model: str | None = None) -> Sensitivity:
+        """Return what a plan's step follows: parts of its machine, and its own decisions.
+
+        Args:
+            model: the `config.json` of a training plan whose model has no name.
+
+        Raises:
+            InputError: another version of moetune has made the plan.
+            ProfileError: the plan's profile is missing, has changed, or lacks an operation.
+        """
+        profile = self.profile_behind(plan)
+        if isinstance(plan, TrainingDocument):
+            return self._run(profile.name, training_sensitivity, plan, profile=profile, model=model)
+        return self._run(profile.name, _sensitivity, plan, profile)
+
+    def profile_behind(self, plan: AnyPlan) -> Profile:
         """Return the profile that a plan was made with.
 
         Raises:
@@ -177,7 +226,7 @@ class Planner:
             "make the plan again, or name its own profile",
         )
 
-    def profile_if_known(self, plan: Plan) -> Profile | None:
+    def profile_if_known(self, plan: AnyPlan) -> Profile | None:
         """Return the profile that a plan was made with; None where it is missing or has changed.
 
         Raises:
@@ -302,6 +351,12 @@ def local_planner(
 def _soundly(profile: str, work: Callable[[], T]) -> T:
     with sound_numbers(profile):
         return work()
+
+
+def _sensitivity(plan: Plan, profile: Profile) -> Sensitivity:
+    if plan.transformer is None:
+        return sensitivity_of(LayerSubject(plan=plan, profile=profile))
+    return sensitivity_of(ModelSubject(plan=plan, profile=profile))
 
 
 def _is_another(profile: str) -> str:

@@ -11,12 +11,23 @@ from moetune.domain.errors import NotFoundError
 from moetune.domain.json_schema import schema_of
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.workflows.compared import (
+    WHY_NOT_SCHEMA,
+    ComparedVerdict,
+    StepDifference,
+    WhyNotAnswer,
+)
 from moetune.workflows.doctor import DOCTOR_SCHEMA, Diagnosis
 from moetune.workflows.explain import EXPLANATION_SCHEMA, Explanation
 from moetune.workflows.export import ExportDocument
+from moetune.workflows.sensitivity import SENSITIVITY_SCHEMA, Sensitivity
 from moetune.workflows.verify import VERIFICATION_SCHEMA, Verification
 
 _VERDICTS = MappingProxyType({"is_equal": bool, "is_inside": bool, "has_lost": bool})
+_WORDS = tuple[str, ...]
+_COMPARISON = MappingProxyType(
+    {"verdict": ComparedVerdict, "difference": StepDifference | None, "words": _WORDS}
+)
 SCHEMAS: Mapping[str, Callable[[], dict[str, object]]] = MappingProxyType(
     {
         "doctor": partial(schema_of, Diagnosis, tag=DOCTOR_SCHEMA),
@@ -27,7 +38,11 @@ SCHEMAS: Mapping[str, Callable[[], dict[str, object]]] = MappingProxyType(
         "export": partial(schema_of, ExportDocument),
         "plan": partial(schema_of, Plan),
         "profile": partial(schema_of, Profile),
+        "sensitivity": partial(
+            schema_of, Sensitivity, tag=SENSITIVITY_SCHEMA, more=MappingProxyType({"words": _WORDS})
+        ),
         "verification": partial(schema_of, Verification, tag=VERIFICATION_SCHEMA, more=_VERDICTS),
+        "why-not": partial(schema_of, WhyNotAnswer, tag=WHY_NOT_SCHEMA, more=_COMPARISON),
     }
 )
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from moetune.domain.errors import NotFoundError
 from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
+from moetune.domain.training_document import AnyPlan
 from moetune.workflows.files import find_plan
 from moetune.workflows.profiles import FoundProfile, find_profile, named_profile, newest_measured
 from moetune.workflows.single_flight import SingleFlight
@@ -40,7 +41,7 @@ class PlanSources(Protocol):
         """
         ...
 
-    def profile_of(self, plan: Plan) -> FoundProfile:
+    def profile_of(self, plan: AnyPlan) -> FoundProfile:
         """Return the profile with the name of the plan's; it may have changed since.
 
         Raises:
@@ -127,7 +128,7 @@ class StoredSources:
             name = self.default_profile or newest_measured(self.reading)
         return self.profiles.find(name)
 
-    def profile_of(self, plan: Plan) -> FoundProfile:
+    def profile_of(self, plan: AnyPlan) -> FoundProfile:
         """Return the profile from the cache."""
         return self.profiles.find(plan.inputs.profile)
 
@@ -169,7 +170,7 @@ class LocalSources:
         """Return the profile of the first: `name`, `named`, the setting, the newest measured."""
         return find_profile(name or self.named or self.default_profile, stores=self.stores)
 
-    def profile_of(self, plan: Plan) -> FoundProfile:
+    def profile_of(self, plan: AnyPlan) -> FoundProfile:
         """Return the profile that the command line names, else the one of the plan's name."""
         if self.named is not None:
             return find_profile(self.named, stores=self.stores)

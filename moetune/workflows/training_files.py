@@ -4,9 +4,14 @@
 """
 
 import json
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
+from moetune.domain.document import decode
 from moetune.domain.errors import InputError
+from moetune.domain.pipeline import read_stages
+from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import (
     SCHEMA,
     AnyPlan,
@@ -27,6 +32,7 @@ MAKE_ONE = (
     "make one:  moetune plan --model qwen3-30b-a3b --profile h100-x8 --target megatron "
     "--global-batch 256 --seq 4096 --output plan.json"
 )
+_LATER = ("schedule", "stages", "degree", "dispatcher_sms")
 
 
 def find_any_plan(wanted: str, *, stores: StoreFinder) -> AnyPlan:
@@ -119,3 +125,28 @@ def _is_no_training(what: str) -> InputError:
         f"{what} is the plan of a layer or of a paper's model, which has nothing to export",
         f"moetune.open_planbook reads it as it is; for a layout, {MAKE_ONE}",
     )
+
+
+def read_planned_layout(plain: Mapping[str, object], where: str) -> FoldedLayout:
+    """Return the layout in a plan's document.
+
+    Args:
+        where: what the plan is called in an error.
+
+    Raises:
+        InputError: a size is missing, or wrong.
+    """
+    rest = {key: value for key, value in plain.items() if key != "edp"}
+    rest.setdefault("cuda_graphs", "none")
+    rest.setdefault("offload_activations", 0.0)
+    rest.setdefault("offload_optimizer", 0.0)
+    for name in _LATER:  # plans from before them have what None stands for
+        rest.setdefault(name, None)
+    if isinstance(rest["stages"], str):
+        rest["stages"] = list(read_stages(rest["stages"]))
+    missing = [item.name for item in fields(FoldedLayout) if item.name not in rest]
+    if missing:  # their defaults would be another layout than the planned one
+        raise InputError(f"{where}: layout lacks {', '.join(missing)}", MAKE_ONE)
+    if rest.get("recompute") == ["none"]:
+        rest["recompute"] = []
+    return decode(FoldedLayout, rest, f"{where}: layout")

@@ -278,6 +278,13 @@ def change_plan(before: Plan, *, profile: Profile, question: WhatIf) -> WhatIfAn
     )
 
 
+def check_changes(before: Plan, question: WhatIf) -> None:
+    """Raise InputError where no request has these changes, whatever the machine."""
+    read_inputs(_changed_inputs(before, question)).request(
+        default_dtype=None, spelling=question.spelling
+    )
+
+
 def _changed_inputs(before: Plan, question: WhatIf) -> dict[str, object]:
     """Return the inputs document without its profile."""
     changed = decode(_Changes, question.changes, "changes")

@@ -189,3 +189,39 @@ def test_a_what_if_that_asks_nothing_sensible_is_refused(
     answer = steady.post("/v1/whatif", body)
     assert answer.status_code in {404, 422}
     assert names in answer.json()["detail"]
+
+
+def test_another_choice_is_the_document_of_the_command_line(
+    client: Client, inputs: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = client.post("/v1/plans:resolve", inputs).json()
+    (tmp_path / "plan.json").write_text(json.dumps(made), encoding="utf-8")
+    found = client.get(f"/v1/plans/{made['id']}/explain?degree=8&strategy=none")
+    wanted = _by_command(
+        tmp_path, capfd, "explain", str(tmp_path / "plan.json"), "--degree", "8", "--strategy",
+        "none", "--json",
+    )  # fmt: skip
+    assert found.text == canonical_json(json.loads(wanted)) + "\n"
+    assert found.json()["schema"] == "moetune.why-not/1"
+
+
+@pytest.mark.parametrize(
+    ("query", "part"),
+    [
+        ("degree=x", "degree"),
+        ("degree=0", "degree"),
+        ("forward_degree=999", "forward_degree must be from 1 to 256"),
+        ("strategy=S9", "strategy must be one of none, S1"),
+        ("layout=tp%3D2", "layout is for whole models"),
+        ("degree=2&backward_degree=2", "degree and backward_degree exclude each other"),
+        ("degre=2", "unknown parameter 'degre'"),
+    ],
+)
+def test_other_choices_that_cannot_be_are_refused_by_name(
+    client: Client, inputs: dict[str, Any], query: str, part: str
+) -> None:
+    made = client.post("/v1/plans:resolve", inputs).json()
+    found = client.get(f"/v1/plans/{made['id']}/explain?{query}")
+    assert (found.status_code, found.json()["code"]) == (422, 2)
+    assert part in found.json()["detail"]
+    assert client.get(f"/v1/plans/{UNKNOWN}/explain?degree=2").status_code == 404

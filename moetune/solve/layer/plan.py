@@ -15,8 +15,13 @@ from moetune.domain.plan import (
 from moetune.domain.profile import Provenance
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, PlanInputs
 from moetune.domain.terms import LayerTerms, StrategyTerms
-from moetune.solve.layer.choose import check_pins
-from moetune.solve.layer.doubts import doubt_warnings, profile_command
+from moetune.solve.layer.choose import WORTH, check_pins
+from moetune.solve.layer.doubts import (
+    decline_chunks,
+    doubt_warnings,
+    in_one_chunk,
+    profile_command,
+)
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.parallelism import is_hierarchy_measured, layer_costs
 from moetune.solve.layer.peak import has_grouped, peak_bytes
@@ -27,6 +32,7 @@ from moetune.solve.layer.strategies import (
     choose_dispatcher,
     choose_safely,
     choose_strategy,
+    fastest_ranking,
     phase_terms,
     strategy_terms,
 )
@@ -115,6 +121,39 @@ def rank_layer(
     if not is_hierarchy_measured(workload=workload, costs=costs, num_nodes=num_nodes):
         return flat
     return choose_dispatcher(flat, rank("hierarchical"))
+
+
+def choose_quickly(
+    *,
+    inputs: PlanInputs,
+    costs: Costs,
+    resamples: Sequence[Costs],
+    device_memory_bytes: int,
+) -> Ranking:
+    """Return the choice of `solve_plan` for a layer, without the candidates that explain it.
+
+    Raises:
+        InfeasiblePlanError, ProfileError: as `rank_layer`.
+    """
+    bounds = inputs.pinned.bounds
+    workload = inputs.workload(Layout.of_layer(inputs.expert_parallel, inputs.world_size))
+    dispatchers: tuple[Dispatcher, ...] = (bounds.dispatcher or "flat",)
+    if bounds.dispatcher is None and is_hierarchy_measured(workload=workload, costs=costs):
+        dispatchers = ("flat", "hierarchical")
+    limit = limit_of(inputs, device_memory_bytes=device_memory_bytes)
+    best, *others = (
+        fastest_ranking(
+            workload=workload,
+            costs=layer_costs(workload=workload, costs=costs, dispatcher=one),
+            bounds=bounds,
+            limit_bytes=limit,
+        )
+        for one in dispatchers
+    )
+    for other in others:
+        if other.best.seconds < best.best.seconds * (1 - WORTH):
+            best = other
+    return best if decline_chunks(best, resamples) is None else in_one_chunk(best)
 
 
 def solve_plan(

@@ -97,8 +97,7 @@ def choose_strategy(
         ProfileError: the pinned strategy copies, and no copies were measured.
     """
     budget = MemoryBudget(workload=workload, limit_bytes=limit_bytes)
-    keeps_all = budget.shrinks_with_chunks or workload.quantization
-    allowed = NO_REUSE if keeps_all else _allowed(costs, bounds)
+    allowed = _allowed_with(budget, costs, bounds)
     rank = partial(rank_degrees, costs=costs, bounds=bounds, budget=budget)
     is_rival = len(allowed) > 1
     rankings = [one for name in allowed if (one := rank(strategy=name, is_rival=is_rival))]
@@ -113,6 +112,23 @@ def choose_strategy(
         if bounds.strategy is None
         else (),
     )
+
+
+def fastest_ranking(
+    *, workload: Workload, costs: LayerCosts, bounds: Bounds, limit_bytes: int
+) -> Ranking:
+    """Return the choice of `choose_strategy`, without the candidates that explain it.
+
+    Raises:
+        InfeasiblePlanError, ProfileError: as `choose_strategy`.
+    """
+    budget = MemoryBudget(workload=workload, limit_bytes=limit_bytes)
+    allowed = _allowed_with(budget, costs, bounds)
+    rank = partial(rank_degrees, costs=costs, bounds=bounds, budget=budget, is_rival=True)
+    rankings = [one for name in allowed if (one := rank(strategy=name))]
+    if not rankings:
+        raise too_large(budget, allowed, bounds)
+    return _fastest(rankings)
 
 
 def choose_dispatcher(flat: RankedLayer, hierarchical: RankedLayer) -> RankedLayer:
@@ -140,6 +156,11 @@ def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLaye
         for one in ranked.contenders
     )
     return replace(ranked, best=best, contenders=contenders, declined=declined)
+
+
+def _allowed_with(budget: MemoryBudget, costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:
+    keeps_all = budget.shrinks_with_chunks or budget.workload.quantization
+    return NO_REUSE if keeps_all else _allowed(costs, bounds)
 
 
 def _allowed(costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:

@@ -1,5 +1,6 @@
 """Uncertainty of a choice, compared with others under many refits of the measurements."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -81,6 +82,45 @@ def confidence_of(found: Sequence[tuple[float, float]]) -> Confidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimedChoice:
+    """A choice of one layer with its nominal step."""
+
+    costs: LayerCosts
+    step: StepTime
+    order: Order
+
+
+def chance_of_faster(
+    chosen: TimedChoice, other: TimedChoice, *, resamples: Sequence[Costs], tokens: int
+) -> float:
+    """Return the share of refits under which the other choice's step is the shorter one.
+
+    Args:
+        resamples: without any the nominal costs count as certain.
+    """
+    own, theirs = (_seconds_of(one, resamples, tokens) for one in (chosen, other))
+    wins = [its < mine * (1 - TIE) for mine, its in zip(own, theirs, strict=True)]
+    return sum(wins) / len(wins)
+
+
+def _seconds_of(one: TimedChoice, resamples: Sequence[Costs], tokens: int) -> list[float]:
+    """Return a choice's step under each refit."""
+    refits = refits_of(one.costs, resamples, tokens=tokens) or (one.costs,)
+    draws = StepErrorDraws(one.costs.step_errors(tokens=tokens), num=len(refits))
+    return [
+        _Refit(
+            costs=costs,
+            overhead_seconds=costs.overhead(tokens=tokens).seconds,
+            tokens=tokens,
+            order=one.order,
+            draws=draws,
+            draw=draw,
+        ).seconds(one.step)
+        for draw, costs in enumerate(refits)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Refit:
     """A layer's times under one refit of the costs, with that draw of the model's error."""
 
@@ -122,6 +162,13 @@ class _Refit:
                 return seconds
             known[at] = self._phase(phase, degree, strategy)
         return min(seconds, self.overhead_seconds + sum(known))
+
+    def seconds(self, step: StepTime) -> float:
+        """Return the step of these degrees and that strategy."""
+        strategy: Strategy = "none" if max(step.degrees) == 1 else step.strategy
+        phases = zip(PHASES, step.degrees, strict=True)
+        times = [self._phase(phase, degree, strategy) for phase, degree in phases]
+        return math.fsum([self.overhead_seconds, *times])
 
     def _least(self, phase: Phase, degree: int, strategy: Strategy) -> float:
         """Return a lower bound of a phase that would be simulated, 0 of others."""

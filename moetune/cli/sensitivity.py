@@ -1,0 +1,46 @@
+"""`moetune sensitivity`: what a plan's step follows."""
+
+import typer
+
+from moetune.cli.session import (
+    Json,
+    PlanArgument,
+    ProfileOption,
+    TrainedModelOption,
+    example,
+    refuse_model,
+    session_of,
+)
+
+EPILOG = example("moetune sensitivity 3f9c21")
+
+
+def sensitivity(
+    context: typer.Context,
+    plan: PlanArgument,
+    model: TrainedModelOption = None,
+    profile: ProfileOption = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Say which part of the machine and which decision a plan's step follows.
+
+    Each part is made 1 % slower and faster with the plan's choice held fixed, then up to twice
+    and half its time until another choice is best; each decision is moved to its neighbours.
+    Nothing is stored.
+    """
+    from moetune.domain.training_document import TrainingDocument
+    from moetune.workflows.planner import local_planner
+    from moetune.workflows.training_files import find_any_plan
+    from moetune.workflows.views.sensitivity import sensitivity_sections
+
+    session = session_of(context)
+    wanted = find_any_plan(plan, stores=session.find_store)
+    if not isinstance(wanted, TrainingDocument):
+        refuse_model(model)
+    with local_planner(session.settings, profile=profile) as planner:
+        found = planner.sensitivity(wanted, model=model)
+    if json:
+        session.screen.document(found.document)
+    else:
+        session.screen.answer(sensitivity_sections(found))

@@ -1,0 +1,168 @@
+"""Sensitivity of a layer's plan: its step and its choice under slower and faster parts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from moetune.domain.costs import Costs
+from moetune.domain.plan import Decision, Plan
+from moetune.domain.profile import Profile
+from moetune.domain.request import PlanInputs
+from moetune.fit.costs import costs_of
+from moetune.fit.slowed import PARTS, Slowdown, slowed
+from moetune.solve.layer.memory import limit_of
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.plan import choose_quickly, rank_layer
+from moetune.solve.layer.strategies import RankedLayer, all_contenders
+from moetune.solve.layer.times import StepTime, step_time
+from moetune.workflows.plan import drawn_costs
+from moetune.workflows.sensitivity import GIB, KnobEffect, check_same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSubject:
+    """A layer's plan and its profile.
+
+    Raises:
+        InputError: this version of moetune predicts another step.
+    """
+
+    plan: Plan
+    profile: Profile
+    costs: Costs = field(init=False)
+    resamples: tuple[Costs, ...] = field(init=False)
+    _known: dict[Slowdown | None, str] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        modelled = self.plan.inputs.pinned.allow_modelled
+        object.__setattr__(self, "costs", costs_of(self.profile, allow_modelled=modelled))
+        drawn = drawn_costs(self.profile, allow_modelled=modelled)
+        object.__setattr__(self, "resamples", drawn)
+        check_same(self.plan.id, now=self.step(None), then=self.plan.predicted.step_seconds)
+
+    @property
+    def plan_id(self) -> str:
+        """The plan's id."""
+        return self.plan.id
+
+    @property
+    def name(self) -> str:
+        """The plan's degrees, strategy and dispatcher."""
+        return _name(self.decision)
+
+    @property
+    def decision(self) -> Decision:
+        """The plan's decision."""
+        return self.plan.decide(self.plan.inputs.tokens_per_rank)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Every part."""
+        return PARTS
+
+    @property
+    def among(self) -> str:
+        """Where turning points are looked for."""
+        return "all degrees and strategies that the plan may have"
+
+    def step(self, slowdown: Slowdown | None) -> float:
+        """Return the seconds of the plan's own choice."""
+        return self._timed(self.decision, slowed(self.costs, slowdown)).seconds
+
+    def best(self, slowdown: Slowdown | None) -> str:
+        """Return what the solver would choose."""
+        if slowdown is not None and slowdown.factor == 1:
+            slowdown = None
+        if slowdown not in self._known:
+            self._known[slowdown] = _name(self._chosen(slowdown, self.plan.inputs))
+        return self._known[slowdown]
+
+    def knobs(self) -> Iterator[KnobEffect]:
+        """Yield one chunk more and less of each phase, other strategies, and more memory."""
+        ranked = self._ranked()
+        yield from self._degrees(is_paired=ranked.best.chooser.is_paired)
+        yield from self._strategies(ranked)
+        yield self._memory()
+
+    def _degrees(self, *, is_paired: bool) -> Iterator[KnobEffect]:
+        own, inputs = self.decision, self.plan.inputs
+        largest = inputs.pinned.bounds.largest(inputs.tokens_per_rank)
+        phases = ("forward_degree", "backward_degree")
+        for knobs in [phases] if is_paired else [(one,) for one in phases]:
+            flag = "degree" if is_paired else knobs[0].replace("_", "-")
+            for change in (-1, 1):
+                moved = {one: getattr(own, one) + change for one in knobs}
+                if all(1 <= degree <= largest for degree in moved.values()):
+                    yield self._knob(flag, replace(own, **moved))
+
+    def _strategies(self, ranked: RankedLayer) -> Iterator[KnobEffect]:
+        for one in all_contenders(ranked):
+            if one.strategy == self.decision.strategy:
+                continue
+            forward, backward = one.step.degrees
+            seconds = one.step.seconds - self.step(None)
+            yield KnobEffect(
+                knob="strategy",
+                choice=f"{forward} and {backward} chunks, strategy {one.strategy}",
+                seconds=seconds,
+                share=seconds / self.step(None),
+                note="" if one.fits else "does not fit",
+            )
+
+    def _memory(self) -> KnobEffect:
+        """Return the best choice with one GiB more."""
+        machine, inputs = self.profile.machine, self.plan.inputs
+        limit = limit_of(inputs, device_memory_bytes=machine.plannable_bytes)
+        taken = inputs.pinned.memory_taken_bytes
+        roomy = replace(inputs, memory_limit_bytes=limit + taken + GIB)
+        other = self._chosen(None, roomy)
+        seconds = self._timed(other, self.costs).seconds - self.step(None)
+        return KnobEffect(
+            knob="memory-limit", choice=f"1 GiB more memory: {_name(other)}", seconds=seconds,
+            share=seconds / self.step(None),
+        )  # fmt: skip
+
+    def _knob(self, knob: str, other: Decision) -> KnobEffect:
+        seconds = self._timed(other, self.costs).seconds - self.step(None)
+        return KnobEffect(
+            knob=knob, choice=_name(other), seconds=seconds, share=seconds / self.step(None)
+        )
+
+    def _timed(self, decision: Decision, costs: Costs) -> StepTime:
+        load = self.plan.workload
+        return step_time(
+            costs=layer_costs(workload=load, costs=costs, dispatcher=decision.dispatcher),
+            tokens=load.tokens_per_rank,
+            forward_degree=decision.forward_degree,
+            backward_degree=decision.backward_degree,
+            order=decision.order,
+            strategy=decision.strategy,
+        )
+
+    def _ranked(self) -> RankedLayer:
+        """Return all candidates of the plan's own inputs."""
+        return rank_layer(
+            inputs=self.plan.inputs,
+            costs=self.costs,
+            bounds=self.plan.inputs.pinned.bounds,
+            device_memory_bytes=self.profile.machine.plannable_bytes,
+        )
+
+    def _chosen(self, slowdown: Slowdown | None, inputs: PlanInputs) -> Decision:
+        found = choose_quickly(
+            inputs=inputs,
+            costs=slowed(self.costs, slowdown),
+            resamples=[slowed(one, slowdown) for one in self.resamples],
+            device_memory_bytes=self.profile.machine.plannable_bytes,
+        )
+        forward, backward = found.best.degrees
+        return Decision(
+            forward_degree=forward, backward_degree=backward, order=found.order,
+            strategy=found.strategy, dispatcher=found.costs.dispatcher,
+        )  # fmt: skip
+
+
+def _name(decision: Decision) -> str:
+    """Return "2 and 4 chunks, strategy none"."""
+    name = f"{decision.forward_degree} and {decision.backward_degree} chunks"
+    name += f", strategy {decision.strategy}"
+    return name if decision.dispatcher == "flat" else f"{name}, dispatcher {decision.dispatcher}"

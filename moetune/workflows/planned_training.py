@@ -1,0 +1,86 @@
+"""A training plan read back, with its request and its profile, to price it again."""
+
+from dataclasses import dataclass
+
+from moetune.domain.document import decode
+from moetune.domain.errors import InputError
+from moetune.domain.pipeline import read_stages
+from moetune.domain.profile import Profile
+from moetune.domain.targets import find_target
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
+from moetune.domain.training_document import TrainingDocument, part_of
+from moetune.workflows.models import find_decoder_model
+from moetune.workflows.training import TrainingPlan, TrainingRequest, read_routing
+from moetune.workflows.training_files import MAKE_ONE, read_planned_layout
+from moetune.workflows.training_prices import StandIns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTraining:
+    """A plan of a training, and what it was made from.
+
+    Args:
+        layouts: the chosen one, then those that it was compared with.
+    """
+
+    plan: TrainingDocument
+    request: TrainingRequest
+    profile: Profile
+    layouts: tuple[FoldedLayout, ...]
+
+
+def read_planned_training(
+    plan: TrainingDocument, *, profile: Profile, model: str | None
+) -> PlannedTraining:
+    """Return a plan with its request.
+
+    Args:
+        profile: the one that the plan was made with.
+        model: the configuration that the plan was made for; None for the model of its name.
+
+    Raises:
+        InputError: its model or routing is another one.
+    """
+    inputs, name = plan.inputs, f"plan {plan.id[:6]}"
+    decoder = find_decoder_model(model or inputs.model, world_size=inputs.world_size).decoder
+    if decoder is None:
+        raise InputError(f"{name}: {inputs.model} is a layer, not a model", MAKE_ONE)
+    request = TrainingRequest(
+        job=TrainingJob(
+            decoder=decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
+            length=inputs.seq, dtype=inputs.dtype, routing=read_routing(inputs.routing),
+            optimizer=inputs.optimizer,
+        ),
+        pins=_pins(plan, name),
+        target=find_target(inputs.target),
+        memory_limit_bytes=inputs.memory_limit_bytes,
+    )  # fmt: skip
+    _check_id(plan, request)
+    layouts = (one.layout for one in (plan.best, *plan.others))
+    return PlannedTraining(
+        plan=plan,
+        request=request,
+        profile=profile,
+        layouts=tuple(read_planned_layout(one, name) for one in layouts),
+    )
+
+
+def _pins(plan: TrainingDocument, name: str) -> LayoutRequest:
+    pins = part_of(part_of(plan.document, "inputs", name), "pins", name)
+    if isinstance(pins.get("stages"), str):
+        pins = {**pins, "stages": list(read_stages(str(pins["stages"])))}
+    return decode(LayoutRequest, pins, f"{name}: pins")
+
+
+def _check_id(document: TrainingDocument, request: TrainingRequest) -> None:
+    """Raise InputError where the request is not the one that the plan's id is of."""
+    inputs = document.inputs
+    plan = TrainingPlan(
+        request=request, profile=inputs.profile, profile_fingerprint=inputs.profile_fingerprint,
+        limit_bytes=inputs.memory_limit_bytes, trust="modelled", found=(), stand_ins=StandIns(),
+    )  # fmt: skip
+    if plan.id != document.id:
+        raise InputError(
+            f"plan {document.id[:6]}: its model, routing or version of moetune is another one",
+            "make the plan again; where its model is a config.json, name it with --model",
+        )

@@ -1,0 +1,289 @@
+"""What a plan's step follows: the parts of its machine, and its own decisions.
+
+Each part of the machine is made 1 % slower and 1 % faster with the plan's choice held fixed, then
+so much slower or faster that another choice would be best. Each decision is moved to its
+neighbours. `Planner.sensitivity` finds the plan and its profile; nothing is stored.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from moetune.domain.document import encode
+from moetune.domain.errors import InputError
+from moetune.domain.units import format_seconds
+from moetune.fit.slowed import BANDWIDTH, INTERFERENCE, START, Slowdown
+from moetune.solve.sensitivity import FASTER, PERCENT, SLOWER, seconds_per_percent, turn_of
+
+SENSITIVITY_SCHEMA = "moetune.sensitivity/1"
+GIB = 2**30
+_NOTHING = 1e-7
+"""Of the step, for every percent: parts that change it less are left out."""
+_SEARCHED = 5e-5
+"""Of the step, for every percent: parts that change it less cannot turn the choice but of ties."""
+_NAMED_TURNS = 3
+_TIE = 1e-9
+OP_WORDS: Mapping[str, str] = MappingProxyType({
+    "all_to_all": "all-to-alls", "all_to_all_2d": "hierarchical all-to-alls",
+    "all_reduce": "all-reduces", "all_gather": "all-gathers",
+    "reduce_scatter": "reduce-scatters", "send": "sends",
+})  # fmt: skip
+_NAMES: Mapping[str, str] = MappingProxyType({
+    "gemm rate": "rate of GEMMs", "gemm start-up": "start-up time of GEMMs",
+    INTERFERENCE: "interference of what overlaps",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurningPoint:
+    """The smallest change of a part, found between half and twice its time, that turns the choice.
+
+    Args:
+        change: of the part's times: 0.18 is 18 % longer.
+        choice: the best one there.
+    """
+
+    change: float
+    choice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartEffect:
+    """One part of the machine.
+
+    Args:
+        name: in words.
+        seconds_per_percent: by how much the step is longer for each percent that the part takes
+            longer, the choice held fixed.
+        slower, faster: where the choice turns; None where it does not up to twice or half.
+        is_searched: whether turning points were looked for; not of parts of which twice the time
+            is less than half a percent of the step.
+    """
+
+    part: str
+    name: str
+    seconds_per_percent: float
+    share_per_percent: float
+    slower: TurningPoint | None
+    faster: TurningPoint | None
+    is_searched: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnobEffect:
+    """One decision of the plan, moved to a neighbour.
+
+    Args:
+        knob: the flag of the decision.
+        choice: the neighbour, in words.
+        seconds: by how much the step is longer; None where it cannot be had.
+        share: of the plan's step.
+        note: why it cannot be had, or that it does not fit.
+    """
+
+    knob: str
+    choice: str
+    seconds: float | None = None
+    share: float | None = None
+    note: str = ""
+
+
+class Subject(Protocol):
+    """A plan that can be priced again under other costs."""
+
+    @property
+    def plan_id(self) -> str:
+        """The plan's id."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The plan's choice, in words."""
+        ...
+
+    @property
+    def parts(self) -> Iterable[str]:
+        """Parts of the machine that may count."""
+        ...
+
+    @property
+    def among(self) -> str:
+        """The choices among which the best one is looked for, in words."""
+        ...
+
+    def step(self, slowdown: Slowdown | None) -> float:
+        """Return the seconds of the plan's own choice."""
+        ...
+
+    def best(self, slowdown: Slowdown | None) -> str:
+        """Return the best choice, in words."""
+        ...
+
+    def knobs(self) -> Iterator[KnobEffect]:
+        """Yield the neighbours of the plan's decisions."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """What a plan's step follows.
+
+    Args:
+        plan: its id.
+        choice: the plan's own, in words.
+        parts: of the machine, the one that counts most first.
+        knobs: the plan's decisions at their neighbours, the shortest step first.
+        without_effect: parts that do not change the step.
+        among: the choices among which turning points were looked for.
+    """
+
+    plan: str
+    choice: str
+    step_seconds: float
+    parts: tuple[PartEffect, ...]
+    knobs: tuple[KnobEffect, ...]
+    without_effect: tuple[str, ...]
+    among: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Sentences, the most important first."""
+        return tuple(_words(self))
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The JSON document of `moetune sensitivity`."""
+        return {"schema": SENSITIVITY_SCHEMA, **encode(self), "words": list(self.words)}
+
+
+def check_same(plan_id: str, *, now: float, then: float) -> None:
+    """Raise InputError where this version predicts another step than the plan has."""
+    if not math.isclose(now, then, rel_tol=_TIE):
+        raise InputError(
+            f"this version of moetune predicts {format_seconds(now)} for plan {plan_id[:6]}, which "
+            f"has {format_seconds(then)}",
+            "make the plan again",
+        )
+
+
+def sensitivity_of(subject: Subject) -> Sensitivity:
+    """Return what a plan's step follows.
+
+    Raises:
+        ProfileError: the profile lacks an operation.
+    """
+    step = subject.step(None)
+    effects = {one: _effect(subject, one) for one in subject.parts}
+    known = {one: seconds for one, seconds in effects.items() if abs(seconds) > _NOTHING * step}
+    ordered = sorted(known.items(), key=lambda item: -abs(item[1]))
+    return Sensitivity(
+        plan=subject.plan_id,
+        choice=subject.name,
+        step_seconds=step,
+        parts=tuple(_part(subject, part, seconds, step) for part, seconds in ordered),
+        knobs=tuple(sorted(subject.knobs(), key=_order)),
+        without_effect=tuple(one for one in effects if one not in known),
+        among=subject.among,
+    )
+
+
+def _part(subject: Subject, part: str, seconds: float, step: float) -> PartEffect:
+    is_searched = abs(seconds) >= _SEARCHED * step
+    return PartEffect(
+        part=part,
+        name=part_words(part),
+        seconds_per_percent=seconds,
+        share_per_percent=seconds / step,
+        slower=_turn(subject, part, SLOWER) if is_searched else None,
+        faster=_turn(subject, part, FASTER) if is_searched else None,
+        is_searched=is_searched,
+    )
+
+
+def part_words(part: str) -> str:
+    """Return the name of a part in words: "bandwidth of all-to-alls"."""
+    for ending, words in ((BANDWIDTH, "bandwidth of"), (START, "start-up time of")):
+        if part.endswith(ending) and not part.startswith("gemm"):
+            return f"{words} {OP_WORDS.get(part[: -len(ending) - 1], part)}"
+    return _NAMES.get(part, part)
+
+
+def _effect(subject: Subject, part: str) -> float:
+    return seconds_per_percent(lambda factor: subject.step(Slowdown(part=part, factor=factor)))
+
+
+def _turn(subject: Subject, part: str, factors: tuple[float, ...]) -> TurningPoint | None:
+    turn = turn_of(lambda factor: subject.best(Slowdown(part=part, factor=factor)), factors)
+    return None if turn is None else TurningPoint(change=turn.factor - 1, choice=turn.choice)
+
+
+def _order(knob: KnobEffect) -> float:
+    return float("inf") if knob.seconds is None else knob.seconds
+
+
+def _words(found: Sensitivity) -> Iterator[str]:
+    if not found.parts:
+        yield f"No part of the machine changes the step of {format_seconds(found.step_seconds)}."
+        return
+    first, *others = found.parts
+    yield (
+        f"The step follows the {first.name} most: {_percent_words(first)} of its "
+        f"{format_seconds(found.step_seconds)}."
+    )
+    if others:
+        rest = [
+            f"the {one.name} ({format_seconds(abs(one.seconds_per_percent))})" for one in others[:2]
+        ]
+        yield f"Then {' and '.join(rest)}."
+    yield from _turn_words(found)
+    yield from _knob_words(found)
+
+
+def _percent_words(one: PartEffect) -> str:
+    share = abs(one.share_per_percent) * 100
+    return f"{format_seconds(abs(one.seconds_per_percent))} for every percent, {share:.2g} %"
+
+
+def _turn_words(found: Sensitivity) -> Iterator[str]:
+    turns = [
+        (turn, one.name)
+        for one in found.parts
+        for turn in (one.slower, one.faster)
+        if turn is not None
+    ]
+    if not turns:
+        yield (
+            "No single part changes the choice between half and twice its time, among "
+            f"{found.among}."
+        )
+    for turn, name in sorted(turns, key=lambda pair: abs(pair[0].change))[:_NAMED_TURNS]:
+        start = f"{name[:1].upper()}{name[1:]}, {change_words(turn.change)}"
+        yield f"{start}: the best choice is {turn.choice}."
+
+
+def change_words(change: float) -> str:
+    """Return "18 % slower" or "9.1 % faster", of a part's times."""
+    share = abs(change) * 100
+    digits = 0 if share >= 9.95 else 1  # noqa: PLR2004 - two significant digits
+    return f"{share:.{digits}f} % {'slower' if change > 0 else 'faster'}"
+
+
+def _knob_words(found: Sensitivity) -> Iterator[str]:
+    memory = next((one for one in found.knobs if one.knob == "memory-limit"), None)
+    rest = [
+        one for one in found.knobs if one is not memory and one.seconds is not None and not one.note
+    ]
+    if rest:
+        nearest = rest[0]
+        assert nearest.seconds is not None  # noqa: S101 - as filtered
+        how = "longer" if nearest.seconds > 0 else "shorter"
+        more = f"{format_seconds(abs(nearest.seconds))} {how}"
+        if abs(nearest.seconds) <= _TIE * found.step_seconds:
+            more = "as long"
+        yield f"Of its own decisions' neighbours the best is {nearest.choice}: {more}."
+    if memory is not None and memory.seconds is not None:
+        gain = -memory.seconds
+        what = "nothing" if gain <= PERCENT * PERCENT * found.step_seconds else format_seconds(gain)
+        yield f"One GiB more of a device's memory would save {what}."

@@ -1,0 +1,277 @@
+"""Why not this layout: another one of a training plan beside the plan's own."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from moetune.domain.document import encode
+from moetune.domain.errors import (
+    InfeasiblePlanError,
+    InputError,
+    LayoutTooLargeError,
+)
+from moetune.domain.profile import Profile
+from moetune.domain.training import (
+    OVERLAPS,
+    RECOMPUTES,
+    TOKEN_DISPATCHERS,
+    Degrees,
+    FoldedLayout,
+    LayoutRequest,
+)
+from moetune.domain.training_document import (
+    TrainingAnswer,
+    TrainingDocument,
+    training_from_document,
+)
+from moetune.domain.units import format_seconds
+from moetune.solve.training.search import NOISE
+from moetune.solve.training.uncertainty import confidence_of
+from moetune.workflows.compared import ComparedChoice, Refusal, WhyNotAnswer
+from moetune.workflows.layout_text import LayoutText, read_layout
+from moetune.workflows.planned_training import PlannedTraining, read_planned_training
+from moetune.workflows.training import layout_words, plan_training
+from moetune.workflows.training_files import read_planned_layout
+from moetune.workflows.training_prices import step_prices
+from moetune.workflows.why_not import WhyNot
+
+_PINNED = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro-batch")
+_SIZES = ("dp", *_PINNED, "dispatcher-sms")
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "zero": ("0", "1", "2", "3"), "dispatcher": TOKEN_DISPATCHERS, "overlap": OVERLAPS,
+    "recompute": ("none", *RECOMPUTES),
+}  # fmt: skip
+_RULE = (
+    f"Of layouts within {NOISE:.0%} of each other one that leaves memory free is taken, then the "
+    "simpler one; what is faster than that the search does not try unless it is pinned, such as "
+    "ZeRO stages above the target's lowest: plan again with these pins to take it"
+)
+_ONLY_KEPT = (
+    "Profile {!r} is not here, or has changed: this is the fastest such layout that the plan has "
+    "kept, and others were not compared"
+)
+_SAME = 1e-9
+"""Of a step, between two versions of moetune."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What is asked of a training plan, in texts, and as pins.
+
+    Args:
+        dp: that the layout has to have.
+        degrees: chunks of the chosen layout's exchanges.
+    """
+
+    texts: Mapping[str, str]
+    pins: Mapping[str, object]
+    dp: int | None = None
+    degrees: Degrees | None = None
+
+    def is_of(self, layout: FoldedLayout) -> bool:
+        """Return whether a layout is as asked."""
+        same = all(getattr(layout, name) == value for name, value in self.pins.items())
+        return same and self.dp in (None, layout.dp)
+
+
+def compare_layouts(
+    plan: TrainingDocument, *, profile: Profile, question: WhyNot, model: str | None = None
+) -> WhyNotAnswer:
+    """Return the best layout with what is asked pinned, beside the plan's own.
+
+    Args:
+        profile, model: as of `read_planned_training`.
+
+    Raises:
+        InputError: a value is none that it could have.
+    """
+    asked = _asked(question, plan.inputs.world_size)
+    return _compare(read_planned_training(plan, profile=profile, model=model), asked)
+
+
+def kept_layout(plan: TrainingDocument, question: WhyNot) -> WhyNotAnswer | None:
+    """Return the fastest layout as asked that the plan has kept; None for none.
+
+    Raises:
+        InputError: a value is none that it could have.
+    """
+    return _kept(plan, _asked(question, plan.inputs.world_size))
+
+
+def _asked(question: WhyNot, world_size: int) -> _Asked:
+    if question.strategy is not None:
+        raise InputError(
+            f"{question.spelling('strategy')} is for layers, and this is the plan of a training",
+            f"ask with {question.spelling('layout')} recompute=moe_act or recompute=full",
+        )
+    forward, backward = question.degrees
+    texts, pins, dp = {}, {}, None
+    degrees = None
+    if forward is not None or backward is not None:
+        degrees = Degrees(forward=forward or backward or 1, backward=backward or forward or 1)
+        texts = {"forward-degree": str(degrees.forward), "backward-degree": str(degrees.backward)}
+    if question.layout is not None:
+        flag = question.spelling("layout")
+        text = read_layout(question.layout, flag=flag, numbers=_SIZES, words=_WORDS)
+        texts |= text.values
+        pins = _pins(text)
+        dp = _dp(text, pins, flag, world_size)
+    return _Asked(texts=texts, pins=pins, dp=dp, degrees=degrees)
+
+
+def _pins(text: LayoutText) -> dict[str, object]:
+    """Return fields of a `LayoutRequest`; sizes that a printed layout omits are 1."""
+    found: dict[str, object] = {}
+    if text.is_whole:
+        found = {name.replace("-", "_"): 1 for name in _PINNED}
+    for name, value in text.values.items():
+        if name == "recompute":
+            found[name] = () if value == "none" else (value,)
+        elif name != "dp":
+            found[name.replace("-", "_")] = int(value) if value.isdigit() else value
+    return found
+
+
+def _dp(text: LayoutText, pins: Mapping[str, object], flag: str, ranks: int) -> int | None:
+    """Return the replicas asked for, which follow from the other sizes.
+
+    Raises:
+        InputError: the other sizes are not all named, or make another number.
+    """
+    given = text.values.get("dp", "1" if text.is_whole else None)
+    if given is None:
+        return None
+    others = [pins.get(name) for name in ("cp", "tp", "pp")]
+    product = math.prod(one for one in others if isinstance(one, int))
+    if None not in others and int(given) * product != ranks:
+        raise InputError(
+            f"{flag}: dp {given} x cp, tp and pp of {product} is not the {ranks} ranks",
+            f"nearest: dp {ranks // product}" if ranks % product == 0 else "name other sizes",
+        )
+    if None in others:
+        raise InputError(
+            f"{flag}: dp follows from cp, tp and pp",
+            "name those instead, or all of them",
+        )
+    return int(given)
+
+
+def _compare(planned: PlannedTraining, asked: _Asked) -> WhyNotAnswer:
+    own = _own_choice(planned.plan)
+    request, profile = planned.request, planned.profile
+    prices = step_prices(request.job, request.target, profile)
+    answer = WhyNotAnswer(
+        plan=planned.plan.id, asked=asked.texts, source="solved", chosen=own,
+        limit_bytes=request.memory_limit_bytes,
+        notes=tuple(_drifted(own.step_seconds, prices.step(planned.layouts[0]).seconds)),
+    )  # fmt: skip
+    if asked.degrees is not None:
+        return _in_chunks(planned, asked, answer)
+    pinned = replace(request, pins=replace(request.pins, **_typed(asked.pins)))
+    try:
+        found = plan_training(pinned, profile)
+    except LayoutTooLargeError as error:
+        refused = Refusal(what=error.what, hint=error.hint)
+        smallest = training_from_document(encode(error.plan), "the smallest plan")
+        return replace(answer, other=_own_choice(smallest), refused=refused)
+    except (InputError, InfeasiblePlanError) as error:
+        return replace(answer, refused=Refusal(what=error.what, hint=error.hint))
+    other = _own_choice(found.stored)
+    notes = [one for one in found.stand_ins.words if one not in planned.plan.warnings]
+    return replace(
+        answer, other=other, probability_faster=_chance(own, other), rule=_RULE,
+        notes=(*answer.notes, *notes),
+    )  # fmt: skip
+
+
+def _in_chunks(planned: PlannedTraining, asked: _Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
+    """Return the chosen layout with its exchanges in so many chunks."""
+    layout, request = planned.layouts[0], planned.request
+    if asked.pins:
+        raise InputError(
+            "--degree and --layout exclude each other for the plan of a training",
+            "ask one of them: the degree is that of the plan's own layout",
+        )
+    if layout.overlap != "chunks":
+        raise InputError(
+            f"the plan's layout hides exchanges by overlap {layout.overlap}, not in chunks",
+            "ask with --layout, or plan with --target moetune --overlap chunks",
+        )
+    prices = step_prices(request.job, request.target, planned.profile)
+    step = prices.step(replace(layout, degree=asked.degrees))
+    own, degrees = answer.chosen, asked.degrees
+    assert degrees is not None  # noqa: S101 - the caller has checked it
+    other = replace(
+        own,
+        name=f"{degrees.forward} and {degrees.backward} chunks, layout {layout_words(layout)}",
+        decision={**own.decision, **asked.texts},
+        step_seconds=step.seconds,
+        p05_step_seconds=None,
+        p95_step_seconds=None,
+        parts=dict(step.parts),
+    )
+    return replace(answer, other=other, probability_faster=_chance(own, other))
+
+
+def _kept(plan: TrainingDocument, asked: _Asked) -> WhyNotAnswer | None:
+    """Return the fastest layout as asked that the plan has kept; None for none."""
+    if asked.degrees is not None:
+        return None
+    found = [
+        _choice(one)
+        for one in (plan.best, *plan.others)
+        if asked.is_of(read_planned_layout(one.layout, f"plan {plan.id[:6]}"))
+    ]
+    if not found:
+        return None
+    own, other = _own_choice(plan), min(found, key=lambda one: one.step_seconds)
+    return WhyNotAnswer(
+        plan=plan.id, asked=asked.texts, source="plan", chosen=own, other=other,
+        limit_bytes=plan.inputs.memory_limit_bytes, probability_faster=_chance(own, other),
+        notes=(_ONLY_KEPT.format(plan.inputs.profile),),
+    )  # fmt: skip
+
+
+def _own_choice(plan: TrainingDocument) -> ComparedChoice:
+    """Return a plan's own layout, with the range of its step."""
+    sure = plan.confidence
+    return replace(
+        _choice(plan.best),
+        p05_step_seconds=sure.p05_step_seconds,
+        p95_step_seconds=sure.p95_step_seconds,
+    )
+
+
+def _choice(answer: TrainingAnswer) -> ComparedChoice:
+    return ComparedChoice(
+        name=answer.words,
+        decision={
+            name.replace("_", "-"): ",".join(map(str, value)) if isinstance(value, list)
+            else str(value)
+            for name, value in answer.layout.items()
+            if value is not None and not isinstance(value, dict)
+        },
+        step_seconds=answer.predicted.step_seconds,
+        parts=answer.predicted.parts,
+        needed_bytes=answer.memory.peak_bytes,
+    )  # fmt: skip
+
+
+def _chance(own: ComparedChoice, other: ComparedChoice) -> float:
+    """Return the chance that the other one is faster, by the record of public runs."""
+    return 1.0 - confidence_of([own.step_seconds, other.step_seconds]).probability_best
+
+
+def _drifted(recorded: float, now: float) -> Iterator[str]:
+    if not math.isclose(now, recorded, rel_tol=_SAME):
+        yield (
+            f"This version of moetune predicts {format_seconds(now)} for the plan's own layout: "
+            "make the plan again to compare like with like"
+        )
+
+
+def _typed(pins: Mapping[str, object]) -> dict[str, Any]:
+    """Return the pins as fields of a layout's request."""
+    known = {item.name for item in fields(LayoutRequest)}
+    return {name: value for name, value in pins.items() if name in known}

@@ -1,0 +1,343 @@
+"""Why not this one: another choice of a plan beside the plan's own.
+
+`Planner.why_not` finds the plan and its profile. The other choice is the plan for the same request
+with what was asked pinned, which `change_plan` makes as for a what-if. Without the profile it is
+one of the candidates that the plan has kept.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from moetune.domain.constraints import Constraints
+from moetune.domain.errors import InfeasiblePlanError, InputError
+from moetune.domain.layout import Layout
+from moetune.domain.plan import Alternative, Plan
+from moetune.domain.profile import Profile
+from moetune.domain.request import LARGEST_BYTES, OFFLOADS_INPUT, OFFLOADS_MIDDLE
+from moetune.domain.spelling import AS_FIELDS, Spelling
+from moetune.domain.terms import LayerTerms, PhaseTerms
+from moetune.domain.units import format_seconds
+from moetune.solve.layer.choose import NOISE, WORTH
+from moetune.solve.layer.memory import limit_of
+from moetune.solve.layout.words import BINDING_WORDS, name_layout, seconds_by_binding
+from moetune.workflows.compared import ComparedChoice, Refusal, WhyNotAnswer
+from moetune.workflows.layout_text import read_layout
+from moetune.workflows.pairs import chosen_layout, probability_faster, timed_choice
+from moetune.workflows.whatif import WhatIf, change_plan, check_changes, needed_bytes, step_seconds
+
+_SIZES = ("dp", "ep", "tp", "pp", "micro-batch")
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "expert-parallel": ("all_to_all", "tensor"),
+    "zero": ("0", "1"),
+}
+_ZERO = {"0": "false", "1": "true"}
+_SAME = 1e-9
+_ONLY_KEPT = (
+    "Profile {!r} is not here, or has changed: this is the fastest such candidate that the plan "
+    "has kept, and others were not compared"
+)
+_RULES = (
+    f"Gains below {WORTH:.0%} over one chunk or over keeping all activations are not taken, nor "
+    f"below {NOISE:.0%} over fewer chunks: the errors of measured costs are as large. The plan's "
+    "own reason: {}"
+)
+_RULE_OF_LAYOUTS = (
+    f"Of layouts within {NOISE:.0%} of each other one that leaves memory free is taken; a faster "
+    "one than that is not tried unless it is pinned: plan again with these pins to take it"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyNot:
+    """A plan, and the other choice that is asked for; None for what is left to the solver.
+
+    Args:
+        degree: chunks forward and backward, where both are the same.
+        layout: of a whole model, as `layout_text` reads it.
+        spelling: the caller's names of these, for errors.
+    """
+
+    degree: int | None = None
+    forward_degree: int | None = None
+    backward_degree: int | None = None
+    strategy: str | None = None
+    layout: str | None = None
+    spelling: Spelling = AS_FIELDS
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether any other choice is asked for."""
+        asked = (self.degree, self.forward_degree, self.backward_degree, self.strategy, self.layout)
+        return any(one is not None for one in asked)
+
+    @property
+    def degrees(self) -> tuple[int | None, int | None]:
+        """The degrees of both phases.
+
+        Raises:
+            InputError: one degree is given for both phases, and another one for one of them.
+        """
+        each = self.forward_degree, self.backward_degree
+        if self.degree is None:
+            return each
+        if each != (None, None):
+            both, name = self.spelling("degree"), "forward-degree"
+            one = self.spelling(name if each[0] is not None else "backward-degree")
+            raise InputError(
+                f"{both} and {one} exclude each other", f"{both} is for both phases: omit one"
+            )
+        return self.degree, self.degree
+
+    def pins(self, plan: Plan) -> dict[str, str]:
+        """Return what is asked of a plan, as constraints by flag.
+
+        Raises:
+            InputError: a value is none that it could have, or the plan has no such choice.
+        """
+        forward, backward = self.degrees
+        found = {
+            "forward-degree": forward, "backward-degree": backward, "strategy": self.strategy,
+        }  # fmt: skip
+        texts = {flag: str(value) for flag, value in found.items() if value is not None}
+        if self.layout is not None:
+            texts |= self._layout_pins(plan, self.layout)
+        Constraints.decode(texts, self.spelling).check_sizes(self.spelling)
+        return texts
+
+    def _layout_pins(self, plan: Plan, layout: str) -> Mapping[str, str]:
+        flag = self.spelling("layout")
+        if plan.transformer is None:
+            names = [self.spelling(one) for one in ("degree", "strategy")]
+            raise InputError(
+                f"{flag} is for whole models, and plan {plan.id[:6]} is of one layer",
+                f"ask with {' or '.join(names)}",
+            )
+        found = read_layout(layout, flag=flag, numbers=_SIZES, words=_WORDS).values
+        return {name: _ZERO[text] if name == "zero" else text for name, text in found.items()}
+
+
+def compare_choices(plan: Plan, *, profile: Profile, question: WhyNot) -> WhyNotAnswer:
+    """Return the best with what is asked pinned, beside the plan's own choice.
+
+    Args:
+        profile: the one that the plan was made with.
+
+    Raises:
+        InputError: a value is none that it could have, or the plan has no such choice.
+        ProfileError: the profile lacks an operation that cannot be estimated.
+    """
+    asked = question.pins(plan)
+    changed = WhatIf(changes={"constraints": asked}, spelling=question.spelling)
+    check_changes(plan, changed)
+    limit = limit_of(plan.inputs, device_memory_bytes=profile.machine.plannable_bytes)
+    answer = WhyNotAnswer(
+        plan=plan.id, asked=asked, source="solved", chosen=_choice(plan), limit_bytes=limit,
+        notes=tuple(_drifted(plan, profile)),
+    )  # fmt: skip
+    try:
+        other = change_plan(plan, profile=profile, question=changed).after
+    except (InputError, InfeasiblePlanError) as error:
+        refused = replace(answer, refused=Refusal(what=error.what, hint=error.hint))
+        return _with_more_memory(plan, profile, changed, refused)
+    kept = _kept_like(plan, other)
+    return replace(
+        answer,
+        other=_choice(other),
+        probability_faster=probability_faster(plan, other, profile),
+        kept_because=kept.lost_because if kept else "",
+        rule=_rule(plan),
+        notes=(*answer.notes, *(one for one in other.warnings if one not in plan.warnings)),
+    )
+
+
+def answer_from_plan(plan: Plan, question: WhyNot) -> WhyNotAnswer | None:
+    """Return the fastest candidate with what is asked that the plan has kept; None for none.
+
+    Raises:
+        InputError: a value is none that it could have, or the plan has no such choice.
+    """
+    asked = question.pins(plan)
+    check_changes(plan, WhatIf(changes={"constraints": asked}, spelling=question.spelling))
+    own = _choice(plan)
+    answer = WhyNotAnswer(plan=plan.id, asked=asked, source="plan", chosen=own)
+    if asked.items() <= own.decision.items():
+        return replace(answer, other=own)
+    kept = [(one, _kept_choice(one)) for one in _candidates(plan)]
+    found = [(one, choice) for one, choice in kept if asked.items() <= choice.decision.items()]
+    if not found:
+        return None
+    one, choice = min(found, key=lambda pair: pair[1].step_seconds)
+    return replace(
+        answer,
+        other=choice,
+        kept_because=one.lost_because,
+        notes=(_ONLY_KEPT.format(plan.inputs.profile),),
+    )
+
+
+def _rule(plan: Plan) -> str:
+    return _RULES.format(plan.decision.why) if plan.transformer is None else _RULE_OF_LAYOUTS
+
+
+def _with_more_memory(
+    plan: Plan, profile: Profile, question: WhatIf, refused: WhyNotAnswer
+) -> WhyNotAnswer:
+    """Return the answer with the choice if memory had no limit; without, where a rule refuses."""
+    roomy = {**question.changes, "memory_limit_bytes": LARGEST_BYTES}
+    try:
+        found = change_plan(plan, profile=profile, question=replace(question, changes=roomy))
+    except (InputError, InfeasiblePlanError):
+        return refused
+    return replace(refused, other=_choice(found.after))
+
+
+def _drifted(plan: Plan, profile: Profile) -> Iterator[str]:
+    """Yield a note where this version predicts another step for the plan's own choice."""
+    whole = plan.inputs.request.whole
+    if whole is None:
+        now = timed_choice(plan, profile).step.seconds
+    else:
+        now = chosen_layout(plan, whole, profile).found.best[0].seconds
+    if not math.isclose(now, step_seconds(plan), rel_tol=_SAME):
+        yield (
+            f"This version of moetune predicts {format_seconds(now)} for the plan's own choice: "
+            "make the plan again to compare like with like"
+        )
+
+
+def _choice(plan: Plan) -> ComparedChoice:
+    transformer, times, terms = plan.transformer, plan.predicted, plan.terms
+    if transformer is not None:
+        sure, kinds = transformer.confidence, seconds_by_binding(transformer.parts)
+        return ComparedChoice(
+            name=_layout_name(plan),
+            decision=_layout_decision(plan.layout, transformer.micro_batch_sequences)
+            | {"zero": str(transformer.zero).lower()} | _degrees_of(plan),
+            step_seconds=transformer.step_seconds,
+            p05_step_seconds=sure.p05_step_seconds if sure else None,
+            p95_step_seconds=sure.p95_step_seconds if sure else None,
+            parts={BINDING_WORDS[kind]: seconds for kind, seconds in kinds.items() if seconds},
+            needed_bytes=needed_bytes(plan),
+        )  # fmt: skip
+    decision = plan.decide(plan.inputs.tokens_per_rank)
+    found = {
+        "forward-degree": str(decision.forward_degree),
+        "backward-degree": str(decision.backward_degree),
+        "strategy": decision.strategy, "order": decision.order, "dispatcher": decision.dispatcher,
+    }  # fmt: skip
+    return ComparedChoice(
+        name=_degrees_name(found),
+        decision=found,
+        step_seconds=times.step_seconds,
+        p05_step_seconds=times.p05_step_seconds,
+        p95_step_seconds=times.p95_step_seconds,
+        parts=_parts(plan, terms) if terms else {},
+        work=_work(plan, terms) if terms else {},
+        needed_bytes=needed_bytes(plan),
+    )
+
+
+def _parts(plan: Plan, terms: LayerTerms) -> dict[str, float]:
+    """Return seconds of a layer's step that add up to it."""
+    phases = terms.forward, terms.backward
+    exposed = "exposed communication"
+    if plan.memory.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE:
+        exposed += " and copies"
+    computed = sum(one.total_compute_seconds for one in phases)
+    return {
+        "computation": computed,
+        exposed: sum(one.seconds for one in phases) - computed,
+        "gate and permutation": plan.predicted.overhead_seconds,
+    }
+
+
+def _work(plan: Plan, terms: LayerTerms) -> dict[str, float]:
+    phases = terms.forward, terms.backward
+    found = {"communication": sum(one.total_transfer_seconds for one in phases)}
+    if plan.memory.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE:
+        found["copies"] = sum(map(_copy_seconds, phases))
+    return found
+
+
+def _copy_seconds(phase: PhaseTerms) -> float:
+    """Return a phase's copies: what its work has beside transfers and experts."""
+    work = phase.seconds + phase.hidden_seconds
+    return max(0.0, work - phase.total_transfer_seconds - phase.total_compute_seconds)
+
+
+def _degrees_name(found: Mapping[str, str]) -> str:
+    """Return "8 and 8 chunks, strategy none"."""
+    name = f"{found['forward-degree']} and {found['backward-degree']} chunks"
+    name += f", strategy {found['strategy']}"
+    return name if found["dispatcher"] == "flat" else f"{name}, dispatcher {found['dispatcher']}"
+
+
+def _layout_name(plan: Plan) -> str:
+    transformer = plan.transformer
+    assert transformer is not None  # noqa: S101 - only whole models have a layout
+    ways = [f"micro-batch {transformer.micro_batch_sequences}"]
+    ways += ["ZeRO"] if transformer.zero else []
+    ways += ["blocks recomputed"] if transformer.recompute else []
+    degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
+    if transformer.moe_every and max(degrees) > 1:
+        ways.append(f"{degrees[0]} and {degrees[1]} chunks")
+    return " · ".join([name_layout(plan.layout), *ways])
+
+
+def _layout_decision(layout: Layout, micro_batch: int | None = None) -> dict[str, str]:
+    found = {name: str(getattr(layout, name)) for name in ("dp", "ep", "tp", "pp")}
+    found["expert-parallel"] = layout.expert_parallel
+    return found if micro_batch is None else {**found, "micro-batch": str(micro_batch)}
+
+
+def _degrees_of(plan: Plan) -> dict[str, str]:
+    return {
+        "forward-degree": str(plan.pipeline.forward_degree),
+        "backward-degree": str(plan.pipeline.backward_degree),
+        "strategy": plan.memory.strategy,
+    }
+
+
+def _candidates(plan: Plan) -> Iterator[Alternative]:
+    """Yield the plan's alternatives: of a model its layouts, of a layer all its choices."""
+    if plan.transformer is not None:
+        yield from (one for one in plan.alternatives if one.layout is not None)
+        return
+    yield from plan.alternatives
+    for one in plan.terms.strategies if plan.terms else ():
+        if not one.is_chosen:
+            yield Alternative(
+                forward_degree=one.forward_degree, backward_degree=one.backward_degree,
+                order=plan.pipeline.order if one.strategy == "none" else "interleaved",
+                strategy=one.strategy, step_seconds=one.step_seconds,
+                dispatcher=plan.pipeline.dispatcher, lost_because=one.lost_because,
+                memory_bytes=one.needed_bytes,
+            )  # fmt: skip
+
+
+def _kept_choice(one: Alternative) -> ComparedChoice:
+    if one.layout is not None:
+        return ComparedChoice(
+            name=name_layout(one.layout), decision=_layout_decision(one.layout),
+            step_seconds=one.step_seconds, needed_bytes=one.memory_bytes,
+        )  # fmt: skip
+    found = {
+        "forward-degree": str(one.forward_degree), "backward-degree": str(one.backward_degree),
+        "strategy": one.strategy, "order": one.order, "dispatcher": one.dispatcher,
+    }  # fmt: skip
+    return ComparedChoice(
+        name=_degrees_name(found), decision=found, step_seconds=one.step_seconds,
+        needed_bytes=one.memory_bytes,
+    )  # fmt: skip
+
+
+def _kept_like(plan: Plan, other: Plan) -> Alternative | None:
+    """Return the candidate that the plan has kept of another plan's choice."""
+    decision = _choice(other).decision
+    for one in _candidates(plan):
+        kept = _kept_choice(one)
+        is_same = kept.decision.items() <= decision.items()
+        if is_same and math.isclose(kept.step_seconds, step_seconds(other), rel_tol=_SAME):
+            return one
+    return None

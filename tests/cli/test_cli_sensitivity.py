@@ -1,0 +1,216 @@
+"""`moetune sensitivity`, against slopes by hand and turning points by trying every degree."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from tests.cli.running import Cli
+
+XL = ("--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
+LAB = str(Path(__file__).parents[1] / "golden" / "lab.toml")
+SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "sensitivity.json"
+T, M, H, BYTES = 8192, 2048, 8192, 2
+TRAINING = (
+    "plan", "--model", "olmoe", "--profile", "h100-x8", "--world-size", "8", "--global-batch",
+    "64", "--seq", "4096", "--target", "megatron", "--output", "training.json",
+)  # fmt: skip
+
+
+class Lines:
+    """The α–β lines of a profile, and gpt-xl's step by the closed form of the makespan."""
+
+    def __init__(self, profile: dict[str, Any]) -> None:
+        gemm = next(one for one in profile["gemm"] if one["dtype"] == "float16")
+        wire = next(
+            one
+            for one in profile["collective"]
+            if one["op"] == "all_to_all" and one["group_size"] == 64
+        )
+        self.alpha, self.beta = wire["alpha_seconds"], wire["beta_seconds_per_byte"]
+        self.gemm = gemm["alpha_seconds"], gemm["beta_seconds_per_mac"]
+
+    def phase(self, degree: int, num_gemms: int, *, alpha: float = 1.0, beta: float = 1.0) -> float:
+        transfer: float = alpha * self.alpha + beta * self.beta * T * M * BYTES / degree
+        experts: float = num_gemms * (self.gemm[0] + self.gemm[1] * T * M * H / degree)
+        return max(2 * degree * transfer, 2 * transfer + degree * experts)
+
+    def step(self, degrees: tuple[int, int], **factors: float) -> float:
+        forward, backward = degrees
+        return self.phase(forward, 2, **factors) + self.phase(backward, 4, **factors)
+
+    def best(self, **factors: float) -> tuple[int, int]:
+        def least(num_gemms: int) -> int:
+            return min(range(1, 65), key=lambda one: self.phase(one, num_gemms, **factors))
+
+        return least(2), least(4)
+
+
+@pytest.fixture
+def lines(cli: Cli) -> Lines:
+    return Lines(cli("profiles", "show", "rtx2080ti-x64", "--json").document)
+
+
+def parts_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {one["part"]: one for one in document["parts"]}
+
+
+def test_slopes_are_those_of_the_closed_form(cli: Cli, lines: Lines) -> None:
+    plan = cli("plan", *XL, "--json", "--output", "plan.json").document
+    found = cli("sensitivity", "plan.json", "--json").document
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    jsonschema_rs.validator_for(schema).validate(found)
+    degrees = plan["pipeline"]["forward_degree"], plan["pipeline"]["backward_degree"]
+    assert found["step_seconds"] == pytest.approx(lines.step(degrees), rel=1e-9)
+    # Where the link binds, 2·r·t_d: β counts 2·y in each phase, and α 2·r.
+    assert (
+        lines.phase(degrees[0], 2) > 2 * lines.alpha + 2 * lines.beta * T * M * BYTES / degrees[0]
+    )
+    link = 0.01 * 4 * lines.beta * T * M * BYTES
+    parts = parts_of(found)
+    assert parts["all_to_all bandwidth"]["seconds_per_percent"] == pytest.approx(link, rel=1e-9)
+    start = 0.01 * 2 * sum(degrees) * lines.alpha
+    assert parts["all_to_all start-up"]["seconds_per_percent"] == pytest.approx(start, rel=1e-9)
+    assert "gemm rate" in found["without_effect"]
+    assert found["parts"][0]["part"] == "all_to_all bandwidth"
+    assert "bandwidth of all-to-alls most: 515 µs for every percent" in found["words"][0]
+
+
+@pytest.mark.parametrize(("part", "which"), [("bandwidth", "beta"), ("start-up", "alpha")])
+def test_turning_points_are_those_of_trying_every_degree(
+    cli: Cli, lines: Lines, part: str, which: str
+) -> None:
+    cli("plan", *XL, "--output", "plan.json")
+    row = parts_of(cli("sensitivity", "plan.json", "--json").document)[f"all_to_all {part}"]
+    for name, sign in (("slower", 1), ("faster", -1)):
+        turn = first_turn(lambda factor: lines.best(**{which: factor}), sign)
+        assert row[name]["change"] == pytest.approx(turn[0], abs=4e-3)
+        assert row[name]["choice"] == f"{turn[1][0]} and {turn[1][1]} chunks, strategy none"
+
+
+def first_turn(
+    best: Callable[[float], tuple[int, int]], sign: int
+) -> tuple[float, tuple[int, int]]:
+    own = best(1.0)
+    for step in range(1, 1000):
+        change = sign * step / 1000
+        if change > -1 and best(1 + change) != own:
+            return change, best(1 + change)
+    raise AssertionError("no turn")
+
+
+def test_neighbours_are_the_plans_with_that_pin(cli: Cli) -> None:
+    cli("plan", *XL, "--output", "plan.json")
+    found = cli("sensitivity", "plan.json", "--json").document
+    rows = {one["choice"]: one for one in found["knobs"]}
+    pinned = cli("plan", *XL, "--forward-degree", "3", "--backward-degree", "4", "--json").document
+    more = pinned["predicted"]["step_seconds"] - found["step_seconds"]
+    assert rows["3 and 4 chunks, strategy none"]["seconds"] == pytest.approx(more, rel=1e-9)
+    memory = next(one for one in found["knobs"] if one["knob"] == "memory-limit")
+    assert memory["seconds"] == 0
+    assert [one["seconds"] for one in found["knobs"]] == sorted(
+        one["seconds"] for one in found["knobs"]
+    )
+
+
+def test_more_memory_saves_what_the_plan_with_more_memory_saves(cli: Cli) -> None:
+    tight = cli("plan", *XL, "--memory-limit", "900MiB", "--json", "--output", "p.json").document
+    roomy = cli("plan", *XL, "--memory-limit", "1924MiB", "--json").document
+    found = cli("sensitivity", "p.json", "--json").document
+    memory = next(one for one in found["knobs"] if one["knob"] == "memory-limit")
+    saved = roomy["predicted"]["step_seconds"] - tight["predicted"]["step_seconds"]
+    assert saved < 0
+    assert memory["seconds"] == pytest.approx(saved, rel=1e-9)
+    assert "would save" in found["words"][-1]
+
+
+def test_a_measured_layer_moves_both_degrees_at_once(cli: Cli) -> None:
+    flags = (
+        "--d-model", "256", "--d-hidden", "1024", "--num-experts", "4", "--tokens", "1k",
+        "--profile", LAB, "--max-degree", "4",
+    )  # fmt: skip
+    plan = cli("plan", *flags, "--json", "--output", "plan.json").document
+    found = cli("sensitivity", "plan.json", "--profile", LAB, "--json").document
+    degree = plan["pipeline"]["forward_degree"]
+    names = {one["choice"] for one in found["knobs"] if one["knob"] == "degree"}
+    near = {one for one in (degree - 1, degree + 1) if 1 <= one <= 4}
+    assert names == {f"{one} and {one} chunks, strategy none" for one in near}
+    assert found["step_seconds"] == plan["predicted"]["step_seconds"]
+
+
+def test_a_whole_model_is_held_in_its_layout(cli: Cli) -> None:
+    plan = cli(
+        "plan", "--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256", "--json",
+        "--output", "whole.json",
+    ).document  # fmt: skip
+    found = cli("sensitivity", "whole.json", "--json").document
+    step = plan["transformer"]["step_seconds"]
+    assert found["step_seconds"] == pytest.approx(step, rel=1e-9)
+    parts = parts_of(found)
+    # Sends are 2·(m + p − 1)-fold start-ups and bytes; together they are the part `stage sends`.
+    sends = next(
+        one["seconds"] for one in plan["transformer"]["parts"] if one["name"] == "stage sends"
+    )
+    both = sum(parts[f"send {one}"]["seconds_per_percent"] for one in ("bandwidth", "start-up"))
+    assert both == pytest.approx(0.01 * sends, rel=1e-6)
+    other = cli("explain", "whole.json", "--layout", "dp=4,tp=1,pp=8,ep=1", "--json").document
+    row = next(one for one in found["knobs"] if one["choice"].startswith("pp 8"))
+    assert row["seconds"] == pytest.approx(other["difference"]["seconds"], rel=1e-6)
+    refused = next(one for one in found["knobs"] if one["choice"] == "tp 2")
+    assert (refused["seconds"], refused["note"] != "") == (None, True)
+
+
+def test_a_training_plan_follows_the_parts_of_its_step(cli: Cli) -> None:
+    plan = cli(*TRAINING, "--json").document
+    found = cli("sensitivity", "training.json", "--json").document
+    assert found["step_seconds"] == pytest.approx(plan["predicted"]["step_seconds"], rel=1e-9)
+    parts = parts_of(found)
+    exchange = plan["predicted"]["parts"]["exchange"]
+    both = sum(one["seconds_per_percent"] for name, one in parts.items() if "all_to_all" in name)
+    assert 0 <= both <= 0.01 * exchange * 1.01
+    total = sum(one["seconds_per_percent"] for one in found["parts"])
+    assert 0 < total < 0.0101 * found["step_seconds"]
+    out = " ".join(cli("sensitivity", "training.json").out.split())
+    assert out.startswith("The step follows the ")
+    assert "Parts of the machine" in out
+    assert "Without effect: " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "part"),
+    [
+        (("nothing.json",), 2, "cannot be read"),
+        (("plan.json", "--profile", "rtx2080ti-x32"), 5, "is not the one"),
+        (("training.json", "--profile", "b200-x8"), 5, "is not the one"),
+        (("training.json", "--model", "qwen3-30b-a3b"), 2, "is another one"),
+        (("plan.json", "--model", "olmoe"), 2, "--model is for the plans of"),
+        (("old.json",), 2, "this version of moetune predicts"),
+        (("older.json",), 2, "this version of moetune predicts"),
+        (("layout.json",), 2, "this version of moetune takes another layout"),
+    ],
+)
+def test_what_cannot_be_priced_again_is_refused(
+    cli: Cli, arguments: tuple[str, ...], code: int, part: str
+) -> None:
+    cli("plan", *XL, "--output", "plan.json")
+    cli(*TRAINING)
+    whole = ("plan", "--model", "ppmoe-6.7b", "--world-size", "8", "--profile", "v100-x256")
+    cli(*whole, "--output", "whole.json")
+    edit("plan.json", "old.json", step_seconds=0.5)
+    edit("training.json", "older.json", step_seconds=9.5)
+    edit("whole.json", "layout.json", dp=1, tp=8, pp=1, ep=1, expert_parallel="tensor")
+    result = cli("sensitivity", *arguments, "--json")
+    assert (result.code, result.document["exit_code"]) == (code, code)
+    assert part in result.document["error"]
+
+
+def edit(source: str, target: str, **changed: Any) -> None:
+    """Write a plan's file with keys of `predicted` or `layout` changed."""
+    document = json.loads(Path(source).read_text(encoding="utf-8"))
+    for part in ("predicted", "layout"):
+        known = {key: value for key, value in changed.items() if key in document[part]}
+        document[part] = {**document[part], **known}
+    Path(target).write_text(json.dumps(document), encoding="utf-8")

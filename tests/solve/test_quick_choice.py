@@ -1,0 +1,64 @@
+"""The choice without its candidates, and the chance of a pair, on costs by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.costs import LinearCost
+from moetune.domain.layer import Workload
+from moetune.domain.plan import Decision
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.plan import choose_quickly, rank_layer
+from moetune.solve.layer.strategies import choose_safely
+from moetune.solve.layer.times import step_time
+from moetune.solve.layer.uncertainty import TimedChoice, chance_of_faster
+from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts, plan_inputs
+
+ROOM = 80 * 2**30
+
+
+def times(line: LinearCost, factor: float) -> LinearCost:
+    return LinearCost(
+        alpha_seconds=factor * line.alpha_seconds, beta_seconds=factor * line.beta_seconds
+    )
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.93, 0.97, 1.5])
+@pytest.mark.parametrize("pins", [{}, {"dispatcher": "flat"}, {"dispatcher": "hierarchical"}])
+def test_the_quick_choice_has_the_solvers_dispatcher(factor: float, pins: dict[str, str]) -> None:
+    costs = LinearCosts(two_step_cost=times(ALL_TO_ALL, factor))
+    inputs = plan_inputs(constraints=pins)
+    bounds = inputs.pinned.bounds
+    wanted = choose_safely(
+        rank_layer(inputs=inputs, costs=costs, bounds=bounds, device_memory_bytes=ROOM), ()
+    )
+    found = choose_quickly(inputs=inputs, costs=costs, resamples=(), device_memory_bytes=ROOM)
+    assert found.costs.dispatcher == wanted.best.costs.dispatcher
+    assert found.best.degrees == wanted.step.degrees
+    assert found.best.seconds == wanted.step.seconds
+
+
+def choice(costs: LinearCosts, degree: int) -> TimedChoice:
+    inputs = plan_inputs()
+    load = Workload(layer=inputs.layer, world_size=8, tokens_per_rank=4096, dtype="bfloat16")
+    timed = Decision(forward_degree=degree, backward_degree=degree)
+    of_layer = layer_costs(workload=load, costs=costs)
+    step = step_time(
+        costs=of_layer, tokens=4096, forward_degree=timed.forward_degree,
+        backward_degree=timed.backward_degree,
+    )  # fmt: skip
+    return TimedChoice(costs=of_layer, step=step, order=timed.order)
+
+
+def test_a_chance_is_the_share_of_refits_in_which_the_other_one_is_shorter() -> None:
+    own, other = choice(LinearCosts(), 1), choice(LinearCosts(), 16)
+    # A start-up of 2 ms costs 16 chunks 15 times 4 ms more in each pass, and hides less than that.
+    dear = LinearCost(alpha_seconds=2e-3, beta_seconds=ALL_TO_ALL.beta_seconds)
+    free = LinearCost(alpha_seconds=0.0, beta_seconds=ALL_TO_ALL.beta_seconds)
+    base = LinearCosts(gemm_cost=replace(GEMM, alpha_seconds=0.0))
+    refits = [replace(base, transfer_cost=one) for one in (free, dear, free, free)]
+    assert chance_of_faster(own, other, resamples=refits, tokens=4096) == 0.75
+    assert chance_of_faster(other, own, resamples=refits, tokens=4096) == 0.25
+    assert chance_of_faster(own, own, resamples=refits, tokens=4096) == 0.0
+    alone = chance_of_faster(own, other, resamples=(), tokens=4096)
+    assert alone == float(other.step.seconds < own.step.seconds)
