@@ -9,7 +9,7 @@ from typing import Literal
 
 from moetune.domain.constraints import Dispatcher, Order, Strategy
 from moetune.domain.costs import Trust
-from moetune.domain.document import UNLESS_DEFAULT, decode_schema
+from moetune.domain.document import UNLESS_DEFAULT, decode_schema, refuse_pointer
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
@@ -353,6 +353,7 @@ def plan_from_json(text: str | bytes, where: str) -> Plan:
     Raises:
         InputError: the text is no JSON or no plan.
     """
+    refuse_pointer(text, where)
     try:
         document = json.loads(text)
     except ValueError as error:

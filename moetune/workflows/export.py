@@ -90,8 +90,26 @@ def export_plan(path: Path, *, to: str, model: str | None, stores: StoreFinder) 
         InputError: the target is unknown, or the file holds no training plan.
         InfeasiblePlanError: the target cannot run the layout.
     """
+    return export_document(training_document(path), path, to=to, model=model, stores=stores)
+
+
+def export_document(
+    document: Mapping[str, object],
+    path: Path | str,
+    *,
+    to: str,
+    model: str | None,
+    stores: StoreFinder,
+) -> PlanExport:
+    """Return what a runtime reads for a training plan's document.
+
+    Args:
+        path: of its file, or what an error calls the plan.
+
+    Raises:
+        InputError, InfeasiblePlanError: as of `export_plan`.
+    """
     target = find_target(to)
-    document = training_document(path)
     known = {item.name for item in fields(_Inputs)}
     given = mapping_of(document, "inputs", path)
     inputs = decode(
@@ -122,7 +140,7 @@ def export_plan(path: Path, *, to: str, model: str | None, stores: StoreFinder) 
     return PlanExport(plan_id=planned.plan_id, target=target, export=export_layout(planned))
 
 
-def _layout(plain: dict[str, object], path: Path) -> FoldedLayout:
+def _layout(plain: dict[str, object], path: Path | str) -> FoldedLayout:
     rest = {key: value for key, value in plain.items() if key != "edp"}
     rest.setdefault("cuda_graphs", "none")
     rest.setdefault("offload_activations", 0.0)

@@ -35,6 +35,18 @@ def training_document(path: Path) -> Mapping[str, object]:
         found = json.loads(read_text(path, "plan"))
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not a plan: it is not valid JSON", MAKE_ONE) from None
+    return check_training(found, path)
+
+
+def check_training(found: object, path: Path | str) -> Mapping[str, object]:
+    """Return plain values if they are a training plan, or the plan in an error that has one.
+
+    Args:
+        path: of the file, or what an error calls the plan.
+
+    Raises:
+        InputError: they are no training plan.
+    """
     if isinstance(found, dict) and isinstance(found.get("plan"), dict):
         found = found["plan"]
     if not isinstance(found, dict):
@@ -51,7 +63,7 @@ def training_document(path: Path) -> Mapping[str, object]:
     raise InputError(f"{path} is not a training plan: it has {what}, not {SCHEMA!r}", MAKE_ONE)
 
 
-def mapping_of(document: Mapping[str, object], key: str, path: Path) -> dict[str, object]:
+def mapping_of(document: Mapping[str, object], key: str, path: Path | str) -> dict[str, object]:
     """Return a part of the document.
 
     Raises:

@@ -113,7 +113,18 @@ def explain_training(path: Path) -> TrainingExplanation:
     Raises:
         InputError: the file holds no training plan, or a broken one.
     """
-    plan = training_document(path)
+    return explain_document(training_document(path), path)
+
+
+def explain_document(plan: Mapping[str, object], path: Path | str) -> TrainingExplanation:
+    """Return the explanation of a training plan's document.
+
+    Args:
+        path: of its file, or what an error calls the plan.
+
+    Raises:
+        InputError: a part is missing or broken.
+    """
     alternatives = plan.get("alternatives")
     inputs = mapping_of(plan, "inputs", path)
     return TrainingExplanation(
@@ -130,7 +141,7 @@ def explain_training(path: Path) -> TrainingExplanation:
     )
 
 
-def _answer(document: Mapping[str, object], path: Path) -> _Answer:
+def _answer(document: Mapping[str, object], path: Path | str) -> _Answer:
     return _Answer(
         layout=mapping_of(document, "layout", path),
         predicted=decode(
@@ -141,7 +152,7 @@ def _answer(document: Mapping[str, object], path: Path) -> _Answer:
 
 
 def _known(
-    document: Mapping[str, object], name: str, wanted: type, path: Path
+    document: Mapping[str, object], name: str, wanted: type, path: Path | str
 ) -> dict[str, object]:
     """Return the keys of a part that the explanation needs."""
     part = mapping_of(document, name, path)

@@ -1,0 +1,200 @@
+"""`moetune.plan` and `moetune.load_plan`: plans for programs and notebooks.
+
+Arguments are the flags of `moetune plan`, and go the same way: see `plan_flags`.
+"""
+
+import difflib
+import inspect
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast, get_type_hints
+
+from moetune.domain.document import decode
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.profile import Profile
+from moetune.domain.units import parse_bytes, parse_count
+from moetune.workflows import wiring
+from moetune.workflows.explain import explain_plan
+from moetune.workflows.files import is_plan_path, load_plan_file
+from moetune.workflows.flags import parsed
+from moetune.workflows.plan_flags import PlanFlags, plan_decoder, plan_layer
+from moetune.workflows.plan_view import PlanView, TrainingPlanView
+from moetune.workflows.planner import local_planner
+from moetune.workflows.staleness import stale_note
+from moetune.workflows.training_files import is_training_plan, training_document
+
+_LOGGER = logging.getLogger("moetune")
+_UNITS = MappingProxyType(
+    {
+        "tokens": parse_count, "seq": parse_count, "vocab": parse_count,
+        "memory_limit": parse_bytes, "memory_taken": parse_bytes,
+    }
+)  # fmt: skip
+_HINTS: Mapping[str, Any] = MappingProxyType(get_type_hints(PlanFlags))
+_COMMAND_OR_FLAG = re.compile(r"(`[^`]*`|\b(?:moetune|torchrun) \S.*)|--([a-z][a-z-]*[a-z])")
+
+
+def plan(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    profile: str | os.PathLike[str] | Profile | None = None,
+    db: str | os.PathLike[str] | None = None,
+    save: bool = True,
+    **options: object,
+) -> PlanView | TrainingPlanView:
+    """Return the best plan for a layer or a model, as `moetune plan` does.
+
+    A notebook draws the plan, `print` shows what the command line prints.
+
+    Args:
+        model: a named model or the path of a `config.json`; without it give the sizes of a layer:
+            `d_model`, `d_hidden`, `num_experts` and `tokens`.
+        profile: a name, a file or a `moetune.Profile`; default, the setting, else the newest
+            measured one.
+        db: the store; default, that of the command line.
+        save: store the plan of a layer or of a paper's model, so that its id finds it; False
+            leaves the store as it is. A Hugging Face model's plan is not stored: call its `save`.
+        options: flags of `moetune plan` with underscores, such as `world_size=64`. Sizes are
+            numbers of tokens and bytes, or texts with a unit: `seq="8k"`, `memory_limit="80GB"`.
+
+    Raises:
+        InputError: an argument is unknown, or its value is wrong.
+        InfeasiblePlanError: nothing satisfies the arguments or the memory limit.
+        ProfileError: there is no such profile, or it lacks an operation.
+        MoetuneError: the store cannot be opened or written.
+    """
+    with _named_as_arguments():
+        if not isinstance(profile, (str, os.PathLike, Profile, type(None))):
+            raise InputError(f"profile must be a name, a file or a Profile, got {profile!r}")
+        used = profile if isinstance(profile, Profile) else _text(profile)
+        flags = read_flags({"model": model, **options})
+        settings = wiring.configure(db=_text(db)).settings
+        if flags.is_of_decoder:
+            return TrainingPlanView.of(plan_decoder(flags, settings, profile=used), db=_text(db))
+        planned = plan_layer(flags, settings, profile=used, save=save)
+        found = planned.found.profile
+        if note := stale_note(found):
+            _LOGGER.warning(note)
+        return PlanView.of(explain_plan(planned.plan, profile=found))
+
+
+def load_plan(
+    path_or_id: str | os.PathLike[str], *, db: str | os.PathLike[str] | None = None
+) -> PlanView | TrainingPlanView:
+    """Return the plan of a file, or of an id in the store.
+
+    Args:
+        path_or_id: a path that ends in .json or has a slash, a `pathlib.Path`, or an id or its
+            first letters.
+        db: the store; default, that of the command line.
+
+    Raises:
+        InputError: the file is missing or is no plan, or no plan or several have such an id.
+        MoetuneError: the store cannot be opened.
+    """
+    with _named_as_arguments():
+        if not isinstance(path_or_id, (str, os.PathLike)):
+            raise InputError(f"load_plan takes a path or an id, got {path_or_id!r}")
+        wanted = os.fspath(path_or_id)
+        if isinstance(path_or_id, os.PathLike) or is_plan_path(wanted):
+            return _load_file(Path(wanted).expanduser(), db=_text(db))
+        return _load_stored(wanted, db=_text(db))
+
+
+def read_flags(arguments: Mapping[str, object]) -> PlanFlags:
+    """Return the flags in a program's arguments; None stands for one that was not given.
+
+    Raises:
+        InputError: an argument is unknown, or its value is wrong; the text names it.
+    """
+    values: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if name not in _HINTS:
+            near = difflib.get_close_matches(name, _HINTS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_HINTS)}"
+            raise InputError(f"a plan has no argument {name!r}", hint)
+        if value is not None:
+            values[name] = decode(_HINTS[name], _plain(name, value), name)
+    return PlanFlags(**values)
+
+
+def _plain(name: str, value: object) -> object:
+    """Return a text, a number or a truth value for what notebooks have: arrays' numbers, paths."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if name in _UNITS and isinstance(value, str):
+        return parsed(value, _UNITS[name], name)
+    if name in _UNITS and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if name == "recompute" and isinstance(value, (list, tuple)):
+        return ",".join(map(str, value)) or "none"
+    if isinstance(value, float):
+        return float(value)
+    is_count = hasattr(value, "__index__") and not isinstance(value, bool)
+    return int(cast("Any", value)) if is_count else value
+
+
+def _text(value: str | os.PathLike[str] | None) -> str | None:
+    """Return a path as text with a slash, by which it is told from a name."""
+    if value is None or isinstance(value, str):
+        return value
+    text = os.fspath(value)
+    return text if os.sep in text else f"{os.curdir}{os.sep}{text}"
+
+
+def _load_file(path: Path, *, db: str | None) -> PlanView | TrainingPlanView:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a plan", "name one of its files")
+    if path.is_file() and is_training_plan(path):
+        return TrainingPlanView.of_document(training_document(path), path, db=db)
+    found = load_plan_file(path)
+    with local_planner(wiring.configure(db=db).settings) as planner:
+        return PlanView.of(planner.explain_plan(found))
+
+
+def _load_stored(wanted: str, *, db: str | None) -> PlanView:
+    with local_planner(wiring.configure(db=db).settings) as planner:
+        try:
+            found = planner.plan(wanted)
+        except InputError as error:
+            where = "name another store with db=…, or a file by a path with a slash"
+            error.hint = f"{error.hint}; {where}" if error.hint else where
+            raise
+        return PlanView.of(planner.explain_plan(found))
+
+
+@contextmanager
+def _named_as_arguments() -> Iterator[None]:
+    """Let errors name arguments where they name flags, but not in commands to be pasted."""
+    try:
+        yield
+    except MoetuneError as error:
+        error.what, error.hint = map(_as_arguments, (error.what, error.hint))
+        error.args = error.what, error.hint
+        raise
+
+
+def _as_arguments(text: str) -> str:
+    known = {*_HINTS, "profile", "db"}
+
+    def name_of(match: re.Match[str]) -> str:
+        name = (match[2] or "").replace("-", "_")
+        return name if name in known else match[0]
+
+    return _COMMAND_OR_FLAG.sub(name_of, text)
+
+
+def _signature() -> inspect.Signature:
+    own = inspect.signature(plan)
+    named = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    flags = [one for one in inspect.signature(PlanFlags).parameters.values() if one.name != "model"]
+    return own.replace(parameters=[*named, *flags])
+
+
+# Editors and notebooks complete the names of arguments from it.
+cast("Any", plan).__signature__ = _signature()
