@@ -358,6 +358,12 @@ def plan_from_json(text: str | bytes, where: str) -> Plan:
         document = json.loads(text)
     except ValueError as error:
         raise InputError(f"{where} is not valid JSON: {error}", "make the plan again") from None
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, str) and schema.startswith("moetune.training-plan/"):
+        raise InputError(
+            f"{where} is the plan of a model's training, not of a layer or a paper's model",
+            f"write it for its runtime:  moetune export {where} --to megatron",
+        )
     try:
         return plan_from_document(document)
     except InputError as error:

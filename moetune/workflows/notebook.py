@@ -3,25 +3,18 @@
 Arguments are the flags of `moetune plan`, and go the same way: see `plan_flags`.
 """
 
-import difflib
 import inspect
 import logging
 import os
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
-from moetune.domain.document import decode
-from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
-from moetune.domain.units import parse_bytes, parse_count
 from moetune.workflows import wiring
+from moetune.workflows.arguments import named_as_arguments, read_flags
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import is_plan_path, load_plan_file
-from moetune.workflows.flags import parsed
 from moetune.workflows.plan_flags import PlanFlags, plan_decoder, plan_layer
 from moetune.workflows.plan_view import PlanView, TrainingPlanView
 from moetune.workflows.planner import local_planner
@@ -29,14 +22,6 @@ from moetune.workflows.staleness import stale_note
 from moetune.workflows.training_files import is_training_plan, training_document
 
 _LOGGER = logging.getLogger("moetune")
-_UNITS = MappingProxyType(
-    {
-        "tokens": parse_count, "seq": parse_count, "vocab": parse_count,
-        "memory_limit": parse_bytes, "memory_taken": parse_bytes,
-    }
-)  # fmt: skip
-_HINTS: Mapping[str, Any] = MappingProxyType(get_type_hints(PlanFlags))
-_COMMAND_OR_FLAG = re.compile(r"(`[^`]*`|\b(?:moetune|torchrun) \S.*)|--([a-z][a-z-]*[a-z])")
 
 
 def plan(
@@ -68,7 +53,7 @@ def plan(
         ProfileError: there is no such profile, or it lacks an operation.
         MoetuneError: the store cannot be opened or written.
     """
-    with _named_as_arguments():
+    with named_as_arguments():
         if not isinstance(profile, (str, os.PathLike, Profile, type(None))):
             raise InputError(f"profile must be a name, a file or a Profile, got {profile!r}")
         used = profile if isinstance(profile, Profile) else _text(profile)
@@ -97,46 +82,13 @@ def load_plan(
         InputError: the file is missing or is no plan, or no plan or several have such an id.
         MoetuneError: the store cannot be opened.
     """
-    with _named_as_arguments():
+    with named_as_arguments():
         if not isinstance(path_or_id, (str, os.PathLike)):
             raise InputError(f"load_plan takes a path or an id, got {path_or_id!r}")
         wanted = os.fspath(path_or_id)
         if isinstance(path_or_id, os.PathLike) or is_plan_path(wanted):
             return _load_file(Path(wanted).expanduser(), db=_text(db))
         return _load_stored(wanted, db=_text(db))
-
-
-def read_flags(arguments: Mapping[str, object]) -> PlanFlags:
-    """Return the flags in a program's arguments; None stands for one that was not given.
-
-    Raises:
-        InputError: an argument is unknown, or its value is wrong; the text names it.
-    """
-    values: dict[str, Any] = {}
-    for name, value in arguments.items():
-        if name not in _HINTS:
-            near = difflib.get_close_matches(name, _HINTS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_HINTS)}"
-            raise InputError(f"a plan has no argument {name!r}", hint)
-        if value is not None:
-            values[name] = decode(_HINTS[name], _plain(name, value), name)
-    return PlanFlags(**values)
-
-
-def _plain(name: str, value: object) -> object:
-    """Return a text, a number or a truth value for what notebooks have: arrays' numbers, paths."""
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if name in _UNITS and isinstance(value, str):
-        return parsed(value, _UNITS[name], name)
-    if name in _UNITS and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if name == "recompute" and isinstance(value, (list, tuple)):
-        return ",".join(map(str, value)) or "none"
-    if isinstance(value, float):
-        return float(value)
-    is_count = hasattr(value, "__index__") and not isinstance(value, bool)
-    return int(cast("Any", value)) if is_count else value
 
 
 def _text(value: str | os.PathLike[str] | None) -> str | None:
@@ -166,27 +118,6 @@ def _load_stored(wanted: str, *, db: str | None) -> PlanView:
             error.hint = f"{error.hint}; {where}" if error.hint else where
             raise
         return PlanView.of(planner.explain_plan(found))
-
-
-@contextmanager
-def _named_as_arguments() -> Iterator[None]:
-    """Let errors name arguments where they name flags, but not in commands to be pasted."""
-    try:
-        yield
-    except MoetuneError as error:
-        error.what, error.hint = map(_as_arguments, (error.what, error.hint))
-        error.args = error.what, error.hint
-        raise
-
-
-def _as_arguments(text: str) -> str:
-    known = {*_HINTS, "profile", "db"}
-
-    def name_of(match: re.Match[str]) -> str:
-        name = (match[2] or "").replace("-", "_")
-        return name if name in known else match[0]
-
-    return _COMMAND_OR_FLAG.sub(name_of, text)
 
 
 def _signature() -> inspect.Signature:

@@ -19,6 +19,7 @@ from moetune.domain.plan import Plan
 from moetune.report.section import Section
 from moetune.report.text import text_of
 from moetune.workflows import wiring
+from moetune.workflows.arguments import named_as_arguments
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.export import ExportDocument, export_document
 from moetune.workflows.files import plan_to_json, write_text
@@ -46,17 +47,16 @@ class Drawn:
 
     __slots__ = ()
 
-    @property
     @abstractmethod
-    def sections(self) -> tuple[Section, ...]:
-        """What the command line prints."""
+    def _printed(self) -> tuple[Section, ...]:
+        """Return what the command line prints."""
 
     @abstractmethod
     def _page(self) -> tuple[str, tuple[Section, ...], tuple[Section, ...]]:
         """Return a name, the sections that a notebook shows, and those that it unfolds."""
 
     def __str__(self) -> str:
-        return text_of(self.sections)
+        return text_of(self._printed())
 
     def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:  # noqa: FBT001 - IPython's
         printer.text("…" if cycle else str(self))
@@ -86,6 +86,9 @@ class ExplanationView(Drawn):
         """Return the values that `moetune explain --json` prints."""
         return cast("dict[str, Any]", encode(self.document))
 
+    def _printed(self) -> tuple[Section, ...]:
+        return self.sections
+
     def _page(self) -> tuple[str, tuple[Section, ...], tuple[Section, ...]]:
         return f"explanation-{self.plan_id[:12]}", self.sections, ()
 
@@ -102,28 +105,26 @@ class PlanView(Drawn, Plan):
     @classmethod
     def of(cls, explanation: Explanation) -> "PlanView":
         """Return the view of an explanation's plan."""
-        plan = explanation.plan
-        view = cls(**{item.name: getattr(plan, item.name) for item in fields(Plan)})
+        view = cls(**_values(explanation.plan))
         object.__setattr__(view, "_explanation", explanation)
         return view
 
     def __repr__(self) -> str:
         return f"<moetune plan {self.id[:6]}: {plan_name(self)}>"
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and _values(self) == _values(other)
+
+    __hash__ = Plan.__hash__
+
     def __reduce__(self) -> tuple[Any, ...]:
-        values = {item.name: getattr(self, item.name) for item in fields(Plan)}
-        return partial(Plan, **values), ()
+        return partial(Plan, **_values(self)), ()
 
     @property
     def explanation(self) -> Explanation:
         """The terms behind the plan's times; of a changed plan without its profile."""
         found: Explanation | None = getattr(self, "_explanation", None)
         return found or explain_plan(self, profile=None, missing="the profile is not known")
-
-    @property
-    def sections(self) -> tuple[Section, ...]:
-        """What `moetune plan` prints."""
-        return plan_sections(self.explanation)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values that `moetune plan --json` prints."""
@@ -147,6 +148,9 @@ class PlanView(Drawn, Plan):
     def export(self, to: str, *, model: str | None = None) -> ExportDocument:
         """Raise InputError: only plans of a training have something to export."""
         return _export(self.to_dict(), self.id, to=to, model=model, db=None)
+
+    def _printed(self) -> tuple[Section, ...]:
+        return plan_sections(self.explanation)
 
     def _page(self) -> tuple[str, tuple[Section, ...], tuple[Section, ...]]:
         found = self.explanation
@@ -227,14 +231,22 @@ class TrainingPlanView(Drawn):
         """
         return _export(self.document, self.id, to=to, model=model, db=self.db)
 
+    def _printed(self) -> tuple[Section, ...]:
+        return self.sections
+
     def _page(self) -> tuple[str, tuple[Section, ...], tuple[Section, ...]]:
         return f"plan-{self.id[:12]}", self.sections[:1], self.sections[1:]
+
+
+def _values(plan: Plan) -> dict[str, Any]:
+    return {item.name: getattr(plan, item.name) for item in fields(Plan)}
 
 
 def _export(
     document: Mapping[str, object], plan_id: str, *, to: str, model: str | None, db: str | None
 ) -> ExportDocument:
     name = f"plan {plan_id[:6]}"
-    found = check_training(encode(document), name)
-    stores = partial(wiring.find_store, wiring.configure(db=db).settings)
-    return export_document(found, name, to=to, model=model, stores=stores).document
+    with named_as_arguments():
+        found = check_training(encode(document), name)
+        stores = partial(wiring.find_store, wiring.configure(db=db).settings)
+        return export_document(found, name, to=to, model=model, stores=stores).document
