@@ -205,12 +205,13 @@ def test_everything_that_takes_a_plan_takes_it(home: Path) -> None:
         profile="rtx2080ti-x64", save=False,
     )  # fmt: skip
     assert home.is_dir()
+    assert isinstance(plan, PlanView)
     layer = moetune.MoELayer(8, 16, 4, plan=plan)
     assert layer.shape == plan.workload.layer
     assert moetune.open_planbook(plan).plans == (plan,)
     training = moetune.plan(**TRAINING)
     with pytest.raises(moetune.InputError, match="neither the plan of a layer"):
-        moetune.MoELayer(8, 16, 4, plan=training)
+        moetune.MoELayer(8, 16, 4, plan=training)  # type: ignore[arg-type] # the error
     training.save("layout.json")
     with pytest.raises(moetune.InputError, match=r"training.*\n.*moetune export layout.json"):
         moetune.MoELayer(8, 16, 4, plan="layout.json")
@@ -219,6 +220,7 @@ def test_everything_that_takes_a_plan_takes_it(home: Path) -> None:
 def test_another_process_gets_the_plan_alone(home: Path) -> None:
     assert home.is_dir()
     plan = moetune.plan(**LAYER)
+    assert isinstance(plan, PlanView)
     sent = pickle.loads(pickle.dumps(plan))  # noqa: S301 - our own
     for found in (sent, copy.deepcopy(plan)):
         assert type(found) is Plan

@@ -36,7 +36,7 @@ def planned(ranks: int = 1, num_experts: int = 4, limit: str = "4MiB", **more: A
     )  # type: ignore[return-value] # a paper's model has a Plan  # fmt: skip
 
 
-def model_of(plan: Plan, **changes: int) -> nn.Module:
+def model_of(plan: Plan, **changes: Any) -> nn.Module:
     """Return the plan's model, with experts of a rank's own."""
     whole = plan.inputs.request.whole
     assert whole is not None
