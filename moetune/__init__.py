@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         full_state_dict,
         load_full_state_dict,
     )
+    from moetune.workflows.notebook import load_plan, plan
     from moetune.workflows.planbook import open_planbook
 
 __all__ = [
@@ -72,8 +73,10 @@ __all__ = [
     "clip_grad_norm_",
     "full_state_dict",
     "load_full_state_dict",
+    "load_plan",
     "model_chunks",
     "open_planbook",
+    "plan",
     "prepare_ddp",
     "prepare_fsdp",
     "shard",
@@ -90,8 +93,10 @@ _HOMES = {
     "clip_grad_norm_": "moetune.runtime.parallel.clip",
     "full_state_dict": "moetune.runtime.sharded.state",
     "load_full_state_dict": "moetune.runtime.sharded.state",
+    "load_plan": "moetune.workflows.notebook",
     "model_chunks": "moetune.runtime.sharded.model_chunks",
     "open_planbook": "moetune.workflows.planbook",
+    "plan": "moetune.workflows.notebook",
     "prepare_ddp": "moetune.runtime.parallel.gradients",
     "prepare_fsdp": "moetune.runtime.parallel.fsdp",
     "shard": "moetune.runtime.sharded.shard",

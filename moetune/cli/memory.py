@@ -5,13 +5,12 @@ from typing import Annotated, cast
 import typer
 
 from moetune.cli.completers import model_names
-from moetune.cli.flags import parsed
-from moetune.cli.plan_decoder import modules_of
 from moetune.cli.session import Json, example, session_of
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import LayoutRequest, ZeroStage
 from moetune.domain.units import full_dtype, parse_bytes, parse_count
+from moetune.workflows.flags import modules_of, parsed
 
 EPILOG = example("moetune memory qwen3-30b-a3b --device-memory 80GB --world-size 64")
 

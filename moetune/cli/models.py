@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 
 from moetune.cli.completers import model_names
-from moetune.cli.flags import parsed
 from moetune.cli.session import Json, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS
 from moetune.domain.units import parse_count
+from moetune.workflows.flags import parsed
 
 app = typer.Typer(help="Models by name, and from their configurations.", rich_markup_mode=None)
 

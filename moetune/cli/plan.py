@@ -6,37 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune.cli.completers import model_names
-from moetune.cli.flags import LayerFlags, model_sizes, parsed, tokens_of
 from moetune.cli.next_step import how_to_verify
-from moetune.cli.plan_decoder import (
-    TrainingFlags,
-    is_decoder_name,
-    plan_decoder,
-    refuse_flags_of_decoders,
-    refuse_flags_of_layers,
-    sharded_states,
-)
+from moetune.cli.plan_decoder import print_decoder
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
-from moetune.domain.constraints import (
-    DISPATCHERS,
-    Bounds,
-    Constraints,
-    LayoutPins,
-    Order,
-    Strategy,
-    parse_dispatcher,
-    parse_quantization,
-)
+from moetune.domain.constraints import DISPATCHERS, Order, Strategy
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.optimizers import OPTIMIZERS
 from moetune.domain.pipeline import SCHEDULES
-from moetune.domain.request import PlanRequest
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import CUDA_GRAPHS, OVERLAPS, RECOMPUTES
-from moetune.domain.units import full_dtype, parse_bytes, parse_count
+from moetune.domain.units import parse_bytes, parse_count
+from moetune.workflows.flags import parsed
 
 if TYPE_CHECKING:
     from moetune.workflows.plan import Planned
+    from moetune.workflows.plan_flags import PlanFlags
 
 EPILOG = example("moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16")
 
@@ -265,68 +249,34 @@ def plan(
     A layer's plan has the chunks and the memory strategy of its passes, a whole model's also its
     layout over the ranks.
     """
+    from moetune.workflows.plan_flags import PlanFlags
+
+    flags = PlanFlags(
+        model=model, d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
+        activation=activation, world_size=world_size, nodes=nodes,
+        tokens=parsed(tokens, parse_count, "--tokens"), batch=batch,
+        seq=parsed(seq, parse_count, "--seq"), num_layers=num_layers, num_heads=num_heads,
+        vocab=parsed(vocab, parse_count, "--vocab"), moe_every=moe_every, dp=dp, ep=ep, tp=tp,
+        pp=pp, expert_parallel=expert_parallel, sequence_parallel=sequence_parallel,
+        micro_batch=micro_batch, global_batch=global_batch, cp=cp, vpp=vpp, etp=etp,
+        recompute=recompute, overlap=overlap, offload_activations=offload_activations,
+        offload_optimizer=offload_optimizer, cuda_graphs=cuda_graphs, target=target,
+        schedule=schedule, stages=stages, routing=routing, optimizer=optimizer, zero=zero,
+        no_offload=no_offload, dtype=dtype, quantization=quantization,
+        memory_limit=parsed(memory_limit, parse_bytes, "--memory-limit"),
+        memory_taken=parsed(memory_taken, parse_bytes, "--memory-taken"), strategy=strategy,
+        forward_degree=forward_degree, backward_degree=backward_degree, max_degree=max_degree,
+        min_chunk_tokens=min_chunk_tokens, order=order, dispatcher=dispatcher,
+        dispatcher_sms=dispatcher_sms, allow_modelled=allow_modelled, front=front,
+    )  # fmt: skip
     session = session_of(context)
-    settings = session.settings
-    dtype = full_dtype(dtype) if dtype else None
-    length = parsed(seq, parse_count, "--seq")
-    if model is not None and is_decoder_name(model):
-        flags = TrainingFlags(
-            model=model, world_size=world_size, num_nodes=nodes, global_batch=global_batch,
-            length=length, dtype=dtype, memory_limit=memory_limit, cp=cp, tp=tp, pp=pp, vpp=vpp,
-            ep=ep, etp=etp, micro_batch=micro_batch, recompute=recompute, dispatcher=dispatcher,
-            overlap=overlap, zero=zero, cuda_graphs=cuda_graphs,
-            offload_activations=offload_activations, offload_optimizer=offload_optimizer,
-            target=target or "moetune",
-            routing=routing, optimizer=optimizer, schedule=schedule, stages=stages,
-            dispatcher_sms=dispatcher_sms,
-        )  # fmt: skip
-        refuse_flags_of_layers(context, model)
-        plan_decoder(
-            session, flags, profile=profile, output=output, save=not no_save, with_front=front,
-            as_json=json,
-        )  # fmt: skip
-        return
-    refuse_flags_of_decoders(context)
-    sizes = model_sizes(
-        model, num_layers=num_layers, num_heads=num_heads, length=length,
-        vocab=parsed(vocab, parse_count, "--vocab"), moe_every=moe_every,
-    )  # fmt: skip
-    layer = LayerFlags(
-        d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
-        activation=activation,
-    ).layer(model)  # fmt: skip
-    constraints = Constraints(
-        bounds=Bounds(
-            forward_degree=forward_degree, backward_degree=backward_degree,
-            max_degree=max_degree or settings.max_degree,
-            min_chunk_tokens=min_chunk_tokens or settings.min_chunk_tokens,
-            order=order, strategy=strategy,
-            dispatcher=parsed(dispatcher, parse_dispatcher, "--dispatcher"),
-        ),
-        pins=LayoutPins(
-            dp=dp, ep=ep, tp=tp, pp=pp, expert_parallel=expert_parallel,
-            micro_batch=micro_batch, zero=sharded_states(zero),
-            offload=False if no_offload else None,
-        ),
-        sizes=sizes,
-        sequence_parallel=sequence_parallel,
-        memory_taken_bytes=parsed(memory_taken, parse_bytes, "--memory-taken") or 0,
-        allow_modelled=settings.allow_modelled if allow_modelled is None else allow_modelled,
-        quantization=parsed(quantization, parse_quantization, "--quantization") or "",
-    )  # fmt: skip
-    request = PlanRequest(
-        model=model, layer=layer, world_size=world_size, num_nodes=nodes,
-        tokens_per_rank=tokens_of(tokens, batch, length, is_whole=sizes.length is not None),
-        dtype=dtype or settings.dtype,
-        memory_limit_bytes=parsed(memory_limit, parse_bytes, "--memory-limit"),
-        constraints=constraints,
-    )  # fmt: skip
-    _plan(session, request, profile=profile, output=output, save=not no_save, as_json=json)
+    show = print_decoder if flags.is_of_decoder else _print_layer
+    show(session, flags, profile=profile, output=output, save=not no_save, as_json=json)
 
 
-def _plan(
+def _print_layer(
     session: Session,
-    request: PlanRequest,
+    flags: "PlanFlags",
     *,
     profile: str | None,
     output: Path | None,
@@ -334,12 +284,11 @@ def _plan(
     as_json: bool,
 ) -> None:
     from moetune.workflows.files import plan_to_json, write_text
-    from moetune.workflows.planner import local_planner
+    from moetune.workflows.plan_flags import plan_layer
     from moetune.workflows.staleness import stale_note
 
     screen = session.screen
-    with local_planner(session.settings, profile=profile, saves=save) as planner:
-        planned = planner.plan_anew(request)
+    planned = plan_layer(flags, session.settings, profile=profile, save=save)
     used, made = planned.found.profile, planned.plan
     if note := stale_note(used):
         screen.note(f"Note: {note}.")

@@ -8,7 +8,6 @@ import typer
 
 from moetune import config
 from moetune.cli.completers import model_names, plan_ids, profile_names
-from moetune.cli.flags import LayerFlags, model_sizes, parsed
 from moetune.cli.profile_for import INTERRUPTED, check_flags, profile_for
 from moetune.cli.progress import ScreenProgress, clock
 from moetune.cli.session import Json, Oversubscribe, Session, command_again, example, session_of
@@ -22,6 +21,7 @@ from moetune.domain.units import full_dtype, parse_count, parse_seconds
 from moetune.measure.grid import Preset
 from moetune.report.section import Cell, Table
 from moetune.workflows import wiring
+from moetune.workflows.flags import LayerFlags, model_sizes, parsed
 
 if TYPE_CHECKING:
     from moetune.domain.profile import Profile

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from moetune.cli.flags import parsed
 from moetune.cli.session import Json, PlanArgument, ProfileOption, example, session_of
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import AS_FLAGS
 from moetune.domain.units import parse_bytes, parse_count
+from moetune.workflows.flags import parsed
 
 _FLAGS = replace(AS_FLAGS, constraint="--constraint {}")
 EPILOG = example("moetune whatif 3f9c21 --tokens 32k --speed communication=2")

@@ -22,6 +22,7 @@ T = TypeVar("T")
 _LONGEST_KEY = 60
 UNLESS_DEFAULT = MappingProxyType({"encoded": "unless default"})
 """Metadata of a field that documents had not from the start: absent while it has its default."""
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 LARGEST = 2**63 - 1
 """The largest whole number of a document: what a database's column holds."""
 
@@ -84,6 +85,13 @@ def canonical_json(value: object) -> str:
 def digest(value: object) -> str:
     """Return the sha256 of the canonical JSON."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def refuse_pointer(text: str | bytes, where: str) -> None:
+    """Raise InputError where a file's text is the pointer that Git LFS left in its place."""
+    start = text.encode() if isinstance(text, str) else text
+    if start.startswith(_LFS_POINTER):
+        raise InputError(f"{where} is a Git LFS pointer, not the file itself", "run:  git lfs pull")
 
 
 def shown(plain: object) -> str:

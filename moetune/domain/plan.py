@@ -9,7 +9,7 @@ from typing import Literal
 
 from moetune.domain.constraints import Dispatcher, Order, Strategy
 from moetune.domain.costs import Trust
-from moetune.domain.document import UNLESS_DEFAULT, decode_schema
+from moetune.domain.document import UNLESS_DEFAULT, decode_schema, refuse_pointer
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
@@ -353,10 +353,17 @@ def plan_from_json(text: str | bytes, where: str) -> Plan:
     Raises:
         InputError: the text is no JSON or no plan.
     """
+    refuse_pointer(text, where)
     try:
         document = json.loads(text)
     except ValueError as error:
         raise InputError(f"{where} is not valid JSON: {error}", "make the plan again") from None
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, str) and schema.startswith("moetune.training-plan/"):
+        raise InputError(
+            f"{where} is the plan of a model's training, not of a layer or a paper's model",
+            f"write it for its runtime:  moetune export {where} --to megatron",
+        )
     try:
         return plan_from_document(document)
     except InputError as error:

@@ -63,6 +63,7 @@ def plotly_script() -> PlotlyScript:
     )
 
 
+_COLORS = re.compile(r"--\w+: light-dark\(.*\);")
 _TICKED = re.compile(r"`([^`]+)`")
 _AGES = (
     (86400 * 365, "year"), (86400 * 30, "month"), (86400, "day"), (3600, "hour"), (60, "minute"),
@@ -155,6 +156,30 @@ def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Ch
         plotly=plotly_script().file.read_text(encoding="utf-8"),
         csv=lambda figure: _data_url(figure.csv),
         chapters=chapters,
+    )  # fmt: skip
+
+
+def notebook_cell(
+    *, name: str, sections: Sequence[Section], more: Sequence[Section] = (), summary: str = "More"
+) -> str:
+    """Return sections without figures for the cell of a notebook, with their styles and no script.
+
+    Args:
+        name: of letters, digits and hyphens; unique in the notebook.
+        more: behind a line that unfolds them.
+        summary: that line.
+
+    Raises:
+        MoetuneError: Jinja2 is not installed.
+    """
+    colors = _COLORS.findall((STATIC / "moetune.css").read_text(encoding="utf-8"))
+    return environment().get_template("notebook.html").render(
+        name=name,
+        colors="\n  ".join(colors),
+        style=(STATIC / "notebook.css").read_text(encoding="utf-8"),
+        sections=sections,
+        more=more,
+        summary=summary,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from moetune.domain.corrections import Correction
-from moetune.domain.document import canonical_json, encode
+from moetune.domain.document import canonical_json, encode, refuse_pointer
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.profile import (
@@ -153,14 +153,16 @@ def read_text(path: Path, what: str) -> str:
         what: the file is, for the error.
 
     Raises:
-        InputError: it cannot be read, or is not UTF-8.
+        InputError: it cannot be read, is not UTF-8, or a pointer of Git LFS.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{what} {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"{what} {path} is not UTF-8 text") from None
+    refuse_pointer(text, f"{what} {path}")
+    return text
 
 
 def _replace(target: Path, data: bytes) -> None:

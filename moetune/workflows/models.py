@@ -58,6 +58,13 @@ def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
     )
 
 
+def is_decoder_name(name: str) -> bool:
+    """Return whether a name is that of a Hugging Face model, and not one of the papers'."""
+    if name in MODELS:
+        return False
+    return resolve_name(name) is not None or Path(name).exists() or name.endswith(".json")
+
+
 def _unknown(name: str) -> InputError:
     names = (*MODELS, *model_names())
     near = difflib.get_close_matches(name.rpartition("/")[2].lower(), names, n=1)

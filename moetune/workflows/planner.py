@@ -325,12 +325,13 @@ def open_planner(settings: Settings, *, solver: Solver | None = None) -> Iterato
 
 @contextmanager
 def local_planner(
-    settings: Settings, *, profile: str | None = None, saves: bool = False
+    settings: Settings, *, profile: str | Profile | None = None, saves: bool = False
 ) -> Iterator[Planner]:
     """Open the command line's planner: it also reads files, and opens the store when needed.
 
     Args:
-        profile: file or name; None for the setting with new plans, and for a known plan's own.
+        profile: file, name or the profile itself; None for the setting with new plans, and for a
+            known plan's own.
         saves: store new plans; a database is made where there is none.
 
     Raises:

@@ -17,7 +17,7 @@ from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.staleness import stale_note
 from moetune.workflows.wiring import StoreFinder
 
-Source = Literal["file", "store", "bundled"]
+Source = Literal["file", "store", "bundled", "program"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +69,19 @@ class Difference:
         return self.second / self.first if self.first and self.second is not None else None
 
 
-def find_profile(wanted: str | None, *, stores: StoreFinder) -> FoundProfile:
+def find_profile(wanted: str | Profile | None, *, stores: StoreFinder) -> FoundProfile:
     """Return the profile of a file, else of a name in the store, else of a bundled name.
 
     Args:
         wanted: a path that ends in .toml or has a slash, else a name; None takes the newest
-            measured profile of the store.
+            measured profile of the store. A program may also give the profile itself.
 
     Raises:
         InputError: the file is missing or broken.
         ProfileError: no profile has this name, or none was measured yet.
     """
+    if isinstance(wanted, Profile):
+        return FoundProfile(profile=wanted, source="program")
     if wanted is None:
         with stores() as store:
             return named_profile(newest_measured(store), store=store)

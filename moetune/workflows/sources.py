@@ -8,6 +8,7 @@ from typing import Protocol
 from moetune.domain.errors import NotFoundError
 from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
+from moetune.domain.profile import Profile
 from moetune.domain.training_document import AnyPlan
 from moetune.workflows.files import find_plan
 from moetune.workflows.profiles import FoundProfile, find_profile, named_profile, newest_measured
@@ -148,13 +149,13 @@ class LocalSources:
     Args:
         stores: opens the store to read.
         store: takes new plans; None to store none.
-        named: the profile's file or name from the command line.
+        named: the profile's file or name from the command line, or a program's profile.
         default_profile: the profile's file or name from the settings.
     """
 
     stores: StoreFinder
     store: Store | None = None
-    named: str | None = None
+    named: str | Profile | None = None
     default_profile: str | None = None
 
     @property

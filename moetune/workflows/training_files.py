@@ -70,7 +70,7 @@ def find_training_plan(wanted: str, *, stores: StoreFinder) -> TrainingDocument:
     if found is not None:
         return found
     plan = find_plan(wanted, stores=stores)
-    raise _is_no_training(f"plan {plan.id[:6]}")
+    raise nothing_to_export(f"plan {plan.id[:6]}")
 
 
 def training_plan_file(path: Path) -> TrainingDocument:
@@ -87,7 +87,7 @@ def training_plan_file(path: Path) -> TrainingDocument:
     if is_training_document(document):
         return _training(document, path)
     if "pipeline" in document and "inputs" in document:
-        raise _is_no_training(str(path))
+        raise nothing_to_export(str(path))
     schema = document.get("schema")
     what = "no schema" if schema is None else f"schema {schema!r}"
     raise InputError(f"{path} is not a training plan: it has {what}, not {SCHEMA!r}", MAKE_ONE)
@@ -120,7 +120,12 @@ def _training(document: object, path: Path) -> TrainingDocument:
         raise InputError(error.what, error.hint or MAKE_ONE) from None
 
 
-def _is_no_training(what: str) -> InputError:
+def nothing_to_export(what: str) -> InputError:
+    """Return the error for a plan that no other runtime reads.
+
+    Args:
+        what: the plan is called.
+    """
     return InputError(
         f"{what} is the plan of a layer or of a paper's model, which has nothing to export",
         f"moetune.open_planbook reads it as it is; for a layout, {MAKE_ONE}",

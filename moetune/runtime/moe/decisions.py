@@ -5,7 +5,6 @@ In `ExpertLayer.forward`, between the ranks' agreement on their tokens and the g
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -15,7 +14,7 @@ from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
-from moetune.runtime.plans.book import LayerPlans, PlanBook, read_plans, warn_on_first
+from moetune.runtime.plans.book import LayerPlans, PlanBook, plans_of, warn_on_first
 from moetune.runtime.plans.timers import NoWatch, Watch
 
 
@@ -185,7 +184,7 @@ def _book(
         return planbook if planbook is not None else PlanBook()
     if planbook is not None:
         raise InputError("give either plan or planbook, not both")
-    plans = (plan,) if isinstance(plan, Plan) else read_plans([Path(plan)])
+    plans = plans_of(plan)
     for one in plans:
         _check_plan(one, key)
     return PlanBook(plans)

@@ -7,6 +7,7 @@ and exchanges nothing.
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -259,6 +260,22 @@ def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:
                 raise InputError(f"plan {file} cannot be read: {error.strerror}") from None
             plans.append(plan_from_json(text, str(file)))
     return tuple(plans)
+
+
+def plans_of(plan: Plan | str | os.PathLike[str]) -> tuple[Plan, ...]:
+    """Return a plan as it is, or those of a path, as `read_plans` does.
+
+    Raises:
+        InputError: it is neither, or the path is missing or is no plan.
+    """
+    if isinstance(plan, Plan):
+        return (plan,)
+    if isinstance(plan, (str, os.PathLike)):
+        return read_plans([Path(plan)])
+    raise InputError(
+        f"{plan!r} is neither the plan of a layer or of a paper's model, nor a path",
+        "make one with moetune.plan, or give the path of a plan file",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

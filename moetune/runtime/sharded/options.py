@@ -10,11 +10,10 @@ from torch import nn
 
 from moetune.domain.chunks import Chunk
 from moetune.domain.errors import AllocationError, InputError, MoetuneError, RankMismatchError
-from moetune.domain.plan import Plan
 from moetune.domain.units import format_bytes, pinned_bytes
 from moetune.runtime.sharded.replicas import ReplicaGroup
 
-_CHUNK_BYTES = 32 * 2**20
+CHUNK_BYTES = 32 * 2**20
 _ALLOCATED_COPIES = 2
 """Master and gradient, which a chunk allocates; the optimizer's states are torch's."""
 _MEMINFO = Path("/proc/meminfo")
@@ -26,13 +25,15 @@ class ShardOptions:
 
     Args:
         cache_bytes: None caches all chunks.
+        plan: id of the plan that they are from; "" for none.
     """
 
-    chunk_bytes: int
-    cache_bytes: int | None
-    scatter: bool
-    offload: bool
-    pin: bool
+    chunk_bytes: int = CHUNK_BYTES
+    cache_bytes: int | None = None
+    scatter: bool = True
+    offload: bool = False
+    pin: bool = True
+    plan: str = ""
 
     def __post_init__(self) -> None:
         if self.chunk_bytes < 1:
@@ -50,49 +51,16 @@ class ShardOptions:
             )
 
 
-def shard_options(
-    chunk_bytes: int | None,
-    cache_bytes: int | None,
-    scatter: bool,
-    offload: bool,
-    pin: bool,
-    plan: Plan | None,
-) -> ShardOptions:
-    """Return the options, those of a plan where one is given.
-
-    Raises:
-        InputError: an option is out of range, or the plan has no chunks.
-    """
-    if plan is not None:
-        return _planned(plan, pin)
-    return ShardOptions(
-        chunk_bytes=_CHUNK_BYTES if chunk_bytes is None else chunk_bytes,
-        cache_bytes=cache_bytes,
-        scatter=scatter,
-        offload=offload,
-        pin=pin,
-    )
-
-
-def _planned(plan: Plan, pin: bool) -> ShardOptions:
-    chosen = plan.chunks
-    if chosen is None:
-        raise InputError(f"plan {plan.id} has no chunks", "give chunk_bytes instead")
-    return ShardOptions(
-        chunk_bytes=chosen.chunk_bytes,
-        cache_bytes=chosen.cache_bytes,
-        scatter=chosen.scatter,
-        offload=chosen.offload,
-        pin=pin,
-    )
-
-
 def agree(
-    replicas: ReplicaGroup, model: nn.Module, options: ShardOptions, problem: MoetuneError | None
+    replicas: ReplicaGroup,
+    model: nn.Module,
+    options: ShardOptions | None,
+    problem: MoetuneError | None,
 ) -> None:
     """Check that all ranks shard the same model with the same options; raise on all of them.
 
     Args:
+        options: None where the problem is with them.
         problem: an error of this rank's, which the others must not wait for.
 
     Raises:
@@ -106,15 +74,15 @@ def agree(
     text = "" if problem is None else f"error: {problem.what}"
     texts = replicas.all_gather_text("\n".join([text, *lines]))
     rows = [text.split("\n") for text in texts]
-    for others in zip(*(_padded(row[1:], max(map(len, rows))) for row in rows), strict=True):
-        if len(set(others)) > 1:
-            listed = "\n".join(f"  rank {rank}: {line}" for rank, line in enumerate(others))
-            raise RankMismatchError(f"the ranks shard different models\n{listed}")
     if problem is not None:
         raise problem
     for rank, row in enumerate(rows):
         if row[0]:
             raise RankMismatchError(f"rank {rank}: {row[0].removeprefix('error: ')}")
+    for others in zip(*(_padded(row[1:], max(map(len, rows))) for row in rows), strict=True):
+        if len(set(others)) > 1:
+            listed = "\n".join(f"  rank {rank}: {line}" for rank, line in enumerate(others))
+            raise RankMismatchError(f"the ranks shard different models\n{listed}")
 
 
 def check_host_memory(

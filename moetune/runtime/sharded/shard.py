@@ -4,7 +4,8 @@ It packs parameters (`layout`), allocates each chunk (`stored`), hooks the model
 its `cache`), and returns an optimizer over the shards (`optimizer`).
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -20,9 +21,10 @@ from moetune.runtime.sharded.layout import cache_capacity, find_units, replica_g
 from moetune.runtime.sharded.manager import ChunkManager
 from moetune.runtime.sharded.model_chunks import ModelChunks, attach
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
-from moetune.runtime.sharded.options import ShardOptions, agree, check_host_memory, shard_options
+from moetune.runtime.sharded.options import CHUNK_BYTES, ShardOptions, agree, check_host_memory
 from moetune.runtime.sharded.parameter_shards import check_optimizer, state_copies
 from moetune.runtime.sharded.placement import ChunkStats, Placement, SideStream
+from moetune.runtime.sharded.planned import planned_options
 from moetune.runtime.sharded.repacking import ChunkBuilder, Repacking
 from moetune.runtime.sharded.replicas import ReplicaGroup
 
@@ -39,7 +41,7 @@ def shard(
     step_in_backward: bool = False,
     group: dist.ProcessGroup | None = None,
     device: torch.device | str | None = None,
-    plan: Plan | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
 ) -> tuple[nn.Module, Optimizer]:
     """Put a model's states into chunks, in place, and return it with an optimizer for them.
 
@@ -60,18 +62,28 @@ def shard(
         group: data-parallel group, default the world. It contains the expert-parallel groups, and
             no two ranks of a tensor-parallel group.
         device: of the computation; default, that of the parameters.
-        plan: gives chunk_bytes, cache_bytes, scatter and offload.
+        plan: a plan with chunks, or the path of its file: gives chunk_bytes, cache_bytes, scatter
+            and offload. Every rank gives the same one.
 
     Raises:
         InputError: a chunk is smaller than a parameter, the cache smaller than two chunks, the
-            optimizer of another kind or model, or the model sharded already.
-        RankMismatchError: the ranks have different models or options; the same on all.
+            optimizer of another kind or model, the model sharded already, or the plan without
+            chunks, for another model or another number of ranks.
+        RankMismatchError: the ranks have different models, options or plans, or another rank has
+            an InputError; on all ranks.
         AllocationError: the host lacks memory for the offloaded states.
     """
-    options = shard_options(chunk_bytes, cache_bytes, scatter, offload, pin, plan)
     replicas = _replicas(group)
-    builder = _builder(model, optimizer, replicas, options, device)
-    packed = builder.pack()
+
+    def options_of() -> ShardOptions:
+        own = ShardOptions(
+            chunk_bytes=CHUNK_BYTES if chunk_bytes is None else chunk_bytes,
+            cache_bytes=cache_bytes, scatter=scatter, offload=offload, pin=pin,
+        )  # fmt: skip
+        return own if plan is None else planned_options(plan, model, replicas, own=own)
+
+    builder = _builder(model, optimizer, replicas, options_of, device)
+    packed, options = builder.pack(), builder.options
     capacity = cache_capacity(packed, options)
     if options.offload:
         copies = 2 + state_copies(optimizer)
@@ -98,18 +110,21 @@ def _builder(
     model: nn.Module,
     optimizer: Optimizer,
     replicas: ReplicaGroup,
-    options: ShardOptions,
+    options_of: Callable[[], ShardOptions],
     device: torch.device | str | None,
 ) -> ChunkBuilder:
     """Return the builder of the model's chunks, once all ranks agree on model and options."""
     parameters = dict(model.named_parameters())
+    options: ShardOptions | None = None
     problem: MoetuneError | None = None
     try:
+        options = options_of()
         _check_plain(parameters)
         check_optimizer(optimizer, parameters)
     except InputError as error:
         problem = error
     agree(replicas, model, options, problem)
+    assert options is not None  # noqa: S101 - without them there was a problem
     replicas_of, labels = replica_groups(model, replicas)
     target = next(iter(parameters.values())).device if device is None else torch.device(device)
     return ChunkBuilder(

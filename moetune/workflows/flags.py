@@ -8,7 +8,7 @@ from moetune.domain.constraints import TransformerSizes
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, LayerShape
 from moetune.domain.model import find_model
-from moetune.domain.units import parse_count
+from moetune.domain.training import RECOMPUTES, Recompute
 
 T = TypeVar("T")
 
@@ -90,12 +90,12 @@ def model_sizes(
 
 
 def tokens_of(
-    tokens: str | None, batch: int | None, length: int | None, *, is_whole: bool
+    tokens: int | None, batch: int | None, length: int | None, *, is_whole: bool
 ) -> int | None:
     """Return the tokens of one step on each rank; None for the model's.
 
     Args:
-        tokens: value of --tokens, such as "8k".
+        tokens: value of --tokens.
         length: of --seq.
         is_whole: whether the plan is for a whole model, which takes --seq without --batch.
 
@@ -105,7 +105,7 @@ def tokens_of(
     if tokens is not None:
         if batch is not None or (length is not None and not is_whole):
             raise InputError("--tokens and --batch with --seq exclude each other")
-        return parse_count(tokens)
+        return tokens
     if batch is None and (length is None or is_whole):
         return None
     if batch is None or length is None:
@@ -123,3 +123,21 @@ def parsed(text: str | None, parse: Callable[[str], T], flag: str) -> T | None:
         return None if text is None else parse(text)
     except InputError as error:
         raise InputError(f"{flag}: {error.what}", error.hint) from None
+
+
+def modules_of(text: str) -> tuple[Recompute, ...]:
+    """Return the modules of `--recompute`.
+
+    Raises:
+        InputError: one is unknown.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if names == ["none"]:
+        return ()
+    unknown = [name for name in names if name not in RECOMPUTES]
+    if unknown or not names:
+        raise InputError(
+            f"--recompute {text!r}: {unknown[0] if unknown else 'nothing'} is no module",
+            f"use none, or a comma-separated list of {', '.join(RECOMPUTES)}",
+        )
+    return tuple(one for one in RECOMPUTES if one in names)

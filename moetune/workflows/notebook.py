@@ -1,0 +1,130 @@
+"""`moetune.plan` and `moetune.load_plan`: plans for programs and notebooks.
+
+Arguments are the flags of `moetune plan`, and go the same way: see `plan_flags`.
+"""
+
+import inspect
+import logging
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from moetune.config import Settings
+from moetune.domain.errors import InputError
+from moetune.domain.profile import Profile
+from moetune.domain.training_document import AnyPlan, TrainingDocument
+from moetune.workflows import wiring
+from moetune.workflows.arguments import named_as_arguments, read_flags
+from moetune.workflows.explain import explain_plan
+from moetune.workflows.files import is_plan_path
+from moetune.workflows.plan_flags import PlanFlags, plan_decoder, plan_layer
+from moetune.workflows.plan_view import PlanView, TrainingPlanView
+from moetune.workflows.planner import local_planner
+from moetune.workflows.staleness import stale_note
+from moetune.workflows.training_files import find_any_plan
+
+_LOGGER = logging.getLogger("moetune")
+
+
+def plan(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    profile: str | os.PathLike[str] | Profile | None = None,
+    db: str | os.PathLike[str] | None = None,
+    save: bool = True,
+    **options: object,
+) -> PlanView | TrainingPlanView:
+    """Return the best plan for a layer or a model, as `moetune plan` does.
+
+    A notebook draws the plan, `print` shows what the command line prints.
+
+    Args:
+        model: a named model or the path of a `config.json`; without it give the sizes of a layer:
+            `d_model`, `d_hidden`, `num_experts` and `tokens`.
+        profile: a name, a file or a `moetune.Profile`; default, the setting, else the newest
+            measured one.
+        db: the store; default, that of the command line.
+        save: store the plan, so that its id finds it; False leaves the store as it is.
+        options: flags of `moetune plan` with underscores, such as `world_size=64`. Sizes are
+            numbers of tokens and bytes, or texts with a unit: `seq="8k"`, `memory_limit="80GB"`.
+
+    Raises:
+        InputError: an argument is unknown, or its value is wrong.
+        InfeasiblePlanError: nothing satisfies the arguments or the memory limit.
+        ProfileError: there is no such profile, or it lacks an operation.
+        MoetuneError: the store cannot be opened or written.
+    """
+    with named_as_arguments():
+        if not isinstance(profile, (str, os.PathLike, Profile, type(None))):
+            raise InputError(f"profile must be a name, a file or a Profile, got {profile!r}")
+        used = profile if isinstance(profile, Profile) else _text(profile)
+        flags = read_flags({"model": model, **options})
+        settings = wiring.configure(db=_text(db)).settings
+        if flags.is_of_decoder:
+            found = plan_decoder(flags, settings, profile=used, save=save)
+            return TrainingPlanView(plan=found, db=_text(db))
+        planned = plan_layer(flags, settings, profile=used, save=save)
+        machine = planned.found.profile
+        if note := stale_note(machine):
+            _LOGGER.warning(note)
+        return PlanView.of(explain_plan(planned.plan, profile=machine))
+
+
+def load_plan(
+    path_or_id: str | os.PathLike[str], *, db: str | os.PathLike[str] | None = None
+) -> PlanView | TrainingPlanView:
+    """Return the plan of a file, or of an id in the store.
+
+    Args:
+        path_or_id: a path that ends in .json or has a slash, a `pathlib.Path`, or an id or its
+            first letters.
+        db: the store; default, that of the command line.
+
+    Raises:
+        InputError: the file is missing or is no plan, or no plan or several have such an id.
+        MoetuneError: the store cannot be opened.
+    """
+    with named_as_arguments():
+        if not isinstance(path_or_id, (str, os.PathLike)):
+            raise InputError(f"load_plan takes a path or an id, got {path_or_id!r}")
+        wanted = os.fspath(path_or_id)
+        is_path = isinstance(path_or_id, os.PathLike) or is_plan_path(wanted)
+        path = str(Path(wanted).expanduser().absolute())
+        if is_path and Path(path).is_dir():
+            raise InputError(f"{wanted} is a folder, not a plan", "name one of its files")
+        settings = wiring.configure(db=_text(db)).settings
+        found = _found(path if is_path else wanted, settings, is_path=is_path)
+        if isinstance(found, TrainingDocument):
+            return TrainingPlanView(plan=found, db=_text(db))
+        with local_planner(settings) as planner:
+            return PlanView.of(planner.explain_plan(found))
+
+
+def _text(value: str | os.PathLike[str] | None) -> str | None:
+    """Return a path as text with a slash, by which it is told from a name."""
+    if value is None or isinstance(value, str):
+        return value
+    text = os.fspath(value)
+    return text if os.sep in text else f"{os.curdir}{os.sep}{text}"
+
+
+def _found(wanted: str, settings: Settings, *, is_path: bool) -> AnyPlan:
+    try:
+        return find_any_plan(wanted, stores=partial(wiring.find_store, settings))
+    except InputError as error:
+        if not is_path:
+            where = "name another store with db=…, or a file by a path with a slash"
+            error.hint = f"{error.hint}; {where}" if error.hint else where
+        raise
+
+
+def _signature() -> inspect.Signature:
+    own = inspect.signature(plan)
+    named = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    flags = [one for one in inspect.signature(PlanFlags).parameters.values() if one.name != "model"]
+    return own.replace(parameters=[*named, *flags])
+
+
+# Editors and notebooks complete the names of arguments from it.
+cast("Any", plan).__signature__ = _signature()

@@ -1,0 +1,318 @@
+"""Flags of `moetune plan`, which are the arguments of `moetune.plan`: what they ask for.
+
+A layer and a paper's model are asked of the `Planner`, a Hugging Face model of `plan_training`.
+"""
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TypeVar, cast
+
+from moetune.config import Settings
+from moetune.domain.constraints import (
+    Bounds,
+    Constraints,
+    LayoutPins,
+    Order,
+    Strategy,
+    parse_dispatcher,
+    parse_quantization,
+)
+from moetune.domain.errors import InputError, check_positive
+from moetune.domain.layer import Activation, ExpertParallel
+from moetune.domain.model import MODELS
+from moetune.domain.pipeline import SCHEDULES, read_stages
+from moetune.domain.profile import Profile
+from moetune.domain.request import PlanRequest
+from moetune.domain.targets import find_target
+from moetune.domain.training import (
+    CUDA_GRAPHS,
+    OVERLAPS,
+    TOKEN_DISPATCHERS,
+    LayoutRequest,
+    ZeroStage,
+)
+from moetune.domain.training_document import TrainingDocument
+from moetune.domain.units import full_dtype
+from moetune.workflows import wiring
+from moetune.workflows.flags import LayerFlags, model_sizes, modules_of, parsed, tokens_of
+from moetune.workflows.models import find_decoder_model, is_decoder_name
+from moetune.workflows.plan import Planned
+from moetune.workflows.planner import local_planner
+from moetune.workflows.profiles import find_profile
+from moetune.workflows.training import (
+    TrainingRequest,
+    plan_training,
+    read_routing,
+    training_job,
+)
+
+T = TypeVar("T", bound=str)
+_OF_LAYERS = (
+    "d_model", "d_hidden", "num_experts", "top_k", "activation", "tokens", "batch", "num_layers",
+    "num_heads", "vocab", "moe_every", "dp", "expert_parallel", "sequence_parallel", "no_offload",
+    "memory_taken", "strategy", "forward_degree", "backward_degree", "max_degree",
+    "min_chunk_tokens", "order", "allow_modelled",
+)  # fmt: skip
+_OF_DECODERS = (
+    "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs", "target", "routing",
+    "offload_activations", "offload_optimizer", "optimizer", "schedule", "stages", "dispatcher_sms",
+    "front",
+)  # fmt: skip
+_COUNTS = (
+    "d_model", "d_hidden", "num_experts", "top_k", "world_size", "nodes", "batch", "num_layers",
+    "num_heads", "dp", "ep", "tp", "pp", "micro_batch", "global_batch", "cp", "vpp", "etp",
+    "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens", "dispatcher_sms",
+)  # fmt: skip
+_LARGEST_ZERO = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFlags:
+    """Flags as they were given; None for those that were not.
+
+    Args:
+        tokens, seq, vocab: numbers, without a unit.
+        memory_limit, memory_taken: bytes.
+
+    Raises:
+        InputError: a number is out of range, or a flag is not for this kind of model.
+    """
+
+    model: str | None = None
+    d_model: int | None = None
+    d_hidden: int | None = None
+    num_experts: int | None = None
+    top_k: int | None = None
+    activation: Activation | None = None
+    world_size: int | None = None
+    nodes: int | None = None
+    tokens: int | None = None
+    batch: int | None = None
+    seq: int | None = None
+    num_layers: int | None = None
+    num_heads: int | None = None
+    vocab: int | None = None
+    moe_every: int | None = None
+    dp: int | None = None
+    ep: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    expert_parallel: ExpertParallel | None = None
+    sequence_parallel: bool = False
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    cp: int | None = None
+    vpp: int | None = None
+    etp: int | None = None
+    recompute: str | None = None
+    overlap: str | None = None
+    offload_activations: float | None = None
+    offload_optimizer: float | None = None
+    cuda_graphs: str | None = None
+    target: str | None = None
+    schedule: str | None = None
+    stages: str | None = None
+    routing: str | None = None
+    optimizer: str | None = None
+    zero: int | None = None
+    no_offload: bool = False
+    dtype: str | None = None
+    quantization: str | None = None
+    memory_limit: int | None = None
+    memory_taken: int | None = None
+    strategy: Strategy | None = None
+    forward_degree: int | None = None
+    backward_degree: int | None = None
+    max_degree: int | None = None
+    min_chunk_tokens: int | None = None
+    order: Order | None = None
+    dispatcher: str | None = None
+    dispatcher_sms: int | None = None
+    allow_modelled: bool | None = None
+    front: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive(self, *_COUNTS)
+        if self.moe_every is not None and self.moe_every < 0:
+            raise InputError(f"moe_every must be at least 0, got {self.moe_every}")
+        if self.zero is not None and not 0 <= self.zero <= _LARGEST_ZERO:
+            raise InputError(f"zero must be from 0 to {_LARGEST_ZERO}, got {self.zero}")
+        self._check_kind()
+
+    @property
+    def is_of_decoder(self) -> bool:
+        """Whether the model is one of Hugging Face, and not a layer or a paper's model."""
+        return self.model is not None and is_decoder_name(self.model)
+
+    def layer_request(self, settings: Settings) -> PlanRequest:
+        """Return the request for the plan of a layer or a paper's model.
+
+        Raises:
+            InputError: a value is wrong, or one is missing.
+        """
+        sizes = model_sizes(
+            self.model, num_layers=self.num_layers, num_heads=self.num_heads, length=self.seq,
+            vocab=self.vocab, moe_every=self.moe_every,
+        )  # fmt: skip
+        layer = LayerFlags(
+            d_model=self.d_model, d_hidden=self.d_hidden, num_experts=self.num_experts,
+            top_k=self.top_k, activation=self.activation,
+        ).layer(self.model)  # fmt: skip
+        allowed = settings.allow_modelled if self.allow_modelled is None else self.allow_modelled
+        constraints = Constraints(
+            bounds=self._bounds(settings),
+            pins=self._layer_pins(),
+            sizes=sizes,
+            sequence_parallel=self.sequence_parallel,
+            memory_taken_bytes=self.memory_taken or 0,
+            allow_modelled=allowed,
+            quantization=parsed(self.quantization, parse_quantization, "--quantization") or "",
+        )
+        is_whole = sizes.length is not None
+        return PlanRequest(
+            model=self.model, layer=layer, world_size=self.world_size, num_nodes=self.nodes,
+            tokens_per_rank=tokens_of(self.tokens, self.batch, self.seq, is_whole=is_whole),
+            dtype=full_dtype(self.dtype) if self.dtype else settings.dtype,
+            memory_limit_bytes=self.memory_limit,
+            constraints=constraints,
+        )  # fmt: skip
+
+    def training_request(self, profile: Profile) -> TrainingRequest:
+        """Return the request for the layout of a Hugging Face model's training.
+
+        Raises:
+            InputError: a value is wrong, or one is missing.
+        """
+        ranks = self.world_size
+        if self.nodes is not None:
+            if ranks is not None:
+                raise InputError("--nodes and --world-size exclude each other", "give one of them")
+            ranks = self.nodes * profile.machine.devices_per_node
+        target = find_target(self.target or "moetune")
+        decoder = find_decoder_model(self.model or "", world_size=ranks or 1).decoder
+        assert decoder is not None  # noqa: S101 - only papers' layers have none
+        return TrainingRequest(
+            job=training_job(
+                decoder, world_size=ranks, global_batch=self.global_batch, length=self.seq,
+                dtype=full_dtype(self.dtype) if self.dtype else None,
+                routing=read_routing(self.routing),
+                optimizer=self.optimizer or target.optimizers[0], profile=profile,
+            ),
+            pins=self._training_pins(),
+            target=target,
+            memory_limit_bytes=self.memory_limit,
+        )  # fmt: skip
+
+    def _check_kind(self) -> None:
+        """Raise InputError where a flag was given that plans of this kind do not have."""
+        default = {item.name: item.default for item in fields(self)}
+        unknown = _OF_LAYERS if self.is_of_decoder else _OF_DECODERS
+        given = [name for name in unknown if getattr(self, name) != default[name]]
+        if not given:
+            return
+        flag = "--" + given[0].replace("_", "-")
+        if self.is_of_decoder:
+            raise InputError(
+                f"{flag} is for layers and the models of the papers, not for {self.model}",
+                "omit it; pin the layout with --tp, --pp, --ep and the like",
+            )
+        if self.model is not None and self.model not in MODELS:
+            find_decoder_model(self.model, world_size=1)  # raises, with the names that there are
+        raise InputError(
+            f"{flag} is for Hugging Face models",
+            "omit it, or name such a model with --model, such as qwen3-30b-a3b",
+        )
+
+    def _bounds(self, settings: Settings) -> Bounds:
+        return Bounds(
+            forward_degree=self.forward_degree, backward_degree=self.backward_degree,
+            max_degree=self.max_degree or settings.max_degree,
+            min_chunk_tokens=self.min_chunk_tokens or settings.min_chunk_tokens,
+            order=self.order, strategy=self.strategy,
+            dispatcher=parsed(self.dispatcher, parse_dispatcher, "--dispatcher"),
+        )  # fmt: skip
+
+    def _layer_pins(self) -> LayoutPins:
+        return LayoutPins(
+            dp=self.dp, ep=self.ep, tp=self.tp, pp=self.pp, expert_parallel=self.expert_parallel,
+            micro_batch=self.micro_batch, zero=_sharded_states(self.zero),
+            offload=False if self.no_offload else None,
+        )  # fmt: skip
+
+    def _training_pins(self) -> LayoutRequest:
+        return LayoutRequest(
+            cp=self.cp, tp=self.tp, pp=self.pp, vpp=self.vpp, ep=self.ep, etp=self.etp,
+            micro_batch=self.micro_batch,
+            recompute=None if self.recompute is None else modules_of(self.recompute),
+            dispatcher=_one_of("--dispatcher", self.dispatcher, TOKEN_DISPATCHERS),
+            dispatcher_sms=self.dispatcher_sms,
+            overlap=_one_of("--overlap", self.overlap, OVERLAPS),
+            cuda_graphs=_one_of("--cuda-graphs", self.cuda_graphs, CUDA_GRAPHS),
+            offload_activations=self.offload_activations,
+            offload_optimizer=self.offload_optimizer,
+            zero=cast("ZeroStage | None", self.zero),
+            schedule=_one_of("--schedule", self.schedule, SCHEDULES),
+            stages=None if self.stages is None else read_stages(self.stages),
+        )  # fmt: skip
+
+
+def _sharded_states(zero: int | None) -> bool | None:
+    """Return whether replicas of a paper's model shard their states.
+
+    Raises:
+        InputError: a stage that the runtime does not have.
+    """
+    if zero is None or zero <= 1:
+        return None if zero is None else bool(zero)
+    raise InputError(
+        f"--zero {zero} is for Hugging Face models",
+        "use --zero 0 or 1: moetune's runtime shards nothing or all states",
+    )
+
+
+def _one_of(flag: str, value: str | None, known: tuple[T, ...]) -> T | None:
+    for one in known:
+        if value == one:
+            return one
+    if value is None:
+        return None
+    raise InputError(f"{flag} {value!r} is unknown", f"use one of {', '.join(known)}")
+
+
+def plan_layer(
+    flags: PlanFlags, settings: Settings, *, profile: str | Profile | None, save: bool
+) -> Planned:
+    """Return the plan of a layer or a paper's model, and its profile.
+
+    Args:
+        profile: a file, a name or a profile; None for the setting, else the newest measured one.
+        save: store the plan; a database is made where there is none.
+
+    Raises:
+        MoetuneError: as of `Planner.resolve`, or the database cannot be opened.
+    """
+    request = flags.layer_request(settings)
+    with local_planner(settings, profile=profile, saves=save) as planner:
+        return planner.plan_anew(request)
+
+
+def plan_decoder(
+    flags: PlanFlags, settings: Settings, *, profile: str | Profile | None, save: bool
+) -> TrainingDocument:
+    """Return the plan of a Hugging Face model's training.
+
+    Args:
+        profile, save: as of `plan_layer`.
+
+    Raises:
+        MoetuneError: as of `plan_training`, there is no such profile, or the database cannot be
+            opened.
+    """
+    stores = partial(wiring.find_store, settings)
+    found = find_profile(profile or settings.profile, stores=stores)
+    request = flags.training_request(found.profile)
+    plan = plan_training(request, found.profile, with_front=flags.front).stored
+    if save:
+        with wiring.open_store(settings) as store:
+            store.save_training_plan(plan)
+    return plan

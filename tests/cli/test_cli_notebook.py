@@ -1,0 +1,316 @@
+"""`moetune.plan` and `moetune.load_plan`: the numbers and words of the command line, in a cell."""
+
+import copy
+import inspect
+import json
+import logging
+import pickle
+import re
+from collections.abc import Callable
+from dataclasses import fields, replace
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import moetune
+from moetune.domain.plan import Plan
+from moetune.report.section import values_of
+from moetune.workflows import plan_view
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.plan_flags import PlanFlags
+from moetune.workflows.plan_view import PlanView, TrainingPlanView
+from moetune.workflows.views.plan import page_sections
+from tests.cli.running import Cli
+
+LAYER: dict[str, Any] = {"model": "gpt-xl", "profile": "rtx2080ti-x64", "dtype": "float16"}
+LAYER_FLAGS = ("--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
+SIZES: dict[str, Any] = {
+    "d_model": 1024, "d_hidden": 4096, "num_experts": np.int64(64), "top_k": 2, "tokens": "8k",
+    "activation": "swiglu", "profile": "rtx2080ti-x64", "dtype": "fp16", "memory_limit": "10GB",
+    "memory_taken": 2.5e8, "max_degree": 8, "order": "interleaved",
+}  # fmt: skip
+SIZES_FLAGS = (
+    "--d-model", "1024", "--d-hidden", "4096", "--num-experts", "64", "--top-k", "2", "--tokens",
+    "8192", "--activation", "swiglu", "--profile", "rtx2080ti-x64", "--dtype", "float16",
+    "--memory-limit", "10GB", "--memory-taken", "250MB", "--max-degree", "8", "--order",
+    "interleaved",
+)  # fmt: skip
+WHOLE: dict[str, Any] = {"model": "ppmoe-6.7b", "world_size": 32, "profile": "v100-x256"}
+WHOLE_FLAGS = ("--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256")
+TRAINING: dict[str, Any] = {
+    "model": "qwen3-30b-a3b", "profile": "h100-x8", "world_size": 64, "global_batch": 1024,
+    "seq": "4k", "target": "megatron", "recompute": ["norm", "moe_act"],
+}  # fmt: skip
+TRAINING_FLAGS = (
+    "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--world-size", "64", "--global-batch",
+    "1024", "--seq", "4096", "--target", "megatron", "--recompute", "norm,moe_act",
+)  # fmt: skip
+
+
+class Cell(HTMLParser):
+    """A cell as a browser reads it: open elements, and what a notebook must not load."""
+
+    EMPTY = ("input",)
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.names: set[str] = set()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.feed(html)
+        self.close()
+        self.words = " ".join(unescape(re.sub(r"<[^>]+>", " ", html.split("</style>")[1])).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        given = dict(attrs)
+        self.ids += [one for one in (given.get("id"),) if one]
+        self.links += [one for key in ("href", "src") if (one := given.get(key))]
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags"), [(LAYER, LAYER_FLAGS), (SIZES, SIZES_FLAGS), (WHOLE, WHOLE_FLAGS)]
+)
+def test_a_plan_has_the_numbers_and_the_words_of_the_command_line(
+    cli: Cli, arguments: dict[str, Any], flags: tuple[str, ...]
+) -> None:
+    plan = moetune.plan(**arguments)
+    assert isinstance(plan, PlanView)
+    assert plan.to_dict() == cli("plan", *flags, "--json").document
+    assert cli("plan", *flags).out.startswith(f"{plan}\n")
+    why = plan.explain()
+    assert f"{why}\n" == cli("explain", plan.id).out
+    assert why.to_dict() == cli("explain", plan.id, "--json").document
+
+
+def test_a_training_plan_has_the_numbers_and_the_words_of_the_command_line(
+    cli: Cli, tmp_path: Path
+) -> None:
+    plan = moetune.plan(**TRAINING)
+    assert isinstance(plan, TrainingPlanView)
+    document = cli("plan", *TRAINING_FLAGS, "--json").document
+    assert plan.to_dict() == document
+    assert plan.id == document["id"]
+    assert cli("plan", *TRAINING_FLAGS).out == f"{plan}\n"
+    file = tmp_path / "layout.json"
+    plan.save(file)
+    assert json.loads(file.read_text()) == document
+    assert f"{plan.explain()}\n" == cli("explain", str(file)).out
+    assert plan.explain().to_dict() == cli("explain", str(file), "--json").document
+    export = cli("export", str(file), "--to", "megatron", "--json").document
+    assert moetune.plan(**TRAINING).export("megatron").text == export["text"]
+    again = moetune.load_plan(file)
+    assert again.to_dict() == document
+    assert str(again) == str(plan.explain())
+    assert again.export("megatron").launch == export["launch"]
+
+
+def test_an_id_finds_what_was_saved(cli: Cli, database: Path) -> None:
+    kept = moetune.plan(**LAYER, save=False)
+    assert not database.exists()
+    with pytest.raises(moetune.InputError, match=kept.id):
+        moetune.load_plan(kept.id)
+    saved = moetune.plan(**LAYER)
+    assert saved == kept
+    assert moetune.load_plan(saved.id[:6]) == saved
+    assert cli("plans", "list", "--json").document["plans"][0]["id"] == saved.id
+    other = database.with_name("other.db")
+    moetune.plan(**{**LAYER, "model": "gpt-s"}, db=other)
+    with pytest.raises(moetune.InputError, match=r"newest is \w{6}; name another store with db=…"):
+        moetune.load_plan(saved.id, db=other)
+
+
+def test_a_file_is_loaded_as_it_was_saved(home: Path) -> None:
+    plan = moetune.plan(**LAYER, save=False)
+    plan.save(home / "plan.json")
+    for name in (home / "plan.json", str(home / "plan.json"), "~/plan.json"):
+        assert moetune.load_plan(name) == plan
+    # A path is a path, however it is named.
+    plan.save("work.plan")
+    assert moetune.load_plan(Path("work.plan")) == plan
+
+
+def test_a_profile_is_a_name_a_file_or_itself(home: Path) -> None:
+    file = bundled_profiles()["rtx2080ti-x64"]
+    (home / "work" / "lab.toml").write_bytes(file.read_bytes())
+    wanted = moetune.plan(**LAYER, save=False)
+    for profile in (load_profile_file(file), "lab.toml", Path("lab.toml"), file):
+        found = moetune.plan(**{**LAYER, "profile": profile}, save=False)
+        assert found == wanted
+        assert str(found) == str(wanted)
+    own = replace(load_profile_file(file), name="of-a-program")
+    assert "'of-a-program'" in str(moetune.plan(**{**LAYER, "profile": own}, save=False))
+    h100 = load_profile_file(bundled_profiles()["h100-x8"])
+    assert moetune.plan(**{**TRAINING, "profile": h100}).id == moetune.plan(**TRAINING).id
+
+
+@pytest.mark.parametrize("arguments", [LAYER, WHOLE, TRAINING])
+def test_a_notebook_draws_the_page_without_scripts(home: Path, arguments: dict[str, Any]) -> None:
+    assert home.is_dir()
+    plan = moetune.plan(**arguments)
+    for drawn in (plan, plan.explain()):
+        html = drawn._repr_html_()
+        assert html is not None
+        cell = Cell(html)
+        assert cell.open == []
+        assert not cell.names & {"script", "img", "link", "iframe"}
+        assert cell.links == []
+        assert "url(" not in html
+        assert len(set(cell.ids)) == len(cell.ids)
+        assert len(html) < 60_000
+    html = plan._repr_html_() or ""
+    shown = Cell(html).words
+    if isinstance(plan, PlanView):
+        for section in page_sections(plan.explanation):
+            for one in section.highlights:
+                assert f"{one.name} {one.cell.text}" in shown
+            for table in section.tables:
+                assert all(cell.text in shown for row in table.rows for cell in row)
+            assert values_of(section)["notes"] == list(section.notes)
+        assert "Alternatives that lost" in shown
+    else:
+        assert "The next layouts" in shown
+
+
+def test_without_jinja2_a_notebook_shows_the_text(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert home.is_dir()
+    plan = moetune.plan(**LAYER)
+    monkeypatch.setattr(plan_view, "find_spec", lambda _: None)
+    assert plan._repr_html_() is None
+    printed: list[str] = []
+
+    class Printer:
+        def text(self, text: str) -> None:
+            printed.append(text)
+
+    plan._repr_pretty_(Printer(), cycle=False)
+    assert printed == [str(plan)]
+
+
+def test_everything_that_takes_a_plan_takes_it(home: Path) -> None:
+    plan = moetune.plan(
+        d_model=8, d_hidden=16, num_experts=4, tokens=32, world_size=1, dtype="float16",
+        profile="rtx2080ti-x64", save=False,
+    )  # fmt: skip
+    assert home.is_dir()
+    assert isinstance(plan, PlanView)
+    layer = moetune.MoELayer(8, 16, 4, plan=plan)
+    assert layer.shape == plan.workload.layer
+    assert moetune.open_planbook(plan).plans == (plan,)
+    training = moetune.plan(**TRAINING)
+    with pytest.raises(moetune.InputError, match="neither the plan of a layer"):
+        moetune.MoELayer(8, 16, 4, plan=training)  # type: ignore[arg-type] # the error
+    training.save("layout.json")
+    with pytest.raises(moetune.InputError, match=r"training.*\n.*moetune export layout.json"):
+        moetune.MoELayer(8, 16, 4, plan="layout.json")
+
+
+def test_another_process_gets_the_plan_alone(home: Path) -> None:
+    assert home.is_dir()
+    plan = moetune.plan(**LAYER)
+    assert isinstance(plan, PlanView)
+    sent = pickle.loads(pickle.dumps(plan))  # noqa: S301 - our own
+    for found in (sent, copy.deepcopy(plan)):
+        assert type(found) is Plan
+        assert plan == found
+        assert found == plan
+    changed = replace(plan, warnings=("Mine.",))
+    assert changed != plan
+    assert "Mine." in str(changed)
+    assert "gpt-xl" not in repr(plan)
+    assert plan.id[:6] in repr(plan)
+
+
+def test_a_stale_profile_is_logged(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert home.is_dir()
+    monkeypatch.setattr("moetune.workflows.notebook.stale_note", lambda _: "It is old")
+    with caplog.at_level(logging.WARNING, logger="moetune"):
+        moetune.plan(**LAYER)
+    assert [record.message for record in caplog.records] == ["It is old"]
+
+
+def test_editors_complete_every_flag() -> None:
+    names = set(inspect.signature(moetune.plan).parameters)
+    assert names == {"model", "profile", "db", "save", *(one.name for one in fields(PlanFlags))}
+
+
+WRONG: list[tuple[dict[str, Any], type[moetune.MoetuneError], str]] = [
+    ({**LAYER, "world_sise": 4}, moetune.InputError, r"'world_sise'\n.*did you mean 'world_size'"),
+    ({**LAYER, "xyzzy": 4}, moetune.InputError, r"'xyzzy'\n.*known: model, d_model"),
+    ({**LAYER, "max_degree": "8"}, moetune.InputError, "^max_degree must be a whole number"),
+    ({**LAYER, "max_degree": 0}, moetune.InputError, "^max_degree must be at least 1, got 0"),
+    ({**LAYER, "max_degree": True}, moetune.InputError, "^max_degree must be a whole number"),
+    ({**LAYER, "tokens": "8q"}, moetune.InputError, "^tokens: count '8q'"),
+    ({**LAYER, "tokens": 8.5}, moetune.InputError, "^tokens must be a whole number, got 8.5"),
+    ({**LAYER, "memory_limit": "80"}, moetune.InputError, "^memory_limit: size '80' has no unit"),
+    ({**LAYER, "strategy": "S9"}, moetune.InputError, "^strategy must be one of none, S1"),
+    ({**LAYER, "moe_every": -1}, moetune.InputError, "^moe_every must be at least 0"),
+    ({**LAYER, "tp": 2}, moetune.InputError, "^tp is for a whole model"),
+    ({**LAYER, "cp": 2}, moetune.InputError, "^cp is for Hugging Face models"),
+    ({**LAYER, "d_model": 2}, moetune.InputError, "^model gpt-xl and d_model exclude each other"),
+    ({**LAYER, "profile": 7}, moetune.InputError, "^profile must be a name, a file or a Profile"),
+    ({**LAYER, "profile": "rtx2080ti"}, moetune.ProfileError, "did you mean rtx2080ti-x"),
+    ({**LAYER, "memory_limit": "10MB"}, moetune.InfeasiblePlanError, "limit of 9.54 MiB"),
+    ({**TRAINING, "model": "qwen3-30b-a3"}, moetune.InputError, "did you mean qwen3-30b-a3b"),
+    ({**TRAINING, "strategy": "S1"}, moetune.InputError, "^strategy is for layers"),
+    ({**TRAINING, "zero": 4}, moetune.InputError, "^zero must be from 0 to 3, got 4"),
+    ({**TRAINING, "global_batch": None}, moetune.InputError, "lacks global_batch\n.*seq=4096"),
+    ({**TRAINING, "nodes": 8}, moetune.InputError, "^nodes and world_size exclude each other"),
+    ({**TRAINING, "overlap": "all"}, moetune.InputError, "^overlap 'all' is unknown"),
+    ({**TRAINING, "memory_limit": 10**9}, moetune.LayoutTooLargeError, "memory binds"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "kind", "words"), WRONG)
+def test_a_wrong_argument_is_named(
+    home: Path, arguments: dict[str, Any], kind: type[moetune.MoetuneError], words: str
+) -> None:
+    assert home.is_dir()
+    with pytest.raises(kind, match=words) as caught:
+        moetune.plan(**arguments)
+    assert "--" not in re.sub(r"moetune .*", "", str(caught.value))
+    if isinstance(caught.value, moetune.LayoutTooLargeError):
+        assert caught.value.plan is not None
+
+
+def _pointer(path: Path) -> Path:
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda home: _pointer(home / "plan.json"), r"Git LFS pointer.*\n.*git lfs pull"),
+        (lambda home: home, "is a folder, not a plan"),
+        (lambda _: "./missing.json", "missing.json cannot be read: No such file"),
+        (lambda _: "abcdef", "no plan has an id that begins with 'abcdef'"),
+        (lambda _: "", "no plan has an id"),
+        (lambda _: 7, "takes a path or an id, got 7"),
+    ],
+)
+def test_what_is_no_plan_is_named(home: Path, made: Callable[[Path], Any], words: str) -> None:
+    with pytest.raises(moetune.InputError, match=words):
+        moetune.load_plan(made(home))
+
+
+def test_a_layer_has_nothing_to_export(home: Path) -> None:
+    assert home.is_dir()
+    with pytest.raises(moetune.InputError, match="which has nothing to export"):
+        moetune.plan(**LAYER).export("megatron")
+    with pytest.raises(moetune.InputError, match="target 'megatorn' is unknown"):
+        moetune.plan(**TRAINING).export("megatorn")
