@@ -30,7 +30,7 @@ def list_(
     json: Json = False,
 ) -> None:
     """List the plans of the store, newest first."""
-    from moetune.workflows.library import PlanFilter, list_plans, time_ago
+    from moetune.workflows.library import PlanFilter, list_plans, read_plans, time_ago
     from moetune.workflows.views.library import MOST_ROWS, plans_section
 
     session = session_of(context)
@@ -38,8 +38,10 @@ def list_(
     wanted = PlanFilter(model=model, profile=profile, since=since)
     with session.find_store() as store:
         found = list_plans(store, wanted)
+        shown = found if all_ or json else found[:MOST_ROWS]
+        read = read_plans(store, shown)
     document = {"schema": "moetune.plans.list/1", "plans": found}
-    section = plans_section(found, most=None if all_ else MOST_ROWS)
+    section = plans_section(read, num_more=len(found) - len(shown))
     session.screen.answer((section,), document, as_json=json)
 
 

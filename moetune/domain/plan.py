@@ -13,6 +13,7 @@ from moetune.domain.document import UNLESS_DEFAULT, decode_schema
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
+from moetune.domain.profile import ProfileQuality
 from moetune.domain.request import PlanInputs
 from moetune.domain.terms import LayerTerms
 
@@ -252,6 +253,7 @@ class Plan:
         transformer: the whole model; None for a layer. With it `pipeline`, `memory`,
             `predicted` and `decision` are those of one MoE layer and one micro-batch.
         terms: behind `predicted`; None in plans of schema 1.
+        profile_quality: None where the profile says nothing of its errors, and in older plans.
     """
 
     schema: int = PLAN_SCHEMA
@@ -267,6 +269,12 @@ class Plan:
     warnings: tuple[str, ...]
     transformer: TransformerPlan | None = None
     terms: LayerTerms | None = None
+    profile_quality: ProfileQuality | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the profile behind the plan is suspect."""
+        return self.profile_quality is not None and self.profile_quality.label == "suspect"
 
     def __post_init__(self) -> None:
         if self.id != self.inputs.plan_id:

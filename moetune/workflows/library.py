@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from moetune.domain.errors import InputError, NotFoundError, StoreUnavailableError
+from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
 from moetune.domain.records import Observation, PlanInfo, Removed, Stored
 
@@ -33,6 +34,32 @@ class PlanFilter:
             and self.profile in {None, plan.profile}
             and plan.created_at >= self.since
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPlan:
+    """A stored plan's list entry, and the plan.
+
+    Args:
+        plan: None where its document cannot be read, since another program changed it.
+    """
+
+    info: PlanInfo
+    plan: Plan | None
+
+
+def read_plans(store: Store | None, found: Sequence[PlanInfo]) -> tuple[StoredPlan, ...]:
+    """Return the plans of list entries, with those that cannot be read."""
+    if store is None:
+        return ()
+    return tuple(StoredPlan(info=one, plan=_readable(store, one.id)) for one in found)
+
+
+def _readable(store: Store, plan_id: str) -> Plan | None:
+    try:
+        return store.plan(plan_id)
+    except InputError:
+        return None
 
 
 def list_plans(store: Store | None, wanted: PlanFilter) -> tuple[PlanInfo, ...]:

@@ -30,6 +30,7 @@ from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layout.choose import LayoutProblem
 from moetune.solve.layout.plan import solve_layout
+from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile, is_path
 
 LONGEST_NAME = 200
@@ -152,7 +153,7 @@ def make_plan(
         ProfileError: the profile lacks an operation that the layer needs.
     """
     solved = _solve(request, profile, fingerprint)
-    plan = replace(solved.plan, terms=solved.terms)
+    plan = replace(solved.plan, terms=solved.terms, profile_quality=quality_of(profile))
     return replace(plan, warnings=(*_corrections(plan, profile), *plan.warnings))
 
 

@@ -13,7 +13,7 @@ from moetune.domain.errors import InputError, LayoutTooLargeError, ProfileError
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.pipeline import stage_words
 from moetune.domain.plan import Confidence
-from moetune.domain.profile import Profile
+from moetune.domain.profile import Profile, ProfileQuality
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
 from moetune.domain.targets import Target
 from moetune.domain.training import (
@@ -30,6 +30,7 @@ from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch, PricedLayout
 from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.plan import host_memory_bytes, sound_numbers
+from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.training_prices import StandIns, stand_ins_of, step_prices
 
 SCHEMA = "moetune.training-plan/1"
@@ -60,6 +61,7 @@ class TrainingPlan:
         found: the chosen layout first.
         host_bytes: memory of a node's host, as far as the profile has it.
         stand_ins: what the profile does not have of the chosen layout's operations.
+        quality: of the profile; None where it says nothing of its errors.
     """
 
     request: TrainingRequest
@@ -69,6 +71,7 @@ class TrainingPlan:
     trust: str
     found: tuple[PricedLayout, ...]
     stand_ins: StandIns
+    quality: ProfileQuality | None = None
     host_bytes: float = inf
     ranks_per_node: int = 1
 
@@ -135,6 +138,7 @@ class TrainingPlan:
             "confidence": encode(self.confidence),
             "fits": self.fits,
             "trust": self.trust,
+            "profile_quality": encode(self.quality),
             "warnings": list(self.stand_ins.words),
             "alternatives": [_answer(job, one) for one in self.found[1:]],
         }
@@ -169,6 +173,7 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
             limit_bytes=limit,
             trust=prices.device.trusts.least, found=tuple(found), host_bytes=host,
             ranks_per_node=min(request.job.world_size, profile.machine.devices_per_node),
+            quality=quality_of(profile),
             stand_ins=stand_ins_of(request.job, request.target, profile, found[0]),
         )  # fmt: skip
     if not plan.fits:

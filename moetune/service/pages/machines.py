@@ -33,7 +33,8 @@ def machines_page(library: Library) -> Page:
         sections=tuple(one for one in sections if one.name != "references" or one.tables[0].rows),
         context={
             "intro": "The measured machines and the quality of their profiles, which is that of "
-            "the worst fit: good predicts left-out points within 5 %, usable within 10 %."
+            "the worst group of operations: good predicts left-out points within 5 %, usable "
+            "within 10 %."
         },
     )
 

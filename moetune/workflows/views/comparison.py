@@ -15,7 +15,14 @@ from moetune.solve.layout.words import seconds_by_binding
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.profiles import compare_profiles
 from moetune.workflows.views.figures import layer_figures, parts_figures
-from moetune.workflows.views.words import KIND_WORDS, kind_of, plan_decision, plan_name, plan_scope
+from moetune.workflows.views.words import (
+    KIND_WORDS,
+    kind_of,
+    plan_decision,
+    plan_name,
+    plan_scope,
+    suspect_words,
+)
 from moetune.workflows.whatif import WhatIfAnswer, compare_plans, input_changes, step_seconds
 
 _MOST_OVERLAYS = 6
@@ -86,10 +93,12 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
         is_drawn: add figures of both plans, and every field in which they differ.
     """
     changes, step, *effects = answer.words
+    after = answer.after
+    suspect = suspect_words(after.inputs.profile, after.profile_quality)
     words = Section(
         name="answer",
         title=sentence(changes),
-        paragraphs=(sentence(step), plan_decision(answer.after), *map(sentence, effects)),
+        paragraphs=(sentence(step), plan_decision(answer.after), *suspect, *map(sentence, effects)),
     )
     if not is_drawn:
         return (words,)

@@ -28,6 +28,7 @@ from moetune.workflows.views.words import (
     model_span,
     plan_name,
     plan_scope,
+    suspect_words,
 )
 
 _PHASES = (
@@ -53,7 +54,10 @@ def explanation_sections(explanation: Explanation) -> tuple[Section, ...]:
         name="plan",
         title=plan_name(plan),
         scope=plan_scope(plan, profile=explanation.profile),
-        paragraphs=(f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.",),
+        paragraphs=(
+            f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.",
+            *suspect_words(plan.inputs.profile, plan.profile_quality),
+        ),
     )
     return head, *reasons(explanation), _trust(plan)
 

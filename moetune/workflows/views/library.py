@@ -2,36 +2,57 @@
 
 from collections.abc import Sequence
 
-from moetune.domain.records import Observation, PlanInfo, Stored
+from moetune.domain.records import Observation, Stored
 from moetune.domain.storable import is_sound
 from moetune.report.observed import seen
-from moetune.report.section import Cell, Section, Table
+from moetune.report.section import EMPTY, Cell, Section, Table
+from moetune.workflows.library import StoredPlan
+from moetune.workflows.views.words import trust_words
+from moetune.workflows.whatif import step_seconds
 
 MOST_ROWS = 20
 """Rows of a list that is not asked for whole."""
 
 
-def plans_section(found: Sequence[PlanInfo], *, most: int | None = MOST_ROWS) -> Section:
-    """Return the table of plans, the first `most` of them; None for all."""
-    rows = tuple(
-        (
-            Cell(text=one.id[:12], value=one.id, mark="code"),
-            Cell.words(one.model or "a layer"),
-            Cell.words(one.profile),
-            Cell.count(one.world_size),
-            Cell.count(one.tokens_per_rank),
-            Cell.words(_minute(one.created_at)),
-        )
-        for one in found[:most]
-    )
+def plans_section(found: Sequence[StoredPlan], *, num_more: int = 0) -> Section:
+    """Return the table of plans.
+
+    Args:
+        num_more: plans that are not in `found`.
+    """
     table = Table(
         name="plans",
-        header=("plan", "model", "profile", "ranks", "tokens per rank", "made, UTC"),
-        rows=rows,
+        header=(
+            "plan",
+            "model",
+            "step",
+            "profile",
+            "trust",
+            "ranks",
+            "tokens per rank",
+            "made, UTC",
+        ),
+        rows=tuple(map(_plan, found)),
+        wide=("trust",),
         empty="No plan matches; `moetune plan` makes one.",
-        notes=_more(len(found) - len(rows)),
+        notes=_more(num_more),
     )
     return Section(name="plans", tables=(table,))
+
+
+def _plan(one: StoredPlan) -> tuple[Cell, ...]:
+    info, plan = one.info, one.plan
+    name = f"{info.profile} (suspect)" if plan and plan.is_suspect else info.profile
+    return (
+        Cell(text=info.id[:12], value=info.id, mark="code"),
+        Cell.words(info.model or "a layer"),
+        Cell.words("cannot be read") if plan is None else Cell.seconds(step_seconds(plan)),
+        Cell(text=name, value=info.profile),
+        EMPTY if plan is None else Cell.words(trust_words(plan)),
+        Cell.count(info.world_size),
+        Cell.count(info.tokens_per_rank),
+        Cell(text=info.created_at[:10], value=_minute(info.created_at)),
+    )
 
 
 def observations_section(

@@ -34,6 +34,8 @@ from moetune.workflows.views.words import (
     plan_name,
     plan_scope,
     probability_words,
+    suspect_words,
+    trust_words,
 )
 
 
@@ -66,11 +68,15 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
         name="answer",
         title=plan_name(plan),
         scope=plan_scope(plan, profile=explanation.profile),
-        paragraphs=(plan_decision(plan), *why),
+        paragraphs=(plan_decision(plan), *_suspect(plan), *why),
         highlights=tuple(_layer_highlights(explanation)),
         summary=_layer_summary(plan),
         tables=(_phases(explanation),),
     )
+
+
+def _suspect(plan: Plan) -> Iterator[str]:
+    yield from suspect_words(plan.inputs.profile, plan.profile_quality)
 
 
 def _uncertainty(plan: Plan) -> Section:
@@ -100,7 +106,7 @@ def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:
     )
     yield _memory_highlight(explanation, total_bytes(plan.memory))
     binds = Cell.words(verdict.binding.capitalize())
-    yield Highlight(name="What binds", cell=binds, note=f"{times.trust} costs")
+    yield Highlight(name="What binds", cell=binds, note=f"{trust_words(plan)} costs")
     yield _sure_highlight("choice", verdict.probability_best, regret)
 
 
@@ -184,6 +190,7 @@ def _model_answer(explanation: Explanation, transformer: TransformerPlan) -> Sec
         scope=plan_scope(plan, profile=explanation.profile),
         paragraphs=(
             plan_decision(plan),
+            *_suspect(plan),
             *chunks,
             *layer,
             memory_words(explanation, memory.total_bytes, name_memory(memory)),

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moetune.domain.corrections import corrections_words
-from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
+from moetune.domain.profile import FitError, GemmLine, Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
 from moetune.domain.step_errors import StepRecord
@@ -109,16 +109,6 @@ def machine_scope(profile: Profile) -> str:
         f"{machine.num_devices:,} × {machine.device}, {machine.devices_per_node} per node, "
         f"{format_bytes(machine.memory_bytes)} each"
     )
-
-
-def worst_quality(profile: Profile) -> str:
-    """Return the worst label of the profile's fits; "" where no error is known."""
-    lines: tuple[GemmLine | CollectiveLine | CopyLine, ...] = (
-        *profile.gemm, *profile.collective, *profile.copy,
-    )  # fmt: skip
-    errors = [line.error for line in lines]
-    labels = {error.quality for error in errors if error is not None}
-    return next((label for label in ("suspect", "usable", "good") if label in labels), "")
 
 
 def operations_section(

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moetune.domain.plan import Plan
-from moetune.domain.records import PlanInfo
 from moetune.report.section import EMPTY, Cell, Table
 from moetune.solve.layout.words import name_layout
-from moetune.workflows.views.words import kind_of
+from moetune.workflows.library import StoredPlan
+from moetune.workflows.views.words import kind_of, trust_words
 from moetune.workflows.whatif import needed_bytes, step_seconds
 
 _HEADER = (
@@ -18,18 +18,6 @@ _NOTE = (
     "step: of the model, of a layer's plan of that layer. tokens/s: of all ranks together. memory: "
     "of the device that needs the most. chunks: forward and backward."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredPlan:
-    """A stored plan's list entry, and the plan.
-
-    Args:
-        plan: None where its document cannot be read, since another program changed it.
-    """
-
-    info: PlanInfo
-    plan: Plan | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,5 +89,5 @@ def _facts(plan: Plan | None) -> tuple[Cell, ...]:
         Cell.size(needed_bytes(plan)),
         Cell.words(name_layout(plan.layout)),
         Cell.words(f"{pipeline.forward_degree} and {pipeline.backward_degree}"),
-        Cell.words(plan.predicted.trust),
+        Cell.words(trust_words(plan), mark="suspect" if plan.is_suspect else ""),
     )

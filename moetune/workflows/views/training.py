@@ -8,7 +8,7 @@ from moetune.domain.units import format_bytes
 from moetune.report.section import Cell, Section, Table, facts, percent, seconds_span
 from moetune.solve.training.search import PricedLayout
 from moetune.workflows.training import TrainingPlan, layout_words
-from moetune.workflows.views.words import how_sure_of_layout
+from moetune.workflows.views.words import how_sure_of_layout, suspect_words
 
 _MUCH = 0.1
 """Of a step, that is worth a hint."""
@@ -23,7 +23,11 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
     yield Section(
         name="layout",
         title=f"{job.decoder.name} on {job.world_size} ranks: {layout_words(layout)}",
-        paragraphs=(how_sure_of_layout(sure), *map(_sentence, plan.stand_ins.words)),
+        paragraphs=(
+            *suspect_words(plan.profile, plan.quality),
+            how_sure_of_layout(sure),
+            *map(_sentence, plan.stand_ins.words),
+        ),
         tables=(
             facts(
                 "layout",

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from moetune.domain.document import decode, encode
 from moetune.domain.plan import Confidence
+from moetune.domain.profile import ProfileQuality
 from moetune.report.section import Cell, Section, Table, percent, plural, seconds_span
 from moetune.solve.training.search import NOISE
 from moetune.workflows.training_files import mapping_of, training_document
-from moetune.workflows.views.words import how_sure_of_layout
+from moetune.workflows.views.words import how_sure_of_layout, suspect_words
 
 SCHEMA = "moetune.training-explanation/1"
 _COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients"})
@@ -59,6 +60,8 @@ class TrainingExplanation:
     others: tuple[_Answer, ...]
     confidence: Confidence
     limit_bytes: int
+    profile: str = ""
+    quality: ProfileQuality | None = None
 
     @property
     def document(self) -> dict[str, object]:
@@ -68,6 +71,7 @@ class TrainingExplanation:
             "plan": self.plan_id,
             "step_seconds": self.best.predicted.step_seconds,
             "confidence": encode(self.confidence),
+            "profile_quality": encode(self.quality),
             "kinds": self.kinds,
             "saved_by_overlap_seconds": self.best.predicted.saved_by_overlap_seconds,
             "parts": dict(self.best.predicted.parts),
@@ -126,8 +130,17 @@ def explain_training(path: Path) -> TrainingExplanation:
             if isinstance(one, dict)
         ),
         confidence=decode(Confidence, mapping_of(plan, "confidence", path), f"{path}: confidence"),
+        profile=str(inputs.get("profile", "")),
+        quality=_quality(plan.get("profile_quality"), path),
         limit_bytes=decode(int, inputs.get("memory_limit_bytes"), f"{path}: memory_limit_bytes"),
     )
+
+
+def _quality(document: object, path: Path) -> ProfileQuality | None:
+    """Return the quality of the plan's profile; None in older plans, and where it is not known."""
+    if document is None:
+        return None
+    return decode(ProfileQuality, document, f"{path}: profile_quality")
 
 
 def _answer(document: Mapping[str, object], path: Path) -> _Answer:
@@ -162,6 +175,7 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
         title=f"A step of {found.model}: {best.words}",
         paragraphs=(
             f"{span} a step: {kinds}. Most of it: {longest}.",
+            *suspect_words(found.profile, found.quality),
             *_saved(best),
             how_sure_of_layout(sure),
         ),

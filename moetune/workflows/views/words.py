@@ -1,12 +1,12 @@
 """A plan in words: its name and workload, its decision, and its uncertainty."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal
 
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Confidence, Plan, TransformerPlan
-from moetune.domain.profile import Profile
+from moetune.domain.profile import Profile, ProfileQuality, SuspectGroup
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import percent, plural, seconds_span
 from moetune.solve.layer.words import STRATEGY_WORDS
@@ -51,6 +51,35 @@ def plan_scope(plan: Plan, *, profile: Profile | None = None) -> str:
     recipe = plan.workload.quantization
     dtype = f"{inputs.dtype}, experts in {recipe}" if recipe else inputs.dtype
     return f"{experts} over {devices} · {tokens} {each} · {dtype}"
+
+
+def suspect_words(profile: str, quality: ProfileQuality | None) -> Iterator[str]:
+    """Yield what is suspect of a plan's profile, and what to do; nothing of a better one.
+
+    Args:
+        profile: its name.
+    """
+    if quality is None or quality.label != "suspect":
+        return
+    groups = ", ".join(_suspect_group(one) for one in quality.suspect)
+    yield (
+        f"The profile {profile!r} is suspect, and so is this plan: {groups}. Measure it again on "
+        f"an idle machine: `moetune profile --name {profile}`."
+    )
+
+
+def trust_words(plan: Plan) -> str:
+    """Return "measured", or "measured, suspect" where the profile is."""
+    return f"{plan.predicted.trust}, suspect" if plan.is_suspect else plan.predicted.trust
+
+
+def _suspect_group(one: SuspectGroup) -> str:
+    if one.median_error is None or one.p95_error is None:
+        return f"{one.group} (times vary too much)"
+    return (
+        f"{one.group} (sizes left out are predicted {percent(one.median_error)} off in the "
+        f"median, {percent(one.p95_error)} at p95)"
+    )
 
 
 def plan_decision(plan: Plan) -> str:
