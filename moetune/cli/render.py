@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 NARROWEST = 20
 _HARD_SPACE = "\N{NO-BREAK SPACE}"
-_UNIT = re.compile(r"(?<=\d) (?=(?:[mµn]?s|[KMGT]?i?B)\b|%)")
+_UNIT = re.compile(r"(?<=\d) (?=(?:[mµn]?s|[KMGT]?i?B|[GT]FLOP/s)\b|%)")
 _TRACEBACK_VERBOSITY = 2
 
 

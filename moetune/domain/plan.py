@@ -99,6 +99,8 @@ class TransformerPlan:
         step_seconds: of the model, from the first micro-batch to the new parameters.
         stages: in their order; empty in older plans.
         confidence: in the layout, against the best other ones; None in older plans.
+        model_flops_per_second_per_device: see `domain.throughput`; None in older plans.
+        mfu: its share of the data sheet's peak; None where that is not known.
     """
 
     num_layers: int
@@ -115,6 +117,8 @@ class TransformerPlan:
     binding: ModelBinding
     stages: tuple[StageTime, ...] = ()
     confidence: Confidence | None = None
+    model_flops_per_second_per_device: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+    mfu: float | None = field(default=None, metadata=UNLESS_DEFAULT)
 
 
 PLAN_SCHEMA = 2
@@ -170,6 +174,8 @@ class Predicted:
         forward_seconds, backward_seconds: the pipelined part.
         sequential_forward_seconds, sequential_backward_seconds: the same in one chunk.
         overhead_seconds: gate and permutation, 0 where the profile has not measured them.
+        model_flops_per_second_per_device: see `domain.throughput`; None in older plans.
+        mfu: its share of the data sheet's peak; None where that is not known.
     """
 
     forward_seconds: float
@@ -181,6 +187,8 @@ class Predicted:
     p05_step_seconds: float
     p95_step_seconds: float
     trust: Trust
+    model_flops_per_second_per_device: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+    mfu: float | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def sequential_step_seconds(self) -> float:

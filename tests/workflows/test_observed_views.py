@@ -8,6 +8,7 @@ import pytest
 
 from moetune.domain.constraints import Strategy
 from moetune.domain.records import Stored
+from moetune.domain.throughput import throughput_of
 from moetune.report.observed import Seen, seen
 from moetune.report.section import Section
 from moetune.workflows.verify import Verification, VerifiedStep
@@ -51,11 +52,17 @@ def test_a_verification_shows_every_decision_with_its_error() -> None:
     unknown = step(4, 5, seconds=2.0, predicted=None)
     (section,) = verification_sections(PLAN, verification(ALONE, PLANNED, unknown))
     (table,) = section.tables
-    shown = [tuple(cell.value for cell in row) for row in table.rows]
+    shown = [tuple(cell.value for cell in row[:7]) for row in table.rows]
     assert shown == [
         ("", "none", 1, 1, 3.0, 2.5, pytest.approx(0.2)),
         ("plan", "none", 2, 3, 1.0, 1.25, pytest.approx(-0.2)),
         ("", "none", 4, 5, None, 2.0, None),
+    ]
+    predicted = throughput_of(PLAN)
+    assert predicted is not None
+    flops = predicted.flops_per_second * PLAN.predicted.step_seconds
+    assert [row[7].value for row in table.rows] == [
+        pytest.approx(flops / one.step_seconds) for one in (ALONE, PLANNED, unknown)
     ]
     assert [row[6].text for row in table.rows[:2]] == ["+20.0 %", "-20.0 %"]
     # The largest deviation of all decisions, and the busiest rank's rows.

@@ -6,6 +6,7 @@ from dataclasses import replace
 from moetune.domain.document import encode
 from moetune.domain.plan import Plan, TransformerPlan
 from moetune.domain.profile import Profile
+from moetune.domain.throughput import throughput_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.fits import overlay_figure
 from moetune.report.operations import operations_of
@@ -21,6 +22,7 @@ from moetune.workflows.views.words import (
     plan_decision,
     plan_name,
     plan_scope,
+    speed_words,
     suspect_words,
 )
 from moetune.workflows.whatif import WhatIfAnswer, compare_plans, input_changes, step_seconds
@@ -98,7 +100,13 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
     words = Section(
         name="answer",
         title=sentence(changes),
-        paragraphs=(sentence(step), plan_decision(answer.after), *suspect, *map(sentence, effects)),
+        paragraphs=(
+            sentence(step),
+            plan_decision(answer.after),
+            *suspect,
+            *_speeds(answer),
+            *map(sentence, effects),
+        ),
     )
     if not is_drawn:
         return (words,)
@@ -111,6 +119,13 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
         Section(name="both", figures=(*_both(plans), *changed)),
         plan_differences(answer.before, answer.after, names=(_NOW, _CHANGED)),
     )
+
+
+def _speeds(answer: WhatIfAnswer) -> Iterator[str]:
+    """Yield the model FLOPs a second of the changed plan, and of the first one."""
+    now, then = throughput_of(answer.after), throughput_of(answer.before)
+    if now is not None and then is not None:
+        yield f"Model FLOPs: {speed_words(now)}, instead of {speed_words(then)}."
 
 
 def plan_differences(first: Plan, second: Plan, *, names: tuple[str, str]) -> Section:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from moetune.domain.records import Observation, Stored
 from moetune.domain.storable import is_sound
+from moetune.domain.throughput import throughput_of
 from moetune.report.observed import seen
 from moetune.report.section import EMPTY, Cell, Section, Table
 from moetune.workflows.library import StoredPlan
-from moetune.workflows.views.words import trust_words
+from moetune.workflows.views.words import mfu_cell, tflops_cell, trust_words
 from moetune.workflows.whatif import step_seconds
 
 MOST_ROWS = 20
@@ -26,6 +27,8 @@ def plans_section(found: Sequence[StoredPlan], *, num_more: int = 0) -> Section:
             "plan",
             "model",
             "step",
+            "TFLOP/s",
+            "MFU",
             "profile",
             "trust",
             "ranks",
@@ -33,7 +36,7 @@ def plans_section(found: Sequence[StoredPlan], *, num_more: int = 0) -> Section:
             "made, UTC",
         ),
         rows=tuple(map(_plan, found)),
-        wide=("trust",),
+        wide=("trust", "ranks", "tokens per rank"),
         empty="No plan matches; `moetune plan` makes one.",
         notes=_more(num_more),
     )
@@ -42,11 +45,14 @@ def plans_section(found: Sequence[StoredPlan], *, num_more: int = 0) -> Section:
 
 def _plan(one: StoredPlan) -> tuple[Cell, ...]:
     info, plan = one.info, one.plan
+    speed = throughput_of(plan) if plan else None
     name = f"{info.profile} (suspect)" if plan and plan.is_suspect else info.profile
     return (
         Cell(text=info.id[:12], value=info.id, mark="code"),
         Cell.words(info.model or "a layer"),
         Cell.words("cannot be read") if plan is None else Cell.seconds(step_seconds(plan)),
+        tflops_cell(speed),
+        mfu_cell(speed),
         Cell(text=name, value=info.profile),
         EMPTY if plan is None else Cell.words(trust_words(plan)),
         Cell.count(info.world_size),

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from moetune.domain.plan import Plan
+from moetune.domain.throughput import Throughput, throughput_of
 from moetune.domain.units import format_seconds
 from moetune.report.observed import (
     WINDOW,
@@ -16,6 +17,7 @@ from moetune.report.observed import (
 from moetune.report.section import Cell, Figure, Highlight, Section, Table, plural
 from moetune.workflows.drift import OperationDrift
 from moetune.workflows.verify import Verification, VerifiedOperation, VerifiedStep
+from moetune.workflows.views.words import speed_cell, speed_words
 
 MOST_CHANGES = 5
 MOVED = 1.15
@@ -28,8 +30,8 @@ def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...
     deviation = max(step.deviation for step in found.steps)
     table = Table(
         name="steps",
-        header=("", "strategy", "forward", "backward", "predicted", "measured", "error"),
-        rows=tuple(map(_step, found.steps)),
+        header=("", "strategy", "forward", "backward", "predicted", "measured", "error", "FLOP/s"),
+        rows=tuple(_step(one, _speed(plan, one.step_seconds)) for one in found.steps),
         notes=(
             (
                 f"Outputs and gradients equal those of one chunk within {deviation:.1e}. "
@@ -37,8 +39,10 @@ def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...
             ),
         ),
     )
+    found_speed = _speed(plan, planned.step_seconds)
+    speed = f" ({speed_words(found_speed)})" if found_speed else ""
     words = (
-        f"Plan {plan.id[:6]} takes {format_seconds(planned.step_seconds)} a step here, "
+        f"Plan {plan.id[:6]} takes {format_seconds(planned.step_seconds)} a step here{speed}, "
         f"{one.step_seconds / planned.step_seconds:.2f} × as fast as one chunk. "
         f"{_expected(planned)} {_best(found)}"
     )
@@ -140,7 +144,13 @@ def _left_out(count: int) -> Iterator[str]:
         )
 
 
-def _step(step: VerifiedStep) -> tuple[Cell, ...]:
+def _speed(plan: Plan, seconds: float) -> Throughput | None:
+    """Return the throughput of the plan's layer in a step of so many seconds."""
+    predicted = throughput_of(plan)
+    return predicted and predicted.over(seconds, plan.predicted.step_seconds)
+
+
+def _step(step: VerifiedStep, speed: Throughput | None) -> tuple[Cell, ...]:
     unknown = step.predicted_seconds is None
     return (
         Cell.words("plan" if step.is_planned else ""),
@@ -150,6 +160,7 @@ def _step(step: VerifiedStep) -> tuple[Cell, ...]:
         Cell(text="–") if unknown else Cell.seconds(step.predicted_seconds),
         Cell.seconds(step.step_seconds),
         Cell(text="–") if unknown else Cell.share(step.error, sign=True),
+        speed_cell(speed),
     )
 
 

@@ -4,18 +4,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moetune.domain.plan import Plan
+from moetune.domain.throughput import throughput_of
 from moetune.report.section import EMPTY, Cell, Table
 from moetune.solve.layout.words import name_layout
 from moetune.workflows.library import StoredPlan
-from moetune.workflows.views.words import kind_of, trust_words
+from moetune.workflows.views.words import kind_of, mfu_cell, speed_cell, trust_words
 from moetune.workflows.whatif import needed_bytes, step_seconds
 
 _HEADER = (
-    "plan", "kind", "model", "step", "tokens/s", "memory", "layout", "chunks", "trust", "profile",
-    "ranks", "tokens per rank", "age",
+    "plan", "kind", "model", "step", "tokens/s", "FLOP/s", "MFU", "memory", "layout", "chunks",
+    "trust", "profile", "ranks", "tokens per rank", "age",
 )  # fmt: skip
 _NOTE = (
-    "step: of the model, of a layer's plan of that layer. tokens/s: of all ranks together. memory: "
+    "step: of the model, of a layer's plan of that layer. tokens/s: of all ranks together. FLOP/s: "
+    "model FLOPs of one device, MFU: their share of its data sheet's peak. memory: "
     "of the device that needs the most. chunks: forward and backward."
 )
 
@@ -80,12 +82,15 @@ def _row(one: StoredPlan, links: Links) -> tuple[Cell, ...]:
 
 def _facts(plan: Plan | None) -> tuple[Cell, ...]:
     if plan is None:
-        return Cell.words("cannot be read", mark="suspect"), *[EMPTY] * 6
+        return Cell.words("cannot be read", mark="suspect"), *[EMPTY] * 8
     speed, pipeline = tokens_per_second(plan), plan.pipeline
+    rate = throughput_of(plan)
     return (
         Cell.words(kind_of(plan)),
         Cell.seconds(step_seconds(plan)),
         EMPTY if speed is None else Cell(text=f"{speed:,.0f}", value=speed),
+        speed_cell(rate),
+        mfu_cell(rate),
         Cell.size(needed_bytes(plan)),
         Cell.words(name_layout(plan.layout)),
         Cell.words(f"{pipeline.forward_degree} and {pipeline.backward_degree}"),

@@ -8,7 +8,7 @@ from moetune.domain.units import format_bytes
 from moetune.report.section import Cell, Section, Table, facts, percent, seconds_span
 from moetune.solve.training.search import PricedLayout
 from moetune.workflows.training import TrainingPlan, layout_words
-from moetune.workflows.views.words import how_sure_of_layout, suspect_words
+from moetune.workflows.views.words import how_sure_of_layout, speed_cell, speed_words, suspect_words
 
 _MUCH = 0.1
 """Of a step, that is worth a hint."""
@@ -18,7 +18,6 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
     """Yield the sections of a training plan."""
     job, best = plan.request.job, plan.best
     per_device = job.tokens / best.step.seconds / job.world_size
-    flops = job.decoder.flops_per_token(job.length).total
     layout, sure = best.layout, plan.confidence
     yield Section(
         name="layout",
@@ -39,7 +38,7 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                         ),
                     ),
                     ("tokens per second and device", f"{per_device:,.0f}"),
-                    ("model TFLOP/s per device", f"{per_device * flops / 1e12:.0f}"),
+                    ("model FLOP/s per device", speed_words(plan.throughput(best), "")),
                     ("memory per device", _memory(plan)),
                     ("recompute", ", ".join(layout.recompute) or "none"),
                     ("dispatcher", _dispatcher(layout)),
@@ -146,7 +145,7 @@ def _others(plan: TrainingPlan) -> Table:
     best = plan.best.step.seconds
     return Table(
         name="alternatives",
-        header=("layout", "recompute", "overlap", "schedule", "step", "slower", "memory"),
+        header=("layout", "recompute", "overlap", "schedule", "step", "slower", "FLOP/s", "memory"),
         rows=tuple(
             (
                 Cell.words(layout_words(one.layout)),
@@ -155,8 +154,10 @@ def _others(plan: TrainingPlan) -> Table:
                 Cell.words(one.layout.order),
                 Cell.seconds(one.step.seconds),
                 Cell.share(one.step.seconds / best - 1, sign=True),
+                speed_cell(plan.throughput(one)),
                 Cell.size(round(one.memory.peak_bytes)),
             )
             for one in plan.found[1:]
         ),
+        wide=("FLOP/s",),
     )

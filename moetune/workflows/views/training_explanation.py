@@ -10,10 +10,11 @@ from pathlib import Path
 from moetune.domain.document import decode, encode
 from moetune.domain.plan import Confidence
 from moetune.domain.profile import ProfileQuality
+from moetune.domain.throughput import Throughput
 from moetune.report.section import Cell, Section, Table, percent, plural, seconds_span
 from moetune.solve.training.search import NOISE
 from moetune.workflows.training_files import mapping_of, training_document
-from moetune.workflows.views.words import how_sure_of_layout, suspect_words
+from moetune.workflows.views.words import how_sure_of_layout, speed_words, suspect_words
 
 SCHEMA = "moetune.training-explanation/1"
 _COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients"})
@@ -28,6 +29,15 @@ class _Predicted:
     step_seconds: float
     parts: Mapping[str, float]
     saved_by_overlap_seconds: float = 0.0
+    model_tflops_per_device: float | None = None
+    mfu: float | None = None
+
+    @property
+    def throughput(self) -> Throughput | None:
+        """Model FLOPs a second of one device; None in older plans."""
+        if self.model_tflops_per_device is None:
+            return None
+        return Throughput(flops_per_second=self.model_tflops_per_device * 1e12, mfu=self.mfu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +84,8 @@ class TrainingExplanation:
             "profile_quality": encode(self.quality),
             "kinds": self.kinds,
             "saved_by_overlap_seconds": self.best.predicted.saved_by_overlap_seconds,
+            "model_tflops_per_device": self.best.predicted.model_tflops_per_device,
+            "mfu": self.best.predicted.mfu,
             "parts": dict(self.best.predicted.parts),
             "memory": {
                 "peak_bytes": self.best.memory.peak_bytes,
@@ -169,12 +181,14 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
     sure, limit = found.confidence, Cell.size(found.limit_bytes).text
     span = seconds_span(step, sure.p05_step_seconds, sure.p95_step_seconds)
     kinds = ", ".join(f"{name} {percent(of / step)}" for name, of in found.kinds.items())
+    found_speed = best.predicted.throughput
+    speed = f", {speed_words(found_speed)}" if found_speed else ""
     longest = max(best.predicted.parts, key=best.predicted.parts.__getitem__)
     yield Section(
         name="time",
         title=f"A step of {found.model}: {best.words}",
         paragraphs=(
-            f"{span} a step: {kinds}. Most of it: {longest}.",
+            f"{span} a step{speed}: {kinds}. Most of it: {longest}.",
             *suspect_words(found.profile, found.quality),
             *_saved(best),
             how_sure_of_layout(sure),

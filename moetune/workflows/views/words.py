@@ -7,8 +7,9 @@ from typing import Literal
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Confidence, Plan, TransformerPlan
 from moetune.domain.profile import Profile, ProfileQuality, SuspectGroup
-from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.section import percent, plural, seconds_span
+from moetune.domain.throughput import Throughput
+from moetune.domain.units import format_bytes, format_flops, format_seconds
+from moetune.report.section import EMPTY, Cell, percent, plural, seconds_span
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.workflows.explain import Explanation
 
@@ -51,6 +52,35 @@ def plan_scope(plan: Plan, *, profile: Profile | None = None) -> str:
     recipe = plan.workload.quantization
     dtype = f"{inputs.dtype}, experts in {recipe}" if recipe else inputs.dtype
     return f"{experts} over {devices} · {tokens} {each} · {dtype}"
+
+
+def speed_words(speed: Throughput, device: str = "device") -> str:
+    """Return "423 TFLOP/s a GPU, MFU 42.8 %", without MFU where no peak is known.
+
+    Args:
+        device: word for one; "" where it is said elsewhere.
+    """
+    rate = format_flops(speed.flops_per_second) + (f" a {device}" if device else "")
+    return rate if speed.mfu is None else f"{rate}, MFU {percent(speed.mfu)}"
+
+
+def speed_cell(speed: Throughput | None) -> Cell:
+    """Return the cell of model FLOPs a second of one device; an empty one for None."""
+    if speed is None:
+        return EMPTY
+    return Cell(text=format_flops(speed.flops_per_second), value=speed.flops_per_second)
+
+
+def tflops_cell(speed: Throughput | None) -> Cell:
+    """Return the same in TFLOP/s, for a narrow column; the value stays in FLOP/s."""
+    if speed is None:
+        return EMPTY
+    return Cell(text=f"{speed.flops_per_second / 1e12:.3g}", value=speed.flops_per_second)
+
+
+def mfu_cell(speed: Throughput | None) -> Cell:
+    """Return the cell of a share of the device's peak; an empty one where that is not known."""
+    return EMPTY if speed is None else Cell.share(speed.mfu)
 
 
 def suspect_words(profile: str, quality: ProfileQuality | None) -> Iterator[str]:
