@@ -242,6 +242,17 @@ def percent(share: float, *, digits: int = 1, sign: bool = False) -> str:
     return f"{rounded:{'+' if sign else ''},.{digits}f} %"
 
 
+def percents(*shares: float, sign: bool = False) -> tuple[str, ...]:
+    """Return shares with digits for all of them, so that none but 0 itself reads as 0.
+
+    Whole percents where that is so, else one digit more, at most three: "+0.3 %" beside "-0.1 %".
+    """
+    digits = next(
+        (some for some in range(3) if all(not one or round(100 * one, some) for one in shares)), 3
+    )
+    return tuple(percent(one, digits=digits, sign=sign) for one in shares)
+
+
 def seconds_span(seconds: float, low: float, high: float) -> str:
     """Return "21.4 ms (20.6–22.5)": the range in the unit and with the digits of the value."""
     number, _, unit = format_seconds(seconds).partition(" ")

@@ -137,10 +137,10 @@ def _measured_steps(
         return
     load = explanation.plan.workload
     errors = costs_of(explanation.profile).step_errors(load.key, tokens=load.tokens_per_rank)
-    changes = [errors.factor(terms.degree) - 1 for terms in (forward, backward)]
+    ahead, back = (errors.factor(terms.degree) for terms in (forward, backward))
     yield (
-        f"With {changes[0]:+.1%} forward and {changes[1]:+.1%} backward, by which steps that were "
-        "measured with the profile differ from the sum of their operations."
+        f"Times {ahead:.3f} forward and {back:.3f} backward, as steps that were measured with the "
+        "profile took against the sum of their operations."
     )
 
 

@@ -69,7 +69,7 @@ def observations_section(
     One with times that no step takes has no error of its prediction.
     """
     shown = found[:most]
-    ratios = {one.id: one.ratio - 1 for one in seen(shown)}
+    errors = {one.id: one.error for one in seen(shown)}
     rows = tuple(
         (
             Cell.count(one.id),
@@ -78,7 +78,7 @@ def observations_section(
             Cell.words(one.value.source),
             Cell.count(one.value.tokens_per_rank),
             Cell.count(len(one.value.seconds)),
-            Cell.share(ratios[one.id], sign=True)
+            Cell.share(errors[one.id], sign=True)
             if is_sound(one.value)
             else Cell.words("no step takes its time", mark="suspect"),
         )

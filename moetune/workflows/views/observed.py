@@ -14,7 +14,7 @@ from moetune.report.observed import (
     observed_figure,
     rolling_median,
 )
-from moetune.report.section import Cell, Figure, Highlight, Section, Table, plural
+from moetune.report.section import Cell, Figure, Highlight, Section, Table, percent, plural
 from moetune.workflows.drift import OperationDrift
 from moetune.workflows.verify import Verification, VerifiedOperation, VerifiedStep
 from moetune.workflows.views.words import speed_cell, speed_words
@@ -104,7 +104,7 @@ def observed_sections(
         name="observations",
         header=(
             "time, UTC", "plan", "source", "tokens per rank", "chunks", "steps", "predicted",
-            "observed", "observed − predicted",
+            "observed", "error",
         ),
         rows=tuple(_row(one, plans) for one in rows),
         empty="Nothing was observed yet.",
@@ -171,7 +171,8 @@ def _dispatched(strategy: str, dispatcher: str) -> str:
 def _expected(planned: VerifiedStep) -> str:
     if planned.predicted_seconds is None or planned.error is None:
         return "Its profile was not found, so nothing was predicted for other degrees."
-    return f"Predicted: {format_seconds(planned.predicted_seconds)} ({planned.error:+.1%})."
+    error = percent(planned.error, sign=True)
+    return f"Predicted: {format_seconds(planned.predicted_seconds)} ({error})."
 
 
 def _moved(step: VerifiedStep) -> Iterator[str]:
@@ -204,9 +205,9 @@ def _best(found: Verification) -> str:
 def _highlights(found: Sequence[Seen], *, is_all: bool) -> Iterator[Highlight]:
     if not found:
         return
-    ratios = [one.ratio for one in found]
-    miss = statistics.median(abs(1 / ratio - 1) if ratio else 0.0 for ratio in ratios)
-    drift = rolling_median(ratios[-WINDOW:], WINDOW)[-1] - 1
+    errors = [one.error for one in found]
+    miss = statistics.median(map(abs, errors))
+    drift = rolling_median(errors[-WINDOW:], WINDOW)[-1]
     yield Highlight(
         name="Observations",
         cell=Cell.count(len(found)),
@@ -234,5 +235,5 @@ def _row(one: Seen, plans: str) -> tuple[Cell, ...]:
         Cell.count(len(observation.seconds)),
         Cell.seconds(observation.predicted_seconds),
         Cell.seconds(one.seconds),
-        Cell.share(one.ratio - 1, sign=True),
+        Cell.share(one.error, sign=True),
     )

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moetune.domain.corrections import corrections_words
+from moetune.domain.prediction_error import prediction_error
 from moetune.domain.profile import FitError, GemmLine, Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
@@ -310,7 +311,7 @@ def _steps(profile: Profile) -> Iterator[Section]:
             "chunks",
             "sum of operations",
             "measured",
-            "difference",
+            "error",
         ),
         rows=tuple(_step(one) for one in profile.steps),
     )
@@ -319,7 +320,7 @@ def _steps(profile: Profile) -> Iterator[Section]:
 
 def _step(one: StepRecord) -> tuple[Cell, ...]:
     load, summed = one.workload, one.chunks_seconds + one.overhead_seconds
-    layer, difference = load.layer, one.measured_seconds / summed - 1
+    layer, error = load.layer, prediction_error(summed, one.measured_seconds)
     name = f"{layer.d_model} × {layer.d_hidden}, {layer.num_experts} experts, {layer.activation}"
     return (
         Cell.words(name),
@@ -328,7 +329,7 @@ def _step(one: StepRecord) -> tuple[Cell, ...]:
         Cell.count(one.degree),
         Cell.seconds(summed),
         Cell.seconds(one.measured_seconds),
-        Cell(text=f"{100 * difference:+.1f} %", value=difference, unit="1"),
+        Cell.share(error, sign=True),
     )
 
 
