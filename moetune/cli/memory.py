@@ -81,7 +81,7 @@ def memory(
             recompute=None if recompute is None else modules_of(recompute),
         ),
         target=runtime,
-        device_bytes=parsed(device_memory, parse_bytes, "--device-memory") or 0,
+        device_bytes=parsed(device_memory, parse_device_memory, "--device-memory") or 0,
     )  # fmt: skip
     answer = fit_memory(question)
     session.screen.answer(memory_sections(answer), memory_document(answer), as_json=json)
@@ -93,3 +93,14 @@ def memory(
             f"--world-size {answer.job.world_size} --global-batch {answer.job.global_batch} "
             f"--seq {answer.job.length} --target {target}"
         )
+
+
+def parse_device_memory(text: str) -> int:
+    """Return the bytes of a device.
+
+    Raises:
+        InputError: the text is no size, or 0.
+    """
+    if size := parse_bytes(text):
+        return size
+    raise InputError(f"a device needs memory, got {text}", "give its size, such as 80GB")

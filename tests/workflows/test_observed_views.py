@@ -76,7 +76,7 @@ def test_a_verification_compares_with_one_chunk_with_its_prediction_and_with_the
     assert figures.findall(words(verification(ALONE, PLANNED, faster, reusing))) == [
         "2.00 ×", "-20.0 %", "4 and 5", "25.0%",
     ]  # fmt: skip
-    assert figures.findall(words(verification(ALONE, PLANNED))) == ["2.00 ×", "-20.0%"]
+    assert figures.findall(words(verification(ALONE, PLANNED))) == ["2.00 ×", "-20.0 %"]
     unknown = replace(PLANNED, predicted_seconds=None)
     assert figures.findall(words(verification(ALONE, unknown))) == ["2.00 ×"]
 
