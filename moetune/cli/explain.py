@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from moetune.cli.session import Json, PlanArgument, ProfileOption, example, session_of
+from moetune.cli.session import All, Json, PlanArgument, ProfileOption, example, session_of
 
 EPILOG = example("moetune explain 3f9c21")
 
@@ -14,6 +14,7 @@ def explain(
     plan: PlanArgument,
     profile: ProfileOption = None,
     *,
+    all_: All = False,
     json: Json = False,
 ) -> None:
     """Explain a plan's choice and its times.
@@ -29,7 +30,7 @@ def explain(
         training_explanation_sections,
     )
 
-    session = session_of(context)
+    session = session_of(context, all_rows=all_)
     if Path(plan).is_file() and is_training_plan(Path(plan)):
         why = explain_training(Path(plan))
         if json:

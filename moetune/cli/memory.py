@@ -7,7 +7,7 @@ import typer
 from moetune.cli.completers import model_names
 from moetune.cli.flags import parsed
 from moetune.cli.plan_decoder import modules_of
-from moetune.cli.session import Json, example, session_of
+from moetune.cli.session import All, Json, example, session_of
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import LayoutRequest, ZeroStage
@@ -51,6 +51,7 @@ def memory(
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of the GEMMs.")] = "bfloat16",
     target: Annotated[str, typer.Option(help=f"Runtime: {', '.join(TARGETS)}.")] = "megatron",
+    all_: All = False,
     json: Json = False,
 ) -> None:
     """Say which layouts of a model's training fit, and where the memory goes."""
@@ -60,7 +61,7 @@ def memory(
     from moetune.workflows.training import check_names
     from moetune.workflows.views.memory import memory_document, memory_sections
 
-    session = session_of(context)
+    session = session_of(context, all_rows=all_)
     runtime = find_target(target)
     decoder = find_decoder_model(model, world_size=world_size or 1).decoder
     if decoder is None:

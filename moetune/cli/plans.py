@@ -6,7 +6,15 @@ from typing import Annotated
 import typer
 
 from moetune.cli.completers import model_names, plan_ids, profile_names
-from moetune.cli.session import Json, PlanArgument, ProfileOption, example, session_of
+from moetune.cli.session import (
+    MOST_ROWS,
+    All,
+    Json,
+    PlanArgument,
+    ProfileOption,
+    example,
+    session_of,
+)
 from moetune.domain.units import parse_seconds
 from moetune.report.section import plural
 
@@ -26,14 +34,14 @@ def list_(
     newer_than: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only plans made since: 12h, 7d.")
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Print every row.")] = False,
+    all_: All = False,
     json: Json = False,
 ) -> None:
     """List the plans of the store, newest first."""
     from moetune.workflows.library import PlanFilter, list_plans, read_plans, time_ago
-    from moetune.workflows.views.library import MOST_ROWS, plans_section
+    from moetune.workflows.views.library import plans_section
 
-    session = session_of(context)
+    session = session_of(context, all_rows=all_)
     since = "" if newer_than is None else time_ago(parse_seconds(newer_than))
     wanted = PlanFilter(model=model, profile=profile, since=since)
     with session.find_store() as store:
@@ -89,13 +97,18 @@ def export(
 
 @app.command("diff", epilog=example("moetune plans diff 1a2b3c plan.json"))
 def diff(
-    context: typer.Context, first: PlanArgument, second: PlanArgument, *, json: Json = False
+    context: typer.Context,
+    first: PlanArgument,
+    second: PlanArgument,
+    *,
+    all_: All = False,
+    json: Json = False,
 ) -> None:
     """Show every field in which two plans differ."""
     from moetune.workflows.files import find_plan
     from moetune.workflows.views.comparison import plan_differences
 
-    session = session_of(context)
+    session = session_of(context, all_rows=all_)
     left, right = (find_plan(one, stores=session.find_store) for one in (first, second))
     names = (left.id[:6], right.id[:6]) if left.id != right.id else (first, second)
     document = {"schema": "moetune.plans.diff/1", "first": left.id, "second": right.id}

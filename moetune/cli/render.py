@@ -26,11 +26,16 @@ _TRACEBACK_VERBOSITY = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """Output of a command: answers on stdout, notes and errors on stderr."""
+    """Output of a command: answers on stdout, notes and errors on stderr.
+
+    Args:
+        most_rows: of a table, behind which stands how many more there are; None for all.
+    """
 
     color: bool = True
     quiet: bool = False
     verbosity: int = 0
+    most_rows: int | None = None
 
     def say(self, text: str = "", *, indent: int = 0, style: str = "") -> None:
         """Print a paragraph of the answer, wrapped; a number and its unit stay together."""
@@ -99,6 +104,7 @@ class Screen:
         if not table.rows:
             self.say(table.empty, indent=indent)
             return
+        rows = table.rows[: self.most_rows]
         omitted = {*table.prose, *table.wide}
         shown = [at for at, name in enumerate(table.header) if name not in omitted]
         grid = Grid(
@@ -112,14 +118,16 @@ class Screen:
                 justify="right" if at in numbers else "left",
                 overflow="fold",
             )
-        for row in table.rows:
+        for row in rows:
             grid.add_row(*(Text(_plain(row[at])) for at in shown))
         width = min(WIDTH, self._console().width)
         self._emit(Padding(grid, (0, 0, 0, indent), expand=False), width)
         prose = [table.header.index(name) for name in table.prose]
-        for row in table.rows if prose else ():
+        for row in rows if prose else ():
             words = "; ".join(row[at].text for at in prose if row[at].text)
             self.say(f"{row[0].text}: {words}", indent=indent)
+        if more := len(table.rows) - len(rows) + table.num_more:
+            self.say(f"… and {more:,} more: --all", indent=indent)
         for note in table.notes:
             self.say(note, indent=indent)
 

@@ -91,6 +91,7 @@ class Table:
         notes: meaning of the columns.
         empty: text instead of a table without rows.
         is_narrow: whether a page shows it at less than its full width.
+        num_more: rows that there are besides, and that were not read.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Table:
     notes: tuple[str, ...] = ()
     empty: str = "Nothing yet."
     is_narrow: bool = False
+    num_more: int = 0
 
     @property
     def numbers(self) -> frozenset[int]:

@@ -11,9 +11,6 @@ from moetune.workflows.library import StoredPlan
 from moetune.workflows.views.words import mfu_cell, tflops_cell, trust_words
 from moetune.workflows.whatif import step_seconds
 
-MOST_ROWS = 20
-"""Rows of a list that is not asked for whole."""
-
 
 def plans_section(found: Sequence[StoredPlan], *, num_more: int = 0) -> Section:
     """Return the table of plans.
@@ -38,7 +35,7 @@ def plans_section(found: Sequence[StoredPlan], *, num_more: int = 0) -> Section:
         rows=tuple(map(_plan, found)),
         wide=("trust", "ranks", "tokens per rank"),
         empty="No plan matches; `moetune plan` makes one.",
-        notes=_more(num_more),
+        num_more=num_more,
     )
     return Section(name="plans", tables=(table,))
 
@@ -61,15 +58,12 @@ def _plan(one: StoredPlan) -> tuple[Cell, ...]:
     )
 
 
-def observations_section(
-    found: Sequence[Stored[Observation]], *, most: int | None = MOST_ROWS
-) -> Section:
-    """Return the table of observations, the first `most` of them; None for all.
+def observations_section(found: Sequence[Stored[Observation]]) -> Section:
+    """Return the table of observations.
 
     One with times that no step takes has no error of its prediction.
     """
-    shown = found[:most]
-    errors = {one.id: one.error for one in seen(shown)}
+    errors = {one.id: one.error for one in seen(found)}
     rows = tuple(
         (
             Cell.count(one.id),
@@ -82,21 +76,16 @@ def observations_section(
             if is_sound(one.value)
             else Cell.words("no step takes its time", mark="suspect"),
         )
-        for one in shown
+        for one in found
     )
     table = Table(
         name="observations",
         header=("id", "time, UTC", "plan", "source", "tokens per rank", "steps", "error"),
         rows=rows,
         empty="Nothing was observed yet.",
-        notes=_more(len(found) - len(rows)),
     )
     return Section(name="observations", tables=(table,))
 
 
 def _minute(created_at: str) -> str:
     return created_at[:16].replace("T", " ")
-
-
-def _more(count: int) -> tuple[str, ...]:
-    return (f"… and {count:,} more: --all",) if count > 0 else ()
