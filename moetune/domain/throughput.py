@@ -120,3 +120,12 @@ def throughput_of(plan: Plan) -> Throughput | None:
         seconds = plan.transformer.tokens_per_second_per_rank
         return Throughput(flops_per_second=seconds * per_token)
     return rate(layer_flops(plan.workload), plan.predicted.step_seconds, None)
+
+
+def observed_throughput(plan: Plan, tokens_per_rank: int, seconds: float) -> Throughput | None:
+    """Return the throughput of an observed step of the plan's layer; None for a step of no time."""
+    times = plan.predicted
+    known = times.model_flops_per_second_per_device
+    peak = known / times.mfu if known and times.mfu else None
+    workload = replace(plan.workload, tokens_per_rank=tokens_per_rank)
+    return rate(layer_flops(workload), seconds, peak)

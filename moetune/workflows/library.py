@@ -1,6 +1,6 @@
 """Stored plans and observations: lists by filters, removal by id, and pruning by age."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -53,6 +53,12 @@ def read_plans(store: Store | None, found: Sequence[PlanInfo]) -> tuple[StoredPl
     if store is None:
         return ()
     return tuple(StoredPlan(info=one, plan=_readable(store, one.id)) for one in found)
+
+
+def plans_by_id(store: Store, ids: Iterable[str]) -> dict[str, Plan]:
+    """Return the plans of whole ids; those that are gone or cannot be read are omitted."""
+    found = {one: _readable(store, one) for one in ids}
+    return {one: plan for one, plan in found.items() if plan is not None}
 
 
 def _readable(store: Store, plan_id: str) -> Plan | None:

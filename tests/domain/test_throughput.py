@@ -18,6 +18,7 @@ from moetune.domain.request import PlanRequest
 from moetune.domain.throughput import (
     Throughput,
     layer_flops,
+    observed_throughput,
     products_dtype,
     rate,
     throughput_of,
@@ -169,3 +170,12 @@ def test_peaks_are_dense_and_of_one_device() -> None:
 def test_rates_are_written_with_three_digits() -> None:
     assert format_flops(594.3e12) == "594 TFLOP/s"
     assert format_flops(8.73e10) == "87.3 GFLOP/s"
+
+
+def test_an_observed_step_has_the_flops_of_its_own_tokens() -> None:
+    plan = plan_on("h100-x8", model="gpt-xl", dtype="bfloat16")
+    found = observed_throughput(plan, 4096, 2e-3)
+    assert found is not None
+    assert found.flops_per_second == pytest.approx(GPT_XL_FLOPS / 2 / 2e-3)
+    assert found.mfu == pytest.approx(GPT_XL_FLOPS / 2 / 2e-3 / 989.5e12)
+    assert observed_throughput(plan, 4096, 0.0) is None

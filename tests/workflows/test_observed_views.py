@@ -139,7 +139,7 @@ def test_observed_steps_are_summed_up_by_their_medians() -> None:
     assert [cell.value for cell in newest] == [
         "2026-03-30 04:05:06", PLAN.id, "training", PLAN.inputs.tokens_per_rank,
         f"{PLAN.pipeline.forward_degree} and {PLAN.pipeline.backward_degree}", 3,
-        PLAN.predicted.step_seconds, found[-1].seconds, pytest.approx(signed[-1]),
+        PLAN.predicted.step_seconds, found[-1].seconds, pytest.approx(signed[-1]), None,
     ]  # fmt: skip
     assert newest[1].text == PLAN.id[:6]
 

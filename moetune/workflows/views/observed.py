@@ -2,10 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from moetune.domain.plan import Plan
-from moetune.domain.throughput import Throughput, throughput_of
+from moetune.domain.throughput import Throughput, observed_throughput, throughput_of
 from moetune.domain.units import format_seconds
 from moetune.report.observed import (
     WINDOW,
@@ -87,6 +88,7 @@ def observed_sections(
     *,
     is_all: bool,
     plans: str = "",
+    known: Mapping[str, Plan] = MappingProxyType({}),
     changes: Sequence[OperationDrift] = (),
     num_left_out: int = 0,
 ) -> tuple[Section, ...]:
@@ -97,6 +99,7 @@ def observed_sections(
         rows: observations of the table, newest first.
         is_all: whether `found` is all that there is.
         plans: address to which a plan's id is appended; "" for no links.
+        known: plans of the table by their id, for FLOP/s.
         changes: operations whose time changed, the newest first.
         num_left_out: of the observations that were read, those with times that no step takes.
     """
@@ -104,9 +107,9 @@ def observed_sections(
         name="observations",
         header=(
             "time, UTC", "plan", "source", "tokens per rank", "chunks", "steps", "predicted",
-            "observed", "error",
+            "observed", "error", "FLOP/s",
         ),
-        rows=tuple(_row(one, plans) for one in rows),
+        rows=tuple(_row(one, plans, known.get(one.observation.plan_id)) for one in rows),
         empty="Nothing was observed yet.",
     )  # fmt: skip
     return (
@@ -223,9 +226,11 @@ def _highlights(found: Sequence[Seen], *, is_all: bool) -> Iterator[Highlight]:
     yield Highlight(name="Latest", cell=Cell.words(latest), note="UTC")
 
 
-def _row(one: Seen, plans: str) -> tuple[Cell, ...]:
+def _row(one: Seen, plans: str, plan: Plan | None) -> tuple[Cell, ...]:
     observation = one.observation
     href = f"{plans}{observation.plan_id}" if plans else ""
+    tokens = observation.tokens_per_rank
+    speed = None if plan is None else observed_throughput(plan, tokens, one.seconds)
     return (
         Cell.words(one.at[:19].replace("T", " ")),
         Cell(text=observation.plan_id[:6], value=observation.plan_id, href=href, mark="code"),
@@ -236,4 +241,5 @@ def _row(one: Seen, plans: str) -> tuple[Cell, ...]:
         Cell.seconds(observation.predicted_seconds),
         Cell.seconds(one.seconds),
         Cell.share(one.error, sign=True),
+        speed_cell(speed),
     )
