@@ -21,6 +21,7 @@ from benchmarks.netlab.lab import Lab
 from moetune.domain.constraints import Bounds, Constraints, Dispatcher
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
+from moetune.domain.prediction_error import prediction_error
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.domain.units import format_seconds
@@ -121,7 +122,7 @@ rounds, in which all ways take turns. Predicted from a profile of {budget}.
 |---:|---:|---|---:|---:|---:|"""
     lines = [head]
     for row in rows:
-        error = row.predicted_seconds / row.median_seconds - 1
+        error = prediction_error(row.predicted_seconds, row.median_seconds)
         lines.append(
             f"| {row.tokens} | {row.degree} | {row.dispatcher} "
             f"| {format_seconds(row.predicted_seconds)} | {format_seconds(row.median_seconds)} "

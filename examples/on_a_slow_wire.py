@@ -19,6 +19,7 @@ from benchmarks.netlab.lab import Lab
 from moetune.cli.render import Screen
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
+from moetune.domain.prediction_error import prediction_error
 from moetune.domain.request import PlanRequest
 from moetune.report.section import Cell, Table
 from moetune.workflows.files import plan_to_json, write_text
@@ -120,5 +121,5 @@ def _row(
         Cell.words(chunks),
         Cell.seconds(predicted_seconds),
         Cell.seconds(measured_seconds),
-        Cell.share(predicted_seconds / measured_seconds - 1, digits=0, sign=True),
+        Cell.share(prediction_error(predicted_seconds, measured_seconds), digits=0, sign=True),
     )

@@ -19,6 +19,7 @@ from moetune.cli.progress import ScreenProgress
 from moetune.cli.render import Screen
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
+from moetune.domain.prediction_error import prediction_error
 from moetune.domain.units import format_seconds
 from moetune.report.section import Cell, Table, plural
 from moetune.workflows import wiring
@@ -209,7 +210,7 @@ def _row(name: str, trained: "TrainingResult", predicted_seconds: float) -> tupl
         *(Cell(text=f"{loss:.4f}", value=loss) for loss in losses),
         Cell.seconds(predicted_seconds),
         Cell.seconds(measured),
-        Cell.share(predicted_seconds / measured - 1, digits=0, sign=True),
+        Cell.share(prediction_error(predicted_seconds, measured), digits=0, sign=True),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.chunks.case import Case
 from benchmarks.chunks.experiment import PLANNED, CaseResult, Outcome
+from moetune.domain.prediction_error import prediction_error
 from moetune.domain.units import format_bytes
 
 _GOALS = (
@@ -69,7 +70,7 @@ def _planned(result: CaseResult) -> Iterator[str]:
     yield (
         f"Planned for {format_bytes(result.case.limit_bytes)} a rank from the lab's own profile: "
         f"{1e3 * one.predicted_seconds:.0f} ms predicted, {1e3 * measured:.0f} ms measured "
-        f"({100 * (one.predicted_seconds / measured - 1):+.0f} %)."
+        f"({100 * prediction_error(one.predicted_seconds, measured):+.0f} %)."
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.gpu.parts import Outcome
 from benchmarks.gpu.rows import Row, Rows
+from moetune.domain.prediction_error import prediction_error
 
 _MIB, _GIB = 2**20, 2**30
 _NONE = "–"
@@ -95,7 +96,7 @@ def _layers(rows: Sequence[Row], peak: float | None) -> Iterator[str]:
     if not rows:
         return
     known = [row for row in rows if row["predicted_seconds"]]
-    errors = [abs(row["predicted_seconds"] / row["seconds"] - 1) for row in known]
+    errors = [abs(prediction_error(row["predicted_seconds"], row["seconds"])) for row in known]
     yield from ("", "## Degrees", "")
     yield (
         "One expert of each model of MPipeMoE's Table III, as one of 64 ranks sees it; one rank "
@@ -198,4 +199,4 @@ def _ms(seconds: float | None) -> str:
 
 
 def _error(predicted: float | None, seconds: float) -> str:
-    return _NONE if predicted is None else f"{predicted / seconds - 1:+.1%}"
+    return _NONE if predicted is None else f"{prediction_error(predicted, seconds):+.1%}"

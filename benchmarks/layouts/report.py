@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.layouts.experiment import CaseResult, Outcome
 from moetune.domain.layout import Layout
+from moetune.domain.prediction_error import prediction_error
 
 _REGRET, _RATIO = 0.05, 0.15
 
@@ -76,8 +77,11 @@ def _summary(results: Sequence[CaseResult]) -> Iterator[str]:
     yield "|---|---|---:|---:|---:|---:|---:|"
     for result in results:
         predicted, measured = ratios(result)
-        errors = [abs(one.predicted_seconds / median_seconds(one) - 1) for one in result.outcomes]
-        lost, off = regret(result), predicted / measured - 1
+        errors = [
+            abs(prediction_error(one.predicted_seconds, median_seconds(one)))
+            for one in result.outcomes
+        ]
+        lost, off = regret(result), prediction_error(predicted, measured)
         yield (
             f"| {_model(result)} | {name(result.outcomes[0].layout)} "
             f"| {100 * lost:.1f} %{_missed(lost, _REGRET)} | {predicted:.2f} | {measured:.2f} "
@@ -119,7 +123,8 @@ def _case(result: CaseResult) -> Iterator[str]:
             f"| {name(one.layout)} | {one.layout.expert_parallel} | {one.num_micro_batches} "
             f"| {decision.forward_degree}/{decision.backward_degree} "
             f"| {1e3 * one.predicted_seconds:.0f} ms | {1e3 * seconds:.0f} ms "
-            f"| {100 * (one.predicted_seconds / seconds - 1):+.0f} % | {one.imbalance:.2f} "
+            f"| {100 * prediction_error(one.predicted_seconds, seconds):+.0f} % "
+            f"| {one.imbalance:.2f} "
             f"| {_largest(one)} |"
         )
 

@@ -19,6 +19,7 @@ from benchmarks.netlab.lab import Lab
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
+from moetune.domain.prediction_error import prediction_error
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
@@ -97,7 +98,7 @@ class Step:
     @property
     def error(self) -> float:
         """(predicted − measured) / measured."""
-        return self.predicted_seconds / self.seconds - 1
+        return prediction_error(self.predicted_seconds, self.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

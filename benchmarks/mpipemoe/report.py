@@ -9,6 +9,7 @@ from benchmarks.mpipemoe.memory import Row
 from benchmarks.netlab.report import Target
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.costs import Interference
+from moetune.domain.prediction_error import prediction_error
 
 _MAX_OVER_BOUND = 1.02
 _MAX_MEMORY_ERROR = 0.02
@@ -27,7 +28,7 @@ def memory_targets(rows: Sequence[Row]) -> Iterator[Target]:
         found=f"at most {share:.3f} × ({_row_name(over)})",
         is_met=share <= _MAX_OVER_BOUND,
     )
-    errors = {row: row.predicted_bytes / row.measured.live_bytes - 1 for row in rows}
+    errors = {row: prediction_error(row.predicted_bytes, row.measured.live_bytes) for row in rows}
     worst = max(rows, key=lambda row: abs(errors[row]))
     yield Target(
         promise=f"the predicted peak is within {_MAX_MEMORY_ERROR:.0%} of the measured one",
@@ -100,7 +101,7 @@ def memory_table(rows: Sequence[Row]) -> str:
                 row.model, f"{row.tokens}", f"{row.degree}", row.strategy,
                 mib(row.measured.live_bytes), mib(row.bound_bytes),
                 f"{row.measured.live_bytes / row.bound_bytes:.3f}", mib(row.predicted_bytes),
-                f"{row.predicted_bytes / row.measured.live_bytes - 1:+.1%}",
+                f"{prediction_error(row.predicted_bytes, row.measured.live_bytes):+.1%}",
                 f"{100 * row.share_of_bound:.1f}", mib(row.measured.host_bytes),
             )
             for row in rows

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.netlab.experiment import CellResult
+from moetune.domain.prediction_error import prediction_error
 
 _MAX_MEDIAN_ERROR, _MAX_ERROR = 0.04, 0.10
 _MAX_REGRET = 0.03
@@ -33,7 +34,7 @@ class Summary:
 
     def error(self, degree: int) -> float:
         """Return (predicted − measured) / measured of a degree."""
-        return self.cell.predicted_seconds[degree] / self.degree(degree) - 1
+        return prediction_error(self.cell.predicted_seconds[degree], self.degree(degree))
 
     @property
     def rate(self) -> str:

@@ -25,6 +25,7 @@ from benchmarks.netlab.experiment import (
 from benchmarks.netlab.lab import Lab, check_supported
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
+from moetune.domain.prediction_error import prediction_error
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.workflows.files import plan_to_json, write_text
@@ -54,7 +55,7 @@ class Cell:
     @property
     def error(self) -> float:
         """(predicted - measured) / measured."""
-        return self.plan.predicted.step_seconds / self.measured_seconds - 1
+        return prediction_error(self.plan.predicted.step_seconds, self.measured_seconds)
 
     @property
     def regret(self) -> float:

@@ -28,6 +28,7 @@ from benchmarks.netlab.lab import Lab, check_supported
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.layer import Activation, LayerShape
 from moetune.domain.plan import Plan
+from moetune.domain.prediction_error import prediction_error
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.workflows.files import plan_to_json, write_text
@@ -130,7 +131,9 @@ def _plan(profile: Profile, layer: LayerShape, tokens: int, degree: int | None =
 
 def _lines(cells: Sequence[Cell], *, budget: str) -> Iterator[str]:
     steps = [step for cell in cells for step in cell.steps.values()]
-    errors = [abs(plan.predicted.step_seconds / seconds - 1) for plan, seconds in steps]
+    errors = [
+        abs(prediction_error(plan.predicted.step_seconds, seconds)) for plan, seconds in steps
+    ]
     inside = [_is_inside(plan, seconds) for plan, seconds in steps]
     regrets = [cell.regret for cell in cells]
     yield from ("# Cells that nothing was set by", "", describe_machine(peer=False, load=0.0), "")
@@ -168,7 +171,7 @@ def _lines(cells: Sequence[Cell], *, budget: str) -> Iterator[str]:
 
 
 def _error(plan: Plan, seconds: float) -> str:
-    text = f"{plan.predicted.step_seconds / seconds - 1:+.1%}"
+    text = f"{prediction_error(plan.predicted.step_seconds, seconds):+.1%}"
     return text if _is_inside(plan, seconds) else f"**{text}**"
 
 

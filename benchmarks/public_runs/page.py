@@ -15,6 +15,7 @@ from benchmarks.public_runs.score import (
     regret,
     share_inside,
 )
+from moetune.domain.prediction_error import prediction_error
 
 _NOT_ALLOCATED = ("fragmentation", "libraries")
 
@@ -105,7 +106,8 @@ def _memory(scored: Sequence[Scored]) -> Iterator[str]:
         recompute = ",".join(row.run.layout.recompute) or "no recomputation"
         yield (
             f"| {row.run.name} {row.run.job.decoder.name}, {recompute} | {row.run.job.optimizer} | "
-            f"{measured / 1e9:.1f} | {found / 1e9:.1f} | {found / measured - 1:+.1%} | {sizes} |"
+            f"{measured / 1e9:.1f} | {found / 1e9:.1f} | "
+            f"{prediction_error(found, measured):+.1%} | {sizes} |"
         )
 
 

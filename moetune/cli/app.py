@@ -14,6 +14,7 @@ import typer
 from moetune.cli import completion
 from moetune.cli.help import Commands, GroupedCommand
 from moetune.cli.session import Session, session_of
+from moetune.cli.typed_flags import with_flag
 from moetune.config import environment
 from moetune.domain.errors import InputError, MoetuneError
 
@@ -115,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
         app = program(session.arguments)
         code = app(args=list(arguments), prog_name="moetune", standalone_mode=False, obj=session)
     except MoetuneError as error:
-        session.screen.error(error, as_json=as_json)
+        session.screen.error(with_flag(error, session.arguments), as_json=as_json)
         return error.exit_code
     except _UsageError as error:
         return _show_usage_error(session, error, as_json=as_json)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune.cli.session import (
+    All,
     Json,
     PlanArgument,
     ProfileOption,
@@ -50,6 +51,7 @@ def explain(
     model: TrainedModelOption = None,
     profile: ProfileOption = None,
     *,
+    all_: All = False,
     json: Json = False,
 ) -> None:
     """Explain a plan's choice and its times, or why it is not another one.
@@ -64,7 +66,7 @@ def explain(
     from moetune.workflows.views.explanation import explanation_sections
     from moetune.workflows.why_not import WhyNot
 
-    session = session_of(context)
+    session = session_of(context, all_rows=all_)
     question = WhyNot(
         degree=degree, forward_degree=forward_degree, backward_degree=backward_degree,
         strategy=strategy, layout=layout,

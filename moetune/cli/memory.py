@@ -5,7 +5,7 @@ from typing import Annotated, cast
 import typer
 
 from moetune.cli.completers import model_names
-from moetune.cli.session import Json, example, session_of
+from moetune.cli.session import All, Json, example, session_of
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import LayoutRequest, ZeroStage
@@ -50,6 +50,7 @@ def memory(
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of the GEMMs.")] = "bfloat16",
     target: Annotated[str, typer.Option(help=f"Runtime: {', '.join(TARGETS)}.")] = "megatron",
+    all_: All = False,
     json: Json = False,
 ) -> None:
     """Say which layouts of a model's training fit, and where the memory goes."""
@@ -59,7 +60,7 @@ def memory(
     from moetune.workflows.training import check_names
     from moetune.workflows.views.memory import memory_document, memory_sections
 
-    session = session_of(context)
+    session = session_of(context, all_rows=all_)
     runtime = find_target(target)
     decoder = find_decoder_model(model, world_size=world_size or 1).decoder
     if decoder is None:
@@ -80,7 +81,7 @@ def memory(
             recompute=None if recompute is None else modules_of(recompute),
         ),
         target=runtime,
-        device_bytes=parsed(device_memory, parse_bytes, "--device-memory") or 0,
+        device_bytes=parsed(device_memory, parse_device_memory, "--device-memory") or 0,
     )  # fmt: skip
     answer = fit_memory(question)
     session.screen.answer(memory_sections(answer), memory_document(answer), as_json=json)
@@ -92,3 +93,14 @@ def memory(
             f"--world-size {answer.job.world_size} --global-batch {answer.job.global_batch} "
             f"--seq {answer.job.length} --target {target}"
         )
+
+
+def parse_device_memory(text: str) -> int:
+    """Return the bytes of a device.
+
+    Raises:
+        InputError: the text is no size, or 0.
+    """
+    if size := parse_bytes(text):
+        return size
+    raise InputError(f"a device needs memory, got {text}", "give its size, such as 80GB")

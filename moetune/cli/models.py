@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from moetune.cli.completers import model_names
-from moetune.cli.session import Json, example, session_of
+from moetune.cli.session import All, Json, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS
@@ -55,6 +55,7 @@ def show_model(
     world_size: Annotated[
         int, typer.Option(min=1, help="Ranks that share the experts of a paper's layer.")
     ] = _DEFAULT_RANKS,
+    all_: All = False,
     json: Json = False,
 ) -> None:
     """Show a model: its blocks, parameters, and FLOPs of a token."""
@@ -89,4 +90,4 @@ def show_model(
     sections = () if decoder is None else decoder_sections(found, length=length)
     if paper is not None:
         sections = (model_section(paper, world_size=world_size), *sections[1:])
-    session_of(context).screen.answer(sections, document, as_json=json)
+    session_of(context, all_rows=all_).screen.answer(sections, document, as_json=json)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from moetune.cli.completers import plan_ids
-from moetune.cli.session import Json, example, session_of
+from moetune.cli.session import All, Json, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.errors import NotFoundError
 from moetune.report.section import plural
@@ -21,19 +21,19 @@ def list_(
         str | None, typer.Option(autocompletion=plan_ids, help="Beginning of a plan's id.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most, the newest first.")] = 1000,
-    all_: Annotated[bool, typer.Option("--all", help="Print every row of these.")] = False,
+    all_: All = False,
     json: Json = False,
 ) -> None:
     """List the newest observations, newest first."""
     from moetune.workflows.library import list_observations
-    from moetune.workflows.views.library import MOST_ROWS, observations_section
+    from moetune.workflows.views.library import observations_section
 
-    session = session_of(context)
+    session = session_of(context, all_rows=all_)
     with session.find_store() as store:
         found = list_observations(store, plan, limit=limit)
     rows = [{"id": one.id, "created_at": one.created_at, **encode(one.value)} for one in found]
     document = {"schema": "moetune.observations.list/1", "observations": rows}
-    section = observations_section(found, most=None if all_ else MOST_ROWS)
+    section = observations_section(found)
     session.screen.answer((section,), document, as_json=json)
 
 

@@ -6,7 +6,15 @@ from typing import Annotated
 import typer
 
 from moetune.cli.completers import model_names, plan_ids, profile_names
-from moetune.cli.session import Json, PlanArgument, ProfileOption, example, session_of
+from moetune.cli.session import (
+    MOST_ROWS,
+    All,
+    Json,
+    PlanArgument,
+    ProfileOption,
+    example,
+    session_of,
+)
 from moetune.domain.units import parse_seconds
 from moetune.report.section import plural
 
@@ -26,20 +34,22 @@ def list_(
     newer_than: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only plans made since: 12h, 7d.")
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Print every row.")] = False,
+    all_: All = False,
     json: Json = False,
 ) -> None:
     """List the plans of the store, newest first."""
-    from moetune.workflows.library import PlanFilter, list_plans, time_ago
-    from moetune.workflows.views.library import MOST_ROWS, plans_section
+    from moetune.workflows.library import PlanFilter, list_plans, read_plans, time_ago
+    from moetune.workflows.views.library import plans_section
 
-    session = session_of(context)
+    session = session_of(context, all_rows=all_)
     since = "" if newer_than is None else time_ago(parse_seconds(newer_than))
     wanted = PlanFilter(model=model, profile=profile, since=since)
     with session.find_store() as store:
         found = list_plans(store, wanted)
+        shown = found if all_ or json else found[:MOST_ROWS]
+        read = read_plans(store, shown)
     document = {"schema": "moetune.plans.list/1", "plans": found}
-    section = plans_section(found, most=None if all_ else MOST_ROWS)
+    section = plans_section(read, num_more=len(found) - len(shown))
     session.screen.answer((section,), document, as_json=json)
 
 
@@ -97,13 +107,18 @@ def export(
 
 @app.command("diff", epilog=example("moetune plans diff 1a2b3c plan.json"))
 def diff(
-    context: typer.Context, first: PlanArgument, second: PlanArgument, *, json: Json = False
+    context: typer.Context,
+    first: PlanArgument,
+    second: PlanArgument,
+    *,
+    all_: All = False,
+    json: Json = False,
 ) -> None:
     """Show every field in which two plans differ."""
     from moetune.workflows.training_files import find_any_plan
     from moetune.workflows.views.comparison import plan_differences
 
-    session = session_of(context)
+    session = session_of(context, all_rows=all_)
     left, right = (find_any_plan(one, stores=session.find_store) for one in (first, second))
     names = (left.id[:6], right.id[:6]) if left.id != right.id else (first, second)
     document = {"schema": "moetune.plans.diff/1", "first": left.id, "second": right.id}

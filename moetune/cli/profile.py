@@ -213,8 +213,8 @@ def _plan(
     as_json: bool,
 ) -> None:
     from moetune.workflows.profile import estimate_profile
+    from moetune.workflows.profile_quality import group_of
     from moetune.workflows.profile_request import detect_cluster
-    from moetune.workflows.recording import group_of
 
     machine = detect_cluster(request, setting).machine
     with wiring.find_store(session.settings) as store:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune.cli.completers import profile_names, stored_profiles
-from moetune.cli.session import Json, Session, example, session_of
+from moetune.cli.session import All, Json, Session, example, session_of
 from moetune.domain.document import encode
 from moetune.report.section import plural
 from moetune.workflows import wiring
@@ -40,11 +40,11 @@ def list_(context: typer.Context, *, json: Json = False) -> None:
 
 
 @app.command("show", epilog=example("moetune profiles show rtx2080ti-x64"))
-def show(context: typer.Context, name: Name, *, json: Json = False) -> None:
+def show(context: typer.Context, name: Name, *, all_: All = False, json: Json = False) -> None:
     """Show a profile: its machine, its fitted lines and their errors."""
     from moetune.workflows.views.profile import profile_sections
 
-    session = session_of(context)
+    session = session_of(context, all_rows=all_)
     found = _find(session, name)
     if json:
         session.screen.document(found.profile)
@@ -142,12 +142,14 @@ def import_(
 
 
 @app.command("diff", epilog=example("moetune profiles diff rtx2080ti-x32 rtx2080ti-x64"))
-def diff(context: typer.Context, first: Name, second: Name, *, json: Json = False) -> None:
+def diff(
+    context: typer.Context, first: Name, second: Name, *, all_: All = False, json: Json = False
+) -> None:
     """Show every number and fact in which two profiles differ."""
     from moetune.workflows.profiles import compare_profiles
     from moetune.workflows.views.comparison import machine_sections
 
-    session = session_of(context)
+    session = session_of(context, all_rows=all_)
     left, right = (_find(session, name).profile for name in (first, second))
     found = [{**encode(one), "ratio": one.ratio} for one in compare_profiles(left, right)]
     document = {"schema": "moetune.profiles.diff/1", "first": first, "second": second}

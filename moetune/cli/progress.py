@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from moetune.cli.render import Screen
 from moetune.domain.samples import Sample
-from moetune.workflows.recording import GroupSummary
+from moetune.workflows.profile_quality import GroupSummary
 
 _BAR_WIDTH = 24
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from moetune.domain.ports import Store
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+All = Annotated[bool, typer.Option("--all", help="Print every row of long tables.")]
+MOST_ROWS = 20
+"""Rows of a table that is not asked for whole."""
 Oversubscribe = Annotated[
     bool, typer.Option("--oversubscribe", help="Start more ranks than there are cores.")
 ]
@@ -54,6 +57,7 @@ class Session:
 
     Args:
         arguments: all of this run, for commands that say how to go on.
+        most_rows: of a table; None for all, as of commands without `--all`.
     """
 
     arguments: tuple[str, ...] = ()
@@ -63,13 +67,16 @@ class Session:
     verbosity: int = 0
     quiet: bool = False
     color: bool = True
+    most_rows: int | None = None
 
     @property
     def screen(self) -> "Screen":
         """The output of this run."""
         from moetune.cli.render import Screen
 
-        return Screen(color=self.color, quiet=self.quiet, verbosity=self.verbosity)
+        return Screen(
+            color=self.color, quiet=self.quiet, verbosity=self.verbosity, most_rows=self.most_rows
+        )
 
     def configuration(self) -> "Configuration":
         """Return the settings and their origins."""
@@ -116,10 +123,15 @@ def refuse_model(model: str | None) -> None:
         )
 
 
-def session_of(context: typer.Context) -> Session:
-    """Return the session of the running command."""
-    found = context.find_object(Session)
-    return found or Session()
+def session_of(context: typer.Context, *, all_rows: bool = True) -> Session:
+    """Return the session of the running command.
+
+    Args:
+        all_rows: print long tables whole; of commands that have `--all`, whether it was given.
+    """
+    found = context.find_object(Session) or Session()
+    found.most_rows = None if all_rows else MOST_ROWS
+    return found
 
 
 def example(command: str) -> str:

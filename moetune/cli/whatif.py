@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from moetune.cli.session import Json, PlanArgument, ProfileOption, example, session_of
+from moetune.cli.session import All, Json, PlanArgument, ProfileOption, example, session_of
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import AS_FLAGS
 from moetune.domain.units import parse_bytes, parse_count
@@ -46,6 +46,7 @@ def whatif(
     ] = None,
     profile: ProfileOption = None,
     *,
+    all_: All = False,
     json: Json = False,
 ) -> None:
     """Plan again with changes, and compare.
@@ -57,7 +58,7 @@ def whatif(
     from moetune.workflows.views.comparison import whatif_sections
     from moetune.workflows.whatif import WhatIf
 
-    session = session_of(context)
+    session = session_of(context, all_rows=all_)
     sizes = {
         "tokens_per_rank": parsed(tokens, parse_count, "--tokens"),
         "world_size": world_size,

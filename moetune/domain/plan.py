@@ -13,6 +13,7 @@ from moetune.domain.document import UNLESS_DEFAULT, decode_schema, refuse_pointe
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
+from moetune.domain.profile import ProfileQuality
 from moetune.domain.request import PlanInputs
 from moetune.domain.terms import LayerTerms
 
@@ -98,6 +99,8 @@ class TransformerPlan:
         step_seconds: of the model, from the first micro-batch to the new parameters.
         stages: in their order; empty in older plans.
         confidence: in the layout, against the best other ones; None in older plans.
+        model_flops_per_second_per_device: see `domain.throughput`; None in older plans.
+        mfu: its share of the data sheet's peak; None where that is not known.
     """
 
     num_layers: int
@@ -114,6 +117,8 @@ class TransformerPlan:
     binding: ModelBinding
     stages: tuple[StageTime, ...] = ()
     confidence: Confidence | None = None
+    model_flops_per_second_per_device: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+    mfu: float | None = field(default=None, metadata=UNLESS_DEFAULT)
 
 
 PLAN_SCHEMA = 2
@@ -169,6 +174,8 @@ class Predicted:
         forward_seconds, backward_seconds: the pipelined part.
         sequential_forward_seconds, sequential_backward_seconds: the same in one chunk.
         overhead_seconds: gate and permutation, 0 where the profile has not measured them.
+        model_flops_per_second_per_device: see `domain.throughput`; None in older plans.
+        mfu: its share of the data sheet's peak; None where that is not known.
     """
 
     forward_seconds: float
@@ -180,6 +187,8 @@ class Predicted:
     p05_step_seconds: float
     p95_step_seconds: float
     trust: Trust
+    model_flops_per_second_per_device: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+    mfu: float | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def sequential_step_seconds(self) -> float:
@@ -252,6 +261,7 @@ class Plan:
         transformer: the whole model; None for a layer. With it `pipeline`, `memory`,
             `predicted` and `decision` are those of one MoE layer and one micro-batch.
         terms: behind `predicted`; None in plans of schema 1.
+        profile_quality: None where the profile says nothing of its errors, and in older plans.
     """
 
     schema: int = PLAN_SCHEMA
@@ -267,6 +277,12 @@ class Plan:
     warnings: tuple[str, ...]
     transformer: TransformerPlan | None = None
     terms: LayerTerms | None = None
+    profile_quality: ProfileQuality | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the profile behind the plan is suspect."""
+        return self.profile_quality is not None and self.profile_quality.label == "suspect"
 
     def __post_init__(self) -> None:
         if self.id != self.inputs.plan_id:

@@ -44,6 +44,28 @@ class FitError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SuspectGroup:
+    """A group of operations whose measurements predict each other badly, such as "all_to_all".
+
+    Args:
+        median_error, p95_error: of its worst fits, as of `FitError`; None where no fit has an
+            error, and samples themselves vary too much.
+    """
+
+    group: str
+    median_error: float | None = None
+    p95_error: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileQuality:
+    """Quality of a measured profile: that of its worst group of operations."""
+
+    label: Quality
+    suspect: tuple[SuspectGroup, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GemmLine:
     """α–β line of the GEMMs of one dtype."""
 

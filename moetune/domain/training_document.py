@@ -10,7 +10,9 @@ from moetune.domain.document import decode, encode, shown
 from moetune.domain.errors import InputError
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.plan import Confidence, Plan
+from moetune.domain.profile import ProfileQuality
 from moetune.domain.targets import TargetName
+from moetune.domain.throughput import Throughput
 from moetune.domain.training import TrainingDtype
 
 SCHEMA = "moetune.training-plan/1"
@@ -59,7 +61,13 @@ class TrainingStep:
     parts: Mapping[str, float]
     tokens_per_second_per_device: float = 0.0
     model_tflops_per_device: float = 0.0
+    mfu: float | None = None
     saved_by_overlap_seconds: float = 0.0
+
+    @property
+    def throughput(self) -> Throughput:
+        """Model FLOPs a second of one device."""
+        return Throughput(flops_per_second=self.model_tflops_per_device * 1e12, mfu=self.mfu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +117,13 @@ class TrainingDocument:
     fits: bool
     trust: str
     warnings: tuple[str, ...] = ()
+    profile_quality: ProfileQuality | None = None
     front: tuple[TrainingAnswer, ...] = ()
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the profile behind it is suspect."""
+        return self.profile_quality is not None and self.profile_quality.label == "suspect"
 
     @property
     def text(self) -> str:
@@ -152,6 +166,11 @@ def training_from_document(document: object, where: str) -> TrainingDocument:
         fits=decode(bool, document.get("fits", True), f"{where}: fits"),
         trust=decode(str, document.get("trust", "modelled"), f"{where}: trust"),
         warnings=decode(tuple[str, ...], document.get("warnings", []), f"{where}: warnings"),
+        profile_quality=decode(
+            ProfileQuality | None,  # type: ignore[arg-type] # a union is no class
+            document.get("profile_quality"),
+            f"{where}: profile_quality",
+        ),
         front=_answers(document, "front", where),
     )
 

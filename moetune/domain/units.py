@@ -88,6 +88,12 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
+def format_flops(flops_per_second: float) -> str:
+    """Return a rate of operations: "423 TFLOP/s", "87.3 GFLOP/s"."""
+    factor, unit = (1e12, "T") if flops_per_second >= 1e12 else (1e9, "G")  # noqa: PLR2004
+    return f"{_three_digits(flops_per_second / factor)} {unit}FLOP/s"
+
+
 def _three_digits(value: float) -> str:
     digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
     return f"{value:.{digits}f}"

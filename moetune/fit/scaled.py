@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TypeVar
 
+from moetune.domain.cluster import Machine
 from moetune.domain.errors import InputError
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile, RowsLine
 from moetune.domain.reference import Network, Table
@@ -77,6 +78,7 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
         profile,
         name=f"{profile.name} with {factors}",
         provenance="modelled",
+        machine=_machine(profile.machine, speeds.computation),
         gemm=tuple(_gemm_line(line, speeds.computation) for line in profile.gemm),
         collective=tuple(_byte_line(line, speeds.communication) for line in profile.collective),
         bursts=tuple(
@@ -90,6 +92,13 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
         tables=tuple(_table(table, speeds) for table in profile.tables),
         network=_network(profile.network, speeds.communication),
     )
+
+
+def _machine(machine: Machine, factor: float) -> Machine:
+    """Return the machine with another device, whose data sheet nobody has."""
+    if factor == 1.0:
+        return machine
+    return replace(machine, device=f"{machine.device} with computation × {factor:g}")
 
 
 def _table(table: Table, speeds: Speeds) -> Table:

@@ -4,10 +4,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from moetune.domain.prediction_error import prediction_error
 from moetune.domain.records import Observation, Stored
 from moetune.domain.storable import is_sound
 from moetune.domain.units import format_seconds
-from moetune.report.section import Figure, Value, plural
+from moetune.report.section import Figure, Value, percent, plural
 from moetune.report.theme import axis, drawing, seconds_scale
 
 WINDOW = 21
@@ -38,6 +39,12 @@ class Seen:
         """Observed over predicted."""
         predicted = self.observation.predicted_seconds
         return self.seconds / predicted if predicted else 1.0
+
+    @property
+    def error(self) -> float:
+        """Error of the prediction; 0 where nothing was predicted."""
+        predicted = self.observation.predicted_seconds
+        return prediction_error(predicted, self.seconds) if predicted else 0.0
 
     @property
     def row(self) -> tuple[Value, ...]:
@@ -96,9 +103,9 @@ def observed_figure(found: Sequence[Seen]) -> Figure:
 
 
 def drift_figure(found: Sequence[Seen]) -> Figure:
-    """Return observed over predicted, of one plan or many, with its rolling median."""
-    shown = thinned([one.ratio for one in found], MOST_POINTS)
-    drift = rolling_median([one.ratio for one in found], WINDOW)
+    """Return errors of predictions, of one plan or many, with their rolling median."""
+    shown = thinned([one.error for one in found], MOST_POINTS)
+    drift = rolling_median([one.error for one in found], WINDOW)
     some = [found[at] for at in shown]
     return Figure(
         name="drift",
@@ -106,16 +113,17 @@ def drift_figure(found: Sequence[Seen]) -> Figure:
         is_low=True,
         title="Drift",
         words=(
-            f"Observed over predicted, minus 1. The line is the median of {WINDOW} observations "
-            f"and ends at {drift[-1] - 1:+.1%}. If it stays away from 0, the machine's speed is "
+            "Predicted over observed, minus 1: below 0 for slower steps. The line is the median "
+            f"of {WINDOW} observations and ends at {percent(drift[-1], sign=True)}. If it "
+            "stays away from 0, the machine's speed is "
             f"no longer that of the profile.{_thinning(len(found), len(shown))}"
         ),
         drawing=drawing(
             [
-                _points("single", some, [one.ratio - 1 for one in some]),
+                _points("single", some, [one.error for one in some]),
                 {
                     "type": "scatter", "mode": "lines", "name": f"median of {WINDOW}",
-                    "x": [one.at for one in some], "y": [drift[at] - 1 for at in shown],
+                    "x": [one.at for one in some], "y": [drift[at] for at in shown],
                     "line": {"color": "@accent", "width": 2},
                     "hovertemplate": "%{x}: %{y:+.1%}<extra>drift</extra>",
                 },
@@ -126,8 +134,10 @@ def drift_figure(found: Sequence[Seen]) -> Figure:
                 zerolinecolor="@muted",
             ),
         ),
-        header=(*HEADER, "drift"),
-        rows=tuple((*one.row, rolling) for one, rolling in zip(found, drift, strict=True)),
+        header=(*HEADER, "error", "median_error"),
+        rows=tuple(
+            (*one.row, one.error, rolling) for one, rolling in zip(found, drift, strict=True)
+        ),
     )  # fmt: skip
 
 

@@ -91,6 +91,7 @@ class Table:
         notes: meaning of the columns.
         empty: text instead of a table without rows.
         is_narrow: whether a page shows it at less than its full width.
+        num_more: rows that there are besides, and that were not read.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Table:
     notes: tuple[str, ...] = ()
     empty: str = "Nothing yet."
     is_narrow: bool = False
+    num_more: int = 0
 
     @property
     def numbers(self) -> frozenset[int]:
@@ -240,6 +242,17 @@ def percent(share: float, *, digits: int = 1, sign: bool = False) -> str:
     """Return a share as "12.3 %", with `sign` as "+12.3 %"."""
     rounded = round(100 * share, digits) + 0.0  # a negative zero loses its sign
     return f"{rounded:{'+' if sign else ''},.{digits}f} %"
+
+
+def percents(*shares: float, sign: bool = False) -> tuple[str, ...]:
+    """Return shares with digits for all of them, so that none but 0 itself reads as 0.
+
+    Whole percents where that is so, else one digit more, at most three: "+0.3 %" beside "-0.1 %".
+    """
+    digits = next(
+        (some for some in range(3) if all(not one or round(100 * one, some) for one in shares)), 3
+    )
+    return tuple(percent(one, digits=digits, sign=sign) for one in shares)
 
 
 def seconds_span(seconds: float, low: float, high: float) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 NARROWEST = 20
 _HARD_SPACE = "\N{NO-BREAK SPACE}"
-_UNIT = re.compile(r"(?<=\d) (?=(?:[mµn]?s|[KMGT]?i?B)\b|%)")
+_UNIT = re.compile(r"(?<=\d) (?=(?:[mµn]?s|[KMGT]?i?B|[GT]FLOP/s)\b|%)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +26,12 @@ class SectionPrinter:
     Args:
         color: whether a terminal may show styles.
         file: gets plain lines of `WIDTH` characters; None for stdout, as wide as its terminal.
+        most_rows: of a table, behind which stands how many more there are; None for all.
     """
 
     color: bool = True
     file: TextIO | None = None
+    most_rows: int | None = None
 
     def sections(self, sections: Iterable[Section]) -> None:
         """Print sections with an empty line between them."""
@@ -81,6 +83,7 @@ class SectionPrinter:
         if not table.rows:
             self.say(table.empty, indent=indent)
             return
+        rows = table.rows[: self.most_rows]
         omitted = {*table.prose, *table.wide}
         shown = [at for at, name in enumerate(table.header) if name not in omitted]
         grid = Grid(
@@ -94,14 +97,16 @@ class SectionPrinter:
                 justify="right" if at in numbers else "left",
                 overflow="fold",
             )
-        for row in table.rows:
+        for row in rows:
             grid.add_row(*(Text(_plain(row[at])) for at in shown))
         width = min(WIDTH, self._console().width)
         self._emit(Padding(grid, (0, 0, 0, indent), expand=False), width)
         prose = [table.header.index(name) for name in table.prose]
-        for row in table.rows if prose else ():
+        for row in rows if prose else ():
             words = "; ".join(row[at].text for at in prose if row[at].text)
             self.say(f"{row[0].text}: {words}", indent=indent)
+        if more := len(table.rows) - len(rows) + table.num_more:
+            self.say(f"… and {more:,} more: --all", indent=indent)
         for note in table.notes:
             self.say(note, indent=indent)
 

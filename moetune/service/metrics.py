@@ -11,6 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from moetune.domain.errors import MoetuneError
+from moetune.domain.prediction_error import prediction_error
 from moetune.domain.records import FitInfo, Observation
 from moetune.service.quotas import KINDS, Kind, Quotas
 from moetune.workflows.planner import ServicePlanner
@@ -78,7 +79,7 @@ class Metrics:
     def observed(self, observations: Sequence[Observation]) -> None:
         """Count the errors of the predictions of stored observations."""
         for one in (each for each in observations if each.predicted_seconds):
-            error = abs(statistics.median(one.seconds) / one.predicted_seconds - 1)
+            error = abs(prediction_error(one.predicted_seconds, statistics.median(one.seconds)))
             source = one.source if one.source in {"training", "verify", "quickstart"} else "other"
             self._errors.labels(source).observe(error)
 

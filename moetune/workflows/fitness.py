@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from moetune.domain.errors import MoetuneError
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
+from moetune.report.section import percents
 from moetune.workflows.plan import make_plan
 from moetune.workflows.profile_request import ProfileRequest
 
@@ -28,9 +29,10 @@ class Fitness:
         """The sentence, with what improves the profile."""
         if self.shorter is None or self.longer is None:
             return f"No plan of this layer can be made yet: {self.problem}."
+        shorter, longer = percents(self.shorter, self.longer, sign=True)
         return (
             f"Plans of this layer with {self.tokens:,} tokens per rank: nine steps of ten within "
-            f"{self.shorter:+.0%} and {self.longer:+.0%} of the prediction. A longer --budget "
+            f"{shorter} and {longer} of the prediction. A longer --budget "
             "measures more sizes, and each of them more often."
         )
 

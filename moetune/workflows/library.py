@@ -1,13 +1,15 @@
 """Stored plans and observations: lists by filters, removal by id, and pruning by age."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from moetune.domain.errors import InputError, NotFoundError, StoreUnavailableError
+from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
 from moetune.domain.records import Observation, PlanInfo, Removed, Stored
+from moetune.domain.training_document import AnyPlan
 
 _MOST_DAYS = 36_500
 
@@ -33,6 +35,38 @@ class PlanFilter:
             and self.profile in {None, plan.profile}
             and plan.created_at >= self.since
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPlan:
+    """A stored plan's list entry, and the plan.
+
+    Args:
+        plan: None where its document cannot be read, since another program changed it.
+    """
+
+    info: PlanInfo
+    plan: AnyPlan | None
+
+
+def read_plans(store: Store | None, found: Sequence[PlanInfo]) -> tuple[StoredPlan, ...]:
+    """Return the plans of list entries, with those that cannot be read."""
+    if store is None:
+        return ()
+    return tuple(StoredPlan(info=one, plan=_readable(store, one.id)) for one in found)
+
+
+def plans_by_id(store: Store, ids: Iterable[str]) -> dict[str, Plan]:
+    """Return the plans of whole ids; training plans, and what cannot be read, are omitted."""
+    found = {one: _readable(store, one) for one in ids}
+    return {one: plan for one, plan in found.items() if isinstance(plan, Plan)}
+
+
+def _readable(store: Store, plan_id: str) -> AnyPlan | None:
+    try:
+        return store.training_plan(plan_id) or store.plan(plan_id)
+    except InputError:
+        return None
 
 
 def list_plans(store: Store | None, wanted: PlanFilter) -> tuple[PlanInfo, ...]:

@@ -4,12 +4,11 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from moetune.domain.architecture import Block, Decoder, Part
-from moetune.domain.attention import GroupedQueryAttention
+from moetune.domain.architecture import Block, Decoder
 from moetune.domain.errors import InputError
-from moetune.domain.experts import DenseFfn, RoutedExperts, Router
 from moetune.domain.layer import LayerShape
-from moetune.domain.model import MODELS, Model, Transformer
+from moetune.domain.model import MODELS, Model
+from moetune.domain.paper_decoder import paper_decoder
 from moetune.huggingface.registry import model_names, named_model, read_model, resolve_name
 
 
@@ -83,46 +82,6 @@ def _paper(model: Model, world_size: int) -> FoundModel:
         layer=model.layer(world_size),
         decoder=None if transformer is None else paper_decoder(model.name, transformer),
         paper=model,
-    )
-
-
-def paper_decoder(name: str, transformer: Transformer) -> Decoder:
-    """Return a paper's transformer as a decoder: learned positions, layer norms, no biases."""
-    layer, d_model = transformer.moe, transformer.moe.d_model
-    attention = GroupedQueryAttention(
-        d_model=d_model,
-        num_heads=transformer.num_heads,
-        num_kv_heads=transformer.num_heads,
-        head_dim=transformer.head_dim,
-        v_head_dim=transformer.head_dim,
-    )
-    dense = DenseFfn(
-        d_model=d_model,
-        d_hidden=layer.d_hidden,
-        is_gated=layer.activation == "swiglu",
-        function=layer.activation,
-    )
-    experts = RoutedExperts(
-        d_model=d_model,
-        num_experts=layer.num_experts,
-        top_k=layer.top_k,
-        d_hidden=layer.d_hidden,
-        is_gated=dense.is_gated,
-        function=layer.activation,
-        router=Router(score="softmax", parameters=transformer.gate_parameters),
-    )
-    parts: list[Part] = [
-        experts if transformer.has_experts(at) else dense for at in range(transformer.num_layers)
-    ]
-    norms = 2 * transformer.norm_parameters
-    return Decoder(
-        name=name,
-        family="gpt",
-        d_model=d_model,
-        vocab_size=transformer.vocab_size,
-        blocks=tuple(Block(parts=(attention, part), norms=norms) for part in parts),
-        norms=transformer.norm_parameters,
-        embedding_extra=transformer.length * d_model,
     )
 
 

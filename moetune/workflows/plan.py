@@ -22,6 +22,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.quantization import FORMATS
 from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.domain.spelling import AS_KEYS, Spelling
+from moetune.domain.throughput import with_throughput
 from moetune.domain.units import dtype_bytes, full_dtype
 from moetune.fit.corrected import corrected
 from moetune.fit.costs import costs_of
@@ -30,6 +31,7 @@ from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layout.choose import LayoutProblem
 from moetune.solve.layout.plan import solve_layout
+from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile, is_path
 
 LONGEST_NAME = 200
@@ -152,7 +154,8 @@ def make_plan(
         ProfileError: the profile lacks an operation that the layer needs.
     """
     solved = _solve(request, profile, fingerprint)
-    plan = replace(solved.plan, terms=solved.terms)
+    plan = with_throughput(solved.plan, profile.machine.device)
+    plan = replace(plan, terms=solved.terms, profile_quality=quality_of(profile))
     return replace(plan, warnings=(*_corrections(plan, profile), *plan.warnings))
 
 

@@ -15,6 +15,7 @@ from moetune.fit.merged import check_base, merged
 from moetune.fit.profile import fit_profile
 from moetune.measure.points import PointChoice, choose_points, default_group_sizes
 from moetune.workflows.beginning import Beginning, added_to, resumed, still_correct
+from moetune.workflows.profile_quality import summarize
 from moetune.workflows.profile_request import (
     MeasurementSetting,
     ProfileOutcome,
@@ -27,7 +28,6 @@ from moetune.workflows.recording import (
     SampleRecorder,
     SilentProgress,
     StoredRun,
-    summarize,
 )
 from moetune.workflows.step_records import with_steps
 

@@ -19,7 +19,7 @@ from moetune.domain.samples import Point, Sample
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import Preset
 from moetune.measure.noise import has_drifted
-from moetune.workflows.recording import GroupSummary
+from moetune.workflows.profile_quality import GroupSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,57 +1,25 @@
-"""Record of a measurement on rank 0: its samples, its progress, the quality of each group.
+"""Record of a measurement on rank 0: its samples and its progress.
 
 The session on the ranks (`measure.session`) sends news; `SampleRecorder` receives them, stores
 each sample and updates the progress display.
 """
 
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from moetune.domain.cluster import Cluster, Group, Machine, placement_name
+from moetune.domain.cluster import Cluster, Machine
 from moetune.domain.ports import Store
-from moetune.domain.profile import FitError, Profile
+from moetune.domain.profile import Profile
 from moetune.domain.records import RunStatus
-from moetune.domain.samples import (
-    BurstPoint,
-    CollectiveOp,
-    CollectivePoint,
-    Point,
-    Quality,
-    Sample,
-)
+from moetune.domain.samples import Point, Sample
+from moetune.workflows.profile_quality import GroupSummary, group_of
 
 if TYPE_CHECKING:
     from moetune.measure.session import Estimates, News
-
-
-_NAMES = {
-    "gemm": "GEMM",
-    "rows": "memory-bound operations",
-    "copy": "copies",
-    "step": "steps of the layer",
-}
-_QUALITIES: tuple[Quality, ...] = ("good", "usable", "suspect")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSummary:
-    """One group of points after the fit.
-
-    Args:
-        quality: the worst of its fits'; without a fit, that of its median sample.
-        median_error: median leave-one-out error of its fits, relative; None without a fit.
-    """
-
-    group: str
-    num_points: int
-    num_failed: int
-    quality: Quality
-    median_error: float | None
 
 
 class Progress(Protocol):
@@ -207,60 +175,3 @@ class StoredRun:
     ) -> None:
         if self._id is not None:
             self._store.finish_run(self._id, status=self._status)
-
-
-def group_of(point: Point, machine: Machine) -> str:
-    """Return the group in which a point is shown, such as "GEMM"."""
-    if isinstance(point, (CollectivePoint, BurstPoint)):
-        return _collective_group(point.op, point.group, machine)
-    return _NAMES.get(point.kind, point.kind)
-
-
-def _collective_group(op: CollectiveOp, group: Group, machine: Machine) -> str:
-    """Return the collective's name; with several nodes also the placement of its ranks."""
-    if machine.num_devices <= machine.devices_per_node:
-        return op
-    return f"{op}, {placement_name(group, machine)}"
-
-
-def summarize(profile: Profile) -> tuple[GroupSummary, ...]:
-    """Return the quality of each group of a measured profile, in the order of measuring."""
-    by_group: dict[str, list[Sample]] = {}
-    for sample in profile.samples:
-        by_group.setdefault(group_of(sample.point, profile.machine), []).append(sample)
-    errors = _fit_errors(profile)
-    return tuple(
-        _summary(group, samples, errors.get(group, [])) for group, samples in by_group.items()
-    )
-
-
-def _summary(group: str, samples: Sequence[Sample], errors: Sequence[FitError]) -> GroupSummary:
-    timed = [_QUALITIES.index(sample.quality) for sample in samples if not sample.error]
-    labels = [_QUALITIES.index(error.quality) for error in errors]
-    middle = round(statistics.median(timed)) if timed else len(_QUALITIES) - 1
-    return GroupSummary(
-        group=group,
-        num_points=len({sample.point for sample in samples}),
-        num_failed=sum(bool(sample.error) for sample in samples),
-        quality=_QUALITIES[max(labels, default=middle)],
-        median_error=statistics.median(error.median for error in errors) if errors else None,
-    )
-
-
-def _fit_errors(profile: Profile) -> dict[str, list[FitError]]:
-    named = [
-        *(("GEMM", line.error) for line in profile.gemm),
-        *(
-            (
-                _collective_group(line.op, (line.group_size, line.num_nodes), profile.machine),
-                line.error,
-            )
-            for line in profile.collective
-        ),
-        *(("copies", line.error) for line in profile.copy),
-    ]
-    errors: dict[str, list[FitError]] = {}
-    for name, error in named:
-        if error is not None:
-            errors.setdefault(name, []).append(error)
-    return errors

@@ -21,6 +21,7 @@ from moetune.domain.samples import (
     RowsPoint,
     Sample,
 )
+from moetune.report.section import percent, percents
 
 Verdict = Literal["keep", "measure", "unsure"]
 SPEED_OF_SOFTWARE = ("torch", "backend", "nccl", "cuda", "cudnn", "driver", "threads_per_rank")
@@ -79,15 +80,18 @@ class Check:
 
     def words(self, profile: Profile) -> str:
         """Return the verdict in a sentence, and what to do."""
-        count = f"{len(self.points)} points differ by {self.median_difference:.1%} in the median"
+        count = (
+            f"{len(self.points)} points differ by {percent(self.median_difference)} in the median"
+        )
         again = f"measure it again: `moetune profile --name {profile.name}`"
         match self.verdict:
             case "keep":
                 return f"{count}: profile {profile.name!r} still describes this machine"
             case "measure":
                 worst = max(self.points, key=lambda one: abs(one.ratio - 1))
+                (most,) = percents(worst.ratio - 1, sign=True)
                 return (
-                    f"{count}, {worst.point.kind} by up to {worst.ratio - 1:+.0%}: profile "
+                    f"{count}, {worst.point.kind} by up to {most}: profile "
                     f"{profile.name!r} is out of date; {again}"
                 )
             case "unsure":

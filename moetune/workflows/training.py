@@ -8,14 +8,16 @@ from math import inf
 from pathlib import Path
 
 from moetune.domain.architecture import Decoder
+from moetune.domain.data_sheets import peak_flops
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, LayoutTooLargeError, ProfileError
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.pipeline import stage_words
 from moetune.domain.plan import Confidence
-from moetune.domain.profile import Profile
+from moetune.domain.profile import Profile, ProfileQuality
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
 from moetune.domain.targets import Target
+from moetune.domain.throughput import Throughput
 from moetune.domain.training import (
     DEFAULT_SMS,
     TRAINING_DTYPES,
@@ -32,6 +34,7 @@ from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch, PricedLayout
 from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.plan import host_memory_bytes, sound_numbers
+from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.training_prices import StandIns, stand_ins_of, step_prices
 
 
@@ -61,6 +64,8 @@ class TrainingPlan:
         host_bytes: memory of a node's host, as far as the profile has it.
         stand_ins: what the profile does not have of the chosen layout's operations.
         front: the fastest layout for each memory, least memory first; empty where not asked for.
+        quality: of the profile; None where it says nothing of its errors.
+        device: name of the machine's devices.
     """
 
     request: TrainingRequest
@@ -70,6 +75,8 @@ class TrainingPlan:
     trust: str
     found: tuple[PricedLayout, ...]
     stand_ins: StandIns
+    quality: ProfileQuality | None = None
+    device: str = ""
     host_bytes: float = inf
     ranks_per_node: int = 1
     front: tuple[PricedLayout, ...] = ()
@@ -100,6 +107,14 @@ class TrainingPlan:
         """Digest of the inputs, with what their names stand for."""
         job = self.request.job
         return _id_of({**self.inputs, "decoder": repr(job.decoder), "loads": job.routing.loads})
+
+    def throughput(self, one: PricedLayout) -> Throughput:
+        """Return the model FLOPs a second of one device with a layout, of the dtype's peak."""
+        job, seconds = self.request.job, one.step.seconds
+        tokens = job.tokens / seconds / job.world_size
+        found = tokens * job.decoder.flops_per_token(job.length).total
+        peak = peak_flops(self.device, job.dtype)
+        return Throughput(flops_per_second=found, mfu=None if peak is None else found / peak)
 
     @property
     def stored(self) -> TrainingDocument:
@@ -133,13 +148,18 @@ class TrainingPlan:
             "schema": SCHEMA,
             "id": self.id,
             "inputs": self.inputs,
-            **_answer(job, self.best),
+            **_answer(job, self.best, self.throughput(self.best)),
             "confidence": encode(self.confidence),
             "fits": self.fits,
             "trust": self.trust,
+            "profile_quality": encode(self.quality),
             "warnings": list(self.stand_ins.words),
-            "alternatives": [_answer(job, one) for one in self.found[1:]],
-            **({"front": [_answer(job, one) for one in self.front]} if self.front else {}),
+            "alternatives": [_answer(job, one, self.throughput(one)) for one in self.found[1:]],
+            **(
+                {"front": [_answer(job, one, self.throughput(one)) for one in self.front]}
+                if self.front
+                else {}
+            ),
         }
 
 
@@ -177,6 +197,7 @@ def plan_training(
             limit_bytes=limit,
             trust=prices.device.trusts.least, found=tuple(found), host_bytes=host,
             ranks_per_node=min(request.job.world_size, profile.machine.devices_per_node),
+            quality=quality_of(profile), device=profile.machine.device,
             stand_ins=stand_ins_of(request.job, request.target, profile, found[0]),
             front=memory_front(search, request.pins) if with_front else (),
         )  # fmt: skip
@@ -276,10 +297,9 @@ def read_routing(wanted: str | None) -> ExpertLoads:
         ) from None
 
 
-def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:
+def _answer(job: TrainingJob, one: PricedLayout, speed: Throughput) -> dict[str, object]:
     layout, seconds = one.layout, one.step.seconds
     per_device = job.tokens / seconds / job.world_size
-    flops = job.decoder.flops_per_token(job.length).total
     return {
         "layout": {
             "dp": layout.dp, "cp": layout.cp, "tp": layout.tp, "pp": layout.pp,
@@ -298,7 +318,9 @@ def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:
         "predicted": {
             "step_seconds": seconds,
             "tokens_per_second_per_device": per_device,
-            "model_tflops_per_device": per_device * flops / 1e12,
+            "model_tflops_per_device": speed.flops_per_second / 1e12,
+            "model_flops_per_second_per_device": speed.flops_per_second,
+            "mfu": speed.mfu,
             "parts": dict(one.step.parts),
             "saved_by_overlap_seconds": one.saved_seconds,
         },

@@ -12,6 +12,7 @@ from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.operations import Operation, OperationTimes, predicted_seconds
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.domain.prediction_error import prediction_error
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.fit.costs import costs_of
@@ -74,10 +75,10 @@ class VerifiedStep:
 
     @property
     def error(self) -> float | None:
-        """(predicted − measured) / measured."""
+        """See `prediction_error`; None where nothing was predicted."""
         if self.predicted_seconds is None:
             return None
-        return self.predicted_seconds / self.step_seconds - 1
+        return prediction_error(self.predicted_seconds, self.step_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs, check_sizes
 from moetune.domain.spelling import Spelling
+from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.solve.layer.memory import total_bytes
@@ -64,13 +65,17 @@ def compare_decisions(before: Plan, after: Plan) -> Iterator[str]:
     yield from _dispatcher(before, after)
 
 
-def step_seconds(plan: Plan) -> float:
+def step_seconds(plan: AnyPlan) -> float:
     """Return the predicted seconds of a step: of the whole model, else of the layer."""
+    if isinstance(plan, TrainingDocument):
+        return plan.best.predicted.step_seconds
     return plan.transformer.step_seconds if plan.transformer else plan.predicted.step_seconds
 
 
-def needed_bytes(plan: Plan) -> int:
+def needed_bytes(plan: AnyPlan) -> int:
     """Return the bytes of the device that needs the most: of the whole model, else of the layer."""
+    if isinstance(plan, TrainingDocument):
+        return plan.best.memory.peak_bytes
     return plan.transformer.memory.total_bytes if plan.transformer else total_bytes(plan.memory)
 
 

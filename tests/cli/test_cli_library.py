@@ -1,13 +1,19 @@
 """`moetune plans`, `moetune observations` and `moetune db prune`."""
 
+import re
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from moetune.cli.render import Screen
+from moetune.domain.profile import RowsLine
 from moetune.domain.records import Observation
+from moetune.report.section import Cell, Table
 from moetune.store import open_store
+from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
 from tests.cli.running import Cli
 
 PLAN = ("plan", "--profile", "rtx2080ti-x64", "--dtype", "float16", "--json", "--model")
@@ -144,3 +150,42 @@ def test_what_cannot_be_done_makes_no_database(
     assert answer.code == 2, answer
     assert "Traceback" not in answer.err
     assert not database.exists()
+
+
+@pytest.mark.parametrize(
+    "command", [("profiles", "show", "PROFILE"), ("profiles", "diff", "PROFILE", "rtx2080ti-x64")]
+)
+def test_long_tables_end_in_how_many_more_there_are(
+    cli: Cli, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    file = tmp_path / "lab.toml"
+    profile = load_profile_file(bundled_profiles()["a100-x4"])
+    rows = tuple(
+        RowsLine(op=f"op{at}", dtype="float32", alpha_seconds=1e-6, beta_seconds_per_element=1e-12)
+        for at in range(50)
+    )
+    file.write_text(profile_to_toml(replace(profile, rows=rows)), encoding="utf-8")
+    words = [str(file) if one == "PROFILE" else one for one in command]
+    cut, whole = cli(*words).out, cli(*words, "--all").out
+    (more,) = re.findall(r"… and (\d+) more: --all", cut)
+    assert "more: --all" not in whole
+    for at in range(50):
+        assert f"op{at} " in whole
+    missing = [at for at in range(50) if f"op{at} " not in cut]
+    assert 0 < len(missing) <= int(more)
+    document = cli(*words, "--json").out
+    assert "more: --all" not in document
+    assert all(f"op{at}" in document for at in range(50))
+
+
+def test_a_table_is_cut_at_twenty_rows_and_counts_those_that_were_not_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = tuple((Cell.count(at),) for at in range(100, 125))
+    table = Table(name="long", header=("n",), rows=rows, num_more=1000)
+    Screen(most_rows=20).table(table)
+    shown = capsys.readouterr().out.split()
+    assert shown[1:21] == [str(at) for at in range(100, 120)]
+    assert shown[21:] == ["…", "and", "1,005", "more:", "--all"]
+    Screen(most_rows=20).table(Table(name="short", header=("n",), rows=rows[:20]))
+    assert "--all" not in capsys.readouterr().out

@@ -27,7 +27,8 @@ SMALL = (
     "--profile", "./cluster.toml",
 )  # fmt: skip
 WHOLE_KEYS = {
-    "num_layers", "moe_every", "micro_batch_sequences", "micro_batch_tokens", "num_micro_batches",
+    "num_layers", "model_flops_per_second_per_device", "moe_every", "micro_batch_sequences",
+    "micro_batch_tokens", "num_micro_batches",
     "zero", "recompute", "step_seconds", "tokens_per_second_per_rank", "memory", "parts", "binding",
     "stages", "confidence",
 }  # fmt: skip

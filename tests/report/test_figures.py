@@ -401,8 +401,8 @@ def test_drift_is_found_where_steps_become_slower() -> None:
     found = seen(kept(lab_plan(), 600))
     figure = drift_figure(found)
     drift = [float(row[-1] or 0) for row in figure.rows]
-    assert drift[280] == pytest.approx(1.01, abs=0.02)
-    assert drift[-1] == pytest.approx(1.12, abs=0.02)
+    assert drift[280] == pytest.approx(1 / 1.01 - 1, abs=0.02)
+    assert drift[-1] == pytest.approx(1 / 1.12 - 1, abs=0.02)
 
 
 def test_ten_thousand_observations_are_thinned_for_the_figure_and_whole_in_the_file() -> None:

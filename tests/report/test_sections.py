@@ -14,6 +14,7 @@ from moetune.report.section import (
     Table,
     facts,
     percent,
+    percents,
     plural,
     seconds_span,
     sentence,
@@ -184,3 +185,19 @@ def test_words_follow_their_numbers() -> None:
     assert seconds_span(0.0214, 0.0206, 0.02251) == "21.4 ms (20.6–22.5)"
     assert sentence("some sizes are missing") == "Some sizes are missing."
     assert sentence("p05 is low: run `moetune profile`") == "p05 is low: run `moetune profile`"
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ((-0.17, 0.25), ("-17 %", "+25 %")),
+        ((-0.002, 0.003), ("-0.2 %", "+0.3 %")),
+        ((-0.0004, 0.25), ("-0.04 %", "+25.00 %")),
+        ((0.0, 0.1), ("+0 %", "+10 %")),
+        ((1e-9, 0.1), ("+0.000 %", "+10.000 %")),
+    ],
+)
+def test_shares_that_stand_together_have_digits_for_each(
+    shares: tuple[float, ...], expected: tuple[str, ...]
+) -> None:
+    assert percents(*shares, sign=True) == expected

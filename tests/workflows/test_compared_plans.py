@@ -7,11 +7,11 @@ from moetune.domain.plan import Plan
 from moetune.domain.records import PlanInfo
 from moetune.domain.request import PlanRequest
 from moetune.report.section import Section
+from moetune.workflows.library import StoredPlan
 from moetune.workflows.plan import make_plan
 from moetune.workflows.views.comparison import comparison_sections
 from moetune.workflows.views.stored_plans import (
     Links,
-    StoredPlan,
     stored_plans_table,
     tokens_per_second,
 )

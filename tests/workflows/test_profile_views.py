@@ -10,12 +10,13 @@ import pytest
 from moetune.domain.cluster import Cluster, Fingerprint
 from moetune.domain.costs import Interference
 from moetune.domain.errors import MoetuneError, ProfileError
-from moetune.domain.profile import FitError, Profile
-from moetune.domain.samples import CopyPoint, Quality, Sample
+from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
+from moetune.domain.samples import CopyPoint, Quality, RowsPoint, Sample
 from moetune.report.section import Section, Table, all_figures
 from moetune.store import open_store
 from moetune.workflows import wiring
 from moetune.workflows.files import bundled_profiles
+from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import (
     Difference,
     FoundProfile,
@@ -36,7 +37,6 @@ from moetune.workflows.views.profile import (
     profile_report,
     profile_sections,
     profiles_section,
-    worst_quality,
 )
 from moetune.workflows.wiring import StoreFinder
 from tests.report.lab import lab_plan, lab_profile
@@ -85,16 +85,38 @@ def test_a_line_without_error_shows_none() -> None:
 
 
 def test_the_worst_label_of_any_line_is_the_profiles() -> None:
-    profile = lab_profile()
-    assert worst_quality(with_error(profile, None)) == ""
+    profile = replace(lab_profile(), samples=())
+    assert quality_of(with_error(profile, None)) is None
     good = with_error(profile, error_of(quality="good"))
-    assert worst_quality(good) == "good"
+    assert quality_of(good) == ProfileQuality(label="good")
     labels: tuple[Quality, ...] = ("usable", "suspect")
     for kind in LINES:
         first, *rest = getattr(good, kind)
         for label in labels:
             worse: dict[str, Any] = {kind: (replace(first, error=error_of(quality=label)), *rest)}
-            assert worst_quality(replace(good, **worse)) == label
+            found = quality_of(replace(good, **worse))
+            assert found is not None
+            assert found.label == label
+            assert len(found.suspect) == (label == "suspect")
+
+
+def test_a_suspect_group_has_the_errors_of_its_worst_fit() -> None:
+    good = with_error(replace(lab_profile(), samples=()), error_of(quality="good"))
+    first, *rest = good.copy
+    bad = error_of(median=0.2, p95=0.5, quality="suspect")
+    found = quality_of(replace(good, copy=(replace(first, error=bad), *rest)))
+    copies = SuspectGroup(group="copies", median_error=0.2, p95_error=0.5)
+    assert found == ProfileQuality(label="suspect", suspect=(copies,))
+
+
+def test_groups_without_fits_are_judged_by_their_samples() -> None:
+    profile = with_error(lab_profile(), error_of(quality="good"))
+    rows = [one for one in profile.samples if isinstance(one.point, RowsPoint)]
+    assert rows
+    marked = tuple(replace(one, marks=("busy",)) if one in rows else one for one in profile.samples)
+    found = quality_of(replace(profile, samples=marked))
+    assert found is not None
+    assert found.suspect == (SuspectGroup(group="memory-bound operations"),)
 
 
 def test_rates_are_bytes_and_products_a_second_where_there_is_a_slope() -> None:

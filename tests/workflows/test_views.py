@@ -83,6 +83,7 @@ def test_a_plan_shows_its_predicted_times_and_bytes(layer: Explanation) -> None:
     assert shown == {
         "One step of the layer": times.step_seconds,
         "Against one chunk": times.sequential_step_seconds / times.step_seconds,
+        "Model FLOP/s": times.model_flops_per_second_per_device,
         "Memory of one device": (
             memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
         ),

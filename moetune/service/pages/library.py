@@ -10,8 +10,9 @@ from moetune.domain.records import FitInfo, PlanInfo
 from moetune.domain.training_document import AnyPlan
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile
-from moetune.workflows.views.profile import machine_scope, worst_quality
+from moetune.workflows.views.profile import machine_scope
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_SUMMARIES = 1000
@@ -22,7 +23,7 @@ class Summary:
     """A profile in a list.
 
     Args:
-        quality: of its worst fit; "" where no error is known.
+        quality: of its worst group of operations; "" where none is known.
     """
 
     provenance: str
@@ -75,11 +76,12 @@ class Library:
         if cached is not None:
             return cached
         profile = self.profile(name).profile
+        quality = quality_of(profile)
         made = Summary(
             provenance=profile.provenance,
             citation=profile.citation,
             scope=machine_scope(profile),
-            quality=worst_quality(profile),
+            quality=quality.label if quality else "",
         )
         with self._lock:
             if len(self._summaries) >= _MOST_SUMMARIES:
@@ -103,13 +105,6 @@ class Library:
             NotFoundError: there is none.
         """
         return self.store.training_plan(wanted) or self.planner.plan(wanted)
-
-    def readable_plan(self, plan_id: str) -> AnyPlan | None:
-        """Return the stored plan of this id; None where its document cannot be read."""
-        try:
-            return self.store.training_plan(plan_id) or self.store.plan(plan_id)
-        except InputError:
-            return None
 
     def plan_choices(self) -> dict[str, str]:
         """Return the newest 50 plans by the beginning of their id, for a form's suggestions."""

@@ -10,6 +10,7 @@ from moetune.service.pages.library import Library, cursor
 from moetune.service.pages.page import Link, Page, address, age_now
 from moetune.workflows.drift import observed_drifts
 from moetune.workflows.files import bundled_profiles
+from moetune.workflows.library import plans_by_id
 from moetune.workflows.report import MOST_OBSERVATIONS
 from moetune.workflows.views.observed import observed_sections
 from moetune.workflows.views.profile import profile_page as profile_sections
@@ -33,7 +34,8 @@ def machines_page(library: Library) -> Page:
         sections=tuple(one for one in sections if one.name != "references" or one.tables[0].rows),
         context={
             "intro": "The measured machines and the quality of their profiles, which is that of "
-            "the worst fit: good predicts left-out points within 5 %, usable within 10 %."
+            "the worst group of operations: good predicts left-out points within 5 %, usable "
+            "within 10 %."
         },
     )
 
@@ -94,6 +96,7 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
             tuple(reversed(seen(rows))),
             is_all=len(newest) < MOST_OBSERVATIONS,
             plans="/plans/",
+            known=plans_by_id(library.store, {one.value.plan_id for one in rows}),
             changes=observed_drifts(newest),
             num_left_out=sum(not is_sound(one.value) for one in newest),
         ),

@@ -12,11 +12,11 @@ from moetune.report.section import Section, Table
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, address, age_now, seconds_since
 from moetune.service.pages.whatif import form_context
-from moetune.workflows.library import PlanFilter, list_plans
+from moetune.workflows.library import PlanFilter, StoredPlan, list_plans, read_plans
 from moetune.workflows.views.comparison import comparison_sections, machine_sections
 from moetune.workflows.views.explanation import reasons
 from moetune.workflows.views.plan import page_sections
-from moetune.workflows.views.stored_plans import Links, StoredPlan, stored_plans_table
+from moetune.workflows.views.stored_plans import Links, stored_plans_table
 from moetune.workflows.views.training_page import training_page
 from moetune.workflows.views.words import KIND_WORDS, kind_of
 
@@ -57,7 +57,7 @@ def plans_page(library: Library, *, wanted: Wanted, after: str) -> Page:
     if library.is_empty:
         return Page(template="empty.html", title="Nothing measured yet", here="plans")
     seen_infos = _infos(library, wanted, after)
-    found = [StoredPlan(info=one, plan=library.readable_plan(one.id)) for one in seen_infos]
+    found = read_plans(library.store, seen_infos)
     shown = [one for one in found if wanted.kind in {"", one.plan and kind_of(one.plan)}]
     older = seen_infos[-1].id if len(seen_infos) == PAGE_SIZE else ""
     return Page(

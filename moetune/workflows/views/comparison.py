@@ -6,6 +6,7 @@ from dataclasses import replace
 from moetune.domain.document import encode
 from moetune.domain.plan import Plan, TransformerPlan
 from moetune.domain.profile import Profile
+from moetune.domain.throughput import throughput_of
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.fits import overlay_figure
@@ -21,7 +22,15 @@ from moetune.workflows.views.training_page import (
     training_figures,
     training_scope,
 )
-from moetune.workflows.views.words import KIND_WORDS, kind_of, plan_decision, plan_name, plan_scope
+from moetune.workflows.views.words import (
+    KIND_WORDS,
+    kind_of,
+    plan_decision,
+    plan_name,
+    plan_scope,
+    speed_words,
+    suspect_words,
+)
 from moetune.workflows.whatif import WhatIfAnswer, compare_plans, input_changes, step_seconds
 
 _MOST_OVERLAYS = 6
@@ -114,10 +123,18 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
         is_drawn: add figures of both plans, and every field in which they differ.
     """
     changes, step, *effects = answer.words
+    after = answer.after
+    suspect = suspect_words(after.inputs.profile, after.profile_quality)
     words = Section(
         name="answer",
         title=sentence(changes),
-        paragraphs=(sentence(step), plan_decision(answer.after), *map(sentence, effects)),
+        paragraphs=(
+            sentence(step),
+            plan_decision(answer.after),
+            *suspect,
+            *_speeds(answer),
+            *map(sentence, effects),
+        ),
     )
     if not is_drawn:
         return (words,)
@@ -130,6 +147,13 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
         Section(name="both", figures=(*_both(plans), *changed)),
         plan_differences(answer.before, answer.after, names=(_NOW, _CHANGED)),
     )
+
+
+def _speeds(answer: WhatIfAnswer) -> Iterator[str]:
+    """Yield the model FLOPs a second of the changed plan, and of the first one."""
+    now, then = throughput_of(answer.after), throughput_of(answer.before)
+    if now is not None and then is not None:
+        yield f"Model FLOPs: {speed_words(now)}, instead of {speed_words(then)}."
 
 
 def plan_differences(first: AnyPlan, second: AnyPlan, *, names: tuple[str, str]) -> Section:

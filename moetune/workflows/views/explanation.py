@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from moetune.domain.plan import Alternative, Plan
 from moetune.domain.terms import PhaseTerms, StrategyTerms
+from moetune.domain.throughput import throughput_of
 from moetune.domain.units import format_seconds
 from moetune.fit.costs import costs_of
 from moetune.report.plan_figures import degree_figure
@@ -28,6 +29,8 @@ from moetune.workflows.views.words import (
     model_span,
     plan_name,
     plan_scope,
+    speed_words,
+    suspect_words,
 )
 
 _PHASES = (
@@ -53,7 +56,10 @@ def explanation_sections(explanation: Explanation) -> tuple[Section, ...]:
         name="plan",
         title=plan_name(plan),
         scope=plan_scope(plan, profile=explanation.profile),
-        paragraphs=(f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.",),
+        paragraphs=(
+            f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.",
+            *suspect_words(plan.inputs.profile, plan.profile_quality),
+        ),
     )
     return head, *reasons(explanation), _trust(plan)
 
@@ -131,10 +137,10 @@ def _measured_steps(
         return
     load = explanation.plan.workload
     errors = costs_of(explanation.profile).step_errors(load.key, tokens=load.tokens_per_rank)
-    changes = [errors.factor(terms.degree) - 1 for terms in (forward, backward)]
+    ahead, back = (errors.factor(terms.degree) for terms in (forward, backward))
     yield (
-        f"With {changes[0]:+.1%} forward and {changes[1]:+.1%} backward, by which steps that were "
-        "measured with the profile differ from the sum of their operations."
+        f"Times {ahead:.3f} forward and {back:.3f} backward, as steps that were measured with the "
+        "profile took against the sum of their operations."
     )
 
 
@@ -263,14 +269,23 @@ def _trust(plan: Plan) -> Section:
     )
 
 
+def _speed(plan: Plan) -> Iterator[str]:
+    speed = throughput_of(plan)
+    if speed is not None:
+        yield f"Model FLOPs: {speed_words(speed)}."
+
+
 def _trust_words(plan: Plan) -> Iterator[str]:
     times, transformer = plan.predicted, plan.transformer
     if transformer is not None and transformer.confidence is not None:
         yield f"One step of the model: {model_span(transformer)}, {_RANGE}."
+        yield from _speed(plan)
         yield how_sure_of_layout(transformer.confidence)
     if transformer is not None and not transformer.moe_every:
         return
     span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
     yield f"One step{'' if transformer is None else ' of the MoE layer'}: {span}, {_RANGE}."
+    if transformer is None:
+        yield from _speed(plan)
     yield f"The least certain number behind it is {times.trust}."
     yield how_sure(plan)

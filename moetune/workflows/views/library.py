@@ -2,47 +2,67 @@
 
 from collections.abc import Sequence
 
-from moetune.domain.records import Observation, PlanInfo, Stored
+from moetune.domain.records import Observation, Stored
 from moetune.domain.storable import is_sound
 from moetune.report.observed import seen
-from moetune.report.section import Cell, Section, Table
+from moetune.report.section import EMPTY, Cell, Section, Table
+from moetune.workflows.library import StoredPlan
+from moetune.workflows.views.words import mfu_cell, plan_speed, tflops_cell, trust_words
+from moetune.workflows.whatif import step_seconds
 
-MOST_ROWS = 20
-"""Rows of a list that is not asked for whole."""
 
+def plans_section(found: Sequence[StoredPlan], *, num_more: int = 0) -> Section:
+    """Return the table of plans.
 
-def plans_section(found: Sequence[PlanInfo], *, most: int | None = MOST_ROWS) -> Section:
-    """Return the table of plans, the first `most` of them; None for all."""
-    rows = tuple(
-        (
-            Cell(text=one.id[:12], value=one.id, mark="code"),
-            Cell.words(one.model or "a layer"),
-            Cell.words(one.profile),
-            Cell.count(one.world_size),
-            Cell.count(one.tokens_per_rank),
-            Cell.words(_minute(one.created_at)),
-        )
-        for one in found[:most]
-    )
+    Args:
+        num_more: plans that are not in `found`.
+    """
     table = Table(
         name="plans",
-        header=("plan", "model", "profile", "ranks", "tokens per rank", "made, UTC"),
-        rows=rows,
+        header=(
+            "plan",
+            "model",
+            "step",
+            "TFLOP/s",
+            "MFU",
+            "profile",
+            "trust",
+            "ranks",
+            "tokens per rank",
+            "made, UTC",
+        ),
+        rows=tuple(map(_plan, found)),
+        wide=("trust", "ranks", "tokens per rank"),
         empty="No plan matches; `moetune plan` makes one.",
-        notes=_more(len(found) - len(rows)),
+        num_more=num_more,
     )
     return Section(name="plans", tables=(table,))
 
 
-def observations_section(
-    found: Sequence[Stored[Observation]], *, most: int | None = MOST_ROWS
-) -> Section:
-    """Return the table of observations, the first `most` of them; None for all.
+def _plan(one: StoredPlan) -> tuple[Cell, ...]:
+    info, plan = one.info, one.plan
+    speed = plan_speed(plan) if plan else None
+    name = f"{info.profile} (suspect)" if plan and plan.is_suspect else info.profile
+    return (
+        Cell(text=info.id[:12], value=info.id, mark="code"),
+        Cell.words(info.model or "a layer"),
+        Cell.words("cannot be read") if plan is None else Cell.seconds(step_seconds(plan)),
+        tflops_cell(speed),
+        mfu_cell(speed),
+        Cell(text=name, value=info.profile),
+        EMPTY if plan is None else Cell.words(trust_words(plan)),
+        Cell.count(info.world_size),
+        Cell.count(info.tokens_per_rank),
+        Cell(text=info.created_at[:10], value=_minute(info.created_at)),
+    )
+
+
+def observations_section(found: Sequence[Stored[Observation]]) -> Section:
+    """Return the table of observations.
 
     One with times that no step takes has no error of its prediction.
     """
-    shown = found[:most]
-    ratios = {one.id: one.ratio - 1 for one in seen(shown)}
+    errors = {one.id: one.error for one in seen(found)}
     rows = tuple(
         (
             Cell.count(one.id),
@@ -51,25 +71,20 @@ def observations_section(
             Cell.words(one.value.source),
             Cell.count(one.value.tokens_per_rank),
             Cell.count(len(one.value.seconds)),
-            Cell.share(ratios[one.id], sign=True)
+            Cell.share(errors[one.id], sign=True)
             if is_sound(one.value)
             else Cell.words("no step takes its time", mark="suspect"),
         )
-        for one in shown
+        for one in found
     )
     table = Table(
         name="observations",
         header=("id", "time, UTC", "plan", "source", "tokens per rank", "steps", "error"),
         rows=rows,
         empty="Nothing was observed yet.",
-        notes=_more(len(found) - len(rows)),
     )
     return Section(name="observations", tables=(table,))
 
 
 def _minute(created_at: str) -> str:
     return created_at[:16].replace("T", " ")
-
-
-def _more(count: int) -> tuple[str, ...]:
-    return (f"… and {count:,} more: --all",) if count > 0 else ()

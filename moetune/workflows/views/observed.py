@@ -2,9 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from moetune.domain.plan import Plan
+from moetune.domain.throughput import Throughput, observed_throughput, throughput_of
 from moetune.domain.units import format_seconds
 from moetune.report.observed import (
     WINDOW,
@@ -13,9 +15,10 @@ from moetune.report.observed import (
     observed_figure,
     rolling_median,
 )
-from moetune.report.section import Cell, Figure, Highlight, Section, Table, plural
+from moetune.report.section import Cell, Figure, Highlight, Section, Table, percent, plural
 from moetune.workflows.drift import OperationDrift
 from moetune.workflows.verify import Verification, VerifiedOperation, VerifiedStep
+from moetune.workflows.views.words import speed_cell, speed_words
 
 MOST_CHANGES = 5
 MOVED = 1.15
@@ -28,8 +31,8 @@ def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...
     deviation = max(step.deviation for step in found.steps)
     table = Table(
         name="steps",
-        header=("", "strategy", "forward", "backward", "predicted", "measured", "error"),
-        rows=tuple(map(_step, found.steps)),
+        header=("", "strategy", "forward", "backward", "predicted", "measured", "error", "FLOP/s"),
+        rows=tuple(_step(one, _speed(plan, one.step_seconds)) for one in found.steps),
         notes=(
             (
                 f"Outputs and gradients equal those of one chunk within {deviation:.1e}. "
@@ -37,8 +40,10 @@ def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...
             ),
         ),
     )
+    found_speed = _speed(plan, planned.step_seconds)
+    speed = f" ({speed_words(found_speed)})" if found_speed else ""
     words = (
-        f"Plan {plan.id[:6]} takes {format_seconds(planned.step_seconds)} a step here, "
+        f"Plan {plan.id[:6]} takes {format_seconds(planned.step_seconds)} a step here{speed}, "
         f"{one.step_seconds / planned.step_seconds:.2f} × as fast as one chunk. "
         f"{_expected(planned)} {_best(found)}"
     )
@@ -83,6 +88,7 @@ def observed_sections(
     *,
     is_all: bool,
     plans: str = "",
+    known: Mapping[str, Plan] = MappingProxyType({}),
     changes: Sequence[OperationDrift] = (),
     num_left_out: int = 0,
 ) -> tuple[Section, ...]:
@@ -93,6 +99,7 @@ def observed_sections(
         rows: observations of the table, newest first.
         is_all: whether `found` is all that there is.
         plans: address to which a plan's id is appended; "" for no links.
+        known: plans of the table by their id, for FLOP/s.
         changes: operations whose time changed, the newest first.
         num_left_out: of the observations that were read, those with times that no step takes.
     """
@@ -100,9 +107,9 @@ def observed_sections(
         name="observations",
         header=(
             "time, UTC", "plan", "source", "tokens per rank", "chunks", "steps", "predicted",
-            "observed", "observed − predicted",
+            "observed", "error", "FLOP/s",
         ),
-        rows=tuple(_row(one, plans) for one in rows),
+        rows=tuple(_row(one, plans, known.get(one.observation.plan_id)) for one in rows),
         empty="Nothing was observed yet.",
     )  # fmt: skip
     return (
@@ -140,7 +147,13 @@ def _left_out(count: int) -> Iterator[str]:
         )
 
 
-def _step(step: VerifiedStep) -> tuple[Cell, ...]:
+def _speed(plan: Plan, seconds: float) -> Throughput | None:
+    """Return the throughput of the plan's layer in a step of so many seconds."""
+    predicted = throughput_of(plan)
+    return predicted and predicted.over(seconds, plan.predicted.step_seconds)
+
+
+def _step(step: VerifiedStep, speed: Throughput | None) -> tuple[Cell, ...]:
     unknown = step.predicted_seconds is None
     return (
         Cell.words("plan" if step.is_planned else ""),
@@ -150,6 +163,7 @@ def _step(step: VerifiedStep) -> tuple[Cell, ...]:
         Cell(text="–") if unknown else Cell.seconds(step.predicted_seconds),
         Cell.seconds(step.step_seconds),
         Cell(text="–") if unknown else Cell.share(step.error, sign=True),
+        speed_cell(speed),
     )
 
 
@@ -160,7 +174,8 @@ def _dispatched(strategy: str, dispatcher: str) -> str:
 def _expected(planned: VerifiedStep) -> str:
     if planned.predicted_seconds is None or planned.error is None:
         return "Its profile was not found, so nothing was predicted for other degrees."
-    return f"Predicted: {format_seconds(planned.predicted_seconds)} ({planned.error:+.1%})."
+    error = percent(planned.error, sign=True)
+    return f"Predicted: {format_seconds(planned.predicted_seconds)} ({error})."
 
 
 def _moved(step: VerifiedStep) -> Iterator[str]:
@@ -193,9 +208,9 @@ def _best(found: Verification) -> str:
 def _highlights(found: Sequence[Seen], *, is_all: bool) -> Iterator[Highlight]:
     if not found:
         return
-    ratios = [one.ratio for one in found]
-    miss = statistics.median(abs(1 / ratio - 1) if ratio else 0.0 for ratio in ratios)
-    drift = rolling_median(ratios[-WINDOW:], WINDOW)[-1] - 1
+    errors = [one.error for one in found]
+    miss = statistics.median(map(abs, errors))
+    drift = rolling_median(errors[-WINDOW:], WINDOW)[-1]
     yield Highlight(
         name="Observations",
         cell=Cell.count(len(found)),
@@ -211,9 +226,11 @@ def _highlights(found: Sequence[Seen], *, is_all: bool) -> Iterator[Highlight]:
     yield Highlight(name="Latest", cell=Cell.words(latest), note="UTC")
 
 
-def _row(one: Seen, plans: str) -> tuple[Cell, ...]:
+def _row(one: Seen, plans: str, plan: Plan | None) -> tuple[Cell, ...]:
     observation = one.observation
     href = f"{plans}{observation.plan_id}" if plans else ""
+    tokens = observation.tokens_per_rank
+    speed = None if plan is None else observed_throughput(plan, tokens, one.seconds)
     return (
         Cell.words(one.at[:19].replace("T", " ")),
         Cell(text=observation.plan_id[:6], value=observation.plan_id, href=href, mark="code"),
@@ -223,5 +240,6 @@ def _row(one: Seen, plans: str) -> tuple[Cell, ...]:
         Cell.count(len(observation.seconds)),
         Cell.seconds(observation.predicted_seconds),
         Cell.seconds(one.seconds),
-        Cell.share(one.ratio - 1, sign=True),
+        Cell.share(one.error, sign=True),
+        speed_cell(speed),
     )

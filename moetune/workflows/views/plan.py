@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from moetune.domain.plan import Chunks, Plan, TransformerPlan
 from moetune.domain.terms import PhaseTerms
+from moetune.domain.throughput import throughput_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import (
     EMPTY,
@@ -34,6 +35,10 @@ from moetune.workflows.views.words import (
     plan_name,
     plan_scope,
     probability_words,
+    speed_cell,
+    speed_words,
+    suspect_words,
+    trust_words,
 )
 
 
@@ -66,11 +71,15 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
         name="answer",
         title=plan_name(plan),
         scope=plan_scope(plan, profile=explanation.profile),
-        paragraphs=(plan_decision(plan), *why),
+        paragraphs=(plan_decision(plan), *_suspect(plan), *why),
         highlights=tuple(_layer_highlights(explanation)),
-        summary=_layer_summary(plan),
+        summary=_layer_summary(explanation),
         tables=(_phases(explanation),),
     )
+
+
+def _suspect(plan: Plan) -> Iterator[str]:
+    yield from suspect_words(plan.inputs.profile, plan.profile_quality)
 
 
 def _uncertainty(plan: Plan) -> Section:
@@ -98,9 +107,10 @@ def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:
         cell=Cell(text=f"{gain:.2f} ×" if gain else "–", value=gain),
         note="as fast",
     )
+    yield from _speed_highlight(plan)
     yield _memory_highlight(explanation, total_bytes(plan.memory))
     binds = Cell.words(verdict.binding.capitalize())
-    yield Highlight(name="What binds", cell=binds, note=f"{times.trust} costs")
+    yield Highlight(name="What binds", cell=binds, note=f"{trust_words(plan)} costs")
     yield _sure_highlight("choice", verdict.probability_best, regret)
 
 
@@ -123,15 +133,29 @@ def _memory_highlight(explanation: Explanation, num_bytes: int) -> Highlight:
     )
 
 
-def _layer_summary(plan: Plan) -> str:
-    times = plan.predicted
+def _layer_summary(explanation: Explanation) -> str:
+    plan, times = explanation.plan, explanation.plan.predicted
     span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
     text = f"One step of the layer: {span}"
     reuses = plan.memory.strategy != "none"
     if not is_one_chunk(plan) and times.step_seconds and not reuses:
         text += f", {times.sequential_step_seconds / times.step_seconds:.2f} × as fast as one chunk"
     binding = plan.decision.binding
+    text += _speed(explanation)
     return f"{text}. {binding.capitalize()} {'bind' if binding == 'copies' else 'binds'}."
+
+
+def _speed(explanation: Explanation) -> str:
+    """Return ", 423 TFLOP/s a GPU, MFU 42.8 %"; of a step of no time an empty text."""
+    speed = throughput_of(explanation.plan)
+    return f", {speed_words(speed, device_word(explanation.profile))}" if speed else ""
+
+
+def _speed_highlight(plan: Plan) -> Iterator[Highlight]:
+    speed = throughput_of(plan)
+    if speed is not None:
+        share = "" if speed.mfu is None else f", MFU {percent(speed.mfu)}"
+        yield Highlight(name="Model FLOP/s", cell=speed_cell(speed), note=f"on each device{share}")
 
 
 def _phases(explanation: Explanation) -> Table:
@@ -184,6 +208,7 @@ def _model_answer(explanation: Explanation, transformer: TransformerPlan) -> Sec
         scope=plan_scope(plan, profile=explanation.profile),
         paragraphs=(
             plan_decision(plan),
+            *_suspect(plan),
             *chunks,
             *layer,
             memory_words(explanation, memory.total_bytes, name_memory(memory)),
@@ -205,6 +230,7 @@ def _model_highlights(
     yield Highlight(
         name="Tokens a second", cell=Cell(text=f"{speed:,.0f}", value=speed), note="on each rank"
     )
+    yield from _speed_highlight(explanation.plan)
     yield _memory_highlight(explanation, transformer.memory.total_bytes)
     binding = BINDING_WORDS[transformer.binding].capitalize()
     yield Highlight(name="What binds", cell=Cell.words(binding))
@@ -226,7 +252,7 @@ def _model_summary(explanation: Explanation, transformer: TransformerPlan) -> st
     return (
         f"One step of the model: {model_span(transformer)}, "
         f"{transformer.tokens_per_second_per_rank:,.0f} tokens a second and "
-        f"{device_word(explanation.profile)}. {binds}."
+        f"{device_word(explanation.profile)}{_speed(explanation)}. {binds}."
     )
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moetune.domain.corrections import corrections_words
-from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
+from moetune.domain.prediction_error import prediction_error
+from moetune.domain.profile import FitError, GemmLine, Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
 from moetune.domain.step_errors import StepRecord
@@ -109,16 +110,6 @@ def machine_scope(profile: Profile) -> str:
         f"{machine.num_devices:,} × {machine.device}, {machine.devices_per_node} per node, "
         f"{format_bytes(machine.memory_bytes)} each"
     )
-
-
-def worst_quality(profile: Profile) -> str:
-    """Return the worst label of the profile's fits; "" where no error is known."""
-    lines: tuple[GemmLine | CollectiveLine | CopyLine, ...] = (
-        *profile.gemm, *profile.collective, *profile.copy,
-    )  # fmt: skip
-    errors = [line.error for line in lines]
-    labels = {error.quality for error in errors if error is not None}
-    return next((label for label in ("suspect", "usable", "good") if label in labels), "")
 
 
 def operations_section(
@@ -320,7 +311,7 @@ def _steps(profile: Profile) -> Iterator[Section]:
             "chunks",
             "sum of operations",
             "measured",
-            "difference",
+            "error",
         ),
         rows=tuple(_step(one) for one in profile.steps),
     )
@@ -329,7 +320,7 @@ def _steps(profile: Profile) -> Iterator[Section]:
 
 def _step(one: StepRecord) -> tuple[Cell, ...]:
     load, summed = one.workload, one.chunks_seconds + one.overhead_seconds
-    layer, difference = load.layer, one.measured_seconds / summed - 1
+    layer, error = load.layer, prediction_error(summed, one.measured_seconds)
     name = f"{layer.d_model} × {layer.d_hidden}, {layer.num_experts} experts, {layer.activation}"
     return (
         Cell.words(name),
@@ -338,7 +329,7 @@ def _step(one: StepRecord) -> tuple[Cell, ...]:
         Cell.count(one.degree),
         Cell.seconds(summed),
         Cell.seconds(one.measured_seconds),
-        Cell(text=f"{100 * difference:+.1f} %", value=difference, unit="1"),
+        Cell.share(error, sign=True),
     )
 
 

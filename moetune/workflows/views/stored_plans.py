@@ -3,33 +3,28 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from moetune.domain.records import PlanInfo
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.report.section import EMPTY, Cell, Table
 from moetune.solve.layout.words import name_layout
-from moetune.workflows.views.words import kind_of
+from moetune.workflows.library import StoredPlan
+from moetune.workflows.views.words import (
+    kind_of,
+    mfu_cell,
+    plan_speed,
+    speed_cell,
+    trust_words,
+)
 from moetune.workflows.whatif import needed_bytes, step_seconds
 
 _HEADER = (
-    "plan", "kind", "model", "step", "tokens/s", "memory", "layout", "chunks", "trust", "profile",
-    "ranks", "tokens per rank", "age",
+    "plan", "kind", "model", "step", "tokens/s", "FLOP/s", "MFU", "memory", "layout", "chunks",
+    "trust", "profile", "ranks", "tokens per rank", "age",
 )  # fmt: skip
 _NOTE = (
-    "step: of the model, of a layer's plan of that layer. tokens/s: of all ranks together. memory: "
+    "step: of the model, of a layer's plan of that layer. tokens/s: of all ranks together. FLOP/s: "
+    "model FLOPs of one device, MFU: their share of its data sheet's peak. memory: "
     "of the device that needs the most. chunks: forward and backward."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredPlan:
-    """A stored plan's list entry, and the plan.
-
-    Args:
-        plan: None where its document cannot be read, since another program changed it.
-    """
-
-    info: PlanInfo
-    plan: AnyPlan | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,22 +89,25 @@ def _row(one: StoredPlan, links: Links) -> tuple[Cell, ...]:
 
 def _facts(plan: AnyPlan | None) -> tuple[Cell, ...]:
     if plan is None:
-        return Cell.words("cannot be read", mark="suspect"), *[EMPTY] * 6
-    speed = tokens_per_second(plan)
-    fast = EMPTY if speed is None else Cell(text=f"{speed:,.0f}", value=speed)
+        return Cell.words("cannot be read", mark="suspect"), *[EMPTY] * 8
+    tokens, speed = tokens_per_second(plan), plan_speed(plan)
     if isinstance(plan, TrainingDocument):
-        best = plan.best
-        step, memory, layout = best.predicted.step_seconds, best.memory.peak_bytes, best.words
-        chunks, trust = _degree(best.layout.get("degree")), plan.trust
+        layout, chunks = plan.best.words, _degree(plan.best.layout.get("degree"))
     else:
-        step, memory = step_seconds(plan), needed_bytes(plan)
-        layout, trust = name_layout(plan.layout), plan.predicted.trust
+        layout = name_layout(plan.layout)
         degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
         chunks = Cell.words(f"{degrees[0]} and {degrees[1]}")
     return (
-        Cell.words(kind_of(plan)), Cell.seconds(step), fast, Cell.size(memory), Cell.words(layout),
-        chunks, Cell.words(trust),
-    )  # fmt: skip
+        Cell.words(kind_of(plan)),
+        Cell.seconds(step_seconds(plan)),
+        EMPTY if tokens is None else Cell(text=f"{tokens:,.0f}", value=tokens),
+        speed_cell(speed),
+        mfu_cell(speed),
+        Cell.size(needed_bytes(plan)),
+        Cell.words(layout),
+        chunks,
+        Cell.words(trust_words(plan), mark="suspect" if plan.is_suspect else ""),
+    )
 
 
 def _degree(degree: object) -> Cell:

@@ -8,7 +8,12 @@ from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_bytes
 from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, seconds_span
 from moetune.solve.training.search import NOISE
-from moetune.workflows.views.words import how_sure_of_layout
+from moetune.workflows.views.words import (
+    how_sure_of_layout,
+    speed_cell,
+    speed_words,
+    suspect_words,
+)
 
 _MUCH = 0.1
 """Of a step, that is worth a hint."""
@@ -21,7 +26,11 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
     yield Section(
         name="layout",
         title=f"{inputs.model} on {inputs.world_size} ranks: {best.words}",
-        paragraphs=(how_sure_of_layout(sure), *map(_sentence, plan.warnings)),
+        paragraphs=(
+            *suspect_words(inputs.profile, plan.profile_quality),
+            how_sure_of_layout(sure),
+            *map(_sentence, plan.warnings),
+        ),
         tables=(
             facts(
                 "layout",
@@ -36,7 +45,7 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
                         "tokens per second and device",
                         f"{predicted.tokens_per_second_per_device:,.0f}",
                     ),
-                    ("model TFLOP/s per device", f"{predicted.model_tflops_per_device:.0f}"),
+                    ("model FLOP/s per device", speed_words(predicted.throughput, "")),
                     ("memory per device", _memory(plan)),
                     ("recompute", _recompute(layout)),
                     ("dispatcher", _dispatcher(layout)),
@@ -183,7 +192,7 @@ def _others(plan: TrainingDocument) -> Table:
     best = plan.best.predicted.step_seconds
     return Table(
         name="alternatives",
-        header=("layout", "recompute", "overlap", "schedule", "step", "slower", "memory"),
+        header=("layout", "recompute", "overlap", "schedule", "step", "slower", "FLOP/s", "memory"),
         rows=tuple(
             (
                 Cell.words(one.words),
@@ -192,8 +201,10 @@ def _others(plan: TrainingDocument) -> Table:
                 Cell.words(str(one.layout.get("schedule"))),
                 Cell.seconds(one.predicted.step_seconds),
                 Cell.share(one.predicted.step_seconds / best - 1, sign=True),
+                speed_cell(one.predicted.throughput),
                 Cell.size(one.memory.peak_bytes),
             )
             for one in plan.others
         ),
+        wide=("FLOP/s",),
     )

@@ -9,10 +9,11 @@ from math import fsum
 
 from moetune.domain.document import encode
 from moetune.domain.plan import Confidence
+from moetune.domain.profile import ProfileQuality
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.report.section import Cell, Section, Table, percent, plural, seconds_span
 from moetune.solve.training.search import NOISE
-from moetune.workflows.views.words import how_sure_of_layout
+from moetune.workflows.views.words import how_sure_of_layout, speed_words, suspect_words
 
 SCHEMA = "moetune.training-explanation/1"
 _COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients"})
@@ -32,6 +33,8 @@ class TrainingExplanation:
     others: tuple[TrainingAnswer, ...]
     confidence: Confidence
     limit_bytes: int
+    profile: str = ""
+    quality: ProfileQuality | None = None
 
     @property
     def document(self) -> dict[str, object]:
@@ -41,8 +44,11 @@ class TrainingExplanation:
             "plan": self.plan_id,
             "step_seconds": self.best.predicted.step_seconds,
             "confidence": encode(self.confidence),
+            "profile_quality": encode(self.quality),
             "kinds": self.kinds,
             "saved_by_overlap_seconds": self.best.predicted.saved_by_overlap_seconds,
+            "model_tflops_per_device": self.best.predicted.model_tflops_per_device,
+            "mfu": self.best.predicted.mfu,
             "parts": dict(self.best.predicted.parts),
             "memory": {
                 "peak_bytes": self.best.memory.peak_bytes,
@@ -89,6 +95,8 @@ def explain_training(plan: TrainingDocument) -> TrainingExplanation:
         others=plan.others,
         confidence=plan.confidence,
         limit_bytes=plan.inputs.memory_limit_bytes,
+        profile=plan.inputs.profile,
+        quality=plan.profile_quality,
     )
 
 
@@ -99,12 +107,14 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
     sure, limit = found.confidence, Cell.size(found.limit_bytes).text
     span = seconds_span(step, sure.p05_step_seconds, sure.p95_step_seconds)
     kinds = ", ".join(f"{name} {percent(of / step)}" for name, of in found.kinds.items())
+    speed = speed_words(best.predicted.throughput)
     longest = max(best.predicted.parts, key=best.predicted.parts.__getitem__)
     yield Section(
         name="time",
         title=f"A step of {found.model}: {best.words}",
         paragraphs=(
-            f"{span} a step: {kinds}. Most of it: {longest}.",
+            f"{span} a step, {speed}: {kinds}. Most of it: {longest}.",
+            *suspect_words(found.profile, found.quality),
             *_saved(best),
             how_sure_of_layout(sure),
         ),

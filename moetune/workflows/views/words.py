@@ -1,15 +1,16 @@
 """A plan in words: its name and workload, its decision, and its uncertainty."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal
 
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Confidence, Plan, TransformerPlan
-from moetune.domain.profile import Profile
+from moetune.domain.profile import Profile, ProfileQuality, SuspectGroup
+from moetune.domain.throughput import Throughput, throughput_of
 from moetune.domain.training_document import AnyPlan, TrainingDocument
-from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.section import percent, plural, seconds_span
+from moetune.domain.units import format_bytes, format_flops, format_seconds
+from moetune.report.section import EMPTY, Cell, percent, plural, seconds_span
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.workflows.explain import Explanation
 
@@ -57,6 +58,72 @@ def plan_scope(plan: Plan, *, profile: Profile | None = None) -> str:
     recipe = plan.workload.quantization
     dtype = f"{inputs.dtype}, experts in {recipe}" if recipe else inputs.dtype
     return f"{experts} over {devices} · {tokens} {each} · {dtype}"
+
+
+def speed_words(speed: Throughput, device: str = "device") -> str:
+    """Return "423 TFLOP/s a GPU, MFU 42.8 %", without MFU where no peak is known.
+
+    Args:
+        device: word for one; "" where it is said elsewhere.
+    """
+    rate = format_flops(speed.flops_per_second) + (f" a {device}" if device else "")
+    return rate if speed.mfu is None else f"{rate}, MFU {percent(speed.mfu)}"
+
+
+def speed_cell(speed: Throughput | None) -> Cell:
+    """Return the cell of model FLOPs a second of one device; an empty one for None."""
+    if speed is None:
+        return EMPTY
+    return Cell(text=format_flops(speed.flops_per_second), value=speed.flops_per_second)
+
+
+def tflops_cell(speed: Throughput | None) -> Cell:
+    """Return the same in TFLOP/s, for a narrow column; the value stays in FLOP/s."""
+    if speed is None:
+        return EMPTY
+    return Cell(text=f"{speed.flops_per_second / 1e12:.3g}", value=speed.flops_per_second)
+
+
+def mfu_cell(speed: Throughput | None) -> Cell:
+    """Return the cell of a share of the device's peak; an empty one where that is not known."""
+    return EMPTY if speed is None else Cell.share(speed.mfu)
+
+
+def suspect_words(profile: str, quality: ProfileQuality | None) -> Iterator[str]:
+    """Yield what is suspect of a plan's profile, and what to do; nothing of a better one.
+
+    Args:
+        profile: its name.
+    """
+    if quality is None or quality.label != "suspect":
+        return
+    groups = ", ".join(_suspect_group(one) for one in quality.suspect)
+    yield (
+        f"The profile {profile!r} is suspect, and so is this plan: {groups}. Measure it again on "
+        f"an idle machine: `moetune profile --name {profile}`."
+    )
+
+
+def plan_speed(plan: AnyPlan) -> Throughput | None:
+    """Return the model FLOPs a second of one device, of a plan of either kind."""
+    if isinstance(plan, TrainingDocument):
+        return plan.best.predicted.throughput
+    return throughput_of(plan)
+
+
+def trust_words(plan: AnyPlan) -> str:
+    """Return "measured", or "measured, suspect" where the profile is."""
+    trust = plan.trust if isinstance(plan, TrainingDocument) else plan.predicted.trust
+    return f"{trust}, suspect" if plan.is_suspect else trust
+
+
+def _suspect_group(one: SuspectGroup) -> str:
+    if one.median_error is None or one.p95_error is None:
+        return f"{one.group} (times vary too much)"
+    return (
+        f"{one.group} (sizes left out are predicted {percent(one.median_error)} off in the "
+        f"median, {percent(one.p95_error)} at p95)"
+    )
 
 
 def plan_decision(plan: Plan) -> str:

@@ -1,0 +1,131 @@
+"""Model FLOPs of a step, their rate on one device, and its share of the device's peak (MFU).
+
+Model FLOPs are those of `Decoder.flops_per_token`: three times the forward GEMMs, whatever the
+plan recomputes. MFU: PaLM, Appendix B, with the peak of the data sheet.
+"""
+
+from dataclasses import dataclass, replace
+
+from moetune.domain.architecture import FORWARD_AND_BACKWARD, OPERATIONS_OF_A_MAC
+from moetune.domain.data_sheets import peak_flops
+from moetune.domain.layer import Workload
+from moetune.domain.paper_decoder import paper_decoder
+from moetune.domain.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Model FLOPs a second of one device.
+
+    Args:
+        mfu: their share of the device's peak; None where no peak is known.
+    """
+
+    flops_per_second: float
+    mfu: float | None = None
+
+    @property
+    def peak_flops_per_second(self) -> float | None:
+        """The peak that the share is of."""
+        return self.flops_per_second / self.mfu if self.mfu else None
+
+    def over(self, seconds: float, predicted: float) -> "Throughput | None":
+        """Return that of the same work in `seconds` instead of `predicted`; None of no time."""
+        if seconds <= 0:
+            return None
+        factor = predicted / seconds
+        mfu = None if self.mfu is None else self.mfu * factor
+        return Throughput(flops_per_second=self.flops_per_second * factor, mfu=mfu)
+
+
+def rate(flops: float, seconds: float, peak: float | None) -> Throughput | None:
+    """Return the throughput of that many FLOPs of one device; None for a step of no time."""
+    if seconds <= 0:
+        return None
+    found = flops / seconds
+    return Throughput(flops_per_second=found, mfu=None if peak is None else found / peak)
+
+
+def layer_flops(workload: Workload) -> float:
+    """Return the model FLOPs of one device in a step of an MoE layer; the router's do not count.
+
+    Tensor-parallel ranks share the FLOPs of the same tokens.
+    """
+    sharing = workload.world_size if workload.expert_parallel == "tensor" else 1
+    macs = workload.layer.num_gemms * workload.macs / sharing
+    return OPERATIONS_OF_A_MAC * FORWARD_AND_BACKWARD * macs
+
+
+def model_flops_per_token(plan: Plan) -> float | None:
+    """Return the model FLOPs of one token of a whole model; None for a layer's plan."""
+    whole = plan.inputs.request.whole
+    if whole is None:
+        return None
+    return paper_decoder("", whole).flops_per_token(whole.length).total
+
+
+def products_dtype(workload: Workload) -> str | None:
+    """Return the dtype or the format that the experts multiply in; None where there are several."""
+    recipe = workload.recipe
+    if recipe is None or recipe.emulate or not recipe.multiplies:
+        return workload.dtype
+    first, *others = recipe.products
+    return first if all(one == first for one in others) else None
+
+
+def with_throughput(plan: Plan, device: str) -> Plan:
+    """Return the plan with the model FLOPs a second of its steps.
+
+    Args:
+        device: name of the machine's devices, whose peak MFU is a share of.
+    """
+    workload = plan.workload
+    dtype = products_dtype(workload)
+    peak = None if dtype is None else peak_flops(device, dtype)
+    layer = rate(layer_flops(workload), plan.predicted.step_seconds, peak)
+    if layer is not None:
+        plan = replace(
+            plan,
+            predicted=replace(
+                plan.predicted,
+                model_flops_per_second_per_device=layer.flops_per_second,
+                mfu=layer.mfu,
+            ),
+        )
+    whole, per_token = plan.transformer, model_flops_per_token(plan)
+    if whole is None or per_token is None:
+        return plan
+    found = whole.tokens_per_second_per_rank * per_token
+    return replace(
+        plan,
+        transformer=replace(
+            whole,
+            model_flops_per_second_per_device=found,
+            mfu=None if peak is None else found / peak,
+        ),
+    )
+
+
+def throughput_of(plan: Plan) -> Throughput | None:
+    """Return the throughput of a plan's step: of the whole model, else of the layer.
+
+    An older plan has none, and no peak; its FLOPs are counted again. None for a step of no time.
+    """
+    found = plan.transformer or plan.predicted
+    known = found.model_flops_per_second_per_device
+    if known is not None:
+        return Throughput(flops_per_second=known, mfu=found.mfu)
+    per_token = model_flops_per_token(plan)
+    if plan.transformer is not None and per_token is not None:
+        seconds = plan.transformer.tokens_per_second_per_rank
+        return Throughput(flops_per_second=seconds * per_token)
+    return rate(layer_flops(plan.workload), plan.predicted.step_seconds, None)
+
+
+def observed_throughput(plan: Plan, tokens_per_rank: int, seconds: float) -> Throughput | None:
+    """Return the throughput of an observed step of the plan's layer; None for a step of no time."""
+    times = plan.predicted
+    known = times.model_flops_per_second_per_device
+    peak = known / times.mfu if known and times.mfu else None
+    workload = replace(plan.workload, tokens_per_rank=tokens_per_rank)
+    return rate(layer_flops(workload), seconds, peak)

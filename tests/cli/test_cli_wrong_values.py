@@ -1,0 +1,112 @@
+"""A value that is wrong is an error that names the flag it was typed with."""
+
+from pathlib import Path
+
+import pytest
+
+from moetune.cli.typed_flags import with_flag
+from moetune.domain.errors import InfeasiblePlanError, InputError, MoetuneError, ProfileError
+from tests.cli.running import Cli
+
+LAYER = ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64")
+DECODER = (
+    "plan",
+    "--model",
+    "olmoe",
+    "--profile",
+    "h100-x8",
+    "--global-batch",
+    "64",
+    "--seq",
+    "4k",
+)
+PLANNED = ("whatif", "PLAN", "--profile", "rtx2080ti-x64")
+WRONG = [
+    *((LAYER, flag, "zz9") for flag in (
+        "--model", "--profile", "--dtype", "--tokens", "--batch", "--memory-limit",
+        "--memory-taken", "--quantization", "--activation", "--strategy", "--order",
+        "--dispatcher", "--expert-parallel", "--world-size", "--nodes", "--forward-degree",
+    )),
+    *((LAYER, flag, "-1") for flag in ("--tokens", "--tp", "--pp", "--ep", "--dp", "--zero")),
+    *((LAYER, flag, "0") for flag in (
+        "--tokens", "--world-size", "--nodes", "--forward-degree", "--top-k", "--max-degree",
+        "--memory-limit",
+    )),
+    *((DECODER, flag, "zz9") for flag in (
+        "--profile", "--seq", "--global-batch", "--target", "--routing", "--optimizer", "--dtype",
+        "--recompute", "--dispatcher", "--overlap", "--cuda-graphs", "--stages", "--schedule",
+        "--offload-activations",
+    )),
+    *((DECODER, flag, "-1") for flag in ("--offload-activations", "--offload-optimizer", "--zero")),
+    (DECODER, "--seq", "0"),
+    *((("profile", "--plan-only"), flag, "zz9") for flag in (
+        "--budget", "--dtype", "--quantization", "--group-sizes", "--model", "--tokens",
+        "--preset", "--seq", "--for", "--nproc",
+    )),
+    *((("profile", "--plan-only"), flag, "0") for flag in ("--budget", "--group-sizes")),
+    *((("memory", "olmoe"), flag, "zz9") for flag in (
+        "--device-memory", "--seq", "--optimizer", "--dtype", "--target", "--recompute",
+    )),
+    *((("memory", "olmoe"), flag, "0") for flag in ("--device-memory", "--seq")),
+    *((PLANNED, flag, "zz9") for flag in (
+        "--tokens", "--memory-limit", "--dtype", "--speed", "--constraint", "--world-size",
+    )),
+    (("verify", "PLAN"), "--profile", "zz9"),
+    (("export", "PLAN"), "--to", "zz9"),
+    *((("serve",), flag, "zz9") for flag in (
+        "--port", "--max-body", "--deadline", "--max-store", "--plans-per-hour", "--log-format",
+        "--observations-per-hour", "--token-file",
+    )),
+]  # fmt: skip
+
+
+def without(arguments: tuple[str, ...], flag: str) -> list[str]:
+    found = list(arguments)
+    if flag in found:
+        at = found.index(flag)
+        del found[at : at + 2]
+    return found
+
+
+@pytest.fixture
+def plan(cli: Cli, home: Path) -> str:
+    file = home / "plan.json"
+    assert cli(*LAYER, "--output", str(file)).code == 0
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag", "value"),
+    WRONG,
+    ids=[f"{one[0][0]}-{one[0][2] if len(one[0]) > 2 else ''}{one[1]}={one[2]}" for one in WRONG],
+)
+def test_the_error_of_a_wrong_value_names_its_flag(
+    cli: Cli, plan: str, arguments: tuple[str, ...], flag: str, value: str
+) -> None:
+    words = [plan if one == "PLAN" else one for one in without(arguments, flag)]
+    for typed in ((flag, value), (f"{flag}={value}",)):
+        result = cli(*words, *typed)
+        assert result.code in {2, 5}
+        assert result.err.startswith("error: ")
+        assert flag in result.err.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "expected"),
+    [
+        (InputError("'x' is wrong", "use y"), ("--dtype", "x"), "--dtype: 'x' is wrong"),
+        (InputError("a must be 1, got 0"), ("--tp=0",), "--tp: a must be 1, got 0"),
+        (InputError("got 01"), ("--tp", "0"), "got 01"),
+        (InputError("'x' is wrong"), ("--one", "x", "--two", "x"), "'x' is wrong"),
+        (InputError("'x' of --other is wrong"), ("--one", "x"), "'x' of --other is wrong"),
+        (InputError("'x' is wrong"), ("x", "--json"), "'x' is wrong"),
+        (InputError("top_k is too large"), ("--top-k", "4"), "--top-k: top_k is too large"),
+        (ProfileError("no 'x' here"), ("--profile", "x"), "--profile: no 'x' here"),
+        (InfeasiblePlanError("limit 'x' binds"), ("--memory-limit", "x"), "limit 'x' binds"),
+    ],
+)  # fmt: skip
+def test_a_flag_is_named_where_the_text_is_about_it_alone(
+    error: MoetuneError, arguments: tuple[str, ...], expected: str
+) -> None:
+    found = with_flag(error, arguments)
+    assert (found.what, found.hint, type(found)) == (expected, error.hint, type(error))

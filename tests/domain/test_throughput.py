@@ -1,0 +1,181 @@
+"""Model FLOPs of plans against hand-computed numbers, and their share of a data sheet's peak."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moetune.domain.architecture import Decoder
+from moetune.domain.constraints import Constraints, LayoutPins
+from moetune.domain.data_sheets import PEAK_FLOPS, peak_flops
+from moetune.domain.document import encode
+from moetune.domain.experts import RoutedExperts, Router
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.model import MODELS
+from moetune.domain.paper_decoder import paper_decoder
+from moetune.domain.plan import Plan, plan_from_document
+from moetune.domain.request import PlanRequest
+from moetune.domain.throughput import (
+    Throughput,
+    layer_flops,
+    observed_throughput,
+    products_dtype,
+    rate,
+    throughput_of,
+)
+from moetune.domain.units import format_flops
+from moetune.fit.scaled import Speeds, scale_profile
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.plan import make_plan
+
+GPT_XL = MODELS["gpt-xl"].layer(8)
+GPT_XL_FLOPS = 6 * 8192 * 2 * 2048 * 8192
+"""Three passes, two operations a MAC, of 8,192 tokens through both matrices of one expert."""
+
+
+def plan_on(profile: str, **asked: Any) -> Plan:
+    return make_plan(PlanRequest(**asked), profile=load_profile_file(bundled_profiles()[profile]))
+
+
+def workload(**fields: Any) -> Workload:
+    return Workload(**{"layer": GPT_XL, "world_size": 8, "tokens_per_rank": 8192, **fields})
+
+
+def test_a_layer_counts_three_times_its_forward_gemms() -> None:
+    assert layer_flops(workload()) == GPT_XL_FLOPS
+    shape = LayerShape(d_model=64, d_hidden=96, num_experts=8, top_k=2, activation="swiglu")
+    experts = RoutedExperts(
+        d_model=64, num_experts=8, top_k=2, d_hidden=96, is_gated=True, function="silu",
+        router=Router(score="softmax", parameters=512),
+    )  # fmt: skip
+    expected = 6 * 100 * experts.forward_macs().total
+    assert layer_flops(workload(layer=shape, tokens_per_rank=100)) == expected
+
+
+def test_tensor_parallel_ranks_share_the_flops_of_their_tokens() -> None:
+    found = layer_flops(workload(expert_parallel="tensor"))
+    assert found == GPT_XL_FLOPS / 8
+
+
+def test_a_layers_plan_has_its_rate_and_its_share_of_the_peak() -> None:
+    predicted = plan_on("h100-x8", model="gpt-xl", dtype="bfloat16").predicted
+    expected = GPT_XL_FLOPS / predicted.step_seconds
+    assert predicted.model_flops_per_second_per_device == pytest.approx(expected)
+    assert predicted.mfu == pytest.approx(expected / 989.5e12)
+
+
+def test_a_models_plan_counts_its_tokens_as_models_show_does() -> None:
+    plan = plan_on("v100-x256", model="ppmoe-6.7b", world_size=32, dtype="float16")
+    whole, model = plan.transformer, MODELS["ppmoe-6.7b"].transformer
+    assert whole is not None
+    assert model is not None
+    decoder: Decoder = paper_decoder("", model)
+    expected = whole.tokens_per_second_per_rank * decoder.flops_per_token(model.length).total
+    assert whole.model_flops_per_second_per_device == pytest.approx(expected)
+    assert whole.mfu == pytest.approx(expected / 125e12)
+    assert throughput_of(plan) == Throughput(flops_per_second=expected, mfu=whole.mfu)
+
+
+@pytest.mark.parametrize(
+    ("profile", "asked"),
+    [
+        ("h100-x8", {"model": "gpt-xl", "dtype": "bfloat16"}),
+        ("v100-x256", {"model": "ppmoe-6.7b", "world_size": 32, "dtype": "float16"}),
+        (
+            "v100-x256",
+            {
+                "model": "gpt-xl", "world_size": 8, "dtype": "float16",
+                "constraints": Constraints(
+                    pins=LayoutPins(expert_parallel="tensor"), allow_modelled=True
+                ),
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_older_plans_are_counted_again_without_a_peak(profile: str, asked: dict[str, Any]) -> None:
+    plan = plan_on(profile, **asked)
+    known = throughput_of(plan)
+    assert known is not None
+    document = encode(plan)
+    for part in (document["predicted"], document["transformer"]):
+        for key in ("model_flops_per_second_per_device", "mfu"):
+            if part:
+                part.pop(key, None)
+    older = plan_from_document(document)
+    assert older.id == plan.id
+    found = throughput_of(older)
+    assert found is not None
+    assert found.flops_per_second == pytest.approx(known.flops_per_second)
+    assert found.mfu is None
+    assert found.peak_flops_per_second is None
+
+
+def test_a_device_without_a_data_sheet_has_no_mfu() -> None:
+    predicted = plan_on("rtx2080ti-x64", model="gpt-xl", dtype="float16").predicted
+    assert predicted.model_flops_per_second_per_device is not None
+    assert predicted.mfu is None
+
+
+def test_a_faster_device_than_there_is_has_no_mfu() -> None:
+    profile = load_profile_file(bundled_profiles()["h100-x8"])
+    request = PlanRequest(model="gpt-xl", dtype="bfloat16")
+    links = scale_profile(profile, Speeds(communication=2.0))
+    assert make_plan(request, profile=links).predicted.mfu is not None
+    faster = scale_profile(profile, Speeds(computation=2.0))
+    assert make_plan(request, profile=faster).predicted.mfu is None
+
+
+@pytest.mark.parametrize(
+    ("quantization", "expected"),
+    [
+        ("", "bfloat16"),
+        ("fp8_rowwise", "fp8_rowwise"),
+        ("fp8_rowwise+emulate", "bfloat16"),
+        ("dispatch=fp8_rowwise", "bfloat16"),
+        ("mxfp8", None),
+    ],
+)
+def test_the_peak_is_that_of_what_the_experts_multiply_in(
+    quantization: str, expected: str | None
+) -> None:
+    assert products_dtype(workload(dtype="bfloat16", quantization=quantization)) == expected
+
+
+def test_a_step_of_no_time_has_no_rate() -> None:
+    assert rate(1.0, 0.0, None) is None
+    assert Throughput(flops_per_second=1.0).over(0.0, 1.0) is None
+    plan = plan_on("h100-x8", model="gpt-xl", dtype="bfloat16")
+    no_time = replace(
+        plan.predicted, step_seconds=0.0, model_flops_per_second_per_device=None, mfu=None
+    )
+    assert throughput_of(replace(plan, predicted=no_time)) is None
+
+
+def test_the_same_work_in_twice_the_time_is_half_the_rate() -> None:
+    found = Throughput(flops_per_second=8e12, mfu=0.5).over(4.0, 2.0)
+    assert found == Throughput(flops_per_second=4e12, mfu=0.25)
+    assert found.peak_flops_per_second == 16e12
+
+
+def test_peaks_are_dense_and_of_one_device() -> None:
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "bfloat16") == 312e12
+    assert peak_flops("NVIDIA H100 80GB HBM3", "fp8") == 1979e12
+    assert peak_flops("NVIDIA GB300", "nvfp4") == 15e15
+    assert peak_flops("Tesla V100-SXM2-32GB", "bfloat16") is None
+    assert peak_flops("AMD EPYC 9B14", "float32") is None
+    machines = [load_profile_file(path).machine.device for path in bundled_profiles().values()]
+    assert {one for one in machines if "2080" not in one} <= set(PEAK_FLOPS)
+
+
+def test_rates_are_written_with_three_digits() -> None:
+    assert format_flops(594.3e12) == "594 TFLOP/s"
+    assert format_flops(8.73e10) == "87.3 GFLOP/s"
+
+
+def test_an_observed_step_has_the_flops_of_its_own_tokens() -> None:
+    plan = plan_on("h100-x8", model="gpt-xl", dtype="bfloat16")
+    found = observed_throughput(plan, 4096, 2e-3)
+    assert found is not None
+    assert found.flops_per_second == pytest.approx(GPT_XL_FLOPS / 2 / 2e-3)
+    assert found.mfu == pytest.approx(GPT_XL_FLOPS / 2 / 2e-3 / 989.5e12)
+    assert observed_throughput(plan, 4096, 0.0) is None
