@@ -21,10 +21,12 @@ def reference(name: str) -> Profile:
 H100, H800 = reference("h100-x8"), reference("h800-x8")
 
 
-def on_nodes_of(base: Profile, devices: int, **network: float) -> Profile:
+def on_nodes_of(base: Profile, devices: int, *, nic: float = 50e9) -> Profile:
     machine = replace(base.machine, num_devices=64, devices_per_node=devices)
     assert base.network is not None
-    profile = replace(base, machine=machine, network=replace(base.network, **network))
+    profile = replace(
+        base, machine=machine, network=replace(base.network, nic_bytes_per_second=nic)
+    )
     return without_foreign(profile, base, own=("machine", "network"))
 
 
@@ -53,7 +55,7 @@ def test_other_cards_take_the_times_between_nodes_away() -> None:
     between = {size for size in groups(H800, DispatcherTable) if size > 8}
     assert between
     assert groups(on_nodes_of(H800, 8), DispatcherTable) == groups(H800, DispatcherTable)
-    slower = on_nodes_of(H800, 8, nic_bytes_per_second=25e9)
+    slower = on_nodes_of(H800, 8, nic=25e9)
     assert groups(slower, DispatcherTable).isdisjoint(between)
     assert groups(slower, CollectiveTable) == groups(H800, CollectiveTable)
 
