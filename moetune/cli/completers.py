@@ -30,6 +30,13 @@ def profile_names(context: typer.Context, incomplete: str) -> list[str]:
     return _beginning(incomplete, (*stored_profiles(context, incomplete), *bundled_profiles()))
 
 
+def gpu_names(incomplete: str) -> list[str]:
+    """Return the GPUs of the reference machines that begin so."""
+    from moetune.workflows.describe import gpus
+
+    return _beginning(incomplete, gpus())
+
+
 def stored_profiles(context: typer.Context, incomplete: str) -> list[str]:
     """Return the profiles of the store that begin so, newest first."""
     return _stored(context, incomplete, lambda store: (run.name for run in store.runs()))

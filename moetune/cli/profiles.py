@@ -1,4 +1,4 @@
-"""`moetune profiles`: list, show, export, import, compare and remove profiles of machines."""
+"""`moetune profiles`: describe, list, show, export, import, compare and remove profiles."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune.cli.completers import profile_names, stored_profiles
+from moetune.cli.profiles_new import new
 from moetune.cli.session import All, Json, Session, example, session_of
 from moetune.domain.document import encode
 from moetune.report.section import plural
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     from moetune.workflows.profiles import FoundProfile
 
 app = typer.Typer(help="Profiles: measured speeds of machines.", rich_markup_mode=None)
+
+app.command(
+    "new",
+    epilog=example(
+        "moetune profiles new ours.toml --gpu h100 --gpus-per-node 8 --nodes 4 \\\n"
+        "      --nics 8 --nic-rate 400Gbit/s"
+    ),
+)(new)
 
 Name = Annotated[
     str,

@@ -1,4 +1,4 @@
-"""Peak rates of matrix products on the data sheets of GPUs, by the name that a driver reports.
+"""Peak rates of matrix products, and of links, on the data sheets of GPUs.
 
 All are of one device, without sparsity, and sum in float32; float32 is without TF32, as torch
 multiplies unless it is told otherwise. A GPU that is not here, or a number that its maker gives
@@ -60,3 +60,13 @@ def peak_flops(device: str, dtype: str) -> float | None:
         dtype: of the products, or their format in 8 or 4 bits.
     """
     return PEAK_FLOPS.get(device, {}).get(dtype)
+
+
+LINK_BYTES_PER_SECOND: Mapping[str, float] = MappingProxyType(
+    {
+        "a100": 300e9, "h100": 450e9, "h200": 450e9, "h800": 200e9, "b200": 900e9, "b300": 900e9,
+        "gb200": 900e9, "gb300": 900e9,
+    }
+)  # fmt: skip
+"""NVLink of one GPU to the others of its node, all of them together, one way; by the first part of
+a reference machine's name. The data sheets give both ways together."""

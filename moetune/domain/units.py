@@ -4,6 +4,7 @@ import math
 import re
 from types import MappingProxyType
 
+from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 
 DTYPE_BYTES = MappingProxyType({"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2})
@@ -23,32 +24,115 @@ _COUNTS = MappingProxyType({"": 1, "k": 2**10, "m": 2**20})
 _SECONDS = MappingProxyType(
     {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 )
-_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_TIMES = MappingProxyType({"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9})
+_RATES = MappingProxyType(
+    {
+        f"{prefix}{unit}/s": factor / bits
+        for bits, unit in ((1, "B"), (8, "bit"))
+        for prefix, factor in (("", 1), ("k", 10**3), ("M", 10**6), ("G", 10**9), ("T", 10**12))
+    }
+)
+"""Bytes per second by unit, as written: Gb/s could be bits, and GB/s is eight times as much."""
+_FLOPS = MappingProxyType(
+    {
+        f"{prefix}{unit}": factor
+        for prefix, factor in (("G", 1e9), ("T", 1e12), ("P", 1e15))
+        for unit in ("FLOP/s", "FLOPS")
+    }
+)
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-zµμ/]*)\s*")
+_LOOKS_LIKE_BITS = re.compile(r"[KMGT]i?b")
+_BITS_OR_BYTES = re.compile(r"([kKmMgGtT]?)[bB](?:/s|ps)")
+_SURELY_BYTES = 10**6
+"""A bare number from here on is hardly one of MiB."""
+_Factors = MappingProxyType[str, int] | MappingProxyType[str, float]
 
 
-def _parse(
-    text: str, factors: MappingProxyType[str, int] | MappingProxyType[str, float], what: str
-) -> float:
+def _parse(text: str, factors: _Factors, what: str, *, ignore_case: bool = True) -> float:
     match = _NUMBER.fullmatch(text)
-    unit = match[2].lower() if match else ""
+    unit = match[2] if match else ""
+    unit = unit.lower() if ignore_case else unit
     if match is None or (unit not in factors and float(match[1])):
         known = ", ".join(unit for unit in factors if unit)
         form = "alone or with a unit" if "" in factors else "with a unit"
-        raise InputError(f"{what} {text!r} must be a number of 0 or more, {form}: {known}")
-    return float(match[1]) * factors.get(unit, 0)
+        raise InputError(f"{what} {shown(text)} must be a number of 0 or more, {form}: {known}")
+    value = float(match[1]) * factors.get(unit, 0)
+    if math.isinf(value):
+        raise InputError(f"{what} {shown(text)} is too large")
+    return value
+
+
+def _check_has_unit(text: str, what: str, *units: str) -> None:
+    """Raise InputError with the units it could have where the text is a bare number."""
+    match = _NUMBER.fullmatch(text)
+    if match is not None and not match[2] and float(match[1]):
+        *others, last = (f"{shown(match[1])[1:-1]}{unit}" for unit in units)
+        raise InputError(
+            f"{what} {shown(text)} has no unit", f"write {', '.join(others)} or {last}"
+        )
+
+
+def _positive(value: float, text: str, what: str) -> float:
+    if value <= 0:
+        raise InputError(f"{what} {shown(text)} must be above 0")
+    return value
 
 
 def parse_bytes(text: str) -> int:
     """Return the bytes in `text`, such as "40GiB", "512 MB", "80G" (80 · 10⁹) or "4096B".
 
     Raises:
-        InputError: the text is no size, or has no unit: 24 could be bytes, MB or GB.
+        InputError: the text is no size, has no unit (24 could be bytes, MB or GB), or one that
+            reads as bits ("Gb").
     """
-    if (number := text.strip()).isdigit() and int(number):
+    match = _NUMBER.fullmatch(text)
+    is_many = match is not None and float(match[1]) >= _SURELY_BYTES
+    _check_has_unit(text, "size", *(("B", "kB") if is_many else ("GB", "GiB", "MiB", "B")))
+    if match is not None and _LOOKS_LIKE_BITS.fullmatch(match[2]):
         raise InputError(
-            f"size {text!r} has no unit", f"write {number}GB, {number}GiB, {number}MiB or {number}B"
+            f"size {shown(text)} could be bits", f"write {match[1]}{match[2][:-1]}B for bytes"
         )
     return round(_parse(text, _BYTES, "size"))
+
+
+def parse_rate(text: str) -> float:
+    """Return the bytes per second in `text`, such as "50GB/s", "400Gbit/s" or "3.35TB/s".
+
+    Raises:
+        InputError: the text is no rate above 0, or its unit does not tell bits from bytes.
+    """
+    _check_has_unit(text, "rate", "GB/s", "Gbit/s", "MB/s")
+    match = _NUMBER.fullmatch(text)
+    doubtful = _BITS_OR_BYTES.fullmatch(match[2]) if match else None
+    if match is not None and doubtful is not None and match[2] not in _RATES:
+        prefix = doubtful[1].upper().replace("K", "k")
+        raise InputError(
+            f"rate {shown(text)} could be bits or bytes",
+            f"write {match[1]}{prefix}bit/s or {match[1]}{prefix}B/s, which is 8 times as much",
+        )
+    return _positive(_parse(text, _RATES, "rate", ignore_case=False), text, "rate")
+
+
+def parse_flops(text: str) -> float:
+    """Return the FLOP/s in `text`, such as "989TFLOP/s" or "2.5PFLOPS".
+
+    Raises:
+        InputError: the text is no such rate above 0, or has no unit.
+    """
+    _check_has_unit(text, "rate", "TFLOP/s", "GFLOP/s", "PFLOP/s")
+    return _positive(_parse(text, _FLOPS, "rate", ignore_case=False), text, "rate")
+
+
+def parse_startup(text: str) -> float:
+    """Return the seconds of an operation's start-up in `text`, such as "12us" or "0.3ms".
+
+    Minutes are no such unit: in "5m" an s is missing.
+
+    Raises:
+        InputError: the text is no time, or has no unit.
+    """
+    _check_has_unit(text, "time", "us", "ms", "s")
+    return _parse(text, _TIMES, "time", ignore_case=False)
 
 
 def parse_count(text: str) -> int:
@@ -78,6 +162,14 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) >= factor:
             return f"{_three_digits(seconds / factor)} {unit}"
     return f"{_three_digits(seconds / 1e-9)} ns" if seconds else "0 s"
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """Return a rate with decimal units: "50.0 GB/s", "3.35 TB/s", "96 B/s"."""
+    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(bytes_per_second) >= factor:
+            return f"{_three_digits(bytes_per_second / factor)} {unit}/s"
+    return f"{bytes_per_second:.0f} B/s"
 
 
 def format_bytes(num_bytes: float) -> str:

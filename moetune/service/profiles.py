@@ -23,7 +23,8 @@ from moetune.service.bodies import (
 from moetune.service.describe import Limit, NameCursor, RowCursor
 from moetune.service.problems import UnreadableBodyError
 from moetune.service.workers import WorkerPools
-from moetune.workflows.files import parse_toml, profile_to_toml
+from moetune.workflows.files import bundled_profiles, profile_to_toml
+from moetune.workflows.profile_toml import parse_toml, profile_in_toml
 from moetune.workflows.profiles import ProfileInfo, is_path, list_profiles, named_profile
 
 _MAX_NAME_CHARACTERS = 200
@@ -133,14 +134,14 @@ def _profile_in(kind: str, content: bytes) -> Profile:
         InputError: it is not a profile; the message names the key, or the line of the TOML.
     """
     if kind == JSON:
-        plain = parse_json(content)
+        profile = profile_from_document(parse_json(content))
     else:
         try:
             plain = parse_toml(content.decode(), "the body")
         except UnicodeDecodeError:
             raise UnreadableBodyError("the body is not UTF-8 text") from None
         check_values(plain)
-    profile = profile_from_document(plain)
+        profile = profile_in_toml(plain, references=bundled_profiles())
     check_name(profile.name)
     return profile
 

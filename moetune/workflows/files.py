@@ -8,7 +8,6 @@ import json
 import os
 import re
 import secrets
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,13 +23,16 @@ from moetune.domain.profile import (
     GemmLine,
     Profile,
     RowsLine,
-    profile_from_document,
 )
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import Sample
+from moetune.domain.units import format_bytes
+from moetune.workflows.profile_toml import parse_toml, profile_in_toml
 from moetune.workflows.wiring import StoreFinder
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_MOST_BYTES = 16 * 2**20
+_ZIP = b"PK\x03\x04"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _Row: TypeAlias = (
     GemmLine | CollectiveLine | CopyLine | RowsLine | Correction | Table | Network | Sample
@@ -38,10 +40,7 @@ _Row: TypeAlias = (
 
 
 def load_profile_file(path: Path) -> Profile:
-    """Return the profile in a TOML file.
-
-    A file with `base = "NAME"` has what differs from the reference profile of that name: each of
-    its keys instead of the base's, tables key by key.
+    """Return the profile in a TOML file: see `profile_in_toml`.
 
     Raises:
         InputError: the file is missing, or is not a profile; the message names the file, and the
@@ -49,46 +48,9 @@ def load_profile_file(path: Path) -> Profile:
     """
     document = parse_toml(read_text(path, "profile"), f"profile {path}")
     try:
-        return profile_from_document(_on_base(document))
+        return profile_in_toml(document, references=bundled_profiles())
     except InputError as error:
         raise InputError(f"{path}: {error.what}", error.hint) from None
-
-
-def _on_base(document: dict[str, object]) -> dict[str, object]:
-    if (name := document.pop("base", None)) is None:
-        return document
-    bundled = bundled_profiles()
-    if not isinstance(name, str) or name not in bundled:
-        raise InputError(
-            f"base: no reference profile is named {name!r}", f"use one of {', '.join(bundled)}"
-        )
-    whole = parse_toml(read_text(bundled[name], "profile"), f"profile {bundled[name]}")
-    if "base" in whole:
-        raise InputError(f"base: {name!r} has a base itself", f"use {whole['base']!r}")
-    for key, value in document.items():
-        known = whole.get(key)
-        is_table = isinstance(value, dict) and isinstance(known, dict)
-        whole[key] = {**known, **value} if is_table else value  # type: ignore[dict-item]
-    return whole
-
-
-def parse_toml(text: str, where: str) -> dict[str, object]:
-    """Return the plain values of a TOML text.
-
-    Args:
-        where: the text's source, for the error.
-
-    Raises:
-        InputError: the text is not TOML; the message names the line.
-    """
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        last_line = f"at line {len(text.splitlines())}, the end"
-        raise InputError(
-            f"{where} is not valid TOML: {str(error).replace('at end of document', last_line)}",
-            "export or measure it again: a file that was cut short cannot be repaired",
-        ) from None
 
 
 def load_plan_file(path: Path) -> Plan:
@@ -153,12 +115,19 @@ def read_text(path: Path, what: str) -> str:
         what: the file is, for the error.
 
     Raises:
-        InputError: it cannot be read, is not UTF-8, or a pointer of Git LFS.
+        InputError: it cannot be read, is larger than 16 MiB, is not UTF-8, or a pointer of Git LFS.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:  # a device may never end
+            content = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"{what} {path} cannot be read: {error.strerror}") from None
+    if len(content) > _MOST_BYTES:
+        raise InputError(f"{what} {path} is larger than {format_bytes(_MOST_BYTES)}")
+    if content.startswith(_ZIP):
+        raise InputError(f"{what} {path} is a zip archive", "unpack it, and name the file inside")
+    try:
+        text = content.decode("utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{what} {path} is not UTF-8 text") from None
     refuse_pointer(text, f"{what} {path}")
@@ -194,7 +163,7 @@ def _sync_folder(folder: Path) -> None:
 def _profile_lines(profile: Profile) -> Iterator[str]:
     yield f"schema = {profile.schema}"
     for key in ("name", "provenance", "citation"):
-        yield f"{key} = {_value(getattr(profile, key))}"
+        yield f"{key} = {toml_value(getattr(profile, key))}"
     yield from _table("machine", encode(profile.machine))
     if profile.network is not None:
         yield from _table("network", _without_defaults(profile.network))
@@ -232,16 +201,17 @@ def _without_defaults(row: _Row) -> dict[str, object]:
 
 def _pairs(values: Mapping[str, object]) -> Iterator[str]:
     for key, value in values.items():
-        yield f"{_key(key)} = {_lines_of(value) if key == 'points' else _value(value)}"
+        yield f"{_key(key)} = {_lines_of(value) if key == 'points' else toml_value(value)}"
 
 
 def _lines_of(rows: object) -> str:
     """Return the rows of a table, one a line."""
     assert isinstance(rows, list)  # noqa: S101 - `points` are rows in every dataclass
-    return "[\n" + "".join(f"  {_value(row)},\n" for row in rows) + "]"
+    return "[\n" + "".join(f"  {toml_value(row)},\n" for row in rows) + "]"
 
 
-def _value(value: object) -> str:
+def toml_value(value: object) -> str:
+    """Return a plain value as TOML has it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
@@ -250,15 +220,15 @@ def _value(value: object) -> str:
         # TOML's escapes are JSON's, except for DEL, which JSON does not escape.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
-        inside = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items())
+        inside = ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items())
         return f"{{ {inside} }}"
     if isinstance(value, list):
-        return f"[{', '.join(_value(item) for item in value)}]"
+        return f"[{', '.join(toml_value(item) for item in value)}]"
     raise TypeError(f"TOML has no {value!r}")
 
 
 def _key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else _value(key)
+    return key if _BARE_KEY.fullmatch(key) else toml_value(key)
 
 
 def is_plan_path(wanted: str) -> bool:

@@ -119,8 +119,17 @@ def parsed(text: str | None, parse: Callable[[str], T], flag: str) -> T | None:
     Raises:
         InputError: the value is wrong; the text names the flag.
     """
+    return None if text is None else read_flag(text, parse, flag)
+
+
+def read_flag(text: str, parse: Callable[[str], T], flag: str) -> T:
+    """Return a flag's parsed value.
+
+    Raises:
+        InputError: the value is wrong; the text names the flag.
+    """
     try:
-        return None if text is None else parse(text)
+        return parse(text)
     except InputError as error:
         raise InputError(f"{flag}: {error.what}", error.hint) from None
 

@@ -23,7 +23,7 @@ from moetune.domain.quantization import FORMATS
 from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.throughput import with_throughput
-from moetune.domain.units import dtype_bytes, full_dtype
+from moetune.domain.units import dtype_bytes, full_dtype, parse_bytes
 from moetune.fit.corrected import corrected
 from moetune.fit.costs import costs_of
 from moetune.fit.model_error import OF_MODELS
@@ -116,7 +116,22 @@ def read_inputs(document: object) -> InputsDocument:
     Raises:
         InputError: a key is unknown, or a value wrong; the message names the key.
     """
-    return decode(InputsDocument, document, "inputs")
+    return decode(InputsDocument, read_limit(document, "inputs"), "inputs")
+
+
+def read_limit(document: object, where: str) -> object:
+    """Return a document whose memory limit is a number of bytes: a text such as "80GB" is read.
+
+    Raises:
+        InputError: the text is no size with a unit; the message names the key.
+    """
+    key = "memory_limit_bytes"
+    if not isinstance(document, Mapping) or not isinstance(text := document.get(key), str):
+        return document
+    try:
+        return {**document, key: parse_bytes(text)}
+    except InputError as error:
+        raise InputError(f"{where}.{key}: {error.what}", error.hint) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

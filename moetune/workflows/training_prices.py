@@ -72,13 +72,14 @@ def stand_ins_of(
 ) -> StandIns:
     """Return what stands in for operations of a layout, and by how much its step may be off.
 
-    The record of public runs knows the error of reference machines with a network. Where another
-    wire, or another group, stands in, or samples have noise, the step is priced under drawn costs.
+    The record of public runs knows the error of published machines with a network. Where another
+    wire, another group or a reference machine stands in for a described one, or samples have noise,
+    the step is priced under drawn costs.
     """
     prices = step_prices(job, target, profile)
     prices.step(chosen.layout)
     words = (*_no_network(job, profile), *stand_in_words(prices.device.trusts.doubts))
-    if profile.network is not None and not profile.samples:
+    if profile.network is not None and profile.provenance == "published":
         return StandIns(words=words)
     drawn = resample_costs(profile, num=_NUM_DRAWS, seed=RESAMPLING_SEED, allow_modelled=True)
     seconds = [step_prices(job, target, profile, one).step(chosen.layout).seconds for one in drawn]

@@ -20,7 +20,7 @@ from moetune.fit.scaled import Speeds, scale_profile
 from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.solve.layout.words import BINDING_WORDS, name_layout
-from moetune.workflows.plan import make_plan, read_inputs
+from moetune.workflows.plan import make_plan, read_inputs, read_limit
 
 _SAME = 5e-4
 _TWICE = 2.0
@@ -292,7 +292,7 @@ def check_changes(before: Plan, question: WhatIf) -> None:
 
 def _changed_inputs(before: Plan, question: WhatIf) -> dict[str, object]:
     """Return the inputs document without its profile."""
-    changed = decode(_Changes, question.changes, "changes")
+    changed = decode(_Changes, read_limit(question.changes, "changes"), "changes")
     given = {name: text for name, text in changed.constraints.items() if text is not None}
     check_sizes(changed, question.spelling)
     Constraints.decode(given, question.spelling).check_sizes(question.spelling)

@@ -12,11 +12,15 @@ from moetune.domain.units import (
     DTYPE_BYTES,
     dtype_bytes,
     format_bytes,
+    format_rate,
     format_seconds,
     full_dtype,
     parse_bytes,
     parse_count,
+    parse_flops,
+    parse_rate,
     parse_seconds,
+    parse_startup,
 )
 
 PREFIXES = "kmgt"
@@ -103,3 +107,79 @@ def test_short_names_of_dtypes() -> None:
         "bfloat16", "float16", "float16", "float32", "float64",
     ]  # fmt: skip
     assert full_dtype("float8_e4m3fn") == "float8_e4m3fn"
+
+
+numbers = st.one_of(
+    st.integers(1, 10**6).map(str),
+    st.floats(0.01, 1e6).map(lambda one: f"{one:.6f}"),
+)
+
+
+@given(numbers, st.sampled_from(["", "k", "M", "G", "T"]))
+def test_eight_bits_are_a_byte_at_every_prefix(number: str, prefix: str) -> None:
+    factor = 1000 ** ["", "k", "M", "G", "T"].index(prefix)
+    num_bytes = parse_rate(f"{number}{prefix}B/s")
+    assert num_bytes == pytest.approx(float(number) * factor)
+    assert parse_rate(f"{number} {prefix}bit/s") == pytest.approx(num_bytes / 8)
+
+
+@given(st.floats(1.0, 1e15))
+def test_a_written_rate_is_read_back_to_its_three_digits(rate: float) -> None:
+    assert parse_rate(format_rate(rate)) == pytest.approx(rate, rel=0.006, abs=0.5)
+
+
+@given(numbers)
+def test_arithmetic_and_start_ups_are_in_si(number: str) -> None:
+    value = float(number)
+    for prefix, factor in (("G", 1e9), ("T", 1e12), ("P", 1e15)):
+        for unit in ("FLOP/s", "FLOPS"):
+            assert parse_flops(f"{number}{prefix}{unit}") == pytest.approx(value * factor)
+    for unit, factor in (("s", 1), ("ms", 1e-3), ("us", 1e-6), ("µs", 1e-6), ("ns", 1e-9)):
+        assert parse_startup(f"{number}{unit}") == pytest.approx(value * factor)
+
+
+@pytest.mark.parametrize("text", ["50Gb/s", "50gb/s", "50Gbps", "50GBps", "50 b/s", "50GBPS"])
+def test_a_rate_in_bits_or_bytes_is_refused(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_rate(text)
+    assert "bit/s" in f"{caught.value.what} {caught.value.hint}"
+
+
+def test_sizes_in_bits_are_refused() -> None:
+    for text in ("80Gb", "80Gib"):
+        with pytest.raises(InputError, match="bits"):
+            parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["0GB/s", "-1GB/s", "nan", "infGB/s", "1e400GB/s", "7XB/s", ""])
+def test_a_rate_is_a_number_above_0(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_rate(text)
+    with pytest.raises(InputError):
+        parse_flops(text.replace("GB/s", "TFLOP/s"))
+
+
+def test_a_bare_number_is_answered_with_the_units_it_could_have() -> None:
+    for parse, text, units in (
+        (parse_rate, "42", ("42GB/s", "42Gbit/s")),
+        (parse_flops, "989", ("989TFLOP/s",)),
+        (parse_startup, "12", ("12us", "12ms")),
+        (parse_bytes, "80000000000", ("80000000000B",)),
+    ):
+        with pytest.raises(InputError, match="has no unit") as caught:
+            parse(text)
+        assert all(one in caught.value.hint for one in units)
+    assert parse_startup("0") == 0
+
+
+def test_minutes_are_no_start_up() -> None:
+    with pytest.raises(InputError):
+        parse_startup("5m")
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "GB", "9" * 5000, "\u00b2", "\u0663GB"])
+def test_numbers_that_are_none_or_too_large_are_an_error_of_input(text: str) -> None:
+    for parse in (parse_bytes, parse_count, parse_seconds, parse_rate):
+        with pytest.raises(InputError) as caught:
+            parse(text)
+        assert len(str(caught.value)) < 600

@@ -12,7 +12,8 @@ from benchmarks.reference_profiles.thinning import thinned
 from moetune.domain.profile import profile_from_document
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.fit.costs import costs_of
-from moetune.workflows.files import parse_toml, profile_to_toml
+from moetune.workflows.files import profile_to_toml
+from moetune.workflows.profile_toml import parse_toml
 
 FACTS = {fact.name: fact for fact in MACHINES}
 

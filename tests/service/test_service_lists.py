@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,8 @@ from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.records import MAX_OBSERVATIONS
 from moetune.service.observations import observations_in
-from moetune.workflows.files import (
-    bundled_profiles,
-    load_profile_file,
-    parse_toml,
-    profile_to_toml,
-)
+from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
+from moetune.workflows.profile_toml import parse_toml
 from tests.service.asking import Client
 
 TOML = {"Content-Type": "application/toml"}
@@ -113,6 +110,33 @@ def test_a_profile_comes_back_as_it_was_sent_and_is_planned_with(client: Client,
     assert (fit["profile"], fit["machine_id"]) == ("Größe 7", machine["id"])
 
 
+def test_an_upload_is_read_as_a_file_with_its_base_and_units(
+    client: Client, tmp_path: Path
+) -> None:
+    text = (
+        'schema = 1\nname = "ours"\nbase = "h100-x8"\nprovenance = "modelled"\n'
+        "[machine]\nnum_devices = 16\ndevices_per_node = 4\nmemory = '80GB'\n"
+        "[network]\nnics = 2\nnic_rate = '400Gbit/s'\n"
+    )
+    answer = client.post("/v1/profiles", content=text.encode(), headers=TOML)
+    assert answer.status_code == 201
+    (tmp_path / "ours.toml").write_text(text, encoding="utf-8")
+    profile = load_profile_file(tmp_path / "ours.toml")
+    assert answer.json()["digest"] == profile.digest
+    assert client.get("/v1/profiles/ours").json() == encode(profile)
+    asked = {"model": "gpt-s", "profile": "ours", "memory_limit_bytes": "40GB", "dtype": "bf16"}
+    inputs = client.post("/v1/plans:resolve", asked).json()["inputs"]
+    assert (inputs["memory_limit_bytes"], inputs["dtype"]) == (40 * 10**9, "bfloat16")
+
+
+def test_a_memory_limit_without_a_unit_is_refused_as_text(client: Client) -> None:
+    for limit in ("80000000000", "80Gb", "quick"):
+        asked = {"model": "gpt-s", "profile": "h100-x8", "memory_limit_bytes": limit}
+        answer = client.post("/v1/plans:resolve", asked)
+        assert answer.status_code == 422
+        assert "inputs.memory_limit_bytes" in answer.json()["detail"]
+
+
 def test_a_profile_that_is_stored_already_is_not_stored_again(client: Client) -> None:
     text = bundled_profiles()["rtx2080ti-x64"].read_bytes()
     statuses = [
@@ -131,6 +155,10 @@ def test_a_profile_that_is_stored_already_is_not_stored_again(client: Client) ->
         (lambda text: text.replace('kind = "cuda"', 'kind = "abacus"'), "kind"),
         (lambda text: text.replace('name = "rtx2080ti-x64"', 'name = "/etc/passwd"'), "name"),
         (lambda text: text.replace("schema = 1", "a = " + "[" * 3000), "TOML"),
+        (lambda text: text.replace("schema = 1", 'schema = 1\nbase = "../h100-x8"'), "base"),
+        (lambda text: text.replace("beta_seconds_per_byte = ", 'rate = "4Gb/s" #'), "bits"),
+        (lambda text: text + text[text.rindex("[[") :], "repeats"),
+        (lambda _: "version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
         (lambda text: text.replace("schema = 1", "a = " + "[" * 40 + "]" * 40), "nested"),
         (lambda text: text.replace("schema = 1", "schema = " + "1" * 5000), "TOML"),
         (lambda text: text.replace("num_devices = 64", f"num_devices = {10**30}"), "64 bits"),

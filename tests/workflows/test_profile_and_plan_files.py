@@ -174,7 +174,7 @@ def test_a_file_with_a_base_has_what_differs_from_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("base", "words"),
-    [("'h100'", "no reference profile"), ("3", "no reference"), ("'h100-x8-efa'", "has a base")],
+    [("'h100'", "no reference profile"), ("3", "no reference"), ("'own'", "no reference")],
 )
 def test_a_base_that_cannot_be_is_refused(base: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "own.toml"

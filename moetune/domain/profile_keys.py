@@ -1,0 +1,174 @@
+"""Keys of a profile file with units, beside those in SI: `rate = "42GB/s"`, `alpha = "12us"`.
+
+Profiles themselves have SI keys only. A file, which people write, may have either of them.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+
+from moetune.domain.cluster import Machine
+from moetune.domain.document import shown
+from moetune.domain.errors import InputError
+from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, RowsLine
+from moetune.domain.reference import Network
+from moetune.domain.units import full_dtype, parse_bytes, parse_flops, parse_rate, parse_startup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitKey:
+    """A key with a unit.
+
+    Args:
+        si: the key that stands for it in a profile.
+        read: returns the value of `si`.
+        example: a value, for errors.
+    """
+
+    si: str
+    read: Callable[[str], float]
+    example: str
+
+
+_ALPHA = UnitKey(si="alpha_seconds", read=parse_startup, example="12us")
+_RATE = UnitKey(
+    si="beta_seconds_per_byte", read=lambda text: 1 / parse_rate(text), example="42GB/s"
+)
+_FLOPS = UnitKey(
+    si="beta_seconds_per_mac", read=lambda text: 2 / parse_flops(text), example="700TFLOP/s"
+)
+UNIT_KEYS: Mapping[str, Mapping[str, UnitKey]] = MappingProxyType(
+    {
+        "machine": {"memory": UnitKey(si="memory_bytes", read=parse_bytes, example="80GB")},
+        "network": {
+            "startup": UnitKey(si="startup_seconds", read=parse_startup, example="180us"),
+            "startup_per_node": UnitKey(
+                si="startup_seconds_per_node", read=parse_startup, example="2us"
+            ),
+            "posted_chunk": UnitKey(si="posted_chunk_seconds", read=parse_startup, example="7.3us"),
+        },
+        "gemm": {"alpha": _ALPHA, "rate": _FLOPS},
+        "collective": {"alpha": _ALPHA, "rate": _RATE},
+        "copy": {"alpha": _ALPHA, "rate": _RATE},
+        "rows": {"alpha": _ALPHA},
+        "tables": {},
+    }
+)
+"""By table and key. `nics` and `nic_rate` of a network belong together: see `in_si`."""
+
+
+def in_si(document: Mapping[str, object], *, devices_per_node: object) -> dict[str, object]:
+    """Return a file's plain values with the SI key of every key with a unit.
+
+    Of the network, `nics` cards in a node, each with a rate of `nic_rate`, make
+    `nic_bytes_per_second`, the share of one device.
+
+    Args:
+        devices_per_node: of the file, or of its base; checked here where it is needed.
+
+    Raises:
+        InputError: a value without a unit, or with a foreign one, or a key in both forms.
+    """
+    found = dict(document)
+    for section in UNIT_KEYS:
+        where, values = f"profile.{section}", document.get(section)
+        if isinstance(values, Mapping):
+            found[section] = _table_in_si(values, section, where)
+        elif isinstance(values, list):
+            found[section] = [
+                _table_in_si(row, section, f"{where}[{at}]") if isinstance(row, Mapping) else row
+                for at, row in enumerate(values)
+            ]
+    if isinstance(network := found.get("network"), dict):
+        found["network"] = _network_in_si(network, devices_per_node)
+    return found
+
+
+_CARDS = ("nics", "nic_rate")
+_OWNERS: Mapping[str, type] = MappingProxyType(
+    {
+        "machine": Machine, "network": Network, "gemm": GemmLine, "collective": CollectiveLine,
+        "copy": CopyLine, "rows": RowsLine,
+    }
+)  # fmt: skip
+
+
+def _table_in_si(table: Mapping[str, object], section: str, where: str) -> dict[str, object]:
+    found: dict[str, object] = {}
+    keys = UNIT_KEYS[section]
+    _check_known(table, section, where)
+    for key, value in table.items():
+        unit = keys.get(key)
+        if unit is None:
+            _check_number(table, key, keys, where)
+            is_short = key == "dtype" and isinstance(value, str)
+            found[key] = full_dtype(str(value)) if is_short else value
+            continue
+        _check_one_form(table, key, unit.si, where)
+        found[unit.si] = _read(value, unit.read, unit.example, f"{where}.{key}")
+    return found
+
+
+def _check_known(table: Mapping[str, object], section: str, where: str) -> None:
+    """Raise InputError for an unknown key; the hint knows the keys of both forms."""
+    owner = _OWNERS.get(section)
+    if owner is None:
+        return
+    own = [item.name for item in fields(owner)]
+    known = [*own, *UNIT_KEYS[section], *(_CARDS if section == "network" else ())]
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+            raise InputError(f"{where} has the unknown key {shown(key)}", hint)
+
+
+def _network_in_si(network: dict[str, object], devices_per_node: object) -> dict[str, object]:
+    if not any(key in network for key in _CARDS):
+        return network
+    where, si = "profile.network", "nic_bytes_per_second"
+    for key, other in (_CARDS, _CARDS[::-1]):
+        _check_one_form(network, key, si, where)
+        if other not in network:
+            raise InputError(
+                f"{where} lacks the key {other!r}",
+                'nics = 8 with nic_rate = "400Gbit/s" are a node of eight cards',
+            )
+    found = {key: value for key, value in network.items() if key not in _CARDS}
+    rate = _read(network["nic_rate"], parse_rate, "400Gbit/s", f"{where}.nic_rate")
+    nics = _whole(network["nics"], f"{where}.nics")
+    return {**found, si: nics * rate / _whole(devices_per_node, "profile.machine.devices_per_node")}
+
+
+def _whole(value: object, where: str) -> int:
+    if type(value) is not int or value < 1:
+        raise InputError(f"{where} must be a whole number of at least 1, got {shown(value)}")
+    return value
+
+
+def _read(value: object, read: Callable[[str], float], example: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise InputError(f"{where} must be a text such as {example!r}, got {shown(value)}")
+    try:
+        return read(value if isinstance(value, str) else f"{value}")
+    except InputError as error:
+        raise InputError(f"{where}: {error.what}", error.hint) from None
+
+
+def _check_one_form(table: Mapping[str, object], key: str, si: str, where: str) -> None:
+    if si in table:
+        raise InputError(f"{where} has both {key!r} and {si!r}", "keep one of them")
+
+
+def _check_number(
+    table: Mapping[str, object], key: str, keys: Mapping[str, UnitKey], where: str
+) -> None:
+    """Raise InputError where a text stands at an SI key that has a form with a unit."""
+    if isinstance(value := table[key], str):
+        for name, unit in keys.items():
+            if unit.si == key:
+                raise InputError(
+                    f"{where}.{key} must be a number, got {shown(value)}",
+                    f"with a unit it is {name} = {unit.example!r}",
+                )

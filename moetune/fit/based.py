@@ -1,0 +1,160 @@
+"""A reference machine's times as those of another machine: faster parts, other nodes, own lines.
+
+What a file says itself counts. Of the reference's times those stay that hold on the described
+machine: of groups inside a node, and between nodes where nodes and cards are the reference's own.
+The rule for more ranks (`fit.nodes`) has the other groups.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from moetune.domain.cluster import Group, Machine, nodes_of
+from moetune.domain.errors import InputError
+from moetune.domain.profile import Profile
+from moetune.domain.reference import GemmTable, Rows, Table
+from moetune.domain.units import parse_flops, parse_rate
+
+_GEMM_SPREAD, _LINK_SPREAD = 0.2, 0.3
+"""Of times scaled by data sheets: root mean squares over the published references, each predicted
+from each other (docs/decisions/0094-a-machine-by-description.md)."""
+_SLOWEST, _FASTEST = 1e-3, 1e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """One peak of a data sheet: of the described machine and of its base, with units."""
+
+    here: str
+    base: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """The table `[scaled]` of a profile file: peaks by which the base's times are scaled.
+
+    Args:
+        computation: of GEMMs, "989TFLOP/s".
+        links: of a GPU to the others of its node, one way, "450GB/s".
+
+    Raises:
+        InputError: a peak without a unit, or one a thousand times the other.
+    """
+
+    computation: Peaks | None = None
+    links: Peaks | None = None
+
+    def __post_init__(self) -> None:
+        for factor in (self.gemm_factor, self.link_factor):
+            if not _SLOWEST <= factor <= _FASTEST:
+                raise InputError("peaks must be within a factor of 1000 of the base's")
+
+    @property
+    def gemm_factor(self) -> float:
+        """What a GEMM takes, over the base's time, beyond its start-up."""
+        both = self.computation
+        return parse_flops(both.base) / parse_flops(both.here) if both else 1.0
+
+    @property
+    def link_factor(self) -> float:
+        """The same of what travels between the GPUs of a node."""
+        both = self.links
+        return parse_rate(both.base) / parse_rate(both.here) if both else 1.0
+
+
+def scaled_base(base: Profile, scaled: Scaled) -> Profile:
+    """Return the reference with the peaks of another GPU: the start-up of each table stays.
+
+    Equal peaks change no time, and widen its range all the same.
+    """
+
+    def of_table(table: Table) -> Table:
+        if isinstance(table, GemmTable):
+            if scaled.computation is None:
+                return table
+            return _scaled_table(table, base, scaled.gemm_factor, _GEMM_SPREAD)
+        if scaled.links and _is_inside((table.group_size, table.num_nodes), base.machine):
+            return _scaled_table(table, base, scaled.link_factor, _LINK_SPREAD)
+        return table
+
+    return replace(
+        base,
+        gemm=tuple(
+            replace(line, beta_seconds_per_mac=line.beta_seconds_per_mac * scaled.gemm_factor)
+            for line in base.gemm
+        ),
+        collective=tuple(
+            replace(line, beta_seconds_per_byte=line.beta_seconds_per_byte * scaled.link_factor)
+            if _is_inside((line.group_size, line.num_nodes), base.machine)
+            else line
+            for line in base.collective
+        ),
+        tables=tuple(map(of_table, base.tables)),
+    )
+
+
+def _scaled_table(table: Table, base: Profile, factor: float, spread: float) -> Table:
+    return replace(
+        table,
+        label="modelled",
+        source=f"{base.name} × {factor:.3g} by data sheets: {table.source}",
+        spread=max(table.spread, spread),
+        points=_scaled_points(table.points, factor),
+    )
+
+
+def _scaled_points(points: Rows, factor: float) -> Rows:
+    startup = min(seconds for *_, seconds in points)
+    return tuple((*sizes, startup + (seconds - startup) * factor) for *sizes, seconds in points)
+
+
+def without_foreign(profile: Profile, base: Profile, *, own: Collection[str]) -> Profile:
+    """Return the profile without those times of its base that do not hold on its machine.
+
+    Args:
+        profile: the base with the file's own keys in their place.
+        own: the file's own keys, whose values all count.
+    """
+    gemm_dtypes = {line.dtype for line in profile.gemm} if "gemm" in own else set()
+    groups = (
+        {(line.op, line.group_size, line.num_nodes) for line in profile.collective}
+        if "collective" in own
+        else set()
+    )
+
+    def holds(table: Table) -> bool:
+        if isinstance(table, GemmTable):
+            return table.dtype not in gemm_dtypes
+        group = (table.group_size, table.num_nodes)
+        is_own = table.kind == "collective" and (table.op, *group) in groups
+        return not is_own and _holds(group, profile, base)
+
+    if "tables" not in own:
+        profile = replace(profile, tables=tuple(filter(holds, profile.tables)))
+    if "collective" not in own:
+        kept = tuple(
+            line
+            for line in profile.collective
+            if _holds((line.group_size, line.num_nodes), profile, base)
+        )
+        profile = replace(profile, collective=kept)
+    return profile
+
+
+def _holds(group: Group, profile: Profile, base: Profile) -> bool:
+    """Return whether the base's times of a group are the machine's, too."""
+    here, there = profile.machine, base.machine
+    if _is_inside(group, here) and _is_inside(group, there):
+        return True
+    return (
+        here.devices_per_node == there.devices_per_node
+        and not _is_inside(group, here)
+        and _nic_rate(profile) == _nic_rate(base)
+    )
+
+
+def _is_inside(group: Group, machine: Machine) -> bool:
+    return nodes_of(group, machine) == 1
+
+
+def _nic_rate(profile: Profile) -> float | None:
+    return profile.network.nic_bytes_per_second if profile.network else None

@@ -1,0 +1,265 @@
+"""A machine by description: what is known of it, and a reference machine for all else, as a file.
+
+Whatever the description does not say is the reference's, and the file names it in a comment.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from moetune.domain.data_sheets import LINK_BYTES_PER_SECOND, peak_flops
+from moetune.domain.errors import InputError
+from moetune.domain.profile import Profile
+from moetune.domain.units import format_bytes, format_rate, parse_flops, parse_rate
+from moetune.report.section import plural
+from moetune.workflows.files import bundled_profiles, toml_value
+from moetune.workflows.profile_toml import parse_toml, profile_in_toml, reference_profile
+
+_NODES_OF = re.compile(r"(\w+)-(?:x8|nvl72)")
+_ADAM_BYTES = 30
+"""Of one parameter's step, as the reference machines have it."""
+_SIZES = "describe it by --tflops and --memory-bandwidth, with --memory and --link-rate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What is known of a machine. Rates and sizes are texts with units, as they are written.
+
+    Args:
+        gpu: of a reference machine, or any name beside `tflops`.
+        gpus_per_node: GPUs that NVLink or PCIe joins.
+        nics, nic_rate: network cards of a node, and one card's rate one way; both or neither.
+        memory: of one GPU, that a process may use.
+        base: the reference machine's name; "" for that of the GPU, or of the nearest peak.
+        tflops: peak of dense bfloat16.
+        memory_bandwidth: of a GPU's own memory.
+        link_rate: of one GPU to the others of its node, one way.
+    """
+
+    name: str
+    gpu: str
+    gpus_per_node: int
+    nodes: int
+    nics: int | None = None
+    nic_rate: str = ""
+    memory: str = ""
+    base: str = ""
+    tflops: str = ""
+    memory_bandwidth: str = ""
+    link_rate: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """A profile file of a described machine.
+
+    Args:
+        stand_ins: what the reference machine stands in for, in words.
+    """
+
+    profile: Profile
+    base: str
+    text: str
+    stand_ins: tuple[str, ...]
+
+
+def gpus() -> Mapping[str, str]:
+    """Return the reference machine of each GPU that has whole nodes, by the GPU's name."""
+    found = ((name, _NODES_OF.fullmatch(name)) for name in bundled_profiles())
+    return MappingProxyType({match[1]: name for name, match in found if match})
+
+
+def reference_of(gpu: str) -> Profile:
+    """Return the reference machine of a GPU.
+
+    Raises:
+        InputError: no reference machine has it; the hint says which there are.
+    """
+    known = gpus()
+    name = gpu.strip().lower().removeprefix("nvidia ")
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise InputError(
+            f"no reference machine has the GPU {gpu!r}",
+            f"{meant}known: {', '.join(known)}\n  or {_SIZES}",
+        )
+    return _reference(known[name])
+
+
+def describe(description: Description) -> Described:
+    """Return the profile file of a description, checked by the reader of such files.
+
+    Raises:
+        InputError: a value that cannot be, an unknown GPU, or numbers that are missing.
+    """
+    _check(description)
+    base = _base_of(description)
+    stand_ins = tuple(_stand_ins(description, base))
+    text = "\n".join(_lines(description, base, stand_ins)) + "\n"
+    document = parse_toml(text, "the description")
+    profile = profile_in_toml(document, references=bundled_profiles())
+    return Described(profile=profile, base=base.name, text=text, stand_ins=stand_ins)
+
+
+def _check(description: Description) -> None:
+    name = description.name
+    if name in bundled_profiles() or not name.strip() or not name.isprintable():
+        why = "is that of a reference machine" if name in bundled_profiles() else "cannot be one"
+        raise InputError(f"the name {name!r} {why}", "choose another with --name")
+    if (description.nics is None) != (not description.nic_rate):
+        raise InputError(
+            "--nics and --nic-rate go together", "such as --nics 8 --nic-rate 400Gbit/s"
+        )
+    if description.nodes > 1 and description.nics is None:
+        raise InputError(
+            f"{description.nodes} nodes need a network", "such as --nics 8 --nic-rate 400Gbit/s"
+        )
+
+
+def _base_of(description: Description) -> Profile:
+    if description.base:
+        return _named_base(description)
+    if not description.tflops:
+        return reference_of(description.gpu)
+    flops, known = parse_flops(description.tflops), gpus()
+    machines = map(_reference, known.values())
+    return min(machines, key=lambda one: abs(math.log(flops / _peak(one))))
+
+
+def _named_base(description: Description) -> Profile:
+    name, known = description.base, bundled_profiles()
+    if name not in known or _reference(name).network is None:
+        usable = [one for one in known if one in gpus().values() or one.endswith("-efa")]
+        near = difflib.get_close_matches(name, usable, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        why = "has no rule for other nodes" if name in known else "is no reference machine"
+        raise InputError(f"--base: {name!r} {why}", f"{meant}known: {', '.join(usable)}")
+    if not description.tflops and reference_of(description.gpu).machine.device != (
+        _reference(name).machine.device
+    ):
+        raise InputError(
+            f"{name} has another GPU than {description.gpu!r}",
+            "omit --base, or say by --tflops how fast this GPU is",
+        )
+    return _reference(name)
+
+
+def _reference(name: str) -> Profile:
+    return reference_profile(bundled_profiles()[name])
+
+
+def _peak(base: Profile) -> float:
+    """Return the peak of a reference machine's GPU in bfloat16, in FLOP/s."""
+    peak = peak_flops(base.machine.device, "bfloat16")
+    assert peak is not None  # noqa: S101 - a test has all reference machines with a network
+    return peak
+
+
+def _link(base: Profile) -> float:
+    """Return the rate of a reference machine's GPU to the others of its node, in bytes/s."""
+    return LINK_BYTES_PER_SECOND[base.name.partition("-")[0]]
+
+
+def _stand_ins(description: Description, base: Profile) -> Iterator[str]:
+    """Yield the parts of the machine that are the base's, in words."""
+    machine, rate = base.machine, format_rate(_link(base))
+    if description.tflops:
+        peak = f"{_peak(base) / 1e12:.0f} TFLOP/s"
+        yield f"GEMMs of {machine.device} ({peak}), by the ratio of the peaks"
+    else:
+        yield f"GEMMs of {machine.device}"
+    ratio = ", by the ratio of the rates" if description.link_rate else ""
+    yield f"collectives inside a node ({rate} for each GPU){ratio}"
+    if description.gpus_per_node > machine.devices_per_node:
+        yield f"groups of {machine.devices_per_node} for those of more GPUs in a node"
+    yield "copies between host and GPU"
+    if not description.memory_bandwidth:
+        yield "memory-bound operations, at the bandwidth of its memory"
+    if not description.memory:
+        yield f"memory of a GPU, {format_bytes(machine.memory_bytes)} for a process"
+    if base.network is not None and description.nics is None:
+        nic_rate = format_rate(base.network.nic_bytes_per_second)
+        yield f"network between nodes, {nic_rate} for each GPU"
+    else:
+        yield "start-up of a network, and the share of its cards' rate that it reaches"
+
+
+def _lines(description: Description, base: Profile, stand_ins: tuple[str, ...]) -> Iterator[str]:
+    count = plural(description.nodes, "node")
+    yield f"# {count} of {description.gpus_per_node} GPUs, described and not measured: a plan made"
+    yield '# from it is labelled "modelled". docs/profile-file.md of moetune explains the keys.'
+    yield "schema = 1"
+    yield f"name = {toml_value(description.name)}"
+    yield 'provenance = "modelled"'
+    yield f"citation = {toml_value(f'described, with {base.name} for the rest')}"
+    yield ""
+    yield "# The reference machine that stands in for what is not described:"
+    yield from (f"# - {one}" for one in stand_ins)
+    yield f"base = {toml_value(base.name)}"
+    yield from _machine_lines(description)
+    yield from _network_lines(description)
+    yield from _scaled_lines(description, base)
+    yield from _rows_lines(description, base)
+
+
+def _machine_lines(description: Description) -> Iterator[str]:
+    yield "\n[machine]"
+    if description.tflops:
+        yield f"device = {toml_value(description.gpu)}"
+    num_devices = description.nodes * description.gpus_per_node
+    yield f"num_devices = {num_devices}"
+    yield f"devices_per_node = {description.gpus_per_node}"
+    if description.memory:
+        yield f"memory = {toml_value(description.memory)}    # of one GPU, what a process may use"
+
+
+def _network_lines(description: Description) -> Iterator[str]:
+    if description.nics is None:
+        return
+    yield "\n[network]"
+    words = f"{plural(description.nics, 'card')} of {description.nic_rate} in a node, as described"
+    yield f"source = {toml_value(words)}"
+    yield f"nics = {description.nics}    # of a node"
+    yield f"nic_rate = {toml_value(description.nic_rate)}    # of one card, one way"
+
+
+def _scaled_lines(description: Description, base: Profile) -> Iterator[str]:
+    if not description.tflops and not description.link_rate:
+        return
+    yield f"\n# Times of {base.name} are scaled by the ratio of these peaks of data sheets."
+    yield "[scaled]"
+    if description.tflops:
+        yield _peaks("computation", description.tflops, f"{_peak(base) / 1e12:.10g}TFLOP/s")
+    rate = f"{_link(base) / 1e9:g}GB/s"
+    unknown = "" if description.link_rate else "    # not described: taken to be alike"
+    yield _peaks("links", description.link_rate or rate, rate) + unknown
+
+
+def _peaks(key: str, here: str, base: str) -> str:
+    return f"{key} = {{ here = {toml_value(here)}, base = {toml_value(base)} }}"
+
+
+def _rows_lines(description: Description, base: Profile) -> Iterator[str]:
+    if not description.memory_bandwidth:
+        return
+    rate = parse_rate(description.memory_bandwidth)
+    yield f"\n# Adam moves {_ADAM_BYTES} bytes a parameter, here at {description.memory_bandwidth}."
+    for row in base.rows:
+        yield "[[rows]]"
+        yield f"op = {toml_value(row.op)}"
+        yield f"dtype = {toml_value(row.dtype)}"
+        yield f"alpha_seconds = {row.alpha_seconds!r}"
+        yield f"beta_seconds_per_element = {_ADAM_BYTES / rate:.4g}"
+
+
+def check_new(path: Path, *, force: bool) -> None:
+    """Raise InputError unless `--profile` takes the file by its name, and nothing is replaced."""
+    if path.suffix != ".toml":
+        raise InputError(f"{path} does not end in .toml", f"name it {path.with_suffix('.toml')}")
+    if path.exists() and not force:
+        raise InputError(f"{path} exists already", "replace it with --force, or name another file")

@@ -1,0 +1,187 @@
+"""`moetune profiles new`: flags, questions on a terminal, and nothing written where it fails."""
+
+import io
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from moetune.workflows.files import load_profile_file
+from tests.cli.running import Cli
+
+FLAGS = (
+    "--gpu", "h100", "--gpus-per-node", "8", "--nodes", "8", "--nics", "8", "--nic-rate",
+    "400Gbit/s",
+)  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    """Answers typed on a terminal; behind the last one, Ctrl-C."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+        line = super().readline(-1 if size is None else size)
+        if not line:
+            raise KeyboardInterrupt
+        return line
+
+
+def type_in(monkeypatch: pytest.MonkeyPatch, *answers: str) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal("".join(f"{one}\n" for one in answers)))
+
+
+def test_a_described_machine_is_planned_with_by_the_printed_command(cli: Cli) -> None:
+    for nodes in ("8", "3"):  # 64 experts divide by 64 ranks, not by 24
+        flags = [nodes if one == "8" and FLAGS[at - 1] == "--nodes" else one
+                 for at, one in enumerate(FLAGS)]  # fmt: skip
+        result = cli("profiles", "new", "my cluster.toml", *flags, "--force")
+        assert result.code == 0
+        (command,) = (line for line in result.err.splitlines() if "moetune plan" in line)
+        words = command.replace("'my cluster.toml'", "my\tcluster.toml").split(" ")
+        start = words.index("moetune") + 1
+        plan = cli(*(one.replace("\t", " ") for one in words[start:]), "--json")
+        assert plan.code == 0
+        assert plan.document["inputs"]["profile"] == "my cluster"
+        assert plan.document["inputs"]["world_size"] == 8 * int(nodes)
+
+
+def test_json_has_the_file_its_base_and_what_stands_in(cli: Cli) -> None:
+    document = cli("profiles", "new", "a.toml", *FLAGS, "--name", "ours", "--json").document
+    stand_ins = document.pop("stand_ins")
+    assert document == {
+        "schema": "moetune.profiles.new/1", "name": "ours", "file": "a.toml", "base": "h100-x8",
+    }  # fmt: skip
+    text = Path("a.toml").read_text(encoding="utf-8")
+    assert all(f"# - {one}\n" in text for one in stand_ins)
+
+
+def test_without_a_terminal_what_is_missing_is_named_and_nothing_is_asked(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("h100\n8\n1\n"))
+    result = cli("profiles", "new", "a.toml", "--gpu", "h100")
+    assert result.code == 2
+    assert "--gpus-per-node, --nodes" in result.err
+    result = cli("profiles", "new", "a.toml", *FLAGS[:6])
+    assert "--nics, --nic-rate" in result.err
+    assert not list(Path().iterdir())
+
+
+def test_on_a_terminal_what_has_no_flag_is_asked_until_it_can_be_read(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    type_in(monkeypatch, "h1000", "h200", "", "x", "2", "4", "400", "50GB/s", "120GB")
+    result = cli("profiles", "new", "a.toml")
+    assert result.code == 0
+    assert "did you mean h100" in result.err
+    values = tomllib.loads(Path("a.toml").read_text(encoding="utf-8"))
+    assert values["base"] == "h200-x8"
+    assert values["machine"] == {"num_devices": 16, "devices_per_node": 8, "memory": "120GB"}
+    assert (values["network"]["nics"], values["network"]["nic_rate"]) == (4, "50GB/s")
+    assert "Rate" not in result.out
+
+
+def test_the_usual_answers_make_one_node_of_the_reference(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    type_in(monkeypatch, "", "", "", "")
+    assert cli("profiles", "new", "a.toml").code == 0
+    found, base = load_profile_file(Path("a.toml")), cli("profiles", "show", "h100-x8", "--json")
+    assert found.machine.num_devices == 8
+    assert found.machine.memory_bytes == base.document["machine"]["memory_bytes"]
+
+
+def test_of_another_gpu_no_memory_is_asked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    type_in(monkeypatch, "L40S", "4", "2", "", "")
+    assert cli("profiles", "new", "a.toml", "--tflops", "362TFLOP/s").code == 0
+    values = tomllib.loads(Path("a.toml").read_text(encoding="utf-8"))
+    assert values["machine"] == {"device": "L40S", "num_devices": 8, "devices_per_node": 4}
+    assert values["network"]["nic_rate"] == "400Gbit/s"
+
+
+def test_ctrl_c_in_a_question_leaves_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    type_in(monkeypatch, "h100", "8")
+    assert cli("profiles", "new", "a.toml").code == 130
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--nic-rate", "400"), "--nic-rate: rate '400' has no unit"),
+        (("--nic-rate", "400Gb/s"), "bits or bytes"),
+        (("--nic-rate", "0GB/s"), "above 0"),
+        (("--memory", "80000000000"), "--memory: size '80000000000' has no unit"),
+        (("--tflops", "989"), "989TFLOP/s"),
+        (("--memory-bandwidth", "3.35"), "--memory-bandwidth"),
+        (("--link-rate", "nan"), "--link-rate"),
+        (("--gpu", "l40s"), "known: a100"),
+        (("--nodes", "0"), "--nodes"),
+        (("--base", "none"), "no reference machine"),
+    ],
+)
+def test_a_wrong_flag_is_one_error_and_no_file(
+    cli: Cli, flags: tuple[str, str], words: str
+) -> None:
+    result = cli("profiles", "new", "a.toml", *FLAGS, *flags)
+    assert result.code == 2
+    assert words in result.err
+    assert "Traceback" not in result.err
+    assert not list(Path().iterdir())
+
+
+def test_a_file_is_replaced_only_when_asked(cli: Cli) -> None:
+    Path("a.toml").write_text("mine", encoding="utf-8")
+    assert cli("profiles", "new", "a.toml", *FLAGS).code == 2
+    assert Path("a.toml").read_text(encoding="utf-8") == "mine"
+    assert cli("profiles", "new", "a.toml", *FLAGS, "--force").code == 0
+    assert load_profile_file(Path("a.toml")).machine.num_devices == 64
+    assert cli("profiles", "new", "no/a.toml", *FLAGS).code == 2
+    assert cli("profiles", "new", "a", *FLAGS).code == 2
+    assert [one.name for one in Path().iterdir()] == ["a.toml"]
+
+
+LAYER = ("--model", "gpt-s", "--profile", "h100-x8")
+SIZES = (
+    ("plan", *LAYER, "--memory-limit"),
+    ("plan", *LAYER, "--memory-taken"),
+    ("memory", "olmoe", "--device-memory"),
+    ("whatif", "plan.json", "--profile", "h100-x8", "--memory-limit"),
+    ("serve", "--max-body"),
+    ("serve", "--max-store"),
+)
+
+
+@pytest.mark.parametrize("command", SIZES, ids=lambda command: f"{command[0]}{command[-1]}")
+def test_a_bare_size_is_refused_on_every_flag(cli: Cli, command: tuple[str, ...]) -> None:
+    if command[0] == "whatif":
+        cli("plan", *LAYER, "--output", "plan.json")
+    for text in ("80000000000", "80"):
+        result = cli(*command, text)
+        assert result.code == 2
+        assert f"{command[-1]}: size '{text}' has no unit" in result.err
+        assert f"{text}B" in result.err
+
+
+@pytest.mark.parametrize("size", ["80G", "80GB", "80GiB"])
+def test_sizes_and_short_dtypes_are_understood_by_every_command(cli: Cli, size: str) -> None:
+    num_bytes = 80 * (2**30 if size.endswith("iB") else 10**9)
+    plan = cli("plan", *LAYER, "--memory-limit", size, "--dtype", "bf16", "--json").document
+    assert plan["inputs"]["memory_limit_bytes"] == num_bytes
+    assert plan["inputs"]["dtype"] == "bfloat16"
+    changed = cli(
+        "whatif", plan["id"], "--memory-limit", size.replace("80", "70"), "--dtype", "bf16",
+        "--json",
+    ).document  # fmt: skip
+    assert changed["after"]["inputs"]["memory_limit_bytes"] == num_bytes * 7 // 8
+    assert changed["after"]["inputs"]["dtype"] == "bfloat16"
+    memory = cli("memory", "olmoe", "--device-memory", size, "--dtype", "bf16")
+    assert memory.code == 0
+    half = cli(
+        "plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--dtype", "fp16", "--json"
+    )
+    assert half.document["inputs"]["dtype"] == "float16"
+    assert cli("profile", "--plan-only", "--preset", "quick", "--dtype", "bf16").code == 0

@@ -1,0 +1,111 @@
+"""Keys with units mean the SI keys beside them; whatever could mean two things is refused."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetune.domain.errors import InputError
+from moetune.domain.profile_keys import UNIT_KEYS, in_si
+
+
+def read(document: dict[str, object]) -> dict[str, Any]:
+    return in_si(document, devices_per_node=8)
+
+
+def test_every_key_with_a_unit_is_its_si_key() -> None:
+    found = read(
+        {
+            "machine": {"memory": "80GB", "kind": "cuda"},
+            "network": {
+                "nics": 4, "nic_rate": "400Gbit/s", "startup": "180us", "startup_per_node": "2us",
+                "posted_chunk": "7.3us",
+            },
+            "gemm": [{"dtype": "bf16", "alpha": "5us", "rate": "700TFLOP/s"}],
+            "collective": [{"alpha": "12us", "rate": "42GB/s"}],
+            "copy": [{"alpha_seconds": 1e-5, "rate": "400Gbit/s"}],
+            "rows": [{"alpha": "3ms"}],
+            "tables": [{"dtype": "fp16"}],
+            "name": "x",
+        }
+    )  # fmt: skip
+    approx = pytest.approx
+    assert found == {
+        "machine": {"memory_bytes": 80 * 10**9, "kind": "cuda"},
+        "network": {
+            "nic_bytes_per_second": approx(25e9), "startup_seconds": approx(180e-6),
+            "startup_seconds_per_node": approx(2e-6), "posted_chunk_seconds": approx(7.3e-6),
+        },
+        "gemm": [
+            {
+                "dtype": "bfloat16", "alpha_seconds": approx(5e-6),
+                "beta_seconds_per_mac": approx(1 / 350e12),
+            }
+        ],
+        "collective": [{"alpha_seconds": approx(12e-6), "beta_seconds_per_byte": approx(1 / 42e9)}],
+        "copy": [{"alpha_seconds": 1e-5, "beta_seconds_per_byte": approx(1 / 50e9)}],
+        "rows": [{"alpha_seconds": approx(3e-3)}],
+        "tables": [{"dtype": "float16"}],
+        "name": "x",
+    }  # fmt: skip
+
+
+@given(st.integers(1, 64), st.integers(1, 1600), st.integers(1, 72))
+def test_cards_are_shared_by_the_devices_of_a_node(nics: int, gbit: int, devices: int) -> None:
+    network = {"nics": nics, "nic_rate": f"{gbit}Gbit/s"}
+    found: Any = in_si({"network": network}, devices_per_node=devices)["network"]
+    assert found["nic_bytes_per_second"] * devices * 8 == pytest.approx(nics * gbit * 1e9)
+
+
+@pytest.mark.parametrize("section", [one for one in UNIT_KEYS if UNIT_KEYS[one]])
+def test_both_forms_a_bare_number_and_a_text_in_si_are_refused(section: str) -> None:
+    is_list = section not in {"machine", "network"}
+    for key, unit in UNIT_KEYS[section].items():
+        for table, words in (
+            ({key: unit.example, unit.si: 1.0}, "has both"),
+            ({key: 42}, "has no unit"),
+            ({key: True}, "must be a text"),
+            ({key: "quick"}, key),
+            ({unit.si: unit.example}, "must be a number"),
+            ({key + "x": unit.example}, "unknown key"),
+        ):
+            with pytest.raises(InputError, match=words) as caught:
+                read({section: [table] if is_list else table})
+            where = f"profile.{section}" + ("[0]" if is_list else "")
+            assert caught.value.what.startswith(where)
+
+
+def test_a_misspelled_key_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError) as caught:
+        read({"gemm": [{"alfa": "5us"}]})
+    assert "'alpha'" in caught.value.hint
+    with pytest.raises(InputError) as caught:
+        read({"network": {"xyz": 1}})
+    assert "nic_rate" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        ({"nics": 8}, "lacks the key 'nic_rate'"),
+        ({"nic_rate": "400Gbit/s"}, "lacks the key 'nics'"),
+        ({"nics": 8, "nic_rate": "400Gbit/s", "nic_bytes_per_second": 1.0}, "has both"),
+        ({"nics": True, "nic_rate": "400Gbit/s"}, "whole number"),
+        ({"nics": 0, "nic_rate": "400Gbit/s"}, "whole number"),
+        ({"nics": 8, "nic_rate": 400}, "has no unit"),
+    ],
+)
+def test_cards_that_cannot_be_are_refused(network: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read({"network": network})
+
+
+def test_cards_need_the_devices_of_a_node() -> None:
+    with pytest.raises(InputError, match="devices_per_node"):
+        in_si({"network": {"nics": 8, "nic_rate": "400Gbit/s"}}, devices_per_node=None)
+
+
+def test_what_is_no_table_is_left_to_the_decoder() -> None:
+    document: dict[str, object] = {"machine": 3, "gemm": [3], "network": [1]}
+    assert read(document) == document
