@@ -11,11 +11,12 @@ from moetune.domain.layer import Workload
 from moetune.domain.plan import Memory
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.terms import PhaseTerms, StrategyTerms
+from moetune.solve.layer.budget import MemoryBudget
 from moetune.solve.layer.choose import NOISE, WORTH
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.doubts import Declined, decline_chunks, in_one_chunk
-from moetune.solve.layer.memory import MemoryBudget, total_bytes
+from moetune.solve.layer.memory import needed_bytes, total_bytes
 from moetune.solve.layer.peak import has_grouped, peak_bytes
 from moetune.solve.layer.ranking import Ranking, rank_degrees
 from moetune.solve.layer.times import PhaseTime, StepTime, paper_seconds
@@ -96,7 +97,7 @@ def choose_strategy(
             would make it fit.
         ProfileError: the pinned strategy copies, and no copies were measured.
     """
-    budget = MemoryBudget(workload=workload, limit_bytes=limit_bytes)
+    budget = MemoryBudget.of(workload=workload, costs=costs, limit_bytes=limit_bytes)
     keeps_all = budget.shrinks_with_chunks or workload.quantization
     allowed = NO_REUSE if keeps_all else _allowed(costs, bounds)
     rank = partial(rank_degrees, costs=costs, bounds=bounds, budget=budget)
@@ -276,7 +277,7 @@ def strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
 def _row(
     ranked: RankedLayer, one: Contender, *, paper_seconds: float, is_paper_choice: bool
 ) -> StrategyTerms:
-    needed_bytes, budget = total_bytes(one.memory), ranked.best.budget
+    budget = ranked.best.budget
     forward_degree, backward_degree = one.step.degrees
     peak = peak_bytes(
         workload=budget.workload,
@@ -290,7 +291,7 @@ def _row(
     is_chosen = one.strategy == ranked.best.strategy
     lost = explain_strategy_loss(
         other=one.step,
-        needed_bytes=needed_bytes,
+        needed_bytes=needed_bytes(one.memory),
         limit_bytes=budget.limit_bytes,
         best=ranked.step,
     )
@@ -299,7 +300,7 @@ def _row(
         forward_degree=forward_degree,
         backward_degree=backward_degree,
         step_seconds=one.step.seconds,
-        needed_bytes=needed_bytes,
+        needed_bytes=total_bytes(one.memory),
         peak_bytes=peak.device_bytes,
         host_bytes=peak.host_bytes,
         saving_ratio=one.memory.saving_ratio,

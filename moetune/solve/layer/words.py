@@ -156,28 +156,17 @@ def explain_strategy(
     )
 
 
-def explain_peak(*, peak_bytes: int, limit_bytes: int) -> str:
-    """Return by how much a step with rings and routing data, not in the formulas, is too large."""
+def explain_memory(*, step: StepTime, wanted: StepTime, wanted_bytes: int, limit_bytes: int) -> str:
+    """Return why other chunks are taken than the fastest ones.
+
+    Args:
+        wanted: the step that would be chosen with more memory.
+        wanted_bytes: at its peak.
+    """
     return (
-        f"with rings and routing data a step's peak is {format_bytes(peak_bytes)}, "
-        f"{format_bytes(peak_bytes - limit_bytes)} over the limit: leave that much more memory free"
-    )
-
-
-def explain_memory(*, tokens: int, max_pipelined_tokens: int) -> str:
-    """Return why one chunk is taken although more would be faster."""
-    return (
-        f"Memory binds: the buffers of more than one chunk fit for at most "
-        f"{max(0, max_pipelined_tokens)} tokens per rank, and these are {tokens}, so one chunk "
-        "each way is all that fits without reuse."
-    )
-
-
-def explain_fewest(*, fewest: int) -> str:
-    """Return why more chunks are taken than would be best in a tensor-parallel group."""
-    return (
-        f"Memory binds: the rows of fewer than {count_chunks(fewest)} do not fit, although fewer "
-        "chunks would be faster."
+        f"Memory binds: with {_chunks(wanted)} a step would peak at {format_bytes(wanted_bytes)}, "
+        f"the limit is {format_bytes(limit_bytes)}. {_chunks(step).capitalize()} is the fastest "
+        "choice that fits."
     )
 
 

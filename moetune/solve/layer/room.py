@@ -1,0 +1,77 @@
+"""Which degrees fit into a layer's memory, for any number of tokens."""
+
+from collections.abc import Sequence
+
+from moetune.domain.constraints import Strategy
+from moetune.solve.layer.budget import Degrees, MemoryBudget
+
+
+class Room:
+    """The degrees of both phases that fit with one strategy; what was asked once is remembered.
+
+    Args:
+        max_degree: the largest degree of either phase.
+    """
+
+    def __init__(self, budget: MemoryBudget, *, strategy: Strategy, max_degree: int) -> None:
+        self._budget = budget
+        self._strategy: Strategy = strategy
+        self._max_degree = max_degree
+        self._known: dict[tuple[int, Degrees], bool] = {}
+        self._most: dict[int, int] = {}
+
+    def fits(self, tokens: int, degrees: Degrees) -> bool:
+        """Return whether a step in so many chunks fits."""
+        key = tokens, degrees
+        if key not in self._known:
+            self._known[key] = self._budget.fits(
+                strategy=self._strategy, degrees=degrees, tokens=tokens
+            )
+        return self._known[key]
+
+    def fitting(self, tokens: int, pairs: Sequence[Degrees]) -> list[Degrees]:
+        """Return the pairs that fit; where none does, the one with the least memory."""
+        found = [pair for pair in pairs if self.fits(tokens, pair)]
+        if found:
+            return found
+        ends = [pairs[0], pairs[-1]]
+        return [self._budget.least(strategy=self._strategy, choices=ends, tokens=tokens)]
+
+    def degrees(self, tokens: int, every: Sequence[int]) -> Sequence[int]:
+        """Return degrees of which any two fit: those from a power of two on, else one.
+
+        Args:
+            every: the degrees that may be, ascending from 1.
+        """
+        first = 1
+        while first <= every[-1]:
+            if tokens <= self.most_tokens_from(first):
+                return every[first - 1 :]
+            first *= 2
+        return [self.fitting(tokens, [(1, 1), (every[-1], every[-1])])[0][0]]
+
+    def some_that_fit(self, tokens: int, every: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the degrees of each phase that fit beside any degree of the other one.
+
+        A phase's memory is most in one chunk, least in the most chunks, and less where both phases
+        have as many, so that these partners tell of all.
+
+        Args:
+            every: the degrees that either phase may have, ascending.
+        """
+        few = {every[0], *every[-2:]}
+        forward = [one for one in every if any(self.fits(tokens, (one, b)) for b in {*few, one})]
+        backward = [one for one in every if any(self.fits(tokens, (f, one)) for f in {*few, one})]
+        return forward, backward
+
+    def most_tokens(self, degrees: Degrees) -> int:
+        """Return the most tokens that fit in so many chunks; 0 when not even one does."""
+        return self._budget.most_tokens(strategy=self._strategy, degrees=degrees)
+
+    def most_tokens_from(self, degree: int) -> int:
+        """Return the most tokens for which any two degrees from `degree` on fit."""
+        if degree not in self._most:
+            self._most[degree] = self._budget.most_tokens_from(
+                degree, strategy=self._strategy, largest=self._max_degree
+            )
+        return self._most[degree]
