@@ -12,10 +12,8 @@ from moetune.solve.layer.times import PhaseTime, StepTime
 from moetune.solve.layer.words import (
     binding_resource,
     explain_choice,
-    explain_fewest,
     explain_loss,
     explain_memory,
-    explain_peak,
     explain_pin,
     explain_strategy,
     explain_strategy_loss,
@@ -196,15 +194,10 @@ def test_each_doubt_is_one_warning(
     assert len(set(found)) == count
 
 
-@pytest.mark.parametrize(("most", "shown"), [(-5, "0"), (0, "0"), (7, "7")])
-def test_no_negative_number_of_tokens_fits(most: int, shown: str) -> None:
-    text = explain_memory(tokens=100, max_pipelined_tokens=most)
-    assert re.findall(r"-?\d+", text) == [shown, "100"]
-
-
-def test_a_peak_says_how_far_it_is_over_the_limit() -> None:
-    text = explain_peak(peak_bytes=3 * 2**30, limit_bytes=2**30)
-    assert re.findall(r"[\d.]+ GiB", text) == ["3.00 GiB", "2.00 GiB"]
+def test_what_memory_forbids_is_named_with_its_peak_and_what_is_taken_instead() -> None:
+    text = explain_memory(step=BEST, wanted=IN_ONE, wanted_bytes=3 * 2**30, limit_bytes=2**30)
+    assert re.findall(r"[\d.]+ GiB", text) == ["3.00 GiB", "1.00 GiB"]
+    assert re.findall(r"(\d+) chunks? forward", text) == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -239,8 +232,6 @@ def test_the_critical_path_has_the_seconds_that_nothing_hides(
     assert re.findall(r"[\d.]+ [MG]iB", tight) == ["2.00 GiB", "1.00 GiB", "512 MiB"]
 
 
-def test_more_chunks_than_are_best_are_counted() -> None:
-    assert re.findall(r"\d+ chunks?\b", explain_fewest(fewest=1)) == ["1 chunk"]
-    assert re.findall(r"\d+ chunks?\b", explain_fewest(fewest=3)) == ["3 chunks"]
+def test_a_pin_has_its_price() -> None:
     pin = explain_pin(phase="forward", pinned=7, best=2, slower=0.125)
     assert re.findall(r"\d[\d.]*%?", pin) == ["7", "12.5%", "2"]

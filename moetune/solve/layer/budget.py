@@ -44,9 +44,9 @@ class MemoryBudget:
         )
 
     @property
-    def shrinks_with_chunks(self) -> bool:
-        """Whether chunks take less memory than one without reuse: in a tensor-parallel group."""
-        return self.workload.expert_parallel == "tensor"
+    def keeps_all(self) -> bool:
+        """Whether no memory is reused: in a tensor-parallel group, and with experts in 8 bits."""
+        return self.workload.expert_parallel == "tensor" or bool(self.workload.quantization)
 
     def peak(self, *, strategy: Strategy, degrees: Degrees, tokens: int | None = None) -> Peak:
         """Return the peak of a step, for the workload's tokens or for others."""
@@ -97,8 +97,16 @@ class MemoryBudget:
     def most_tokens_from(self, degree: int, *, strategy: Strategy, largest: int) -> int:
         """Return the most tokens for which any two degrees from `degree` to `largest` fit."""
         few = range(degree, min(degree + _FEW_CHUNKS, largest) + 1)
+        pairs = [*product(few, repeat=2)]
+        if self.dispatcher == "hierarchical":  # buffers of every chunk, each rounded up to a row
+            pairs += (
+                (one, one + more)
+                for one in range(degree, largest + 1)
+                for more in (-1, 0, 1)
+                if degree <= one + more <= largest
+            )
         most = MOST_TOKENS
-        for degrees in product(few, repeat=2):
+        for degrees in pairs:
             if most and not self.fits(strategy=strategy, degrees=degrees, tokens=most):
                 most = self.most_tokens(strategy=strategy, degrees=degrees)
         return most

@@ -136,7 +136,7 @@ class DegreeChooser:
         if self.is_paired or min(map(len, every)) == 1:
             found = self._best_among(tokens, [self.allowed(phase, tokens) for phase in PHASES])
             return found if self.room.fits(tokens, found) else None
-        return self._best_pair(tokens, self.room.some_that_fit(tokens, every[0]))
+        return self._best_pair(tokens, every)
 
     def best(self, tokens: int) -> PhaseTimes:
         """Return both phases at their best degrees."""

@@ -34,11 +34,10 @@ class Room:
         found = [pair for pair in pairs if self.fits(tokens, pair)]
         if found:
             return found
-        ends = [pairs[0], pairs[-1]]
-        return [self._budget.least(strategy=self._strategy, choices=ends, tokens=tokens)]
+        return [self._budget.least(strategy=self._strategy, choices=pairs, tokens=tokens)]
 
     def degrees(self, tokens: int, every: Sequence[int]) -> Sequence[int]:
-        """Return degrees of which any two fit: those from a power of two on, else one.
+        """Return degrees of which any two fit: those from a power of two on, else one of them.
 
         Args:
             every: the degrees that may be, ascending from 1.
@@ -48,21 +47,7 @@ class Room:
             if tokens <= self.most_tokens_from(first):
                 return every[first - 1 :]
             first *= 2
-        return [self.fitting(tokens, [(1, 1), (every[-1], every[-1])])[0][0]]
-
-    def some_that_fit(self, tokens: int, every: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the degrees of each phase that fit beside any degree of the other one.
-
-        A phase's memory is most in one chunk, least in the most chunks, and less where both phases
-        have as many, so that these partners tell of all.
-
-        Args:
-            every: the degrees that either phase may have, ascending.
-        """
-        few = {every[0], *every[-2:]}
-        forward = [one for one in every if any(self.fits(tokens, (one, b)) for b in {*few, one})]
-        backward = [one for one in every if any(self.fits(tokens, (f, one)) for f in {*few, one})]
-        return forward, backward
+        return [self.fitting(tokens, [(one, one) for one in every])[0][0]]
 
     def most_tokens(self, degrees: Degrees) -> int:
         """Return the most tokens that fit in so many chunks; 0 when not even one does."""

@@ -12,7 +12,7 @@ from moetune.domain.plan import Memory
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.solve.layer.budget import MemoryBudget
-from moetune.solve.layer.choose import NOISE, WORTH
+from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.doubts import Declined, decline_chunks, in_one_chunk
@@ -25,7 +25,7 @@ from moetune.solve.layer.words import explain_strategy_loss
 
 UNLIMITED = 2**62
 NO_REUSE: tuple[Strategy, ...] = ("none",)
-"""The strategies of a tensor-parallel group, which dispatches nothing that could be sent again."""
+"""The strategies where no memory is reused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +98,12 @@ def choose_strategy(
         ProfileError: the pinned strategy copies, and no copies were measured.
     """
     budget = MemoryBudget.of(workload=workload, costs=costs, limit_bytes=limit_bytes)
-    keeps_all = budget.shrinks_with_chunks or workload.quantization
-    allowed = NO_REUSE if keeps_all else _allowed(costs, bounds)
+    allowed = NO_REUSE if budget.keeps_all else _allowed(costs, bounds)
     rank = partial(rank_degrees, costs=costs, bounds=bounds, budget=budget)
     is_rival = len(allowed) > 1
     rankings = [one for name in allowed if (one := rank(strategy=name, is_rival=is_rival))]
     if not rankings:
-        raise too_large(budget, allowed, bounds)
+        raise too_large(budget, allowed, DegreeChooser(costs=costs, bounds=bounds))
     best = _fastest(rankings)
     if is_rival and best.strategy != "none":
         best = rank(strategy=best.strategy) or best
@@ -186,7 +185,7 @@ def all_contenders(ranked: RankedLayer) -> tuple[Contender, ...]:
     if best.bounds.strategy is None:
         return ranked.contenders
     free = replace(best.bounds, strategy=None)
-    strategies = NO_REUSE if best.budget.shrinks_with_chunks else _allowed(best.costs, free)
+    strategies = NO_REUSE if best.budget.keeps_all else _allowed(best.costs, free)
     others = [
         ranking
         for one in strategies

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.errors import InfeasiblePlanError
-from moetune.domain.layer import Workload
+from moetune.domain.layer import PHASES, Workload
 from moetune.domain.layout import divisors
 from moetune.domain.units import format_bytes
 from moetune.solve.layer.budget import Degrees, MemoryBudget
+from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.peak import Peak
 from moetune.solve.layer.words import count_chunks
 
@@ -25,10 +27,14 @@ class _Choice:
 
 
 def too_large(
-    budget: MemoryBudget, allowed: Sequence[Strategy], bounds: Bounds
+    budget: MemoryBudget, allowed: Sequence[Strategy], chooser: DegreeChooser
 ) -> InfeasiblePlanError:
-    """Return the error of a layer that fits with no allowed strategy, and what would fit."""
-    smallest = _smallest(budget, allowed, bounds)
+    """Return the error of a layer that fits with no allowed strategy, and what would fit.
+
+    Args:
+        chooser: of any strategy, for its bounds.
+    """
+    smallest = _smallest(budget, allowed, chooser)
     peak, degrees = smallest.peak, smallest.degrees
     return InfeasiblePlanError(
         f"memory binds: the smallest plan ({degrees[0]} and {count_chunks(degrees[1])}, strategy "
@@ -38,55 +44,58 @@ def too_large(
         f"{format_bytes(peak.buffer_bytes + peak.ring_bytes + peak.routing_bytes)}), "
         f"{format_bytes(peak.device_bytes - budget.limit_bytes)} more than the limit of "
         f"{format_bytes(budget.limit_bytes)}",
-        _what_would_fit(budget, smallest, allowed, bounds),
+        _what_would_fit(budget, smallest, allowed, chooser),
     )
 
 
-def _smallest(budget: MemoryBudget, allowed: Sequence[Strategy], bounds: Bounds) -> _Choice:
+def _smallest(budget: MemoryBudget, allowed: Sequence[Strategy], chooser: DegreeChooser) -> _Choice:
     """Return the plan with the smallest peak; of equal ones that with the least work."""
-    return min(_choices(budget, allowed, bounds), key=lambda one: one.num_bytes)
+    return min(_choices(budget, allowed, chooser), key=lambda one: one.num_bytes)
 
 
 def _choices(
-    budget: MemoryBudget, allowed: Sequence[Strategy], bounds: Bounds
+    budget: MemoryBudget, allowed: Sequence[Strategy], chooser: DegreeChooser
 ) -> Iterator[_Choice]:
-    """Yield each strategy in one chunk, and in 2, 4, 8 … and as many as may be."""
-    most = bounds.largest(budget.workload.tokens_per_rank)
-    degrees = sorted({most, *(2**power for power in range(most.bit_length()))})
-    for strategy in allowed:
-        for degree in degrees:
-            pair = bounds.forward_degree or degree, bounds.backward_degree or degree
-            yield _Choice(
-                strategy=strategy,
-                degrees=pair,
-                peak=budget.peak(strategy=strategy, degrees=pair),
-            )
+    """Yield each strategy with as many chunks in both phases, or one in either.
+
+    No others take less: equal ones need rows in one order, and one sums no gradients in float32.
+    """
+    every = range(1, chooser.bounds.largest(budget.workload.tokens_per_rank) + 1)
+    wanted = [(one, one) for one in every]
+    if not chooser.is_paired:
+        wanted += [pair for one in every for pair in ((one, 1), (1, one))]
+    forward, backward = map(chooser.pinned, PHASES)
+    pairs = dict.fromkeys((forward or one, backward or other) for one, other in wanted)
+    for strategy, degrees in product(allowed, pairs):
+        peak = budget.peak(strategy=strategy, degrees=degrees)
+        yield _Choice(strategy=strategy, degrees=degrees, peak=peak)
 
 
 def _what_would_fit(
-    budget: MemoryBudget, smallest: _Choice, allowed: Sequence[Strategy], bounds: Bounds
+    budget: MemoryBudget, smallest: _Choice, allowed: Sequence[Strategy], chooser: DegreeChooser
 ) -> str:
-    free = replace(bounds, forward_degree=None, backward_degree=None, strategy=None)
-    if free != bounds:
+    bounds = replace(chooser.bounds, forward_degree=None, backward_degree=None, strategy=None)
+    if bounds != chooser.bounds:
+        free = replace(chooser, bounds=bounds)
         nearest: tuple[Strategy, ...] = ("none", "S4")  # least work first, then least memory
-        for strategy in nearest[:1] if budget.shrinks_with_chunks else nearest:
+        for strategy in nearest[:1] if budget.keeps_all else nearest:
             one = _smallest(budget, [strategy], free)
             if one.num_bytes <= budget.limit_bytes:
                 chunks = f"{one.degrees[0]} and {count_chunks(one.degrees[1])}"
                 return f"nearest: {chunks} with strategy {strategy}"
-    most = _most_tokens(budget, _choices(budget, allowed, bounds))
+    most = _most_tokens(budget, _choices(budget, allowed, chooser), chooser.bounds)
     if most >= 1:
         return f"nearest: {most} tokens per rank instead of {budget.workload.tokens_per_rank}"
     return _other_sizes_that_fit(budget, smallest)
 
 
-def _most_tokens(budget: MemoryBudget, choices: Iterator[_Choice]) -> int:
+def _most_tokens(budget: MemoryBudget, choices: Iterator[_Choice], bounds: Bounds) -> int:
     """Return the most tokens that fit with any of the choices that so many tokens allow."""
     found = 0
     for one in choices:
-        most = budget.most_tokens(strategy=one.strategy, degrees=one.degrees)
-        if most >= max(one.degrees):
-            found = max(found, most)
+        if budget.fits(strategy=one.strategy, degrees=one.degrees, tokens=found + 1):
+            most = budget.most_tokens(strategy=one.strategy, degrees=one.degrees)
+            found = most if max(one.degrees) <= bounds.largest(most) else found
     return found
 
 
