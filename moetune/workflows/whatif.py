@@ -16,7 +16,7 @@ from moetune.domain.request import PlanInputs, check_sizes
 from moetune.domain.spelling import Spelling
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.scaled import Speeds, scale_profile
-from moetune.solve.layer.memory import needed_bytes as layer_bytes
+from moetune.solve.layer.memory import device_bytes as layer_bytes
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.solve.layout.words import BINDING_WORDS, name_layout
 from moetune.workflows.plan import make_plan, read_inputs

@@ -98,7 +98,7 @@ def test_a_lost_strategy_is_too_large_to_the_byte_or_slower(
     needed_bytes: int, seconds: float, figures: list[str]
 ) -> None:
     lost = explain_strategy_loss(
-        other=step(degree=2, seconds=seconds, chunk_seconds=0.4), needed_bytes=needed_bytes,
+        other=step(degree=2, seconds=seconds, chunk_seconds=0.4), peak_bytes=needed_bytes,
         limit_bytes=2**30, best=BEST,
     )  # fmt: skip
     found = re.findall(r"[+-]?\d[\d.]* ?(?:%|[mn]?s\b|[GM]iB)", lost)
@@ -110,7 +110,7 @@ def test_a_lost_strategy_names_each_kind_of_work_that_it_has_more_of() -> None:
     phase = other.forward
     copies = Estimate(seconds=0.05, trust="measured")
     other = replace(other, forward=replace(phase, num_transfers=3, copies=copies))
-    lost = explain_strategy_loss(other=other, needed_bytes=1, limit_bytes=1, best=BEST)
+    lost = explain_strategy_loss(other=other, peak_bytes=1, limit_bytes=1, best=BEST)
     # A third transfer of 0.4 s in each of two chunks, and a copy.
     assert times_in(lost) == ["+10.0 %", "800 ms", "100 ms"]
 
@@ -225,9 +225,7 @@ def test_the_critical_path_has_the_seconds_that_nothing_hides(
         step=chosen, sequential=IN_ONE, runner_up=None, interference=Interference()
     )
     assert times_in(why.partition(". ")[2]) == figures
-    tight = explain_strategy(
-        best=chosen, needed_bytes=2**29, without_bytes=2**31, limit_bytes=2**30
-    )
+    tight = explain_strategy(best=chosen, peak_bytes=2**29, without_bytes=2**31, limit_bytes=2**30)
     assert times_in(tight) == figures
     assert re.findall(r"[\d.]+ [MG]iB", tight) == ["2.00 GiB", "1.00 GiB", "512 MiB"]
 

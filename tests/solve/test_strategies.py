@@ -178,7 +178,7 @@ def test_what_does_not_fit_lost_for_that_and_memory_binds() -> None:
     assert plan.pipeline.order == "interleaved"
     assert plan.decision.binding == "memory"
     kept = next(one for one in plan.alternatives if one.strategy == "none")
-    assert kept.lost_because.startswith("does not fit: it needs ")
+    assert kept.lost_because.startswith("does not fit: it peaks at ")
     assert kept.step_seconds < plan.predicted.step_seconds
     assert f"Strategy {plan.memory.strategy}" in plan.decision.why
     runner_up = plan.decision.runner_up

@@ -1,7 +1,6 @@
 """The memory that a layer's plan has to fit into: the peak of a step as the layer runs it."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Self
@@ -77,14 +76,6 @@ class MemoryBudget:
         """Return whether the peak of a choice is within the limit."""
         peak = self.peak(strategy=strategy, degrees=degrees, tokens=tokens)
         return peak.device_bytes <= self.limit_bytes
-
-    def least(self, *, strategy: Strategy, choices: Iterable[Degrees], tokens: int) -> Degrees:
-        """Return the choice with the least memory."""
-
-        def needed(degrees: Degrees) -> int:
-            return self.peak(strategy=strategy, degrees=degrees, tokens=tokens).device_bytes
-
-        return min(choices, key=needed)
 
     def most_tokens(self, *, strategy: Strategy, degrees: Degrees) -> int:
         """Return the most tokens per rank that fit; 0 when not even one does."""

@@ -33,6 +33,13 @@ class DegreeChooser:
 
     Args:
         budget: memory that the peak of a step has to fit into; None without a bound.
+
+    Attributes:
+        is_measured: whether the costs come from measurements, with their noise, not from lines.
+        is_paired: whether both phases get as many chunks: where costs are measured and no pins
+            differ. The layer keeps rows for the backward pass by the pieces that the cuts of both
+            phases make, f + b - gcd(f, b) of them. Its GEMMs run on pieces where a rank has several
+            experts, and are then slower than those of a chunk, which is what was measured.
     """
 
     costs: LayerCosts
@@ -40,6 +47,8 @@ class DegreeChooser:
     strategy: Strategy = "none"
     budget: MemoryBudget | None = None
     room: Room | None = field(init=False)
+    is_measured: bool = field(init=False)
+    is_paired: bool = field(init=False)
     _lines: dict[Phase, tuple[LinearCost, LinearCost] | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,6 +56,10 @@ class DegreeChooser:
         closed &= self.bounds.chosen_order == "dispatch_first" and self.costs.world_size > 1
         lines = {phase: self.costs.lines(phase) if closed else None for phase in PHASES}
         object.__setattr__(self, "_lines", lines)
+        pins = {self.bounds.forward_degree, self.bounds.backward_degree} - {None}
+        is_measured = self.costs.costs.gemm_line(dtype=self.costs.dtype) is None
+        object.__setattr__(self, "is_measured", is_measured)
+        object.__setattr__(self, "is_paired", is_measured and len(pins) <= 1)
         room = None
         if self.budget is not None:
             most = self.bounds.max_degree
@@ -58,22 +71,6 @@ class DegreeChooser:
         """Whether every best degree comes from a closed form, at once and exact."""
         one_rank = self.costs.world_size == 1 and self.strategy == "none"
         return one_rank or all(lines is not None for lines in self._lines.values())
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether the costs come from measurements, with their noise, and not from lines."""
-        return self.costs.costs.gemm_line(dtype=self.costs.dtype) is None
-
-    @property
-    def is_paired(self) -> bool:
-        """Whether both phases get as many chunks: where costs are measured and no pins differ.
-
-        The layer keeps rows for the backward pass by the pieces that the cuts of both phases
-        make, f + b - gcd(f, b) of them. Its GEMMs run on pieces where a rank has several experts,
-        and are then slower than those of a chunk, which is what was measured.
-        """
-        pins = {self.bounds.forward_degree, self.bounds.backward_degree} - {None}
-        return self.is_measured and len(pins) <= 1
 
     def pinned(self, phase: Phase) -> int | None:
         """Return the degree pinned for the phase, or for both by a pin of the other one."""

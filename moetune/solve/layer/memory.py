@@ -116,7 +116,7 @@ def total_bytes(memory: Memory) -> int:
     return memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
 
 
-def needed_bytes(memory: Memory) -> int:
+def device_bytes(memory: Memory) -> int:
     """Return the peak on one device; of a plan that does not know it, the formulas' bytes."""
     return total_bytes(memory) if memory.peak_bytes is None else memory.peak_bytes
 

@@ -17,24 +17,19 @@ class Room:
         self._budget = budget
         self._strategy: Strategy = strategy
         self._max_degree = max_degree
-        self._known: dict[tuple[int, Degrees], bool] = {}
+        self._peaks: dict[tuple[int, Degrees], int] = {}
         self._most: dict[int, int] = {}
 
     def fits(self, tokens: int, degrees: Degrees) -> bool:
         """Return whether a step in so many chunks fits."""
-        key = tokens, degrees
-        if key not in self._known:
-            self._known[key] = self._budget.fits(
-                strategy=self._strategy, degrees=degrees, tokens=tokens
-            )
-        return self._known[key]
+        return self._peak(tokens, degrees) <= self._budget.limit_bytes
 
-    def fitting(self, tokens: int, pairs: Sequence[Degrees]) -> list[Degrees]:
+    def fitting(self, tokens: int, pairs: Sequence[Degrees]) -> Sequence[Degrees]:
         """Return the pairs that fit; where none does, the one with the least memory."""
+        if tokens <= self.most_tokens_from(1):
+            return pairs
         found = [pair for pair in pairs if self.fits(tokens, pair)]
-        if found:
-            return found
-        return [self._budget.least(strategy=self._strategy, choices=pairs, tokens=tokens)]
+        return found or [min(pairs, key=lambda pair: self._peak(tokens, pair))]
 
     def degrees(self, tokens: int, every: Sequence[int]) -> Sequence[int]:
         """Return degrees of which any two fit: those from a power of two on, else one of them.
@@ -60,3 +55,10 @@ class Room:
                 degree, strategy=self._strategy, largest=self._max_degree
             )
         return self._most[degree]
+
+    def _peak(self, tokens: int, degrees: Degrees) -> int:
+        found = self._peaks.get((tokens, degrees))
+        if found is None:
+            peak = self._budget.peak(strategy=self._strategy, degrees=degrees, tokens=tokens)
+            found = self._peaks[tokens, degrees] = peak.device_bytes
+        return found

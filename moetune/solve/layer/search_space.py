@@ -16,7 +16,7 @@ from types import MappingProxyType
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import Phase, Workload
 from moetune.domain.plan import Decision, Plan
-from moetune.solve.layer.memory import needed_bytes
+from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.peak import peak_bytes
 
 REACH = 1 / 16
@@ -266,7 +266,7 @@ def _limit(plan: Plan) -> int | None:
     if plan.inputs.memory_limit_bytes is not None:
         return plan.inputs.memory_limit_bytes - plan.inputs.pinned.memory_taken_bytes
     is_forced = plan.decision.binding == "memory" or plan.memory.strategy != "none"
-    return needed_bytes(plan.memory) if is_forced else None
+    return device_bytes(plan.memory) if is_forced else None
 
 
 def _fits(workload: Workload, limit_bytes: int | None, decision: Decision) -> bool:

@@ -16,7 +16,7 @@ from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.doubts import Declined, decline_chunks, in_one_chunk
-from moetune.solve.layer.memory import needed_bytes, total_bytes
+from moetune.solve.layer.memory import device_bytes, total_bytes
 from moetune.solve.layer.peak import has_grouped, peak_bytes
 from moetune.solve.layer.ranking import Ranking, rank_degrees
 from moetune.solve.layer.times import PhaseTime, StepTime, paper_seconds
@@ -290,7 +290,7 @@ def _row(
     is_chosen = one.strategy == ranked.best.strategy
     lost = explain_strategy_loss(
         other=one.step,
-        needed_bytes=needed_bytes(one.memory),
+        peak_bytes=device_bytes(one.memory),
         limit_bytes=budget.limit_bytes,
         best=ranked.step,
     )

@@ -13,7 +13,7 @@ from moetune.domain.plan import (
     Confidence,
     Verdict,
 )
-from moetune.solve.layer.memory import needed_bytes
+from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import (
     Contender,
@@ -67,7 +67,7 @@ def _other_strategy(ranking: Ranking, loser: Contender) -> Alternative:
         dispatcher=ranking.costs.dispatcher,
         lost_because=explain_strategy_loss(
             other=loser.step,
-            needed_bytes=needed_bytes(loser.memory),
+            peak_bytes=device_bytes(loser.memory),
             limit_bytes=ranking.budget.limit_bytes,
             best=ranking.best,
         ),
@@ -78,7 +78,7 @@ def _other_dispatcher(ranked: RankedLayer) -> Iterator[Alternative]:
     other, limit_bytes = ranked.other_dispatcher, ranked.best.budget.limit_bytes
     if other is not None:
         lost = explain_strategy_loss(
-            other=other.best, needed_bytes=0, limit_bytes=limit_bytes, best=ranked.step
+            other=other.best, peak_bytes=0, limit_bytes=limit_bytes, best=ranked.step
         )
         yield replace(_alternative(other, other.best), lost_because=lost)
 
@@ -122,8 +122,8 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
         memory = ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees)
         return explain_strategy(
             best=ranking.best,
-            needed_bytes=needed_bytes(memory),
-            without_bytes=needed_bytes(without.memory),
+            peak_bytes=device_bytes(memory),
+            without_bytes=device_bytes(without.memory),
             limit_bytes=ranking.budget.limit_bytes,
         )
     if ranking.memory_forced:

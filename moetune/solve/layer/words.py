@@ -117,13 +117,13 @@ def explain_loss(*, other: StepTime, best: StepTime) -> str:
 
 
 def explain_strategy_loss(
-    *, other: StepTime, needed_bytes: int, limit_bytes: int, best: StepTime
+    *, other: StepTime, peak_bytes: int, limit_bytes: int, best: StepTime
 ) -> str:
     """Return why another strategy lost: it does not fit, or its extra work."""
-    if needed_bytes > limit_bytes:
+    if peak_bytes > limit_bytes:
         return (
-            f"does not fit: it needs {format_bytes(needed_bytes)}, "
-            f"{format_bytes(needed_bytes - limit_bytes)} more than the limit"
+            f"does not fit: it peaks at {format_bytes(peak_bytes)}, "
+            f"{format_bytes(peak_bytes - limit_bytes)} more than the limit"
         )
     slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
     if slower < -TIE:
@@ -140,18 +140,18 @@ def explain_strategy_loss(
 
 
 def explain_strategy(
-    *, best: StepTime, needed_bytes: int, without_bytes: int, limit_bytes: int
+    *, best: StepTime, peak_bytes: int, without_bytes: int, limit_bytes: int
 ) -> str:
     """Return why the strategy of `best` reuses memory.
 
     Args:
-        needed_bytes: by the choice.
-        without_bytes: by the fastest choice without reuse.
+        peak_bytes: of the choice.
+        without_bytes: at the peak of the fastest choice without reuse.
     """
     return (
-        f"Memory binds: keeping everything needs {format_bytes(without_bytes)}, the limit is "
+        f"Memory binds: keeping everything peaks at {format_bytes(without_bytes)}, the limit is "
         f"{format_bytes(limit_bytes)}. Strategy {best.strategy} ({STRATEGY_WORDS[best.strategy]}) "
-        f"needs {format_bytes(needed_bytes)} and is the fastest one that fits. "
+        f"peaks at {format_bytes(peak_bytes)} and is the fastest one that fits. "
         f"{_critical_path(best)}"
     )
 
