@@ -400,7 +400,7 @@ def total(*parts: Estimate | None) -> Estimate:
     return Estimate(
         seconds=sum([part.seconds for part in known], 0.0),
         trust=least_trust(trusts) if len(trusts) != 1 else trusts.pop(),
-        doubts=doubts_of(known) if any([part.doubts for part in known]) else (),
+        doubts=doubts_of(known) if any(part.doubts for part in known) else (),
     )
 
 

@@ -19,17 +19,18 @@ class Room:
         self._max_degree = max_degree
         self._peaks: dict[tuple[int, Degrees], int] = {}
         self._most: dict[int, int] = {}
+        self._equal: int | None = None
 
     def fits(self, tokens: int, degrees: Degrees) -> bool:
         """Return whether a step in so many chunks fits."""
         return self._peak(tokens, degrees) <= self._budget.limit_bytes
 
     def fitting(self, tokens: int, pairs: Sequence[Degrees]) -> Sequence[Degrees]:
-        """Return the pairs that fit; where none does, the one with the least memory."""
+        """Return the pairs that fit; where none does, the first or the last, which takes less."""
         if tokens <= self.most_tokens_from(1):
             return pairs
         found = [pair for pair in pairs if self.fits(tokens, pair)]
-        return found or [min(pairs, key=lambda pair: self._peak(tokens, pair))]
+        return found or [min(pairs[0], pairs[-1], key=lambda pair: self._peak(tokens, pair))]
 
     def degrees(self, tokens: int, every: Sequence[int]) -> Sequence[int]:
         """Return degrees of which any two fit: those from a power of two on, else one of them.
@@ -42,7 +43,10 @@ class Room:
             if tokens <= self.most_tokens_from(first):
                 return every[first - 1 :]
             first *= 2
-        return [self.fitting(tokens, [(one, one) for one in every])[0][0]]
+        pairs = [(one, one) for one in every]
+        if tokens > self._most_of_equal():
+            pairs = [pairs[0], pairs[-1]]
+        return [self.fitting(tokens, pairs)[0][0]]
 
     def most_tokens(self, degrees: Degrees) -> int:
         """Return the most tokens that fit in so many chunks; 0 when not even one does."""
@@ -55,6 +59,15 @@ class Room:
                 degree, strategy=self._strategy, largest=self._max_degree
             )
         return self._most[degree]
+
+    def _most_of_equal(self) -> int:
+        """Return the most tokens that fit in as many chunks in both phases."""
+        if self._equal is None:
+            self._equal = 0
+            for one in range(1, self._max_degree + 1):
+                if self.fits(self._equal + 1, (one, one)):
+                    self._equal = self.most_tokens((one, one))
+        return self._equal
 
     def _peak(self, tokens: int, degrees: Degrees) -> int:
         found = self._peaks.get((tokens, degrees))

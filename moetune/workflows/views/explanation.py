@@ -35,8 +35,8 @@ _PHASES = (
     "overlap saves."
 )
 _BYTES = (
-    "peak: of a step as the layer runs it, which the limit is for; formulas: MPipeMoE's Eq. 1 to 6, "
-    "which omit some buffers and the routing data."
+    "peak: of a step as the layer runs it, which the limit is for; formulas: Eq. 1 to 6 of "
+    "MPipeMoE, which omit some buffers and the routing data."
 )
 _PAPER = (
     "Eq. 10 is MPipeMoE's own rule, and * its choice where memory is reused. It has no start-up "
