@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain, pairwise
 
 from moetune.domain.layer import PHASES, Phase
@@ -46,7 +46,7 @@ def solve_ranges(
         return fewest_ranges(chooser=chooser, sizes=sorted(sizes), tokens=tokens, own=own)
     samples = sorted({*_samples(top, STEPS_PER_OCTAVE), tokens})
     chosen: dict[Phase, int] = {"forward": forward_degree, "backward": backward_degree}
-    degrees = cache(chooser.degrees)
+    degrees = cache(partial(_degrees, chooser))
 
     def steps(phase: Phase) -> list[Step]:
         def degree(size: int) -> int:
@@ -63,6 +63,17 @@ def solve_ranges(
         (low, high, _at(forward, low), _at(backward, low))
         for low, high in zip(lows, highs, strict=True)
     )
+
+
+def _degrees(chooser: DegreeChooser, tokens: int) -> tuple[int, int]:
+    """Return the best degrees; on one rank, which hides nothing, the fewest powers of two."""
+    if chooser.costs.world_size > 1:
+        return chooser.degrees(tokens)
+    forward, backward = (
+        next((one for one in among if one.bit_count() == 1), among[0])
+        for among in (chooser.allowed(phase, tokens) for phase in PHASES)
+    )
+    return forward, backward
 
 
 def _samples(top: int, steps_per_octave: int) -> Iterator[int]:

@@ -182,7 +182,7 @@ def _rank_reused(chooser: DegreeChooser, budget: MemoryBudget, *, is_rival: bool
         allowed = () if is_rival else replace(chooser, budget=None).allowed(phase, tokens)
         others = [one for one in allowed if one != chosen.degree and fits(pair(phase, one))]
         times = [chooser.time(phase, tokens, one) for one in others]
-        return chosen, *sorted(times, key=lambda time: (time.seconds, time.degree))
+        return chosen, *sorted(times, key=lambda time: (_rounded(time.seconds), time.degree))
 
     forward, backward = few
     return Ranking(
@@ -215,4 +215,9 @@ def _sequential(costs: LayerCosts, bounds: Bounds, tokens: int) -> StepTime:
 
 def order_of_steps(step: StepTime) -> tuple[float, int, int]:
     """Return the sort key of steps: time, then chunks."""
-    return step.seconds, *step.degrees
+    return _rounded(step.seconds), *step.degrees
+
+
+def _rounded(seconds: float) -> float:
+    """Return the time without its last digits, which rounding errors of sums may change."""
+    return float(f"{seconds:.11e}")
