@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Self
 
 from moetune.domain.constraints import Dispatcher, Strategy
@@ -88,7 +87,7 @@ class MemoryBudget:
     def most_tokens_from(self, degree: int, *, strategy: Strategy, largest: int) -> int:
         """Return the most tokens for which any two degrees from `degree` to `largest` fit."""
         few = range(degree, min(degree + _FEW_CHUNKS, largest) + 1)
-        pairs = [*product(few, repeat=2)]
+        pairs = [(one, other) for one in few for other in few]
         if self.dispatcher == "hierarchical":  # buffers of every chunk, each rounded up to a row
             pairs += (
                 (one, one + more)
