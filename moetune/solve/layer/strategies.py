@@ -11,13 +11,13 @@ from moetune.domain.layer import Workload
 from moetune.domain.plan import Memory
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.terms import PhaseTerms, StrategyTerms
+from moetune.domain.units import pinned_bytes
 from moetune.solve.layer.budget import MemoryBudget
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.doubts import Declined, decline_chunks, in_one_chunk
 from moetune.solve.layer.memory import device_bytes, total_bytes
-from moetune.solve.layer.peak import has_grouped, peak_bytes
 from moetune.solve.layer.ranking import Ranking, rank_degrees
 from moetune.solve.layer.times import PhaseTime, StepTime, paper_seconds
 from moetune.solve.layer.too_large import too_large
@@ -278,15 +278,8 @@ def _row(
 ) -> StrategyTerms:
     budget = ranked.best.budget
     forward_degree, backward_degree = one.step.degrees
-    peak = peak_bytes(
-        workload=budget.workload,
-        forward_degree=forward_degree,
-        backward_degree=backward_degree,
-        strategy=one.strategy,
-        pins_host=ranked.best.costs.costs.copy_mode == "pinned",
-        is_grouped=has_grouped(budget.workload, ranked.best.costs),
-        dispatcher=ranked.best.costs.dispatcher,
-    )
+    peak = budget.peak(strategy=one.strategy, degrees=one.step.degrees)
+    pins_host = ranked.best.costs.costs.copy_mode == "pinned"
     is_chosen = one.strategy == ranked.best.strategy
     lost = explain_strategy_loss(
         other=one.step,
@@ -301,7 +294,7 @@ def _row(
         step_seconds=one.step.seconds,
         needed_bytes=total_bytes(one.memory),
         peak_bytes=peak.device_bytes,
-        host_bytes=peak.host_bytes,
+        host_bytes=pinned_bytes(peak.host_bytes) if pins_host else peak.host_bytes,
         saving_ratio=one.memory.saving_ratio,
         fits=one.fits,
         is_chosen=is_chosen,
