@@ -92,11 +92,21 @@ def test_the_most_tokens_fit_and_one_more_does_not(
     assert most == 0 or limited.fits(strategy=strategy, degrees=degrees, tokens=most)
 
 
-def test_a_limit_that_never_binds_leaves_all_tokens() -> None:
-    budget = MemoryBudget(
-        workload=Workload(layer=LAYER, world_size=4, tokens_per_rank=64), limit_bytes=2**80
-    )
-    assert budget.most_tokens_from(1, strategy="none", largest=64) == MOST_TOKENS
+@pytest.mark.parametrize("dispatcher", ["flat", "hierarchical"])
+def test_any_two_degrees_fit_up_to_the_most_tokens_and_a_pair_does_not_beyond(
+    dispatcher: Dispatcher,
+) -> None:
+    workload = Workload(layer=LAYER, world_size=4, tokens_per_rank=64)
+    for limit_bytes in (30_000, 60_000, 200_000):
+        budget = MemoryBudget(workload=workload, limit_bytes=limit_bytes, dispatcher=dispatcher)
+        most = budget.most_tokens_from(2, strategy="none", largest=9)
+        for tokens, fits in ((most, True), (most + 1, False)):
+            peaks = [
+                peak for pair, peak in peaks_of(budget, "none", tokens).items() if min(pair) >= 2
+            ]
+            assert (max(peaks) <= limit_bytes) is fits
+    roomy = MemoryBudget(workload=workload, limit_bytes=2**80, dispatcher=dispatcher)
+    assert roomy.most_tokens_from(1, strategy="none", largest=64) == MOST_TOKENS
 
 
 @pytest.mark.parametrize("dispatcher", ["flat", "hierarchical"])

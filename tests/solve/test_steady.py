@@ -54,19 +54,26 @@ def test_a_phase_takes_as_long_as_all_its_chunks(
     assert found == pytest.approx(all_chunks(chunk, phase, degree, table), rel=1e-11, abs=1e-300)
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_streams_that_never_settle_run_to_the_end(phase: Phase) -> None:
-    """Copies nearly as long as the experts: the streams drift apart by a little with each chunk."""
-    drifting = replace(
-        CHUNK,
-        transfer=Estimate(seconds=1e-3, trust="measured"),
-        copy_input=Estimate(seconds=1.1 * (1 + 1e-4), trust="measured"),
-    )
-    for degree in (12, 40, 64):
-        found = reused_seconds(
-            chunk=drifting, phase=phase, degree=degree, interference=Interference()
-        )
-        whole = all_chunks(drifting, phase, degree, Interference())
+@pytest.mark.parametrize(
+    ("phase", "seconds"),
+    [("backward", (2.75, 0.5, 1.75, 2.25, 2.75)), ("forward", (1.75, 0.75, 0.75, None, 2.5))],
+)
+def test_streams_that_take_turns_over_several_chunks_run_to_the_end(
+    phase: Phase, seconds: tuple[float | None, ...]
+) -> None:
+    """Nothing is as it was one chunk before, where two chunks take turns."""
+    parts = [None if one is None else Estimate(seconds=one, trust="measured") for one in seconds]
+    transfer, before, after, copy_input, copy_middle = parts
+    assert transfer
+    assert before
+    assert after
+    chunk = replace(
+        CHUNK, transfer=transfer, before=before, after=after, copy_input=copy_input,
+        copy_middle=copy_middle,
+    )  # fmt: skip
+    for degree in (5, 12, 40, 64):
+        found = reused_seconds(chunk=chunk, phase=phase, degree=degree, interference=Interference())
+        whole = all_chunks(chunk, phase, degree, Interference())
         assert found == pytest.approx(whole, rel=1e-11)
 
 

@@ -306,3 +306,10 @@ def test_copies_bind_where_they_take_longer_than_all_else() -> None:
     assert solve(slow, bounds=pinned).decision.binding == "copies"
     fast = replace(COSTS, copy_cost=LinearCost(alpha_seconds=1e-9, beta_seconds=1e-15))
     assert solve(fast, bounds=pinned).decision.binding == "communication"
+
+
+def test_one_chunk_each_way_is_no_alternative_to_several_that_reuse_memory() -> None:
+    plan = solve(bounds=Bounds(max_degree=2, strategy="S4"))
+    found = {(one.forward_degree, one.backward_degree) for one in plan.alternatives}
+    chosen = plan.pipeline.forward_degree, plan.pipeline.backward_degree
+    assert found | {chosen} == {(1, 2), (2, 1), (2, 2)}
