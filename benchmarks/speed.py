@@ -43,6 +43,7 @@ def main() -> None:
             "300 ms",
             _plan_seconds(profile),
         ),
+        ("the same with strategy S4 pinned", "300 ms", _plan_seconds(profile, strategy="S4")),
         ("plan-book hit", "1 µs", _hit_seconds()),
         ("range-table look-up", "10 µs", _range_seconds()),
     ]
@@ -92,8 +93,10 @@ def _solve_seconds() -> float:
     )
 
 
-def _plan_seconds(profile: Profile) -> float:
-    request = PlanRequest(layer=_LAYER, world_size=2, tokens_per_rank=1024)
+def _plan_seconds(profile: Profile, **pins: str) -> float:
+    request = PlanRequest(
+        layer=_LAYER, world_size=2, tokens_per_rank=1024, constraints=Constraints.decode(pins)
+    )
     with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/m.db") as store:
         store.save_profile(profile)
 

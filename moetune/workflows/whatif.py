@@ -17,7 +17,7 @@ from moetune.domain.spelling import Spelling
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.scaled import Speeds, scale_profile
-from moetune.solve.layer.memory import total_bytes
+from moetune.solve.layer.memory import device_bytes as layer_bytes
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.solve.layout.words import BINDING_WORDS, name_layout
 from moetune.workflows.plan import make_plan, read_inputs, read_limit
@@ -76,7 +76,7 @@ def needed_bytes(plan: AnyPlan) -> int:
     """Return the bytes of the device that needs the most: of the whole model, else of the layer."""
     if isinstance(plan, TrainingDocument):
         return plan.best.memory.peak_bytes
-    return plan.transformer.memory.total_bytes if plan.transformer else total_bytes(plan.memory)
+    return plan.transformer.memory.total_bytes if plan.transformer else layer_bytes(plan.memory)
 
 
 def _changed_sizes(before: PlanInputs, after: PlanInputs) -> Iterator[str]:

@@ -22,7 +22,8 @@ PART_KEYS = {
     "profile_fingerprint constraints",
     "layout": "expert_parallel dp ep tp pp",
     "pipeline": "forward_degree backward_degree order ranges",
-    "memory": "strategy state_bytes activation_bytes buffer_bytes saved_bytes saving_ratio",
+    "memory": "strategy state_bytes activation_bytes buffer_bytes saved_bytes saving_ratio "
+    "peak_bytes",
     "predicted": "model_flops_per_second_per_device forward_seconds backward_seconds "
     "step_seconds sequential_forward_seconds "
     "sequential_backward_seconds overhead_seconds p05_step_seconds p95_step_seconds trust",
@@ -185,17 +186,18 @@ def test_a_limit_that_binds_is_met_by_reusing_memory_and_explained(cli: Cli) -> 
     assert memory["strategy"] == "S4"  # the profile lacks copies, which S1 to S3 need
     assert memory["saved_bytes"] > 0
     needed = memory["state_bytes"] + memory["activation_bytes"] + memory["buffer_bytes"]
-    assert needed <= 819 * 2**20
+    assert memory["peak_bytes"] <= 819 * 2**20
     assert plan["decision"]["binding"] == "memory"
     result = cli("explain", plan["id"][:8])
     words = " ".join(result.out.split())
-    assert "none: all activations are kept; does not fit: it needs 1.00 GiB" in words
+    assert "none: all activations are kept; does not fit: it peaks at 1.07 GiB" in words
     assert "S1, S2, S3: not measured, the profile lacks copies" in words
     assert "Eq. 10" in words
     strategies = cli("explain", plan["id"][:8], "--json").document["strategies"]
     assert [one["strategy"] for one in strategies] == ["none", "S4"]
     assert strategies[1]["step_seconds"] == pytest.approx(plan["predicted"]["step_seconds"])
     assert strategies[1]["needed_bytes"] == needed
+    assert strategies[1]["peak_bytes"] == memory["peak_bytes"]
 
 
 @pytest.mark.covered

@@ -155,7 +155,13 @@ def test_memory_is_compared_with_the_plans_limit_else_the_devices() -> None:
         return re.findall(r"[\d.]+ [KMG]iB", memory_words(explanation, 2**20, "parts"))
 
     plan, profile = lab_plan(), lab_profile()
-    assert sizes(explain_plan(plan, profile=profile)) == ["1.00 MiB", "942 MiB"]
+    # What 92 % of a GPU leave free is said where nobody set the limit.
+    assert sizes(explain_plan(plan, profile=profile)) == ["1.00 MiB", "942 MiB", "81.9 MiB"]
+    inputs = replace(plan.inputs, constraints={"memory-taken": str(42 * 2**20)})
+    taken = replace(plan, id=inputs.plan_id, inputs=inputs)
+    assert sizes(explain_plan(taken, profile=profile))[1] == "900 MiB"
+    cpu = replace(profile, machine=replace(profile.machine, kind="cpu"))
+    assert sizes(explain_plan(plan, profile=cpu)) == ["1.00 MiB", "1.00 GiB"]
     limited = lab_plan(memory_limit_bytes=120 * 2**20)
     assert sizes(explain_plan(limited, profile=profile)) == ["1.00 MiB", "120 MiB"]
     assert sizes(explain_plan(plan, profile=None)) == ["1.00 MiB"]

@@ -78,15 +78,12 @@ def test_a_plan_shows_its_predicted_times_and_bytes(layer: Explanation) -> None:
          backward.exposed_communication_seconds),
         ("gate, sorting", times.overhead_seconds, times.overhead_seconds, None),
     ]  # fmt: skip
-    memory = plan.memory
     shown = {one.name: one.cell.value for one in answer.highlights}
     assert shown == {
         "One step of the layer": times.step_seconds,
         "Against one chunk": times.sequential_step_seconds / times.step_seconds,
         "Model FLOP/s": times.model_flops_per_second_per_device,
-        "Memory of one device": (
-            memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
-        ),
+        "Memory of one device": plan.memory.peak_bytes,
         "What binds": plan.decision.binding.capitalize(),
         "No other choice is better": plan.decision.probability_best,
     }
@@ -105,10 +102,10 @@ def test_an_explanation_shows_every_term_strategy_and_alternative(layer: Explana
         for one in phases if one is not None
     ]  # fmt: skip
     strategies = table_of(sections, "strategies")
-    names = ("strategy", "device", "peak", "host", "step", "Eq. 10")
+    names = ("strategy", "peak", "formulas", "host", "step", "Eq. 10")
     assert columns(strategies, *names) == [
         (
-            one.strategy, one.needed_bytes, one.peak_bytes, one.host_bytes or None,
+            one.strategy, one.peak_bytes, one.needed_bytes, one.host_bytes or None,
             one.step_seconds, one.paper_seconds,
         )
         for one in layer.strategies
@@ -295,17 +292,17 @@ def test_options_of_a_layer_are_its_plan_and_powers_of_two_of_each_strategy(
     layer: Explanation,
 ) -> None:
     plan, options = layer.plan, options_of(layer)
-    pipeline, memory = plan.pipeline, plan.memory
+    pipeline = plan.pipeline
     first = options[0]
     assert [one.is_chosen for one in options] == [True] + [False] * (len(options) - 1)
     assert first.step_seconds == pytest.approx(plan.predicted.step_seconds)
-    assert first.memory_bytes == memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
+    assert first.memory_bytes == plan.memory.peak_bytes
     ways = {
         (strategy, degree, degree)
         for strategy in ("none", "S1", "S2", "S3", "S4")
         for degree in (1, 2, 4, 8)  # it is planned with 8 chunks at most
         if degree > 1 or strategy == "none"
-    } | {(memory.strategy, pipeline.forward_degree, pipeline.backward_degree)}
+    } | {(plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree)}
     found = [re.findall(r"none|S\d|\d+", one.name) for one in options]
     assert {(name, int(first), int(second)) for name, first, second in found} == ways
     assert len(options) == len(ways)

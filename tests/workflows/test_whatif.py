@@ -282,11 +282,11 @@ def test_what_differs_is_said_and_what_does_not_is_not(plan: Plan) -> None:
 
 
 def test_memory_and_what_binds_are_compared(plan: Plan) -> None:
-    memory = replace(plan.memory, state_bytes=2**30, activation_bytes=2**29, buffer_bytes=2**29)
+    memory = replace(plan.memory, peak_bytes=2**31)
     binding: Binding = "memory" if plan.decision.binding != "memory" else "copies"
     first = replace(plan, memory=memory)
     second = replace(
-        first, memory=replace(memory, buffer_bytes=2**29 + 2**30),
+        first, memory=replace(memory, peak_bytes=3 * 2**30),
         decision=replace(plan.decision, binding=binding),
     )  # fmt: skip
 
@@ -295,6 +295,10 @@ def test_memory_and_what_binds_are_compared(plan: Plan) -> None:
 
     assert sizes(first, second) == ["3.00 GiB", "2.00 GiB"]
     assert sizes(first, first) == ["2.00 GiB"]
+    older = replace(
+        memory, peak_bytes=None, state_bytes=2**29, activation_bytes=2**29, buffer_bytes=2**29
+    )
+    assert sizes(first, replace(plan, memory=older)) == ["1.50 GiB", "2.00 GiB"]
     found = list(compare_plans(first, second))
     assert any(binding in one.lower() and plan.decision.binding in one.lower() for one in found)
 

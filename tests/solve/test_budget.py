@@ -1,0 +1,127 @@
+"""The peak against its limit, by brute force over tokens and over every pair of degrees."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetune.domain.constraints import STRATEGIES, Bounds, Dispatcher, Strategy
+from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.layer import LayerShape, Workload
+from moetune.solve.layer.budget import MOST_TOKENS, MemoryBudget
+from moetune.solve.layer.choose import DegreeChooser
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.room import Room
+from moetune.solve.layer.too_large import too_large
+from tests.solve.costs_by_hand import LinearCosts
+
+DEGREES = range(1, 10)
+PAIRS = [(one, other) for one in DEGREES for other in DEGREES]
+LAYER = LayerShape(d_model=8, d_hidden=32, num_experts=8, top_k=2)
+budgets = st.builds(
+    lambda workload, grouped, dispatcher: MemoryBudget(
+        workload=workload, limit_bytes=0, dispatcher=dispatcher,
+        is_grouped=grouped and workload.dtype == "bfloat16",
+    ),
+    st.builds(
+        Workload,
+        layer=st.builds(
+            LayerShape, d_model=st.sampled_from([8, 48]), d_hidden=st.sampled_from([8, 100]),
+            num_experts=st.just(8), top_k=st.sampled_from([1, 2]),
+            activation=st.sampled_from(["relu", "gelu", "swiglu"]),
+        ),
+        world_size=st.sampled_from([2, 4, 8]),
+        tokens_per_rank=st.integers(9, 60),
+        dtype=st.sampled_from(["float32", "bfloat16"]),
+        expert_parallel=st.sampled_from(["all_to_all", "all_to_all", "tensor"]),
+    ),
+    st.booleans(),
+    st.sampled_from(["flat", "hierarchical"]),
+)  # fmt: skip
+
+
+def with_limit(budget: MemoryBudget, limit_bytes: int) -> MemoryBudget:
+    return MemoryBudget(
+        workload=budget.workload, limit_bytes=limit_bytes, dispatcher=budget.dispatcher,
+        is_grouped=budget.is_grouped,
+    )  # fmt: skip
+
+
+def peaks_of(budget: MemoryBudget, strategy: Strategy, tokens: int) -> dict[tuple[int, int], int]:
+    return {
+        pair: budget.peak(strategy=strategy, degrees=pair, tokens=tokens).device_bytes
+        for pair in PAIRS
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(budget=budgets, strategy=st.sampled_from(STRATEGIES), share=st.floats(0, 1))
+def test_any_two_of_the_degrees_of_a_room_fit_and_nothing_fits_where_it_has_one_that_does_not(
+    budget: MemoryBudget, strategy: Strategy, share: float
+) -> None:
+    tokens = budget.workload.tokens_per_rank
+    peaks = peaks_of(budget, strategy, tokens)
+    low, high = min(peaks.values()), max(peaks.values())
+    limited = with_limit(budget, round(low + share * (high - low)))
+    room = Room(limited, strategy=strategy, max_degree=DEGREES[-1])
+    found = room.degrees(tokens, DEGREES)
+    fitting = [pair for pair, peak in peaks.items() if peak <= limited.limit_bytes]
+    if len(found) == 1 and (found[0], found[0]) not in fitting:
+        assert not [one for one, other in fitting if one == other]
+        assert found[0] in {1, DEGREES[-1]}
+    else:
+        assert {*itertools.product(found, repeat=2)} <= {*fitting}
+    for pair in PAIRS:
+        assert room.fits(tokens, pair) is (pair in fitting)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    budget=budgets, strategy=st.sampled_from(STRATEGIES), degrees=st.sampled_from(PAIRS),
+    spare_bytes=st.integers(-2000, 20_000),
+)  # fmt: skip
+def test_the_most_tokens_fit_and_one_more_does_not(
+    budget: MemoryBudget, strategy: Strategy, degrees: tuple[int, int], spare_bytes: int
+) -> None:
+    planned = budget.peak(strategy=strategy, degrees=degrees).device_bytes
+    limited = with_limit(budget, planned + spare_bytes)
+    most = limited.most_tokens(strategy=strategy, degrees=degrees)
+    assert (most >= budget.workload.tokens_per_rank) is (spare_bytes >= 0)
+    assert not limited.fits(strategy=strategy, degrees=degrees, tokens=most + 1)
+    assert most == 0 or limited.fits(strategy=strategy, degrees=degrees, tokens=most)
+
+
+@pytest.mark.parametrize("dispatcher", ["flat", "hierarchical"])
+def test_any_two_degrees_fit_up_to_the_most_tokens_and_a_pair_does_not_beyond(
+    dispatcher: Dispatcher,
+) -> None:
+    workload = Workload(layer=LAYER, world_size=4, tokens_per_rank=64)
+    for limit_bytes in (30_000, 60_000, 200_000):
+        budget = MemoryBudget(workload=workload, limit_bytes=limit_bytes, dispatcher=dispatcher)
+        most = budget.most_tokens_from(2, strategy="none", largest=9)
+        for tokens, fits in ((most, True), (most + 1, False)):
+            peaks = [
+                peak for pair, peak in peaks_of(budget, "none", tokens).items() if min(pair) >= 2
+            ]
+            assert (max(peaks) <= limit_bytes) is fits
+    roomy = MemoryBudget(workload=workload, limit_bytes=2**80, dispatcher=dispatcher)
+    assert roomy.most_tokens_from(1, strategy="none", largest=64) == MOST_TOKENS
+
+
+@pytest.mark.parametrize("dispatcher", ["flat", "hierarchical"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_smallest_plan_of_an_error_is_that_of_all_pairs(
+    strategy: Strategy, dtype: str, dispatcher: Dispatcher
+) -> None:
+    for tokens in (9, 24, 61, 4000):
+        workload = Workload(layer=LAYER, world_size=4, tokens_per_rank=tokens, dtype=dtype)
+        budget = MemoryBudget(workload=workload, limit_bytes=1, dispatcher=dispatcher)
+        costs = layer_costs(workload=workload, costs=LinearCosts(group_size=4))
+        chooser = DegreeChooser(costs=costs, bounds=Bounds(max_degree=DEGREES[-1]))
+        error = too_large(budget, [strategy], chooser)
+        assert isinstance(error, InfeasiblePlanError)
+        forward, backward = (int(word) for word in error.what.split("(")[1].split()[:3:2])
+        peaks = peaks_of(budget, strategy, tokens)
+        assert peaks[forward, backward] == min(peaks.values())
