@@ -11,6 +11,7 @@ from moetune.domain.step_errors import StepErrors
 
 Trust = Literal["measured", "interpolated", "extrapolated", "modelled"]
 TRUSTS: tuple[Trust, ...] = get_args(Trust)
+_RANKS = {trust: rank for rank, trust in enumerate(TRUSTS)}
 CopyMode = Literal["pinned", "pageable", "inline"]
 """How activations are offloaded: by a copy engine while everything else runs ("pinned"), or in the
 place of computation (from "pageable" memory, and "inline" on a CPU, which copies itself)."""
@@ -18,7 +19,7 @@ place of computation (from "pageable" memory, and "inline" on a CPU, which copie
 
 def least_trust(trusts: Iterable[Trust]) -> Trust:
     """Return the least trustworthy label; "measured" for none."""
-    return max(trusts, key=TRUSTS.index, default="measured")
+    return max(trusts, key=_RANKS.__getitem__, default="measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,7 +141,12 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on one device, and what the strategy saves (MPipeMoE Eq. 1–6)."""
+    """Bytes on one device, and what the strategy saves (MPipeMoE Eq. 1–6).
+
+    Args:
+        peak_bytes: of a step as the layer runs it, which limits hold for; None in older plans, and
+            in plans of whole models.
+    """
 
     strategy: Strategy
     state_bytes: int
@@ -149,6 +154,7 @@ class Memory:
     buffer_bytes: int
     saved_bytes: int
     saving_ratio: float
+    peak_bytes: int | None = field(default=None, metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

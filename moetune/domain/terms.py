@@ -41,7 +41,7 @@ class StrategyTerms:
 
     Args:
         needed_bytes: on the device: states, activations and buffers, by MPipeMoE Eq. 1 to 6.
-        peak_bytes: of a step as the layer runs it, with rings and routing data.
+        peak_bytes: of a step as the layer runs it, which limits hold for.
         host_bytes: activations that wait in host memory.
         paper_seconds: MPipeMoE's Eq. 10.
         is_paper_choice: whether Eq. 10 would take it, among those that reuse memory.

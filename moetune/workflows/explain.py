@@ -40,9 +40,14 @@ class Explanation:
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """Memory limit of one device: the plan's, else what plans may fill of the profile's."""
+        """Memory limit of one device, less what the rest of the model takes; None if not known.
+
+        The plan's, else what plans may fill of the profile's.
+        """
+        inputs = self.plan.inputs
         known = self.profile.machine.plannable_bytes if self.profile else None
-        return self.plan.inputs.memory_limit_bytes or known
+        limit = inputs.memory_limit_bytes or known
+        return limit and limit - inputs.pinned.memory_taken_bytes
 
     @property
     def document(self) -> dict[str, object]:

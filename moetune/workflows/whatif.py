@@ -16,7 +16,7 @@ from moetune.domain.request import PlanInputs, check_sizes
 from moetune.domain.spelling import Spelling
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.scaled import Speeds, scale_profile
-from moetune.solve.layer.memory import total_bytes
+from moetune.solve.layer.memory import device_bytes as layer_bytes
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.solve.layout.words import BINDING_WORDS, name_layout
 from moetune.workflows.plan import make_plan, read_inputs
@@ -71,7 +71,7 @@ def step_seconds(plan: Plan) -> float:
 
 def needed_bytes(plan: Plan) -> int:
     """Return the bytes of the device that needs the most: of the whole model, else of the layer."""
-    return plan.transformer.memory.total_bytes if plan.transformer else total_bytes(plan.memory)
+    return plan.transformer.memory.total_bytes if plan.transformer else layer_bytes(plan.memory)
 
 
 def _changed_sizes(before: PlanInputs, after: PlanInputs) -> Iterator[str]:

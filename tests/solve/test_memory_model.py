@@ -1,13 +1,11 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from moetune.domain.constraints import MEMORY_TAKEN, Strategy
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import LayerShape, Workload
-from moetune.solve.layer.memory import layer_memory, limit_of, tokens_that_fit, total_bytes
+from moetune.solve.layer.memory import layer_memory, limit_of, total_bytes
 from tests.solve.costs_by_hand import plan_inputs
 
 GPT_XL = LayerShape(d_model=2048, d_hidden=8192, num_experts=64, top_k=1)
@@ -107,29 +105,6 @@ def test_one_chunk_has_nothing_to_use_again(strategy: Strategy) -> None:
         workload=_workload(), forward_degree=1, backward_degree=1, strategy=strategy
     )
     assert replace(memory, strategy="none") == kept
-
-
-@settings(deadline=None)
-@given(
-    st.integers(0, 2**38),
-    st.sampled_from([1, 2]),
-    st.sampled_from(["float32", "bfloat16", "float64"]),
-)
-def test_tokens_that_fit_do_and_one_more_does_not(
-    limit_bytes: int, degree: int, dtype: str
-) -> None:
-    workload = _workload(dtype)
-    fit = tokens_that_fit(workload=workload, limit_bytes=limit_bytes, pipelined=degree > 1)
-
-    def needed(tokens: int) -> int:
-        there = replace(workload, tokens_per_rank=tokens)
-        return total_bytes(
-            layer_memory(workload=there, forward_degree=degree, backward_degree=degree)
-        )
-
-    if fit >= 1:
-        assert needed(fit) <= limit_bytes
-    assert needed(max(1, fit + 1)) > limit_bytes
 
 
 @pytest.mark.parametrize(("tokens", "degree"), [(41, 1), (41, 3), (7, 2), (5, 5)])

@@ -35,7 +35,7 @@ def test_no_smaller_degree_is_within_noise_and_the_chosen_one_is_where_chunks_pa
     limit = min(seconds.values()) * (1 + NOISE)
     around = made.costs.overhead(tokens=tokens).seconds
 
-    chosen, backward = (made.degree(phase, tokens) for phase in PHASES)
+    chosen, backward = made.degrees(tokens)
 
     assert chosen == backward
     if around + min(seconds.values()) > (around + seconds[1]) * (1 - WORTH):
@@ -59,8 +59,6 @@ def test_different_pins_are_kept() -> None:
 
 def test_published_lines_are_taken_at_their_word() -> None:
     exact, careful = chooser(is_measured=False), chooser(is_measured=True)
-    pairs = [
-        (exact.degree("forward", 2**step), careful.degree("forward", 2**step)) for step in range(17)
-    ]
+    pairs = [(exact.degrees(2**step)[0], careful.degrees(2**step)[0]) for step in range(17)]
     assert all(few <= many for many, few in pairs)
     assert any(few < many for many, few in pairs)

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision, Plan
 from moetune.solve.layer.degree import makespan
-from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.online import (
     GAIN,
     MAX_TRIALS,
@@ -22,11 +20,13 @@ from moetune.solve.layer.online import (
     is_clearly_worse,
     next_decision,
 )
+from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.search_space import Gap, Space, search_space
 from tests.runtime.plans import small_plan
 
 SHAPE = LayerShape(d_model=8, d_hidden=16, num_experts=4)
 FREE = Gap()
+REUSED = Decision(forward_degree=8, backward_degree=8, strategy="S1")
 Times = Callable[[Decision], tuple[float, float]]
 
 
@@ -168,15 +168,13 @@ def with_inputs(plan: Plan, **inputs: object) -> Plan:
     return replace(plan, id=changed.plan_id, inputs=changed)
 
 
-def memory_of(plan: Plan, strategy: Strategy, degree: int, tokens: int) -> int:
-    return total_bytes(
-        layer_memory(
-            workload=Workload(layer=plan.inputs.layer, world_size=2, tokens_per_rank=tokens),
-            forward_degree=degree,
-            backward_degree=degree,
-            strategy=strategy,
-        )
-    )
+def memory_of(plan: Plan, decision: Decision, tokens: int) -> int:
+    return peak_bytes(
+        workload=Workload(layer=plan.inputs.layer, world_size=2, tokens_per_rank=tokens),
+        forward_degree=decision.forward_degree,
+        backward_degree=decision.backward_degree,
+        strategy=decision.strategy,
+    ).device_bytes
 
 
 def test_what_the_caller_pinned_is_not_searched() -> None:
@@ -194,7 +192,7 @@ def test_what_the_caller_pinned_is_not_searched() -> None:
 
 def test_strategies_are_tried_only_where_keeping_everything_does_not_fit() -> None:
     plan = small_plan(layer=SHAPE)
-    limit_bytes = memory_of(plan, "S1", 8, 425)
+    limit_bytes = memory_of(plan, REUSED, 425)
     tight = with_inputs(plan, memory_limit_bytes=limit_bytes)
     roomy = search_space(plan=tight, tokens_per_rank=40, gap=FREE, memory_reuse=None)
     assert roomy.strategies == ("none",)
@@ -211,8 +209,7 @@ def test_strategies_are_tried_only_where_keeping_everything_does_not_fit() -> No
     assert best_tried(space=space, tried=tried).decision.strategy == "S2"
     for one in tried:
         if one.decision != space.seed:
-            degree = min(one.decision.forward_degree, one.decision.backward_degree)
-            assert memory_of(plan, one.decision.strategy, degree, 400) <= limit_bytes
+            assert memory_of(plan, one.decision, 400) <= limit_bytes
 
 
 def test_a_search_ends_after_its_most_trials_whatever_they_found() -> None:
@@ -231,7 +228,7 @@ def test_a_search_ends_after_its_most_trials_whatever_they_found() -> None:
 
 def test_between_two_settled_sizes_only_their_strategies_and_the_plans_are_tried() -> None:
     plan = small_plan(layer=SHAPE)
-    tight = with_inputs(plan, memory_limit_bytes=memory_of(plan, "S1", 8, 425))
+    tight = with_inputs(plan, memory_limit_bytes=memory_of(plan, REUSED, 425))
     below = Decision(forward_degree=4, backward_degree=4, strategy="S3")
     gap = Gap(below=below, above=replace(below, forward_degree=9, strategy="S1"))
     space = search_space(plan=tight, tokens_per_rank=400, gap=gap, memory_reuse=None)

@@ -1,5 +1,6 @@
 import itertools
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,15 +21,18 @@ from moetune.domain.costs import (
 from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
 from moetune.domain.plan import Range
 from moetune.domain.samples import CollectiveOp, GemmForm
+from moetune.solve.layer.budget import MemoryBudget
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.fewest_ranges import fewest_runs
 from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.ranges import solve_ranges
 from moetune.solve.layer.times import phase_time
 from tests.solve.costs_by_hand import LinearCosts
 
 TOKENS = 3000
 LAYER = LayerShape(d_model=256, d_hidden=1024, num_experts=8, top_k=2)
+WORKLOAD = Workload(layer=LAYER, world_size=4, tokens_per_rank=TOKENS, dtype="bfloat16")
 DISTURBED = Interference(comm=CommSpeed(comp=0.7), comp=CompSpeed(comm=0.9))
 
 Degrees = tuple[int, int]
@@ -50,14 +54,22 @@ lines = st.builds(
 
 
 def _chooser(
-    costs: Costs, bounds: Bounds | None = None, max_pipelined_tokens: float = math.inf
+    costs: Costs, bounds: Bounds | None = None, limit_bytes: int | None = None
 ) -> DegreeChooser:
-    workload = Workload(layer=LAYER, world_size=4, tokens_per_rank=TOKENS, dtype="bfloat16")
     return DegreeChooser(
-        costs=layer_costs(workload=workload, costs=costs),
+        costs=layer_costs(workload=WORKLOAD, costs=costs),
         bounds=bounds or Bounds(),
-        max_pipelined_tokens=max_pipelined_tokens,
+        budget=None
+        if limit_bytes is None
+        else MemoryBudget(workload=WORKLOAD, limit_bytes=limit_bytes),
     )
+
+
+def _peak_bytes(tokens: int, forward: int, backward: int) -> int:
+    return peak_bytes(
+        workload=replace(WORKLOAD, tokens_per_rank=tokens), forward_degree=forward,
+        backward_degree=backward,
+    ).device_bytes  # fmt: skip
 
 
 def _solve(chooser: DegreeChooser, tokens: int = TOKENS) -> tuple[Range, ...]:
@@ -172,8 +184,8 @@ def test_the_best_degree_can_fall_as_the_batch_grows() -> None:
         gemm_cost=LinearCost(alpha_seconds=0.5, beta_seconds=0.225 / macs),
     )
     chooser = _chooser(costs)
-    assert chooser.degree("forward", 18) == 3
-    assert chooser.degree("forward", 1000) == 2
+    assert chooser.degrees(18)[0] == 3
+    assert chooser.degrees(1000)[0] == 2
     forward = [row[2] for row in _solve(chooser)]
     assert forward != sorted(forward)
     assert forward[-1] == 2
@@ -194,11 +206,31 @@ def test_ranges_respect_the_largest_degree_and_the_smallest_chunk() -> None:
     assert max(max(row[2:]) for row in ranges) > 1
 
 
-def test_ranges_fall_back_to_one_chunk_where_the_buffers_of_more_do_not_fit() -> None:
-    chooser = _chooser(LinearCosts(), max_pipelined_tokens=20_000)
+def _assert_ranges_fit(ranges: tuple[Range, ...], limit_bytes: int, largest: int) -> None:
+    """Each range fits up to its last token, as long as as many chunks in both phases do."""
+    for low, high, forward, backward in ranges:
+        too_large = bisect_left(
+            range(low, high + 1),
+            limit_bytes + 1,
+            key=lambda size: _peak_bytes(size, forward, backward),
+        )
+        if low + too_large <= high:
+            for one in range(1, largest + 1):
+                assert _peak_bytes(low + too_large, one, one) > limit_bytes, (low + too_large, one)
+
+
+@pytest.mark.parametrize("interference", [Interference(), DISTURBED])
+@pytest.mark.parametrize("tokens_that_fit", [2000, 20_000])
+def test_ranges_fit_up_to_their_last_token_as_long_as_any_degree_does(
+    interference: Interference, tokens_that_fit: int
+) -> None:
+    limit = _peak_bytes(tokens_that_fit, 3, 2)
+    costs = LinearCosts(interference=interference)
+    chooser = _chooser(costs, Bounds(max_degree=8), limit_bytes=limit)
     ranges = _solve(chooser)
-    assert ranges[-1] == (20_001, 2**20, 1, 1)
-    assert ranges[-2][2] > 1
+    _assert_partition(ranges, TOKENS)
+    _assert_ranges_fit(ranges, limit, 8)
+    assert max(max(row[2:]) for row in ranges) > 1
 
 
 def test_ranges_on_one_rank_are_one_range_of_one_chunk() -> None:
@@ -268,7 +300,7 @@ def test_near_ties_make_few_ranges_and_the_plans_own_tokens_keep_their_best_degr
     own = next(row for row in ranges if row[0] <= TOKENS <= row[1])
     assert own[2:] == best
     sizes = [round(16 * 2 ** (step / 8)) for step in range(128)]
-    exact = [tuple(chooser.degree(phase, size) for phase in PHASES) for size in sizes]
+    exact = [chooser.degrees(size) for size in sizes]
     changes = sum(before != after for before, after in itertools.pairwise(exact))
     assert changes > len(ranges)
     assert len(ranges) < 20
@@ -300,10 +332,13 @@ def test_no_table_has_fewer_runs_and_their_degrees_are_the_smallest() -> None:
             assert degrees == smallest(first, end)
 
 
-@pytest.mark.parametrize("max_pipelined_tokens", [20_000, 20_000.5, 0])
-def test_measured_ranges_respect_the_bounds_and_the_memory(max_pipelined_tokens: float) -> None:
+@pytest.mark.parametrize("tokens_that_fit", [20_000, 500])
+def test_measured_ranges_respect_the_bounds_and_the_memory(tokens_that_fit: int) -> None:
+    limit = _peak_bytes(tokens_that_fit, 4, 4)
+    free = _chooser(NOISY, Bounds(max_degree=6, min_chunk_tokens=50), limit_bytes=limit)
+    _assert_ranges_fit(_solve(free), limit, 6)
     bounds = Bounds(max_degree=6, min_chunk_tokens=50, backward_degree=3)
-    chooser = _chooser(NOISY, bounds, max_pipelined_tokens=max_pipelined_tokens)
+    chooser = _chooser(NOISY, bounds, limit_bytes=limit)
     ranges = _solve(chooser)
     for low, high, forward, backward in ranges:
         for tokens in (low, high):

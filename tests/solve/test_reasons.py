@@ -12,10 +12,8 @@ from moetune.solve.layer.times import PhaseTime, StepTime
 from moetune.solve.layer.words import (
     binding_resource,
     explain_choice,
-    explain_fewest,
     explain_loss,
     explain_memory,
-    explain_peak,
     explain_pin,
     explain_strategy,
     explain_strategy_loss,
@@ -100,7 +98,7 @@ def test_a_lost_strategy_is_too_large_to_the_byte_or_slower(
     needed_bytes: int, seconds: float, figures: list[str]
 ) -> None:
     lost = explain_strategy_loss(
-        other=step(degree=2, seconds=seconds, chunk_seconds=0.4), needed_bytes=needed_bytes,
+        other=step(degree=2, seconds=seconds, chunk_seconds=0.4), peak_bytes=needed_bytes,
         limit_bytes=2**30, best=BEST,
     )  # fmt: skip
     found = re.findall(r"[+-]?\d[\d.]* ?(?:%|[mn]?s\b|[GM]iB)", lost)
@@ -112,7 +110,7 @@ def test_a_lost_strategy_names_each_kind_of_work_that_it_has_more_of() -> None:
     phase = other.forward
     copies = Estimate(seconds=0.05, trust="measured")
     other = replace(other, forward=replace(phase, num_transfers=3, copies=copies))
-    lost = explain_strategy_loss(other=other, needed_bytes=1, limit_bytes=1, best=BEST)
+    lost = explain_strategy_loss(other=other, peak_bytes=1, limit_bytes=1, best=BEST)
     # A third transfer of 0.4 s in each of two chunks, and a copy.
     assert times_in(lost) == ["+10.0 %", "800 ms", "100 ms"]
 
@@ -196,15 +194,10 @@ def test_each_doubt_is_one_warning(
     assert len(set(found)) == count
 
 
-@pytest.mark.parametrize(("most", "shown"), [(-5, "0"), (0, "0"), (7, "7")])
-def test_no_negative_number_of_tokens_fits(most: int, shown: str) -> None:
-    text = explain_memory(tokens=100, max_pipelined_tokens=most)
-    assert re.findall(r"-?\d+", text) == [shown, "100"]
-
-
-def test_a_peak_says_how_far_it_is_over_the_limit() -> None:
-    text = explain_peak(peak_bytes=3 * 2**30, limit_bytes=2**30)
-    assert re.findall(r"[\d.]+ GiB", text) == ["3.00 GiB", "2.00 GiB"]
+def test_what_memory_forbids_is_named_with_its_peak_and_what_is_taken_instead() -> None:
+    text = explain_memory(step=BEST, wanted=IN_ONE, wanted_bytes=3 * 2**30, limit_bytes=2**30)
+    assert re.findall(r"[\d.]+ GiB", text) == ["3.00 GiB", "1.00 GiB"]
+    assert re.findall(r"(\d+) chunks? forward", text) == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -232,15 +225,11 @@ def test_the_critical_path_has_the_seconds_that_nothing_hides(
         step=chosen, sequential=IN_ONE, runner_up=None, interference=Interference()
     )
     assert times_in(why.partition(". ")[2]) == figures
-    tight = explain_strategy(
-        best=chosen, needed_bytes=2**29, without_bytes=2**31, limit_bytes=2**30
-    )
+    tight = explain_strategy(best=chosen, peak_bytes=2**29, without_bytes=2**31, limit_bytes=2**30)
     assert times_in(tight) == figures
     assert re.findall(r"[\d.]+ [MG]iB", tight) == ["2.00 GiB", "1.00 GiB", "512 MiB"]
 
 
-def test_more_chunks_than_are_best_are_counted() -> None:
-    assert re.findall(r"\d+ chunks?\b", explain_fewest(fewest=1)) == ["1 chunk"]
-    assert re.findall(r"\d+ chunks?\b", explain_fewest(fewest=3)) == ["3 chunks"]
+def test_a_pin_has_its_price() -> None:
     pin = explain_pin(phase="forward", pinned=7, best=2, slower=0.125)
     assert re.findall(r"\d[\d.]*%?", pin) == ["7", "12.5%", "2"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision, Plan
-from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.plan import solve_plan
 from moetune.solve.layer.search_space import REACH, Gap, Space, search_space
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
@@ -22,13 +22,13 @@ SEED = Decision(forward_degree=2, backward_degree=2)
 
 
 def bytes_of(decision: Decision, workload: Workload = WORKLOAD) -> int:
-    memory = layer_memory(
+    return peak_bytes(
         workload=workload,
         forward_degree=decision.forward_degree,
         backward_degree=decision.backward_degree,
         strategy=decision.strategy,
-    )
-    return total_bytes(memory)
+        is_grouped=workload.dtype == "bfloat16",
+    ).device_bytes
 
 
 def space(
@@ -168,9 +168,7 @@ def test_without_a_recorded_limit_the_plans_own_memory_is_one_if_it_was_short() 
         replace(plan, decision=replace(plan.decision, binding="memory")),
         replace(plan, memory=replace(plan.memory, strategy="S1")),
     ):
-        memory = plan.memory
-        planned = memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
-        assert space_of(short).limit_bytes == planned
+        assert space_of(short).limit_bytes == plan.memory.peak_bytes
 
 
 def test_pinned_degrees_are_the_only_ones_and_the_seed_has_them() -> None:

@@ -176,7 +176,7 @@ def test_a_plan_is_the_best_step_and_its_timeline_takes_as_long(costs: ShardLine
         assert timeline.makespan_seconds == pytest.approx(by_hand(costs, phase, degrees[phase]))
         names = [span.name.split()[0] for span in timeline.spans]
         assert names == ["gather", *["experts"] * degrees[phase], *["sum"] * degrees[phase]]
-    assert plan.memory == layer_memory(
+    assert replace(plan.memory, peak_bytes=None) == layer_memory(
         workload=WORKLOAD, forward_degree=step.degrees[0], backward_degree=step.degrees[1]
     )
 

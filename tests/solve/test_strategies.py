@@ -13,8 +13,8 @@ from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
 from moetune.solve.layer.choose import WORTH
-from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.plan import solve_plan
 from moetune.solve.layer.strategies import choose_strategy
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
@@ -63,43 +63,99 @@ ONE_EXPERT_A_RANK = LayerShape(d_model=1024, d_hidden=4096, num_experts=8, top_k
 
 
 def every_choice(by_hand: LayerByHand, limit_bytes: int) -> dict[tuple[Strategy, int, int], float]:
+    """Return the seconds of every strategy and degrees whose peak is within the limit."""
     grid = itertools.product(STRATEGIES, range(1, 9), range(1, 9))
     return {
         choice: by_hand.step_seconds(*choice)
         for choice in grid
-        if by_hand.memory_bytes(*choice) <= limit_bytes
+        if peak_of(*choice, layer=ONE_EXPERT_A_RANK) <= limit_bytes
     }
 
 
-@settings(max_examples=8, deadline=None)
+def peak_of(
+    strategy: Strategy, forward: int, backward: int, layer: LayerShape | None = None
+) -> int:
+    """Return the peak on a GPU, whose kernels take the rows of all experts of a rank."""
+    there = workload() if layer is None else replace(workload(), layer=layer)
+    return peak_bytes(
+        workload=there, forward_degree=forward, backward_degree=backward, strategy=strategy,
+        is_grouped=True,
+    ).device_bytes  # fmt: skip
+
+
+def costs_of(by_hand: LayerByHand) -> LinearCosts:
+    return replace(
+        COSTS,
+        copy_cost=LinearCost(alpha_seconds=by_hand.copy[0], beta_seconds=by_hand.copy[1]),
+        transfer_cost=LinearCost(
+            alpha_seconds=by_hand.exchange[0], beta_seconds=by_hand.exchange[1]
+        ),
+        interference=Interference(),
+    )
+
+
+peaks = st.one_of(
+    st.integers(225, 460).map(lambda mib: mib * MIB),
+    st.tuples(st.sampled_from(STRATEGIES), st.integers(1, 8), st.integers(1, 8)).map(
+        lambda choice: peak_of(*choice, layer=ONE_EXPERT_A_RANK)
+    ),
+)
+"""Limits anywhere, and to the byte those of a choice."""
+
+
+@settings(max_examples=12, deadline=None)
 @given(
-    limit_mib=st.integers(170, 400),
+    limit_bytes=peaks,
     copy_beta=st.sampled_from([1e-12, 5e-11, 1e-9]),
     wire_beta=st.sampled_from([3e-11, 3e-10, 3e-9]),
 )
 def test_the_choice_is_that_of_brute_force(
-    limit_mib: int, copy_beta: float, wire_beta: float
+    limit_bytes: int, copy_beta: float, wire_beta: float
 ) -> None:
     by_hand = replace(BY_HAND, copy=(1e-5, copy_beta), exchange=(2e-4, wire_beta))
-    costs = replace(
-        COSTS,
-        copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=copy_beta),
-        transfer_cost=LinearCost(alpha_seconds=2e-4, beta_seconds=wire_beta),
-        interference=Interference(),
-    )
-    choices = every_choice(by_hand, limit_mib * MIB)
+    costs = costs_of(by_hand)
+    choices = every_choice(by_hand, limit_bytes)
     if not choices:
         with pytest.raises(InfeasiblePlanError, match="memory"):
-            solve(costs, limit_bytes=limit_mib * MIB, layer=ONE_EXPERT_A_RANK)
+            solve(costs, limit_bytes=limit_bytes, layer=ONE_EXPERT_A_RANK)
         return
-    plan = solve(costs, limit_bytes=limit_mib * MIB, layer=ONE_EXPERT_A_RANK)
+    plan = solve(costs, limit_bytes=limit_bytes, layer=ONE_EXPERT_A_RANK)
     pipeline = plan.pipeline
     key = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
     assert key in choices
     assert plan.predicted.step_seconds == pytest.approx(choices[key], rel=1e-9)
     assert choices[key] <= min(choices.values()) * (1 + 1e-9)
-    sizes = plan.memory.state_bytes + plan.memory.activation_bytes + plan.memory.buffer_bytes
-    assert sizes <= limit_mib * MIB
+    assert plan.memory.peak_bytes == peak_of(*key, layer=ONE_EXPERT_A_RANK) <= limit_bytes
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    limit_bytes=peaks,
+    pins=st.sampled_from([(None, None), (3, None), (None, 1), (2, 5)]),
+    strategy=st.sampled_from([None, *STRATEGIES]),
+)
+def test_measured_choices_are_within_noise_of_brute_force_over_as_many_chunks_in_both_phases(
+    limit_bytes: int, pins: tuple[int | None, int | None], strategy: Strategy | None
+) -> None:
+    """Where one chunk fits, others have to be worth it, which is up to 5 % slower."""
+    bounds = replace(SMALL, forward_degree=pins[0], backward_degree=pins[1], strategy=strategy)
+    costs = replace(costs_of(BY_HAND), is_measured=True)
+    one, other = (pins[0] or pins[1], pins[1] or pins[0])
+    choices = {
+        (name, forward, backward): seconds
+        for (name, forward, backward), seconds in every_choice(BY_HAND, limit_bytes).items()
+        if strategy in {None, name}
+        and (forward == backward if one is None else (forward, backward) == (one, other))
+    }
+    if not choices:
+        with pytest.raises(InfeasiblePlanError, match="memory"):
+            solve(costs, limit_bytes=limit_bytes, bounds=bounds, layer=ONE_EXPERT_A_RANK)
+        return
+    plan = solve(costs, limit_bytes=limit_bytes, bounds=bounds, layer=ONE_EXPERT_A_RANK)
+    pipeline = plan.pipeline
+    key = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
+    assert key in choices
+    assert choices[key] <= min(choices.values()) / (1 - WORTH) * (1 + 1e-9)
 
 
 def test_without_a_limit_that_binds_everything_is_kept_and_each_strategy_has_its_reason() -> None:
@@ -117,12 +173,12 @@ def test_without_a_limit_that_binds_everything_is_kept_and_each_strategy_has_its
 
 
 def test_what_does_not_fit_lost_for_that_and_memory_binds() -> None:
-    plan = solve(limit_bytes=340 * MIB)
+    plan = solve(limit_bytes=420 * MIB)
     assert plan.memory.strategy != "none"
     assert plan.pipeline.order == "interleaved"
     assert plan.decision.binding == "memory"
     kept = next(one for one in plan.alternatives if one.strategy == "none")
-    assert kept.lost_because.startswith("does not fit: it needs ")
+    assert kept.lost_because.startswith("does not fit: it peaks at ")
     assert kept.step_seconds < plan.predicted.step_seconds
     assert f"Strategy {plan.memory.strategy}" in plan.decision.why
     runner_up = plan.decision.runner_up
@@ -181,8 +237,6 @@ def test_pageable_memory_lowers_the_trust_and_is_warned_of() -> None:
 
 
 def test_measured_reuse_must_be_worth_it_where_one_chunk_fits() -> None:
-    one_chunk = layer_memory(workload=workload(), forward_degree=1, backward_degree=1)
-
     def chosen(wire_beta: float) -> Strategy:
         costs = replace(
             COSTS,
@@ -192,8 +246,8 @@ def test_measured_reuse_must_be_worth_it_where_one_chunk_fits() -> None:
         found = choose_strategy(
             workload=workload(),
             costs=layer_costs(workload=workload(), costs=costs),
-            bounds=SMALL,
-            limit_bytes=total_bytes(one_chunk),
+            bounds=Bounds(max_degree=2),
+            limit_bytes=peak_of("none", 1, 1),  # two take more: sums of gradients in float32
         )
         times = {one.strategy: one.step.seconds for one in found.contenders}
         assert found.contenders[0].step.degrees == (1, 1)
@@ -220,7 +274,7 @@ def test_of_measured_strategies_that_noise_cannot_tell_apart_the_first_is_taken(
             workload=workload(),
             costs=layer_costs(workload=workload(), costs=costs),
             bounds=SMALL,
-            limit_bytes=340 * MIB,
+            limit_bytes=420 * MIB,
         )
         times = {one.strategy: one.step.seconds for one in found.contenders if one.fits}
         assert "none" not in times
@@ -231,19 +285,19 @@ def test_of_measured_strategies_that_noise_cannot_tell_apart_the_first_is_taken(
 
 
 def test_ranges_of_a_reusing_plan_fit_as_far_as_any_degree_does() -> None:
-    limit = 340 * MIB
+    limit = 420 * MIB
     plan = solve(limit_bytes=limit)
     for low, high, forward, backward in plan.pipeline.ranges:
         for tokens in {low, min(high, 2 * low)}:
             if tokens == 4096 or max(forward, backward) == 8:
                 continue
-            memory = layer_memory(
+            peak = peak_bytes(
                 workload=replace(workload(), tokens_per_rank=tokens),
                 forward_degree=forward,
                 backward_degree=backward,
                 strategy=plan.memory.strategy,
             )
-            assert total_bytes(memory) <= limit, (tokens, forward, backward)
+            assert peak.device_bytes <= limit, (tokens, forward, backward)
 
 
 def test_copies_bind_where_they_take_longer_than_all_else() -> None:

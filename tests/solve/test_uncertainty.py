@@ -49,7 +49,7 @@ def _judge(*resamples: Costs, bounds: Bounds | None = None) -> Confidence:
 
 def _best_degrees(costs: Costs) -> tuple[int, int]:
     chooser = DegreeChooser(costs=layer_costs(workload=WORKLOAD, costs=costs), bounds=Bounds())
-    return chooser.degree("forward", 4096), chooser.degree("backward", 4096)
+    return chooser.degrees(4096)
 
 
 def _step_seconds(costs: Costs, degrees: tuple[int, int]) -> float:

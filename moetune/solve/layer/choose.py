@@ -1,16 +1,17 @@
 """Degree of each phase: bounds, ranking, and closed forms where costs are lines."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import product, takewhile
 
 from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import PHASES, Phase
+from moetune.solve.layer.budget import Degrees, MemoryBudget
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.memory import MemoryBudget
+from moetune.solve.layer.room import Room
 from moetune.solve.layer.times import PhaseTime, phase_time
 
 NOISE = 0.01
@@ -23,21 +24,31 @@ chunks share most of it, so that among them `NOISE` is enough.
 """
 
 
+PhaseTimes = tuple[PhaseTime, PhaseTime]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeChooser:
     """The best degree of each phase for any number of tokens.
 
     Args:
-        max_pipelined_tokens: most tokens for which the buffers of more than one chunk fit,
-            without reuse.
-        budget: memory that bounds the degrees from below; None without a bound.
+        budget: memory that the peak of a step has to fit into; None without a bound.
+
+    Attributes:
+        is_measured: whether the costs come from measurements, with their noise, not from lines.
+        is_paired: whether both phases get as many chunks: where costs are measured and no pins
+            differ. The layer keeps rows for the backward pass by the pieces that the cuts of both
+            phases make, f + b - gcd(f, b) of them. Its GEMMs run on pieces where a rank has several
+            experts, and are then slower than those of a chunk, which is what was measured.
     """
 
     costs: LayerCosts
     bounds: Bounds
-    max_pipelined_tokens: float = math.inf
     strategy: Strategy = "none"
     budget: MemoryBudget | None = None
+    room: Room | None = field(init=False)
+    is_measured: bool = field(init=False)
+    is_paired: bool = field(init=False)
     _lines: dict[Phase, tuple[LinearCost, LinearCost] | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,28 +56,21 @@ class DegreeChooser:
         closed &= self.bounds.chosen_order == "dispatch_first" and self.costs.world_size > 1
         lines = {phase: self.costs.lines(phase) if closed else None for phase in PHASES}
         object.__setattr__(self, "_lines", lines)
+        pins = {self.bounds.forward_degree, self.bounds.backward_degree} - {None}
+        is_measured = self.costs.costs.gemm_line(dtype=self.costs.dtype) is None
+        object.__setattr__(self, "is_measured", is_measured)
+        object.__setattr__(self, "is_paired", is_measured and len(pins) <= 1)
+        room = None
+        if self.budget is not None:
+            most = self.bounds.max_degree
+            room = Room(self.budget, strategy=self.strategy, max_degree=most)
+        object.__setattr__(self, "room", room)
 
     @property
     def is_closed(self) -> bool:
         """Whether every best degree comes from a closed form, at once and exact."""
         one_rank = self.costs.world_size == 1 and self.strategy == "none"
         return one_rank or all(lines is not None for lines in self._lines.values())
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether the costs come from measurements, with their noise, and not from lines."""
-        return self.costs.costs.gemm_line(dtype=self.costs.dtype) is None
-
-    @property
-    def is_paired(self) -> bool:
-        """Whether both phases get as many chunks: where costs are measured and no pins differ.
-
-        The layer keeps rows for the backward pass by the pieces that the cuts of both phases
-        make, f + b - gcd(f, b) of them. Its GEMMs run on pieces where a rank has several experts,
-        and are then slower than those of a chunk, which is what was measured.
-        """
-        pins = {self.bounds.forward_degree, self.bounds.backward_degree} - {None}
-        return self.is_measured and len(pins) <= 1
 
     def pinned(self, phase: Phase) -> int | None:
         """Return the degree pinned for the phase, or for both by a pin of the other one."""
@@ -75,49 +79,66 @@ class DegreeChooser:
             return self.bounds.forward_degree or self.bounds.backward_degree
         return pinned
 
-    def rank(self, phase: Phase, tokens: int) -> tuple[PhaseTime, ...]:
-        """Return every allowed degree: the best one first, the others by time."""
-        times = self._times(phase, tokens)
-        best = self.degree(phase, tokens)
+    def rank(self, phase: Phase, tokens: int, best: Degrees | None = None) -> tuple[PhaseTime, ...]:
+        """Return the degrees that fit beside the other phase's best: the best first, then by time.
+
+        Args:
+            best: of both phases; default, `degrees`.
+        """
+        at = PHASES.index(phase)
+        best = best or self.degrees(tokens)
+        pairs = ((one, self._beside(at, one, best)) for one in self._bounded(phase, tokens))
+        among = [one for one, pair in pairs if self.fits(tokens, pair)]
+        times = [self.time(phase, tokens, one) for one in dict.fromkeys([best[at], *among])]
         return tuple(
-            sorted(times, key=lambda time: (time.degree != best, time.seconds, time.degree))
+            sorted(times, key=lambda time: (time.degree != best[at], time.seconds, time.degree))
         )
 
-    def allowed(self, phase: Phase, tokens: int) -> range:
-        """Return the degrees that the bounds and the memory leave."""
-        pinned = self.pinned(phase)
-        if pinned is not None:
-            pinned = min(pinned, tokens)
-            return range(pinned, pinned + 1)
-        largest = self.bounds.largest(tokens)
-        if self.budget is not None:
-            fewest = self.budget.fewest_chunks(
-                strategy=self.strategy, tokens=tokens, largest=largest
-            )
-            return range(fewest, largest + 1)
-        fits = tokens <= self.max_pipelined_tokens
-        return range(1, (largest if fits else 1) + 1)
+    def fits(self, tokens: int, degrees: Degrees) -> bool:
+        """Return whether the degrees of both phases fit into the memory."""
+        return self.room is None or self.room.fits(tokens, degrees)
 
-    def degree(self, phase: Phase, tokens: int) -> int:
-        """Return the best degree for so many tokens."""
-        allowed = self.allowed(phase, tokens)
-        if len(allowed) == 1 or self.costs.world_size == 1:
-            return allowed[0]
-        lines = self._lines[phase]
-        if lines is not None:
-            rows = tokens * self.costs.layer.top_k
-            best = self.costs.best_degree(lines, rows=rows, max_degree=allowed[-1])
-            return max(best, allowed[0])
-        return self._simulated_best(tokens)[PHASES.index(phase)].degree
+    def allowed(self, phase: Phase, tokens: int) -> Sequence[int]:
+        """Return the degrees that bounds and pins leave, and that fit beside the other phase's.
 
-    def best(self, tokens: int) -> tuple[PhaseTime, PhaseTime]:
-        """Return both phases at their best degrees, with every time computed once."""
-        if self.is_closed or self.costs.world_size == 1:
-            forward, backward = (
-                self.time(phase, tokens, self.degree(phase, tokens)) for phase in PHASES
-            )
-            return forward, backward
-        return self._simulated_best(tokens)
+        Ascending. Where the other phase's degree is free, any of its own `allowed` ones. Where
+        nothing fits, the one with the least memory.
+        """
+        every = self._bounded(phase, tokens)
+        at = PHASES.index(phase)
+        other = self._bounded(PHASES[1 - at], tokens)
+        if self.room is None or self.pinned(phase) is not None:
+            return every
+        if not self.is_paired and len(other) > 1:
+            return self.room.degrees(tokens, every)
+        pairs = [self._beside(at, one, (other[0], other[0])) for one in every]
+        return [pair[at] for pair in self.room.fitting(tokens, pairs)]
+
+    def degrees(self, tokens: int) -> Degrees:
+        """Return the best degrees for so many tokens.
+
+        Where those do not fit, the best of those that are `allowed`.
+        """
+        free = self._best_among(tokens, [self._bounded(phase, tokens) for phase in PHASES])
+        if self.fits(tokens, free):
+            return free
+        return self._best_among(tokens, [self.allowed(phase, tokens) for phase in PHASES])
+
+    def degrees_that_fit(self, tokens: int) -> Degrees | None:
+        """Return the best degrees of all pairs that fit; None where none does."""
+        every = [self._bounded(phase, tokens) for phase in PHASES]
+        free = self._best_among(tokens, every)
+        if self.room is None or self.room.fits(tokens, free):
+            return free
+        if self.is_paired or min(map(len, every)) == 1:
+            found = self._best_among(tokens, [self.allowed(phase, tokens) for phase in PHASES])
+            return found if self.room.fits(tokens, found) else None
+        return self._best_pair(tokens, every)
+
+    def best(self, tokens: int) -> PhaseTimes:
+        """Return both phases at their best degrees."""
+        forward, backward = self.degrees(tokens)
+        return self.time("forward", tokens, forward), self.time("backward", tokens, backward)
 
     def time(self, phase: Phase, tokens: int, degree: int) -> PhaseTime:
         """Return the phase's time at a degree."""
@@ -130,25 +151,73 @@ class DegreeChooser:
             strategy=self.strategy,
         )
 
-    def _simulated_best(self, tokens: int) -> tuple[PhaseTime, PhaseTime]:
-        """Return both phases at the smallest degrees that tie with the best, or within noise."""
-        times = [self._times(phase, tokens) for phase in PHASES]
+    def _bounded(self, phase: Phase, tokens: int) -> range:
+        """Return the degrees that bounds and pins leave, ascending."""
+        pinned = self.pinned(phase)
+        if pinned is not None:
+            pinned = min(pinned, tokens)
+            return range(pinned, pinned + 1)
+        return range(1, self.bounds.largest(tokens) + 1)
+
+    def _beside(self, at: int, degree: int, others: Degrees) -> Degrees:
+        """Return the degrees of both phases where the one at the index has so many."""
+        if self.is_paired:
+            return degree, degree
+        return (others[0], degree) if at else (degree, others[1])
+
+    def _best_pair(self, tokens: int, among: Sequence[Sequence[int]]) -> Degrees | None:
+        """Return the best pair of these degrees that fits, the fewest chunks of those that tie."""
+        forward, backward = (
+            [self.time(phase, tokens, one) for one in each]
+            for phase, each in zip(PHASES, among, strict=True)
+        )
+        pairs = sorted(product(forward, backward), key=_seconds)
+        fitting = (pair for pair in pairs if self.fits(tokens, _degrees(pair)))
+        found = next(fitting, None)
+        if found is None:
+            return None
+        limit = _seconds(found) * (1 + TIE)
+        tied = takewhile(lambda pair: _seconds(pair) <= limit, fitting)
+        return min([_degrees(found), *map(_degrees, tied)], key=lambda two: (sum(two), two))
+
+    def _best_among(self, tokens: int, among: Sequence[Sequence[int]]) -> Degrees:
+        """Return the best of the degrees of each phase, which are ascending."""
+        if max(map(len, among)) == 1 or self.costs.world_size == 1:
+            return among[0][0], among[1][0]
+        if self.is_closed:
+            forward, backward = (
+                self._closed(phase, tokens, each) for phase, each in zip(PHASES, among, strict=True)
+            )
+            return forward, backward
+        return self._simulated(tokens, among)
+
+    def _closed(self, phase: Phase, tokens: int, among: Sequence[int]) -> int:
+        lines = self._lines[phase]
+        if lines is None or len(among) == 1:
+            return among[0]
+        rows = tokens * self.costs.layer.top_k
+        best = self.costs.best_degree(lines, rows=rows, max_degree=among[-1])
+        return max(best, among[0])
+
+    def _simulated(self, tokens: int, among: Sequence[Sequence[int]]) -> Degrees:
+        """Return the smallest degrees that tie with the best, or are within noise of it."""
+        times = [
+            [self.time(phase, tokens, one) for one in each]
+            for phase, each in zip(PHASES, among, strict=True)
+        ]
         if self.is_paired:
             seconds = [[_seconds(pair) for pair in zip(*times, strict=True)]]
         else:
             seconds = [[time.seconds for time in each] for each in times]
         if self.is_measured and not self._is_worth_it(seconds, tokens):
-            return times[0][0], times[1][0]
+            return times[0][0].degree, times[1][0].degree
         chosen = [self._smallest_near_best(each) for each in seconds]
-        return times[0][chosen[0]], times[1][chosen[-1]]
+        return times[0][chosen[0]].degree, times[1][chosen[-1]].degree
 
     def _smallest_near_best(self, seconds: Sequence[float]) -> int:
         """Return the index of the first that is near the least, of times by degree, ascending."""
         limit = min(seconds) * (1 + (NOISE if self.is_measured else TIE))
         return next(at for at, one in enumerate(seconds) if one <= limit)
-
-    def _times(self, phase: Phase, tokens: int) -> list[PhaseTime]:
-        return [self.time(phase, tokens, degree) for degree in self.allowed(phase, tokens)]
 
     def _is_worth_it(self, seconds: Sequence[Sequence[float]], tokens: int) -> bool:
         """Return whether chunks promise to save enough of the step.
@@ -164,6 +233,10 @@ class DegreeChooser:
 
 def _seconds(phases: Iterable[PhaseTime]) -> float:
     return sum(phase.seconds for phase in phases)
+
+
+def _degrees(pair: PhaseTimes) -> Degrees:
+    return pair[0].degree, pair[1].degree
 
 
 def check_pins(*, bounds: Bounds, tokens: int) -> None:

@@ -9,11 +9,13 @@ gate, and collectives of the layer's ranks. `solve.layer.parallelism` has its im
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from moetune.domain.constraints import Dispatcher, Order
 from moetune.domain.costs import (
+    CommSpeed,
+    CompSpeed,
     Costs,
     Doubt,
     Estimate,
@@ -65,6 +67,9 @@ class LayerCosts(ABC):
         default_factory=dict, init=False, repr=False, compare=False
     )
     _computes: dict[tuple[Phase, float], Estimate] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _halves: dict[tuple[Phase, float, bool], tuple[Estimate, Estimate]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _speeds: dict[tuple[float, float], OverlapSpeeds] = field(
@@ -195,10 +200,12 @@ class LayerCosts(ABC):
         table = self.costs.interference
         seconds = self.transfer(rows=rows, degree=degree).seconds
         speeds = self.speeds(rows=rows, transfer_seconds=seconds)
-        return replace(
-            table,
-            comp=replace(table.comp, comm=speeds.comp),
-            comm=replace(table.comm, comp=speeds.comm),
+        if (speeds.comp, speeds.comm) == (table.comp.comm, table.comm.comp):
+            return table
+        return Interference(
+            comp=CompSpeed(comm=speeds.comp, mem=table.comp.mem, all=table.comp.all),
+            comm=CommSpeed(comp=speeds.comm, mem=table.comm.mem, all=table.comm.all),
+            mem=table.mem,
         )
 
     def speeds(self, *, rows: float, transfer_seconds: float) -> OverlapSpeeds:
@@ -282,6 +289,41 @@ class LayerCosts(ABC):
         yield from (self.gemm(product, rows=rows),) * (self.layer.num_gemms - 1)
         yield self.gemm(product, rows=rows, is_second=True)
 
+    def halves(self, phase: Phase, rows: float, *, recompute: bool) -> tuple[Estimate, Estimate]:
+        """Return the experts' work up to T_M's last use, and after it.
+
+        Forward the GEMMs with W₁ (and W₃) and the activation come before, that with W₂ after.
+        Backward the GEMMs with W₂ and the activation's gradient come before.
+
+        Args:
+            recompute: backward, T_M is computed again, and that comes before.
+        """
+        key = phase, rows, recompute and phase == "backward"
+        found = self._halves.get(key)
+        if found is None:
+            found = self._halves[key] = self._two_halves(*key)
+        return found
+
+    def _two_halves(
+        self, phase: Phase, rows: float, recompute: bool  # noqa: FBT001 - of the key above
+    ) -> tuple[Estimate, Estimate]:  # fmt: skip
+        def gemms(*forms: GemmForm, is_second: bool) -> list[Estimate]:
+            count = 1 if is_second else self.layer.num_gemms - 1
+            return count * [self.gemm(form, rows=rows, is_second=is_second) for form in forms]
+
+        activation, sorting = self.activation(phase, rows), self.sorting(rows)
+        if phase == "forward":
+            return (
+                total(sorting, *gemms("forward", is_second=False), activation),
+                total(*gemms("forward", is_second=True), sorting),
+            )
+        again = gemms("forward", is_second=False) if recompute else []
+        gradients: tuple[GemmForm, GemmForm] = ("grad_input", "grad_weight")
+        return (
+            total(sorting, *again, *gemms(*gradients, is_second=True), activation),
+            total(*gemms(*gradients, is_second=False), sorting),
+        )
+
     def product_dtype(self, product: GemmForm) -> str:
         """Return the element type of an expert's product: its format, or the dtype of the step."""
         recipe = self.quantization
@@ -354,10 +396,11 @@ def total(*parts: Estimate | None) -> Estimate:
         parts: None for what was not measured, which counts as 0 s.
     """
     known = [part for part in parts if part is not None]
+    trusts = {part.trust for part in known}
     return Estimate(
-        seconds=sum((part.seconds for part in known), 0.0),
-        trust=least_trust(part.trust for part in known),
-        doubts=doubts_of(known),
+        seconds=sum([part.seconds for part in known], 0.0),
+        trust=least_trust(trusts) if len(trusts) != 1 else trusts.pop(),
+        doubts=doubts_of(known) if any([part.doubts for part in known]) else (),
     )
 
 

@@ -55,7 +55,11 @@ def fewest_ranges(
     firsts, chosen = fewest_runs(good, len(sizes), chooser.bounds.max_degree)
     lows = [1]
     for at, (before, after) in zip(firsts[1:], pairwise(chosen), strict=True):
-        lows.append(_change(chooser, sizes[at - 1], sizes[at], before, after))
+        low = _change(chooser, sizes[at - 1], sizes[at], before, after)
+        if chooser.room is not None:
+            most = max(chooser.room.most_tokens(before), sizes[at - 1])
+            low = min(low, most + 1)
+        lows.append(low)
     highs = [low - 1 for low in lows[1:]] + [sizes[-1]]
     return tuple(
         (low, high, *degrees) for low, high, degrees in zip(lows, highs, chosen, strict=True)

@@ -4,9 +4,6 @@ T tokens a rank, k experts a token, N = T·k rows, M d_model, H d_hidden, E expe
 on this rank, n chunks. The paper has k = E_l = 1 and H = 4·M.
 """
 
-from bisect import bisect_left
-from dataclasses import dataclass, replace
-
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import LayerShape, Workload
@@ -115,16 +112,13 @@ def tensor_parallel_hidden(layer: LayerShape, *, backward: bool) -> int:
 
 
 def total_bytes(memory: Memory) -> int:
-    """Return all bytes of the plan on one device."""
+    """Return all bytes of the papers' formulas on one device."""
     return memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
 
 
-def tokens_that_fit(*, workload: Workload, limit_bytes: int, pipelined: bool) -> int:
-    """Return the most tokens per rank within the limit; 0 or less when not even one fits."""
-    layer = workload.layer
-    elements = _activation_elements(layer) + _buffer_elements(layer, pipelined=pipelined)
-    per_token = elements * dtype_bytes(workload.dtype)
-    return (limit_bytes - _state_bytes(workload, None)) // per_token
+def device_bytes(memory: Memory) -> int:
+    """Return the peak on one device; of a plan that does not know it, the formulas' bytes."""
+    return total_bytes(memory) if memory.peak_bytes is None else memory.peak_bytes
 
 
 def _state_bytes(workload: Workload, states: StateBytes | None) -> int:
@@ -154,71 +148,6 @@ def _saved_elements(layer: LayerShape, degree: int) -> int:
     """Return Δ of one token, rounded down (MPipeMoE Eq. 5)."""
     travelling = 2 * layer.d_model * max(degree - 2, 0)
     return layer.top_k * (travelling + middle_elements(layer) * (degree - 1)) // degree
-
-
-_MOST_TOKENS = 2**40
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryBudget:
-    """A layer, and the bytes that it may take on one device."""
-
-    workload: Workload
-    limit_bytes: int
-
-    @property
-    def shrinks_with_chunks(self) -> bool:
-        """Whether chunks take less memory than one without reuse: in a tensor-parallel group."""
-        return self.workload.expert_parallel == "tensor"
-
-    def least_degree(self, largest: int) -> int:
-        """Return the degree that takes the least memory without reuse."""
-        return largest if self.shrinks_with_chunks else 1
-
-    @property
-    def max_pipelined_tokens(self) -> int:
-        """The most tokens whose buffers fit in several chunks without reuse; may be negative."""
-        return tokens_that_fit(workload=self.workload, limit_bytes=self.limit_bytes, pipelined=True)
-
-    def memory(
-        self, *, strategy: Strategy, degrees: tuple[int, int], tokens: int | None = None
-    ) -> Memory:
-        """Return the memory of a choice, for the workload's tokens or for others."""
-        workload = self.workload
-        if tokens is not None:
-            workload = replace(workload, tokens_per_rank=tokens)
-        return layer_memory(
-            workload=workload,
-            forward_degree=degrees[0],
-            backward_degree=degrees[1],
-            strategy=strategy,
-        )
-
-    def fits(
-        self, *, strategy: Strategy, degrees: tuple[int, int], tokens: int | None = None
-    ) -> bool:
-        """Return whether a choice fits."""
-        memory = self.memory(strategy=strategy, degrees=degrees, tokens=tokens)
-        return total_bytes(memory) <= self.limit_bytes
-
-    def fewest_chunks(self, *, strategy: Strategy, tokens: int, largest: int) -> int:
-        """Return the smallest degree, the same in both phases, that fits; else `largest`.
-
-        More chunks take less memory, so that bisection finds it.
-        """
-
-        def fits(degree: int) -> bool:
-            return self.fits(strategy=strategy, degrees=(degree, degree), tokens=tokens)
-
-        return min(1 + bisect_left(range(1, largest + 1), True, key=fits), largest)  # noqa: FBT003
-
-    def most_tokens(self, *, strategy: Strategy, degrees: tuple[int, int]) -> int:
-        """Return the most tokens per rank that fit; 0 when not even one does."""
-
-        def is_too_large(tokens: int) -> bool:
-            return not self.fits(strategy=strategy, degrees=degrees, tokens=tokens)
-
-        return bisect_left(range(1, _MOST_TOKENS), True, key=is_too_large)  # noqa: FBT003
 
 
 def limit_of(inputs: PlanInputs, *, device_memory_bytes: int) -> int:

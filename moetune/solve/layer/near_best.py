@@ -23,23 +23,26 @@ class SimulatedDegrees:
         self._phases = phases
         self._tokens = tokens
         self._times: dict[int, tuple[PhaseTime, ...]] = {}
+        self._seconds: dict[int, float] = {}
         bounds = (
-            (degree, sum(self._bound(phase, degree) for phase in phases))
+            (degree, sum([self._bound(phase, degree) for phase in phases]))
             for degree in chooser.allowed(phases[0], tokens)
         )
         self.bounds = dict(sorted(bounds, key=itemgetter(1)))
 
     def times(self, degree: int) -> tuple[PhaseTime, ...]:
         """Return each phase's time in so many chunks."""
-        if degree not in self._times:
-            self._times[degree] = tuple(
-                self._chooser.time(phase, self._tokens, degree) for phase in self._phases
-            )
+        self.seconds(degree)
         return self._times[degree]
 
     def seconds(self, degree: int) -> float:
         """Return the time of all phases in so many chunks."""
-        return sum(time.seconds for time in self.times(degree))
+        found = self._seconds.get(degree)
+        if found is None:
+            times = tuple(self._chooser.time(phase, self._tokens, degree) for phase in self._phases)
+            self._times[degree] = times
+            found = self._seconds[degree] = sum(time.seconds for time in times)
+        return found
 
     def is_near_best(self, degree: int, tolerance: float) -> bool:
         """Return whether the degree's time is so near to the best one's.
@@ -48,10 +51,10 @@ class SimulatedDegrees:
         """
         if degree not in self.bounds:
             return False
-        if not self._times:
-            self.times(next(iter(self.bounds)))
+        if not self._seconds:
+            self.seconds(next(iter(self.bounds)))
         longer = 1 + tolerance
-        limit = min(self.seconds(one) for one in self._times) * longer
+        limit = min(self._seconds.values()) * longer
         if self.bounds[degree] > limit:
             return False
         seconds = self.seconds(degree)

@@ -19,7 +19,6 @@ from moetune.solve.layer.choose import check_pins
 from moetune.solve.layer.doubts import doubt_warnings, profile_command
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.parallelism import is_hierarchy_measured, layer_costs
-from moetune.solve.layer.peak import has_grouped, peak_bytes
 from moetune.solve.layer.ranges import solve_ranges
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import (
@@ -35,7 +34,6 @@ from moetune.solve.layer.uncertainty import judge_choice
 from moetune.solve.layer.verdict import alternatives_of, verdict_of
 from moetune.solve.layer.words import (
     PAGEABLE,
-    explain_peak,
     trust_warnings,
 )
 
@@ -197,19 +195,7 @@ def judge_ranked(ranked: RankedLayer, resamples: Sequence[Costs]) -> Confidence:
 
 
 def layer_warnings(ranking: Ranking) -> Iterator[str]:
-    """Yield warnings about the choice's memory, copies and pins."""
-    limit, best = ranking.budget.limit_bytes, ranking.best
-    peak = peak_bytes(
-        workload=ranking.budget.workload,
-        forward_degree=best.forward.degree,
-        backward_degree=best.backward.degree,
-        strategy=ranking.strategy,
-        is_grouped=has_grouped(ranking.budget.workload, ranking.costs),
-        dispatcher=ranking.costs.dispatcher,
-    )
-    # The limit bounds the papers' formulas, so that plans compare with theirs; the peak only warns.
-    if peak.device_bytes > limit:
-        yield explain_peak(peak_bytes=peak.device_bytes, limit_bytes=limit)
+    """Yield warnings about the choice's copies and pins."""
     offloads = ranking.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE
     if offloads and ranking.costs.costs.copy_mode == "pageable":
         yield PAGEABLE

@@ -1,14 +1,15 @@
 """Ranges of tokens and their degrees: exact where costs are lines, few where they are measured."""
 
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import chain, pairwise
 
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.plan import Range
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.fewest_ranges import fewest_ranges
+from moetune.solve.layer.room import Room
 
 SINGLE_TOKENS = 16
 STEPS_PER_OCTAVE = 8
@@ -45,10 +46,11 @@ def solve_ranges(
         return fewest_ranges(chooser=chooser, sizes=sorted(sizes), tokens=tokens, own=own)
     samples = sorted({*_samples(top, STEPS_PER_OCTAVE), tokens})
     chosen: dict[Phase, int] = {"forward": forward_degree, "backward": backward_degree}
+    degrees = cache(chooser.degrees)
 
     def steps(phase: Phase) -> list[Step]:
         def degree(size: int) -> int:
-            return chosen[phase] if size == tokens else chooser.degree(phase, size)
+            return chosen[phase] if size == tokens else degrees(size)[PHASES.index(phase)]
 
         solved = [(sample, degree(sample)) for sample in samples]
         changes = (_changes(degree, low, high) for low, high in pairwise(solved))
@@ -76,13 +78,18 @@ def _limits(chooser: DegreeChooser, top: int) -> Iterator[int]:
     """Yield the sizes at which the allowed degrees change, and their neighbours."""
     for phase in PHASES:
         yield from range(1, min(chooser.bounds.pinned(phase) or 1, top) + 1)
-    if chooser.budget is not None:
-        for degree in range(1, chooser.bounds.max_degree + 1):
-            most = chooser.budget.most_tokens(strategy=chooser.strategy, degrees=(degree, degree))
-            yield from (size for size in (most, most + 1) if 1 <= size < top)
-    if chooser.max_pipelined_tokens < top:
-        last = math.floor(chooser.max_pipelined_tokens)
-        yield from (size for size in (last, last + 1) if size >= 1)
+    if chooser.room is not None:
+        yield from (size for size in _fitting_sizes(chooser, chooser.room) if 1 <= size < top)
+
+
+def _fitting_sizes(chooser: DegreeChooser, room: Room) -> Iterator[int]:
+    """Yield the most tokens that fit in 1, 2, 4, … chunks, and one more."""
+    degree = 1
+    while degree <= chooser.bounds.max_degree:
+        paired = chooser.is_paired
+        most = room.most_tokens((degree, degree)) if paired else room.most_tokens_from(degree)
+        yield from (most, most + 1)
+        degree *= 2
 
 
 def _changes(degree: Callable[[int], int], low: Step, high: Step) -> list[Step]:

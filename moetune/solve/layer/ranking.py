@@ -6,9 +6,9 @@ from itertools import product
 
 from moetune.domain.constraints import Bounds, Order, Strategy
 from moetune.domain.layer import PHASES, Phase
+from moetune.solve.layer.budget import Degrees, MemoryBudget
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.near_best import fewest_near_best, near_best
 from moetune.solve.layer.times import PhaseTime, StepTime, step_time
 from moetune.solve.layer.words import explain_pin
@@ -52,32 +52,17 @@ class Ranking:
         return self.bounds.chosen_order if self.strategy == "none" else "interleaved"
 
     @property
-    def memory_forced(self) -> bool:
-        """Whether other degrees would be chosen if their buffers fitted.
-
-        In a tensor-parallel group more chunks take less memory; elsewhere, without reuse, one
-        chunk takes the least.
-        """
-        if self.strategy != "none":
-            return False
-        if self.chooser.budget is not None:
-            return any(
-                self.bounds.pinned(phase) is None
-                and self.fewest_chunks > self.free.degree(phase, self.tokens)
-                for phase in PHASES
-            )
-        wanted = (self.free.degree(phase, self.tokens) for phase in PHASES)
-        return self.tokens > self.chooser.max_pipelined_tokens and max(wanted) > max(
-            self.best.degrees
-        )
+    def wanted(self) -> StepTime:
+        """The step that would be chosen with this strategy if there were more memory."""
+        forward, backward = replace(self.chooser, budget=None).best(self.tokens)
+        return self.step(forward, backward)
 
     @property
-    def fewest_chunks(self) -> int:
-        """The fewest chunks that fit, where more of them take less memory."""
-        largest = self.bounds.largest(self.tokens)
-        return self.budget.fewest_chunks(
-            strategy=self.strategy, tokens=self.tokens, largest=largest
-        )
+    def memory_forced(self) -> bool:
+        """Whether other degrees would be chosen, without reuse, if there were more memory."""
+        if self.strategy != "none":
+            return False
+        return not self.budget.fits(strategy="none", degrees=self.wanted.degrees)
 
     def step(self, forward: PhaseTime, backward: PhaseTime) -> StepTime:
         """Return the step of these phases."""
@@ -98,11 +83,10 @@ class Ranking:
             if self._is_choice((forward.degree, backward.degree))
         ][1:]
         steps.sort(key=order_of_steps)
-        allowed = (
-            {time.degree for time in self.forward},
-            {time.degree for time in self.backward},
+        allowed = all(
+            1 in {time.degree for time in phase} for phase in (self.forward, self.backward)
         )
-        one_chunk = self.strategy == "none" and all(1 in degrees for degrees in allowed)
+        one_chunk = self.strategy == "none" and allowed and self._is_choice((1, 1))
         if max(self.best.degrees) == 1 or not one_chunk:
             return steps[:NUM_ALTERNATIVES]
         others = [step for step in steps if max(step.degrees) > 1]
@@ -120,17 +104,17 @@ class Ranking:
                     phase=phase, pinned=chosen.degree, best=best.degree, slower=slower
                 )
 
-    def _is_choice(self, degrees: tuple[int, int]) -> bool:
+    def _is_choice(self, degrees: Degrees) -> bool:
         if self.chooser.is_paired and degrees[0] != degrees[1]:
             return False
-        reuses = self.chooser.strategy != "none"
-        return not reuses or (
-            max(degrees) > 1 and self.budget.fits(strategy=self.strategy, degrees=degrees)
-        )
+        if self.chooser.strategy != "none" and max(degrees) == 1:
+            return False
+        return self.chooser.fits(self.tokens, degrees)
 
     def _free_best(self, phase: Phase) -> PhaseTime:
         if self.chooser.strategy == "none":
-            return self.free.rank(phase, self.tokens)[0]
+            best = self.free.degrees(self.tokens)
+            return self.free.rank(phase, self.tokens, best)[0]
         near = near_best(self.free, phase, self.tokens)
         return self.free.time(phase, self.tokens, min(near, key=lambda degree: near[degree]))
 
@@ -154,20 +138,16 @@ def rank_degrees(
     """
     tokens = budget.workload.tokens_per_rank
     if strategy != "none":
-        chooser = DegreeChooser(costs=costs, bounds=bounds, strategy=strategy)
+        chooser = DegreeChooser(costs=costs, bounds=bounds, strategy=strategy, budget=budget)
         reused = _rank_reused(chooser, budget, is_rival=is_rival)
         if reused is not None or bounds.strategy != strategy:
             return reused
-    least = budget.least_degree(bounds.largest(tokens))
     chooser = DegreeChooser(costs=costs, bounds=bounds, budget=budget)
-    pins = chooser.pinned("forward") or least, chooser.pinned("backward") or least
-    if not budget.fits(strategy=strategy, degrees=pins):
-        return None
-    if not budget.shrinks_with_chunks:
-        most = budget.max_pipelined_tokens
-        chooser = DegreeChooser(costs=costs, bounds=bounds, max_pipelined_tokens=most)
     if strategy != "none":  # pinned, with one chunk each way
         chooser = replace(chooser, bounds=replace(bounds, max_degree=1))
+    best = chooser.degrees_that_fit(tokens)
+    if best is None or (strategy != "none" and max(best) > 1):
+        return None
     return Ranking(
         tokens=tokens,
         strategy=strategy,
@@ -176,8 +156,8 @@ def rank_degrees(
         budget=budget,
         chooser=chooser,
         free=DegreeChooser(costs=costs, bounds=_without_pins(bounds)),
-        forward=chooser.rank("forward", tokens),
-        backward=chooser.rank("backward", tokens),
+        forward=chooser.rank("forward", tokens, best),
+        backward=chooser.rank("backward", tokens, best),
         sequential=_sequential(costs, bounds, tokens),
     )
 
@@ -185,21 +165,21 @@ def rank_degrees(
 def _rank_reused(chooser: DegreeChooser, budget: MemoryBudget, *, is_rival: bool) -> Ranking | None:
     tokens, strategy = budget.workload.tokens_per_rank, chooser.strategy
 
-    def fits(degrees: tuple[int, int]) -> bool:
-        return max(degrees) > 1 and budget.fits(strategy=strategy, degrees=degrees)
+    def fits(degrees: Degrees) -> bool:
+        return max(degrees) > 1 and chooser.fits(tokens, degrees)
 
-    few = fewest_near_best(chooser, tokens, fits)
+    few = fewest_near_best(replace(chooser, budget=None), tokens, fits)
     if few is None:
         return None
 
-    def pair(phase: Phase, degree: int) -> tuple[int, int]:
+    def pair(phase: Phase, degree: int) -> Degrees:
         if chooser.is_paired:
             return degree, degree
         return (degree, few[1].degree) if phase == "forward" else (few[0].degree, degree)
 
     def ranked(phase: Phase, chosen: PhaseTime) -> _Times:
         """Return the degrees that fit beside the other phase's choice, the chosen one first."""
-        allowed = () if is_rival else chooser.allowed(phase, tokens)
+        allowed = () if is_rival else replace(chooser, budget=None).allowed(phase, tokens)
         others = [one for one in allowed if one != chosen.degree and fits(pair(phase, one))]
         times = [chooser.time(phase, tokens, one) for one in others]
         return chosen, *sorted(times, key=lambda time: (time.seconds, time.degree))
@@ -211,8 +191,8 @@ def _rank_reused(chooser: DegreeChooser, budget: MemoryBudget, *, is_rival: bool
         costs=chooser.costs,
         bounds=chooser.bounds,
         budget=budget,
-        chooser=replace(chooser, budget=budget),
-        free=replace(chooser, bounds=_without_pins(chooser.bounds)),
+        chooser=chooser,
+        free=replace(chooser, bounds=_without_pins(chooser.bounds), budget=None),
         forward=ranked("forward", forward),
         backward=ranked("backward", backward),
         sequential=_sequential(chooser.costs, chooser.bounds, tokens),

@@ -14,7 +14,6 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Estimate, Interference
 from moetune.domain.layer import Phase
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
-from moetune.domain.samples import GemmForm
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts, total
 from moetune.solve.layer.memory import middle_elements
@@ -59,9 +58,20 @@ class ReusedChunk:
         return total(self.before, self.after)
 
     @property
+    def compute_seconds(self) -> float:
+        """Seconds of `compute`."""
+        return self.before.seconds + self.after.seconds
+
+    @property
     def copies(self) -> Estimate:
         """All copies."""
         return total(self.copy_input, self.copy_middle)
+
+    @property
+    def copy_seconds(self) -> float:
+        """Seconds of `copies`."""
+        copies = self.copy_input, self.copy_middle
+        return sum([copy.seconds for copy in copies if copy is not None], 0.0)
 
     @property
     def copy_stream(self) -> str:
@@ -78,7 +88,7 @@ def chunk_of(
         ProfileError: the strategy copies, and no copies were measured.
     """
     is_backward = phase == "backward"
-    before, after = _halves(costs, phase, rows, recompute=strategy in {"S3", "S4"})
+    before, after = costs.halves(phase, rows, recompute=strategy in {"S3", "S4"})
     layer = costs.layer
 
     factor = costs.step_factor(rows=rows, degree=degree)
@@ -126,7 +136,7 @@ def lower_bound_seconds(
     rows = tokens * costs.layer.top_k / degree
     chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
     ends = chunk.num_transfers * chunk.transfer.seconds
-    device, copies = degree * chunk.compute.seconds, degree * chunk.copies.seconds
+    device, copies = degree * chunk.compute_seconds, degree * chunk.copy_seconds
     speeds = _speeds(costs.interference(rows=rows, degree=degree), chunk)
     return max(
         comm * degree * ends + comp * device + max((1 - comm) * ends, mem * copies)
@@ -143,9 +153,9 @@ def _speeds(table: Interference, chunk: ReusedChunk) -> tuple[_OfClasses, ...]:
     """Return the speeds in every set of classes that may run at once, 0 of those that do not."""
     comp, comm, mem = table.comp, table.comm, table.mem
     sets = [*_ALONE, (comm.comp, comp.comm, 0.0)]
-    if chunk.copies.seconds:
+    if chunk.copy_seconds:
         sets.append((comm.mem, 0.0, mem.comm))
-    if chunk.copies.seconds and chunk.copies_overlap:
+    if chunk.copy_seconds and chunk.copies_overlap:
         sets += [(0.0, comp.mem, mem.comp), (comm.all, comp.all, mem.all)]
     return tuple(sets)
 
@@ -262,34 +272,6 @@ def _backward(chunk: ReusedChunk, i: int, degree: int) -> Iterator[Task]:
 
 def _copying(chunk: ReusedChunk, name: str, copy: Estimate, after: Sequence[str] = ()) -> Task:
     return Task(name, "mem", chunk.copy_stream, copy.seconds, tuple(after))
-
-
-def _halves(
-    costs: LayerCosts, phase: Phase, rows: float, *, recompute: bool
-) -> tuple[Estimate, Estimate]:
-    """Return the experts' work up to T_M's last use, and after it.
-
-    Forward the GEMMs with W₁ (and W₃) and the activation come before, that with W₂ after.
-    Backward the GEMMs with W₂ and the activation's gradient come before.
-    """
-    num_first = costs.layer.num_gemms - 1
-
-    def gemms(*forms: GemmForm, is_second: bool) -> list[Estimate]:
-        count = 1 if is_second else num_first
-        return count * [costs.gemm(form, rows=rows, is_second=is_second) for form in forms]
-
-    activation, sorting = costs.activation(phase, rows), costs.sorting(rows)
-    if phase == "forward":
-        return (
-            total(sorting, *gemms("forward", is_second=False), activation),
-            total(*gemms("forward", is_second=True), sorting),
-        )
-    again = gemms("forward", is_second=False) if recompute else []
-    gradients: tuple[GemmForm, GemmForm] = ("grad_input", "grad_weight")
-    return (
-        total(sorting, *again, *gemms(*gradients, is_second=True), activation),
-        total(*gemms(*gradients, is_second=False), sorting),
-    )
 
 
 def _copy(costs: LayerCosts, phase: Phase, num_bytes: float) -> Estimate:

@@ -16,7 +16,8 @@ from types import MappingProxyType
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import Phase, Workload
 from moetune.domain.plan import Decision, Plan
-from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.memory import device_bytes
+from moetune.solve.layer.peak import peak_bytes
 
 REACH = 1 / 16
 """A decision holds for sizes that are larger or smaller by up to this share.
@@ -265,16 +266,17 @@ def _limit(plan: Plan) -> int | None:
     if plan.inputs.memory_limit_bytes is not None:
         return plan.inputs.memory_limit_bytes - plan.inputs.pinned.memory_taken_bytes
     is_forced = plan.decision.binding == "memory" or plan.memory.strategy != "none"
-    return total_bytes(plan.memory) if is_forced else None
+    return device_bytes(plan.memory) if is_forced else None
 
 
 def _fits(workload: Workload, limit_bytes: int | None, decision: Decision) -> bool:
     if limit_bytes is None:
         return True
-    memory = layer_memory(
+    peak = peak_bytes(
         workload=workload,
         forward_degree=decision.forward_degree,
         backward_degree=decision.backward_degree,
         strategy=decision.strategy,
+        is_grouped=workload.dtype == "bfloat16",  # as on a GPU, where it takes more
     )
-    return total_bytes(memory) <= limit_bytes
+    return peak.device_bytes <= limit_bytes

@@ -11,11 +11,12 @@ from moetune.domain.layer import Workload
 from moetune.domain.plan import Memory
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.terms import PhaseTerms, StrategyTerms
-from moetune.solve.layer.choose import NOISE, WORTH
+from moetune.solve.layer.budget import MemoryBudget
+from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.doubts import Declined, decline_chunks, in_one_chunk
-from moetune.solve.layer.memory import MemoryBudget, total_bytes
+from moetune.solve.layer.memory import device_bytes, total_bytes
 from moetune.solve.layer.peak import has_grouped, peak_bytes
 from moetune.solve.layer.ranking import Ranking, rank_degrees
 from moetune.solve.layer.times import PhaseTime, StepTime, paper_seconds
@@ -24,7 +25,7 @@ from moetune.solve.layer.words import explain_strategy_loss
 
 UNLIMITED = 2**62
 NO_REUSE: tuple[Strategy, ...] = ("none",)
-"""The strategies of a tensor-parallel group, which dispatches nothing that could be sent again."""
+"""The strategies where no memory is reused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +97,13 @@ def choose_strategy(
             would make it fit.
         ProfileError: the pinned strategy copies, and no copies were measured.
     """
-    budget = MemoryBudget(workload=workload, limit_bytes=limit_bytes)
-    keeps_all = budget.shrinks_with_chunks or workload.quantization
-    allowed = NO_REUSE if keeps_all else _allowed(costs, bounds)
+    budget = MemoryBudget.of(workload=workload, costs=costs, limit_bytes=limit_bytes)
+    allowed = NO_REUSE if budget.keeps_all else _allowed(costs, bounds)
     rank = partial(rank_degrees, costs=costs, bounds=bounds, budget=budget)
     is_rival = len(allowed) > 1
     rankings = [one for name in allowed if (one := rank(strategy=name, is_rival=is_rival))]
     if not rankings:
-        raise too_large(budget, allowed, bounds)
+        raise too_large(budget, allowed, DegreeChooser(costs=costs, bounds=bounds))
     best = _fastest(rankings)
     if is_rival and best.strategy != "none":
         best = rank(strategy=best.strategy) or best
@@ -185,7 +185,7 @@ def all_contenders(ranked: RankedLayer) -> tuple[Contender, ...]:
     if best.bounds.strategy is None:
         return ranked.contenders
     free = replace(best.bounds, strategy=None)
-    strategies = NO_REUSE if best.budget.shrinks_with_chunks else _allowed(best.costs, free)
+    strategies = NO_REUSE if best.budget.keeps_all else _allowed(best.costs, free)
     others = [
         ranking
         for one in strategies
@@ -276,7 +276,7 @@ def strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
 def _row(
     ranked: RankedLayer, one: Contender, *, paper_seconds: float, is_paper_choice: bool
 ) -> StrategyTerms:
-    needed_bytes, budget = total_bytes(one.memory), ranked.best.budget
+    budget = ranked.best.budget
     forward_degree, backward_degree = one.step.degrees
     peak = peak_bytes(
         workload=budget.workload,
@@ -290,7 +290,7 @@ def _row(
     is_chosen = one.strategy == ranked.best.strategy
     lost = explain_strategy_loss(
         other=one.step,
-        needed_bytes=needed_bytes,
+        peak_bytes=device_bytes(one.memory),
         limit_bytes=budget.limit_bytes,
         best=ranked.step,
     )
@@ -299,7 +299,7 @@ def _row(
         forward_degree=forward_degree,
         backward_degree=backward_degree,
         step_seconds=one.step.seconds,
-        needed_bytes=needed_bytes,
+        needed_bytes=total_bytes(one.memory),
         peak_bytes=peak.device_bytes,
         host_bytes=peak.host_bytes,
         saving_ratio=one.memory.saving_ratio,

@@ -68,15 +68,6 @@ def simulate(tasks: Sequence[Task], *, interference: Interference) -> Timeline:
     return Timeline(spans=spans, makespan_seconds=makespan_seconds)
 
 
-def simulated_seconds(tasks: Sequence[Task], *, interference: Interference) -> float:
-    """Return the makespan of `simulate`.
-
-    Raises:
-        ValueError: as of `simulate`.
-    """
-    return _Run(tasks).finish(interference)
-
-
 def pipeline_tasks(
     *,
     dispatch_seconds: Sequence[float],

@@ -13,8 +13,8 @@ from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import NOTHING, LayerCosts, doubts_of
 from moetune.solve.layer.memory import middle_elements
-from moetune.solve.layer.reuse import chunk_of, reuse_tasks
-from moetune.solve.layer.timeline import simulated_seconds
+from moetune.solve.layer.reuse import chunk_of
+from moetune.solve.layer.steady import reused_seconds
 
 OVERHEAD_SHARE = 0.05
 """Share of the step below which the overhead's trust does not count."""
@@ -154,8 +154,10 @@ def phase_time(
         return _closed_time(costs, phase, tokens, degree, order)
     rows = tokens * costs.layer.top_k / degree
     chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
-    seconds = simulated_seconds(
-        reuse_tasks(chunk=chunk, phase=phase, degree=degree),
+    seconds = reused_seconds(
+        chunk=chunk,
+        phase=phase,
+        degree=degree,
         interference=costs.interference(rows=rows, degree=degree),
     )
     return PhaseTime(

@@ -13,7 +13,7 @@ from moetune.domain.plan import (
     Confidence,
     Verdict,
 )
-from moetune.solve.layer.memory import total_bytes
+from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import (
     Contender,
@@ -25,7 +25,6 @@ from moetune.solve.layer.words import (
     binding_resource,
     explain_choice,
     explain_declined,
-    explain_fewest,
     explain_loss,
     explain_memory,
     explain_strategy,
@@ -68,7 +67,7 @@ def _other_strategy(ranking: Ranking, loser: Contender) -> Alternative:
         dispatcher=ranking.costs.dispatcher,
         lost_because=explain_strategy_loss(
             other=loser.step,
-            needed_bytes=total_bytes(loser.memory),
+            peak_bytes=device_bytes(loser.memory),
             limit_bytes=ranking.budget.limit_bytes,
             best=ranking.best,
         ),
@@ -79,7 +78,7 @@ def _other_dispatcher(ranked: RankedLayer) -> Iterator[Alternative]:
     other, limit_bytes = ranked.other_dispatcher, ranked.best.budget.limit_bytes
     if other is not None:
         lost = explain_strategy_loss(
-            other=other.best, needed_bytes=0, limit_bytes=limit_bytes, best=ranked.step
+            other=other.best, peak_bytes=0, limit_bytes=limit_bytes, best=ranked.step
         )
         yield replace(_alternative(other, other.best), lost_because=lost)
 
@@ -123,15 +122,17 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
         memory = ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees)
         return explain_strategy(
             best=ranking.best,
-            needed_bytes=total_bytes(memory),
-            without_bytes=total_bytes(without.memory),
+            peak_bytes=device_bytes(memory),
+            without_bytes=device_bytes(without.memory),
             limit_bytes=ranking.budget.limit_bytes,
         )
-    if ranking.memory_forced and ranking.chooser.budget is not None:
-        return explain_fewest(fewest=ranking.fewest_chunks)
     if ranking.memory_forced:
+        budget, wanted = ranking.budget, ranking.wanted
         return explain_memory(
-            tokens=ranking.tokens, max_pipelined_tokens=int(ranking.chooser.max_pipelined_tokens)
+            step=ranking.best,
+            wanted=wanted,
+            wanted_bytes=budget.peak(strategy="none", degrees=wanted.degrees).device_bytes,
+            limit_bytes=budget.limit_bytes,
         )
     if ranked.declined is not None:
         return explain_declined(

@@ -117,13 +117,13 @@ def explain_loss(*, other: StepTime, best: StepTime) -> str:
 
 
 def explain_strategy_loss(
-    *, other: StepTime, needed_bytes: int, limit_bytes: int, best: StepTime
+    *, other: StepTime, peak_bytes: int, limit_bytes: int, best: StepTime
 ) -> str:
     """Return why another strategy lost: it does not fit, or its extra work."""
-    if needed_bytes > limit_bytes:
+    if peak_bytes > limit_bytes:
         return (
-            f"does not fit: it needs {format_bytes(needed_bytes)}, "
-            f"{format_bytes(needed_bytes - limit_bytes)} more than the limit"
+            f"does not fit: it peaks at {format_bytes(peak_bytes)}, "
+            f"{format_bytes(peak_bytes - limit_bytes)} more than the limit"
         )
     slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
     if slower < -TIE:
@@ -140,44 +140,33 @@ def explain_strategy_loss(
 
 
 def explain_strategy(
-    *, best: StepTime, needed_bytes: int, without_bytes: int, limit_bytes: int
+    *, best: StepTime, peak_bytes: int, without_bytes: int, limit_bytes: int
 ) -> str:
     """Return why the strategy of `best` reuses memory.
 
     Args:
-        needed_bytes: by the choice.
-        without_bytes: by the fastest choice without reuse.
+        peak_bytes: of the choice.
+        without_bytes: at the peak of the fastest choice without reuse.
     """
     return (
-        f"Memory binds: keeping everything needs {format_bytes(without_bytes)}, the limit is "
+        f"Memory binds: keeping everything peaks at {format_bytes(without_bytes)}, the limit is "
         f"{format_bytes(limit_bytes)}. Strategy {best.strategy} ({STRATEGY_WORDS[best.strategy]}) "
-        f"needs {format_bytes(needed_bytes)} and is the fastest one that fits. "
+        f"peaks at {format_bytes(peak_bytes)} and is the fastest one that fits. "
         f"{_critical_path(best)}"
     )
 
 
-def explain_peak(*, peak_bytes: int, limit_bytes: int) -> str:
-    """Return by how much a step with rings and routing data, not in the formulas, is too large."""
+def explain_memory(*, step: StepTime, wanted: StepTime, wanted_bytes: int, limit_bytes: int) -> str:
+    """Return why other chunks are taken than the fastest ones.
+
+    Args:
+        wanted: the step that would be chosen with more memory.
+        wanted_bytes: at its peak.
+    """
     return (
-        f"with rings and routing data a step's peak is {format_bytes(peak_bytes)}, "
-        f"{format_bytes(peak_bytes - limit_bytes)} over the limit: leave that much more memory free"
-    )
-
-
-def explain_memory(*, tokens: int, max_pipelined_tokens: int) -> str:
-    """Return why one chunk is taken although more would be faster."""
-    return (
-        f"Memory binds: the buffers of more than one chunk fit for at most "
-        f"{max(0, max_pipelined_tokens)} tokens per rank, and these are {tokens}, so one chunk "
-        "each way is all that fits without reuse."
-    )
-
-
-def explain_fewest(*, fewest: int) -> str:
-    """Return why more chunks are taken than would be best in a tensor-parallel group."""
-    return (
-        f"Memory binds: the rows of fewer than {count_chunks(fewest)} do not fit, although fewer "
-        "chunks would be faster."
+        f"Memory binds: with {_chunks(wanted)} a step would peak at {format_bytes(wanted_bytes)}, "
+        f"the limit is {format_bytes(limit_bytes)}. {_chunks(step).capitalize()} is the fastest "
+        "choice that fits."
     )
 
 

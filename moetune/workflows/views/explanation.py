@@ -35,8 +35,8 @@ _PHASES = (
     "overlap saves."
 )
 _BYTES = (
-    "device: by the papers' formulas, which the limit is compared with; peak: of a step as the "
-    "layer runs it, with the buffers and the routing data that the formulas omit."
+    "peak: of a step as the layer runs it, which the limit is for; formulas: MPipeMoE's Eq. 1 to 6, "
+    "which omit some buffers and the routing data."
 )
 _PAPER = (
     "Eq. 10 is MPipeMoE's own rule, and * its choice where memory is reused. It has no start-up "
@@ -169,7 +169,7 @@ def _strategies(explanation: Explanation, *, is_drawn: bool) -> Iterator[Section
     table = Table(
         name="strategies",
         header=(
-            "strategy", "chunks", "device", "peak", "host", "step", "Eq. 10", "how",
+            "strategy", "chunks", "peak", "formulas", "host", "step", "Eq. 10", "how",
             "why it lost",
         ),
         rows=tuple(map(_strategy, found)),
@@ -190,8 +190,8 @@ def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
     return (
         Cell.words(one.strategy, mark="chosen" if one.is_chosen else ""),
         Cell.words(f"{one.forward_degree} and {one.backward_degree}"),
-        Cell.size(one.needed_bytes),
         Cell.size(one.peak_bytes),
+        Cell.size(one.needed_bytes),
         Cell.size(one.host_bytes or None),
         Cell.seconds(one.step_seconds),
         Cell(text=paper, value=one.paper_seconds, unit="s"),

@@ -16,7 +16,7 @@ from moetune.report.plan_figures import (
 )
 from moetune.report.section import Figure
 from moetune.report.timelines import stages_figure, timeline_figure
-from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.budget import MemoryBudget
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.solve.layout.words import name_layout
@@ -112,6 +112,7 @@ def _ways(plan: Plan, costs: Costs, strategies: Sequence[Strategy]) -> Iterator[
     """Yield the plan's choice, then the others; in one chunk there is nothing to reuse."""
     workload, pipeline = plan.workload, plan.pipeline
     layer = layer_costs(workload=workload, costs=costs, dispatcher=pipeline.dispatcher)
+    budget = MemoryBudget.of(workload=workload, costs=layer, limit_bytes=0)
     chosen = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
     most = plan.inputs.pinned.bounds.largest(workload.tokens_per_rank)
     ways = [
@@ -129,13 +130,10 @@ def _ways(plan: Plan, costs: Costs, strategies: Sequence[Strategy]) -> Iterator[
             )  # fmt: skip
         except ProfileError:
             continue
-        memory = layer_memory(
-            workload=workload, forward_degree=forward, backward_degree=backward, strategy=strategy
-        )
         yield Option(
             name=f"strategy {strategy}, {forward} and {backward} chunks",
             group=strategy,
             step_seconds=step.seconds,
-            memory_bytes=total_bytes(memory),
+            memory_bytes=budget.peak(strategy=strategy, degrees=(forward, backward)).device_bytes,
             is_chosen=way == chosen,
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from moetune.domain.plan import Chunks, Plan, TransformerPlan
+from moetune.domain.plan import Chunks, Memory, Plan, TransformerPlan
 from moetune.domain.terms import PhaseTerms
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import (
@@ -16,7 +16,7 @@ from moetune.report.section import (
     seconds_span,
     sentence,
 )
-from moetune.solve.layer.memory import total_bytes
+from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layout.words import BINDING_WORDS, name_memory, seconds_by_binding
 from moetune.workflows.explain import Explanation
 from moetune.workflows.views.layouts import layouts_section, parts_section
@@ -98,7 +98,7 @@ def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:
         cell=Cell(text=f"{gain:.2f} ×" if gain else "–", value=gain),
         note="as fast",
     )
-    yield _memory_highlight(explanation, total_bytes(plan.memory))
+    yield _memory_highlight(explanation, device_bytes(plan.memory))
     binds = Cell.words(verdict.binding.capitalize())
     yield Highlight(name="What binds", cell=binds, note=f"{times.trust} costs")
     yield _sure_highlight("choice", verdict.probability_best, regret)
@@ -152,19 +152,25 @@ def _phases(explanation: Explanation) -> Table:
         name = Cell.words("gate, choices" if plan.workload.gathers else around)
         overhead = Cell.seconds(times.overhead_seconds)
         rows.append((name, overhead, overhead, EMPTY))
-    memory = plan.memory
+    return Table(
+        name="phases",
+        header=("phase", "one chunk", "planned", "exposed communication"),
+        rows=tuple(rows),
+        notes=(memory_words(explanation, device_bytes(plan.memory), _memory_parts(plan.memory)),),
+        is_narrow=True,
+    )
+
+
+def _memory_parts(memory: Memory) -> str:
+    """Return what the bytes are; an older plan has the papers' formulas alone."""
     parts = (
         f"states {format_bytes(memory.state_bytes)}, "
         f"activations {format_bytes(memory.activation_bytes)}, "
         f"buffers {format_bytes(memory.buffer_bytes)}"
     )
-    return Table(
-        name="phases",
-        header=("phase", "one chunk", "planned", "exposed communication"),
-        rows=tuple(rows),
-        notes=(memory_words(explanation, total_bytes(memory), parts),),
-        is_narrow=True,
-    )
+    if memory.peak_bytes is None:
+        return parts
+    return f"the peak of a step as the layer runs it; by the papers' formulas {parts}"
 
 
 def _phase(

@@ -1,6 +1,6 @@
 """A plan in words: its name and workload, its decision, and its uncertainty."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal
 
@@ -123,7 +123,22 @@ def memory_words(explanation: Explanation, num_bytes: int, parts: str) -> str:
     limit = explanation.memory_limit_bytes
     of_limit = f" of {format_bytes(limit)}" if limit else ""
     device = device_word(explanation.profile)
-    return f"Memory: {format_bytes(num_bytes)}{of_limit} per {device}: {parts}."
+    used = f"Memory: {format_bytes(num_bytes)}{of_limit} per {device}: {parts}."
+    return " ".join([used, *_headroom(explanation)])
+
+
+def _headroom(explanation: Explanation) -> Iterator[str]:
+    """Yield what the default limit leaves free of a GPU, and what for."""
+    profile = explanation.profile
+    if profile is None or explanation.plan.inputs.memory_limit_bytes is not None:
+        return
+    free = profile.machine.memory_bytes - profile.machine.plannable_bytes
+    if free:
+        share = percent(free / profile.machine.memory_bytes, digits=0)
+        yield (
+            f"The limit leaves {format_bytes(free)} ({share}) free for the CUDA context, NCCL and "
+            "fragmentation; --memory-limit sets another."
+        )
 
 
 def degrees_words(plan: Plan) -> str:

@@ -1,0 +1,103 @@
+"""The memory that a layer's plan has to fit into: the peak of a step as the layer runs it."""
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Self
+
+from moetune.domain.constraints import Dispatcher, Strategy
+from moetune.domain.layer import Workload
+from moetune.domain.plan import Memory
+from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.memory import layer_memory
+from moetune.solve.layer.peak import Peak, has_grouped, peak_bytes
+
+Degrees = tuple[int, int]
+"""Chunks forward and backward."""
+MOST_TOKENS = 2**40
+_FEW_CHUNKS = 3
+"""Rings have buffers for three chunks at most: from there on more chunks take less memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """A layer, and the bytes that the peak of its step may take on one device.
+
+    Args:
+        is_grouped: one kernel of the device takes the rows of all local experts.
+    """
+
+    workload: Workload
+    limit_bytes: int
+    is_grouped: bool = False
+    dispatcher: Dispatcher = "flat"
+
+    @classmethod
+    def of(cls, *, workload: Workload, costs: LayerCosts, limit_bytes: int) -> Self:
+        """Return the budget of a layer that runs as its costs are measured."""
+        return cls(
+            workload=workload,
+            limit_bytes=limit_bytes,
+            is_grouped=has_grouped(workload, costs),
+            dispatcher=costs.dispatcher,
+        )
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no memory is reused: in a tensor-parallel group, and with experts in 8 bits."""
+        return self.workload.expert_parallel == "tensor" or bool(self.workload.quantization)
+
+    def peak(self, *, strategy: Strategy, degrees: Degrees, tokens: int | None = None) -> Peak:
+        """Return the peak of a step, for the workload's tokens or for others."""
+        workload = self.workload
+        if tokens is not None and tokens != workload.tokens_per_rank:
+            workload = replace(workload, tokens_per_rank=tokens)
+        return peak_bytes(
+            workload=workload,
+            forward_degree=degrees[0],
+            backward_degree=degrees[1],
+            strategy=strategy,
+            is_grouped=self.is_grouped,
+            dispatcher=self.dispatcher,
+        )
+
+    def memory(self, *, strategy: Strategy, degrees: Degrees) -> Memory:
+        """Return the memory of a choice by the papers' formulas, with its peak."""
+        memory = layer_memory(
+            workload=self.workload,
+            forward_degree=degrees[0],
+            backward_degree=degrees[1],
+            strategy=strategy,
+        )
+        peak = self.peak(strategy=strategy, degrees=degrees)
+        return replace(memory, peak_bytes=peak.device_bytes)
+
+    def fits(self, *, strategy: Strategy, degrees: Degrees, tokens: int | None = None) -> bool:
+        """Return whether the peak of a choice is within the limit."""
+        peak = self.peak(strategy=strategy, degrees=degrees, tokens=tokens)
+        return peak.device_bytes <= self.limit_bytes
+
+    def most_tokens(self, *, strategy: Strategy, degrees: Degrees) -> int:
+        """Return the most tokens per rank that fit; 0 when not even one does."""
+
+        def is_too_large(tokens: int) -> bool:
+            return not self.fits(strategy=strategy, degrees=degrees, tokens=tokens)
+
+        return bisect_left(range(1, MOST_TOKENS), True, key=is_too_large)  # noqa: FBT003
+
+    def most_tokens_from(self, degree: int, *, strategy: Strategy, largest: int) -> int:
+        """Return the most tokens for which any two degrees from `degree` to `largest` fit."""
+        few = range(degree, min(degree + _FEW_CHUNKS, largest) + 1)
+        pairs = [*product(few, repeat=2)]
+        if self.dispatcher == "hierarchical":  # buffers of every chunk, each rounded up to a row
+            pairs += (
+                (one, one + more)
+                for one in range(degree, largest + 1)
+                for more in (-1, 0, 1)
+                if degree <= one + more <= largest
+            )
+        most = MOST_TOKENS
+        for degrees in pairs:
+            if most and not self.fits(strategy=strategy, degrees=degrees, tokens=most):
+                most = self.most_tokens(strategy=strategy, degrees=degrees)
+        return most

@@ -1,0 +1,64 @@
+"""Which degrees fit into a layer's memory, for any number of tokens."""
+
+from collections.abc import Sequence
+
+from moetune.domain.constraints import Strategy
+from moetune.solve.layer.budget import Degrees, MemoryBudget
+
+
+class Room:
+    """The degrees of both phases that fit with one strategy; what was asked once is remembered.
+
+    Args:
+        max_degree: the largest degree of either phase.
+    """
+
+    def __init__(self, budget: MemoryBudget, *, strategy: Strategy, max_degree: int) -> None:
+        self._budget = budget
+        self._strategy: Strategy = strategy
+        self._max_degree = max_degree
+        self._peaks: dict[tuple[int, Degrees], int] = {}
+        self._most: dict[int, int] = {}
+
+    def fits(self, tokens: int, degrees: Degrees) -> bool:
+        """Return whether a step in so many chunks fits."""
+        return self._peak(tokens, degrees) <= self._budget.limit_bytes
+
+    def fitting(self, tokens: int, pairs: Sequence[Degrees]) -> Sequence[Degrees]:
+        """Return the pairs that fit; where none does, the one with the least memory."""
+        if tokens <= self.most_tokens_from(1):
+            return pairs
+        found = [pair for pair in pairs if self.fits(tokens, pair)]
+        return found or [min(pairs, key=lambda pair: self._peak(tokens, pair))]
+
+    def degrees(self, tokens: int, every: Sequence[int]) -> Sequence[int]:
+        """Return degrees of which any two fit: those from a power of two on, else one of them.
+
+        Args:
+            every: the degrees that may be, ascending from 1.
+        """
+        first = 1
+        while first <= every[-1]:
+            if tokens <= self.most_tokens_from(first):
+                return every[first - 1 :]
+            first *= 2
+        return [self.fitting(tokens, [(one, one) for one in every])[0][0]]
+
+    def most_tokens(self, degrees: Degrees) -> int:
+        """Return the most tokens that fit in so many chunks; 0 when not even one does."""
+        return self._budget.most_tokens(strategy=self._strategy, degrees=degrees)
+
+    def most_tokens_from(self, degree: int) -> int:
+        """Return the most tokens for which any two degrees from `degree` on fit."""
+        if degree not in self._most:
+            self._most[degree] = self._budget.most_tokens_from(
+                degree, strategy=self._strategy, largest=self._max_degree
+            )
+        return self._most[degree]
+
+    def _peak(self, tokens: int, degrees: Degrees) -> int:
+        found = self._peaks.get((tokens, degrees))
+        if found is None:
+            peak = self._budget.peak(strategy=self._strategy, degrees=degrees, tokens=tokens)
+            found = self._peaks[tokens, degrees] = peak.device_bytes
+        return found

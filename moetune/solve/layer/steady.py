@@ -1,0 +1,211 @@
+"""Time of a phase that reuses memory, from the few chunks after which all others are alike.
+
+Once the streams stand to each other as they did one chunk before, every further chunk takes as long
+as that one did. `timeline.simulate` runs all chunks, and tests hold the two together.
+"""
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+from moetune.domain.costs import Estimate, Interference
+from moetune.domain.layer import Phase
+from moetune.domain.samples import ResourceClass
+from moetune.solve.layer.reuse import COPIES, ReusedChunk, reuse_tasks
+from moetune.solve.layer.timeline import COMPUTE, LINK
+
+_STREAMS = LINK, COMPUTE, COPIES
+_ALL = range(len(_STREAMS))
+_COMPUTE = _STREAMS.index(COMPUTE)
+_CLASSES: tuple[ResourceClass, ...] = ("comm", "comp", "mem")
+_BITS = 2
+_EDGE = 3
+"""So many chunks at either end wait for other tasks than those between."""
+_FEW = 11
+"""Chunks that are simulated first."""
+_SAME = 1e-13
+"""Share of a chunk's time by which the streams may differ and still stand as one chunk before."""
+
+_Durations = tuple[float, float, float, float, float]
+"""Of a chunk's transfer, its experts before and after T_M's last use, and its two copies."""
+
+
+class _Step(NamedTuple):
+    """A task of a stream.
+
+    Args:
+        duration: its index in `_Durations`.
+        classes: its class, in the bits of its stream.
+        needs: how many tasks of each stream end before it starts.
+    """
+
+    duration: int
+    classes: int
+    needs: tuple[int, int, int]
+
+
+_NEVER = _Step(0, 0, (2**62, 0, 0))
+"""Stands behind the last task of each stream."""
+
+
+class _Program(NamedTuple):
+    """The tasks of each stream in their order.
+
+    Args:
+        each: tasks of a chunk in each stream.
+        ended_chunk: the chunk that the experts are through with after so many tasks.
+    """
+
+    streams: tuple[tuple[_Step, ...], ...]
+    each: tuple[int, ...]
+    ended_chunk: dict[int, int]
+
+
+class _Kind(NamedTuple):
+    """What a phase's tasks depend on, beside the number of its chunks."""
+
+    phase: Phase
+    copies_input: bool
+    copies_middle: bool
+    sends_again: bool
+    copies_overlap: bool
+    sorts_rows: bool
+
+
+def reused_seconds(
+    *, chunk: ReusedChunk, phase: Phase, degree: int, interference: Interference
+) -> float:
+    """Return the makespan of the phase's `reuse_tasks`.
+
+    Raises:
+        ValueError: a duration is negative or not finite.
+    """
+    kind = _Kind(
+        phase, chunk.copy_input is not None, chunk.copy_middle is not None, chunk.sends_again,
+        chunk.copies_overlap, chunk.sorts_rows,
+    )  # fmt: skip
+    durations = _durations(chunk)
+    run = _Run(_program(kind, min(degree, _FEW)), durations, interference)
+    seconds = run.finish()
+    if degree > _FEW and run.settled_seconds is None:
+        return _Run(_program(kind, degree), durations, interference).finish()
+    return seconds + max(0, degree - _FEW) * (run.settled_seconds or 0.0)
+
+
+def _durations(chunk: ReusedChunk) -> _Durations:
+    parts = chunk.transfer, chunk.before, chunk.after, chunk.copy_input, chunk.copy_middle
+    first, *rest = (0.0 if part is None else part.seconds for part in parts)
+    if not all(0 <= seconds < math.inf for seconds in (first, *rest)):
+        raise ValueError(f"a task must take 0 or more seconds, got {(first, *rest)}")
+    before, after, copy_input, copy_middle = rest
+    return first, before, after, copy_input, copy_middle
+
+
+@lru_cache(maxsize=1024)
+def _program(kind: _Kind, degree: int) -> _Program:
+    """Return the tasks of `reuse_tasks` as numbers; their durations are indices meanwhile."""
+    transfer, before, after, copy_input, copy_middle = (
+        Estimate(seconds=float(index), trust="measured") for index in range(5)
+    )
+    chunk = ReusedChunk(
+        transfer=transfer, before=before, after=after,
+        copy_input=copy_input if kind.copies_input else None,
+        copy_middle=copy_middle if kind.copies_middle else None,
+        sends_again=kind.sends_again, copies_overlap=kind.copies_overlap,
+        sorts_rows=kind.sorts_rows,
+    )  # fmt: skip
+    tasks = reuse_tasks(chunk=chunk, phase=kind.phase, degree=degree)
+    places: dict[str, tuple[int, int]] = {}
+    counts = [0] * len(_STREAMS)
+    for task in tasks:
+        stream = _STREAMS.index(task.stream)
+        counts[stream] += 1
+        places[task.name] = stream, counts[stream]
+    streams: list[list[_Step]] = [[] for _ in _STREAMS]
+    for task in tasks:
+        stream, needs = places[task.name][0], [0, 0, 0]
+        for other, place in map(places.__getitem__, task.after):
+            needs[other] = max(needs[other], place)
+        classes = _CLASSES.index(task.resource) + 1 << _BITS * stream
+        step = _Step(int(task.seconds), classes, (needs[0], needs[1], needs[2]))
+        streams[stream].append(step)
+    return _Program(
+        streams=tuple((*steps, _NEVER) for steps in streams),
+        each=tuple(len(steps) // degree for steps in streams),
+        ended_chunk={places[f"after {chunk}"][1]: chunk for chunk in range(degree)},
+    )
+
+
+class _Run:
+    """One simulation of a program.
+
+    Attributes:
+        settled_seconds: of each chunk, once the streams have settled; None before.
+    """
+
+    def __init__(
+        self, program: _Program, durations: _Durations, interference: Interference
+    ) -> None:
+        self._program = program
+        self._durations = durations
+        self._interference = interference
+        self._speeds: dict[int, tuple[float, ...]] = {}
+        self._last: tuple[float, list[int], list[float]] | None = None
+        self.settled_seconds: float | None = None
+
+    def finish(self) -> float:
+        """Run all tasks and return when the last one ends."""
+        durations, streams = self._durations, self._program.streams
+        ended, heads = [0, 0, 0], [steps[0] for steps in streams]
+        left = [durations[head.duration] for head in heads]
+        now, times = 0.0, [0.0, 0.0, 0.0]
+        while True:
+            first, second, third = ended
+            running, classes = [], 0
+            for stream in _ALL:
+                _, bits, (one, two, three) = heads[stream]
+                if first >= one and second >= two and third >= three:
+                    running.append(stream)
+                    classes |= bits
+            if not running:
+                return now
+            speeds = self._speeds.get(classes) or self._speeds_of(classes, running, heads)
+            for stream in running:
+                times[stream] = left[stream] / speeds[stream]
+            step = min([times[stream] for stream in running])
+            now += step
+            for stream in running:
+                if times[stream] > step:
+                    left[stream] -= step * speeds[stream]
+                else:
+                    ended[stream] += 1
+                    heads[stream] = head = streams[stream][ended[stream]]
+                    left[stream] = durations[head.duration]
+            if ended[_COMPUTE] > second and self.settled_seconds is None:
+                self._compare(now, ended, left)
+
+    def _speeds_of(self, classes: int, running: list[int], heads: list[_Step]) -> tuple[float, ...]:
+        """Return the speed of each stream while these classes run."""
+        names: list[ResourceClass | None] = [None] * len(_STREAMS)
+        for stream in running:
+            names[stream] = _CLASSES[(heads[stream].classes >> _BITS * stream) - 1]
+        among = frozenset(name for name in names if name is not None)
+        found = self._speeds[classes] = tuple(
+            1.0 if name is None else self._interference.speed(name, among) for name in names
+        )
+        return found
+
+    def _compare(self, now: float, ended: list[int], left: list[float]) -> None:
+        """Compare the streams, as the experts are through with a chunk, with a chunk before."""
+        program = self._program
+        chunk = program.ended_chunk.get(ended[_COMPUTE])
+        if chunk is None or not _EDGE <= chunk < len(program.ended_chunk) - _EDGE:
+            return
+        if self._last is not None:
+            before, then, had = self._last
+            seconds = now - before
+            moved = tuple(a - b for a, b in zip(ended, then, strict=True))
+            apart = max(abs(a - b) for a, b in zip(left, had, strict=True))
+            if moved == program.each and apart <= _SAME * seconds:
+                self.settled_seconds = seconds
+        self._last = now, [*ended], [*left]
