@@ -72,7 +72,8 @@ class TrainingFlags:
         """
         from moetune.domain.targets import find_target
         from moetune.workflows.models import find_decoder_model
-        from moetune.workflows.training import TrainingRequest, read_routing, training_job
+        from moetune.workflows.routing_files import read_routing
+        from moetune.workflows.training import TrainingRequest, training_job
 
         ranks = self.world_size
         if self.num_nodes is not None:
