@@ -16,6 +16,7 @@ from moetune.domain.layer import ExpertParallel, LayerShape, Phase
 from moetune.domain.layout import AXES, Layout
 from moetune.domain.model import Transformer, find_model
 from moetune.domain.quantization import Quantization
+from moetune.domain.routing import LayerRouting
 from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
 
 Order = Literal["dispatch_first", "interleaved"]
@@ -40,6 +41,7 @@ SEQUENCE_PARALLEL = "sequence-parallel"
 MEMORY_TAKEN = "memory-taken"
 ALLOW_MODELLED = "allow-modelled"
 QUANTIZATION = "quantization"
+ROUTING = "routing"
 NO_OFFLOAD = "no-offload"
 
 
@@ -179,6 +181,7 @@ class Constraints:
         memory_taken_bytes: part of the memory limit that the rest of the model takes.
         allow_modelled: accept estimates for what was not measured.
         quantization: text of a layer's `Quantization`; "" for none.
+        routing: text of a `LayerRouting`; "" for balanced.
     """
 
     bounds: Bounds = field(default_factory=Bounds)
@@ -188,6 +191,7 @@ class Constraints:
     memory_taken_bytes: int = 0
     allow_modelled: bool = False
     quantization: str = ""
+    routing: str = ""
 
     def encode(self) -> dict[str, str]:
         """Return what differs from the defaults, as texts by flag name."""
@@ -267,6 +271,7 @@ _PLACES: Mapping[str, tuple[_Part, str]] = MappingProxyType(
         MEMORY_TAKEN: ("", "memory_taken_bytes"),
         ALLOW_MODELLED: ("", "allow_modelled"),
         QUANTIZATION: ("", "quantization"),
+        ROUTING: ("", "routing"),
     }
 )
 """Where each flag's value lies in `Constraints`: the part, and its field."""
@@ -311,6 +316,8 @@ def _value(flag: str, text: str, spelling: Spelling) -> int | bool | str:
         return parse_dispatcher(text, spelling)
     if flag == QUANTIZATION:
         return parse_quantization(text)
+    if flag == ROUTING:
+        return str(LayerRouting.of(text))
     if flag in _CHOICES:
         if text not in _CHOICES[flag]:
             known = ", ".join(_CHOICES[flag])

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.quantization import Quantization
+from moetune.domain.routing import LayerRouting, RankSkew
 from moetune.domain.units import dtype_bytes
 
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
@@ -81,6 +82,7 @@ class Workload:
         sequence_parallel: with "tensor", whether each rank has only a shard of those tokens
             around the layer.
         quantization: text of a `Quantization`; "" for none.
+        routing: text of a `LayerRouting`; "" for balanced.
 
     Raises:
         InputError: a size below 1, an unknown dtype, experts that do not divide by the ranks,
@@ -94,6 +96,7 @@ class Workload:
     expert_parallel: ExpertParallel = "all_to_all"
     sequence_parallel: bool = False
     quantization: str = field(default="", metadata=UNLESS_DEFAULT)
+    routing: str = field(default="", metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "tokens_per_rank")
@@ -115,6 +118,15 @@ class Workload:
                 f"8-bit products give {QUANTIZED_STEP}, the step is in {self.dtype}",
                 f"use dtype {QUANTIZED_STEP}, or no quantization",
             )
+
+    @property
+    def skew(self) -> RankSkew:
+        """How full the fullest rank is."""
+        if not self.routing:
+            return RankSkew()
+        return LayerRouting.of(self.routing).skew(
+            num_experts=self.layer.num_experts, top_k=self.layer.top_k, ranks=self.world_size
+        )
 
     @property
     def recipe(self) -> Quantization | None:

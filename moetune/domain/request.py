@@ -8,6 +8,7 @@ from moetune.domain.constraints import (
     EXPERT_PARALLEL,
     NO_OFFLOAD,
     QUANTIZATION,
+    ROUTING,
     SEQUENCE_PARALLEL,
     Constraints,
     LayoutPins,
@@ -81,6 +82,8 @@ class PlanRequest:
                 raise InputError(f"{self.spelling(name)} must be at least 1, got {value}")
         if self.constraints.sequence_parallel:
             _check_shards(self)
+        if self.constraints.routing:
+            _check_routing(self)
         if self.whole is None:
             _check_pins_of_layer(self)
             return
@@ -220,6 +223,7 @@ class PlanInputs:
             expert_parallel=layout.expert_parallel,
             sequence_parallel=self.pinned.sequence_parallel,
             quantization=self.pinned.quantization,
+            routing=self.pinned.routing,
         )
 
 
@@ -293,6 +297,22 @@ def _check_shards(request: PlanRequest) -> None:
             f"{shards} needs {experts} tensor: with all_to_all every rank has tokens of its own "
             "anyway",
             f"add {experts} tensor, or omit {shards}",
+        )
+
+
+def _check_routing(request: PlanRequest) -> None:
+    """Raise InputError where no plan has the routing of the request: only all-to-alls wait."""
+    spelling, routing = request.spelling, request.spelling(ROUTING)
+    if request.whole is not None:
+        raise InputError(
+            f"{routing} is for one layer and for Hugging Face models, and this is a paper's model",
+            f"omit it, or plan its layer: {spelling('layer')}",
+        )
+    if request.constraints.pins.expert_parallel == "tensor":
+        raise InputError(
+            f"{routing} excludes {spelling(EXPERT_PARALLEL)} tensor, whose ranks all have every "
+            "token",
+            f"omit {routing}, or take {spelling(EXPERT_PARALLEL)} all_to_all",
         )
 
 

@@ -1,7 +1,7 @@
 """Routing of tokens to experts: how unevenly experts, and the ranks that hold them, are loaded."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from moetune.domain.errors import InputError
@@ -62,6 +62,87 @@ class ExpertLoads:
         if self.name == "balanced" or ep == 1:
             return 1.0
         return _skew(self.loads or natural_loads(num_experts), top_k, ep)
+
+    def skew_in_order(self, num_experts: int, top_k: float, ep: int) -> float:
+        """Return the fullest rank's rows over the mean, each rank having neighbours.
+
+        Rank r of ep holds experts r·E/ep to (r+1)·E/ep − 1, as layers do; experts whose order says
+        nothing of their loads are placed by chance.
+        """
+        if self.loads is None or ep == 1:
+            return self.skew(num_experts, top_k, ep)
+        shares, local = _capped(self.loads, 1 / top_k), num_experts // ep
+        return (
+            max(sum(shares[first : first + local]) for first in range(0, num_experts, local)) * ep
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRouting:
+    """Routing that a layer's plan is for.
+
+    Args:
+        spread: of the steps, the fullest rank's rows in one of a hundred over those of the middle.
+
+    Raises:
+        InputError: the spread is below 1 or no number.
+    """
+
+    loads: ExpertLoads = field(default_factory=ExpertLoads)
+    spread: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.spread) or self.spread < 1:
+            raise InputError(f"the spread of a routing must be 1 or more, got {self.spread:g}")
+
+    def __str__(self) -> str:
+        """Return "", "natural", or loads and spread: "5 4 2 1 / 1.3"."""
+        if self.loads.loads is None:
+            return "" if self.loads.name == "balanced" else self.loads.name
+        loads = " ".join(f"{load:.9g}" for load in self.loads.loads)
+        return f"{loads} / {self.spread:.9g}"
+
+    @classmethod
+    def of(cls, text: str) -> "LayerRouting":
+        """Return the routing in the text that `str` gives.
+
+        Raises:
+            InputError: it is none.
+        """
+        if text in {"", "balanced", "natural"}:
+            return cls(loads=ExpertLoads(name=text or "balanced"))
+        loads, _, spread = text.partition("/")
+        try:
+            numbers = tuple(map(float, loads.split()))
+            return cls(loads=ExpertLoads(name="recorded", loads=numbers), spread=float(spread or 1))
+        except ValueError:
+            raise InputError(
+                f"routing {text[:80]!r} is neither balanced nor natural, and has no loads",
+                'give "natural", or a load for each expert and their spread: "5 4 2 1 / 1.3"',
+            ) from None
+
+    def skew(self, *, num_experts: int, top_k: int, ranks: int) -> "RankSkew":
+        """Return how full the fullest of so many ranks is.
+
+        Raises:
+            InputError: the loads are of another number of experts.
+        """
+        self.loads.check(num_experts)
+        mean = self.loads.skew_in_order(num_experts, top_k, ranks)
+        return RankSkew(mean=mean, p99=min(float(ranks), mean * self.spread))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSkew:
+    """Rows of the fullest rank over the mean of all.
+
+    Args:
+        mean: of the steps, for times.
+        p99: of one step in a hundred, for memory.
+    """
+
+    mean: float = 1.0
+    p99: float = 1.0
 
 
 BALANCED, NATURAL = ExpertLoads(), ExpertLoads(name="natural")

@@ -62,7 +62,7 @@ def plan_timelines(*, plan: Plan, costs: Costs, num_nodes: int = 0) -> tuple[Tim
 
 def _timeline(plan: Plan, layer: LayerCosts, phase: Phase, degree: int) -> Timeline:
     workload, strategy = plan.workload, plan.memory.strategy
-    rows = workload.rows / degree
+    rows = layer.rows(workload.tokens_per_rank, degree=degree)
     reuses = max(plan.pipeline.forward_degree, plan.pipeline.backward_degree) > 1
     if strategy != "none" and reuses:
         chunk = chunk_of(costs=layer, phase=phase, strategy=strategy, rows=rows, degree=degree)

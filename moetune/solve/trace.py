@@ -102,15 +102,15 @@ def layer_spans(
 ) -> list[TraceSpan]:
     """Return the bars of a layer's predicted step, backward last.
 
-    Bytes are those that a balanced chunk's transfer was priced by: with a quantized wire the mean
-    of dispatch and combine.
+    Bytes are those that a chunk's transfer was priced by, of the fullest rank: with a quantized
+    wire the mean of dispatch and combine.
 
     Args:
         costs: that the plan was made with.
     """
     workload, pipeline = plan.workload, plan.pipeline
     layer = layer_costs(workload=workload, costs=costs, dispatcher=pipeline.dispatcher)
-    bytes_of_all = workload.rows * layer.bytes_per_row
+    bytes_of_all = layer.rows(workload.tokens_per_rank) * layer.bytes_per_row
     found = []
     start_seconds = 0.0
     phases: tuple[tuple[Phase, int, Timeline], ...] = (

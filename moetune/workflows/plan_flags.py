@@ -39,10 +39,10 @@ from moetune.workflows.models import find_decoder_model, is_decoder_name
 from moetune.workflows.plan import Planned
 from moetune.workflows.planner import local_planner
 from moetune.workflows.profiles import find_profile
+from moetune.workflows.routing_files import read_layer_routing, read_routing
 from moetune.workflows.training import (
     TrainingRequest,
     plan_training,
-    read_routing,
     training_job,
 )
 
@@ -54,7 +54,7 @@ _OF_LAYERS = (
     "min_chunk_tokens", "order", "allow_modelled",
 )  # fmt: skip
 _OF_DECODERS = (
-    "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs", "target", "routing",
+    "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs", "target",
     "offload_activations", "offload_optimizer", "optimizer", "schedule", "stages", "dispatcher_sms",
     "front",
 )  # fmt: skip
@@ -167,6 +167,7 @@ class PlanFlags:
             memory_taken_bytes=self.memory_taken or 0,
             allow_modelled=allowed,
             quantization=parsed(self.quantization, parse_quantization, "--quantization") or "",
+            routing=read_layer_routing(self.routing),
         )
         is_whole = sizes.length is not None
         return PlanRequest(

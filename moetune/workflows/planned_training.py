@@ -10,7 +10,8 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_document import TrainingDocument, part_of
 from moetune.workflows.models import find_decoder_model
-from moetune.workflows.training import TrainingPlan, TrainingRequest, read_routing
+from moetune.workflows.routing_files import read_routing
+from moetune.workflows.training import TrainingPlan, TrainingRequest
 from moetune.workflows.training_files import MAKE_ONE, read_planned_layout
 from moetune.workflows.training_prices import StandIns
 

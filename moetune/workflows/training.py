@@ -5,7 +5,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.data_sheets import peak_flops
@@ -15,7 +14,7 @@ from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.pipeline import stage_words
 from moetune.domain.plan import Confidence
 from moetune.domain.profile import Profile, ProfileQuality
-from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
+from moetune.domain.routing import ExpertLoads
 from moetune.domain.targets import Target
 from moetune.domain.throughput import Throughput
 from moetune.domain.training import (
@@ -266,35 +265,6 @@ def check_names(dtype: str, optimizer: str) -> tuple[TrainingDtype, OptimizerNam
     if optimizer not in OPTIMIZERS:
         raise InputError(f"optimizer {optimizer!r} is unknown", f"use {', '.join(OPTIMIZERS)}")
     return dtype, optimizer
-
-
-def read_routing(wanted: str | None) -> ExpertLoads:
-    """Return the routing of that name, or of a file with one load for each expert.
-
-    Args:
-        wanted: None for balanced; a file has a JSON list, or numbers apart by spaces or commas.
-
-    Raises:
-        InputError: the file is missing, or has something else than numbers.
-    """
-    if wanted is None or wanted == BALANCED.name:
-        return BALANCED
-    if wanted == NATURAL.name:
-        return NATURAL
-    path = Path(wanted)
-    try:
-        text = path.read_text(encoding="utf-8").strip().strip("[]").replace(",", " ")
-        return ExpertLoads(name=path.name, loads=tuple(float(word) for word in text.split()))
-    except OSError as error:
-        raise InputError(
-            f"routing {wanted!r} cannot be read: {error.strerror}",
-            "use balanced, natural, or a file with one load for each expert",
-        ) from None
-    except ValueError:
-        raise InputError(
-            f"routing {wanted}: the file must have one number for each expert",
-            "write a JSON list, or numbers apart by spaces",
-        ) from None
 
 
 def _answer(job: TrainingJob, one: PricedLayout, speed: Throughput) -> dict[str, object]:

@@ -195,7 +195,7 @@ class DegreeChooser:
         lines = self._lines[phase]
         if lines is None or len(among) == 1:
             return among[0]
-        rows = tokens * self.costs.layer.top_k
+        rows = self.costs.rows(tokens)
         best = self.costs.best_degree(lines, rows=rows, max_degree=among[-1])
         return max(best, among[0])
 

@@ -53,6 +53,7 @@ class LayerCosts(ABC):
         errors: of whole steps, where they are not those of the costs.
         dispatcher: of all-to-alls.
         quantization: of the experts' products and of the wire; None for neither.
+        skew: rows of the fullest rank over the mean; the others wait for it.
     """
 
     layer: LayerShape
@@ -63,6 +64,7 @@ class LayerCosts(ABC):
     errors: StepErrors | None = None
     dispatcher: Dispatcher = "flat"
     quantization: Quantization | None = None
+    skew: float = 1.0
     _transfers: dict[tuple[float, int], Estimate] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -90,6 +92,10 @@ class LayerCosts(ABC):
     @abstractmethod
     def sorts_rows(self) -> bool:
         """Whether rows arrive by sender and have to be sorted by expert, and back again."""
+
+    def rows(self, tokens: float, *, degree: int = 1) -> float:
+        """Return the rows of a chunk on the fullest rank, for so many tokens of each rank."""
+        return tokens * self.layer.top_k * self.skew / degree
 
     def transfer(self, *, rows: float, degree: int) -> Estimate:
         """Return one of a chunk's collectives; 0 on one rank.
@@ -192,7 +198,7 @@ class LayerCosts(ABC):
 
     def step_factor(self, *, rows: float, degree: int) -> float:
         """Return what operations of a phase's chunk take within a step, over their own time."""
-        tokens = round(rows * degree / self.layer.top_k)
+        tokens = round(rows * degree / self.rows(1))
         return self.step_errors(tokens=tokens).factor(degree)
 
     def interference(self, *, rows: float, degree: int) -> Interference:

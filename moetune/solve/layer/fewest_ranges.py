@@ -202,10 +202,10 @@ def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Float
     """
     allowed = [chooser.allowed(phase, size) for size in sizes]
     times = np.full((len(sizes), max(one[-1] for one in allowed)), math.inf)
-    costs, top_k = chooser.costs, chooser.costs.layer.top_k
+    costs, rows_of_one = chooser.costs, chooser.costs.rows(1)
     errors = [costs.step_errors(tokens=size) for size in sizes]
-    rows = np.asarray(sizes, float) * top_k
-    grid = _grid(float(top_k), float(rows[-1]))
+    rows = np.asarray(sizes, float) * rows_of_one
+    grid = _grid(rows_of_one, float(rows[-1]))
     compute = [costs.compute(phase=phase, rows=one).seconds for one in grid.tolist()]
     for degree in sorted(set().union(*allowed)):
         where = [at for at, one in enumerate(allowed) if degree in one]

@@ -32,8 +32,7 @@ def watched_seconds(
         ProfileError: an operation was not measured.
     """
     degree = operation.degree
-    tokens = workload.tokens_per_rank / degree
-    rows = tokens * workload.layer.top_k
+    rows = costs.rows(workload.tokens_per_rank, degree=degree)
     transfer, compute = (
         costs.in_step(one, rows=rows, degree=degree).seconds
         for one in (

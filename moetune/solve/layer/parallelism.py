@@ -128,7 +128,7 @@ class AllToAllCosts(LayerCosts):
             small = [self.collective(op, self.layer.num_experts * COUNT_BYTES) for op in ops]
         once: tuple[Estimate, ...] = ()
         if self.quantization is not None:
-            once = tuple(once_a_phase(self, self.quantization, phase, rows=rows))
+            once = tuple(once_a_phase(self, self.quantization, phase, rows=self.rows(tokens)))
         return total(
             gate,
             *(self.rows_op(op, rows, self.layer.d_model) for op in _ROW_MOVES),
@@ -381,6 +381,7 @@ def layer_costs(
         num_nodes=num_nodes,
         dispatcher=dispatcher,
         quantization=workload.recipe,
+        skew=workload.skew.mean,
     )
 
 

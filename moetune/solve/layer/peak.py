@@ -152,9 +152,10 @@ class _Counts:
         self._keeps_input = self._reuses and strategy in OFFLOADS_INPUT
         self._keeps_middle = self._reuses and strategy in OFFLOADS_MIDDLE
         self._share, self._bias = share, bias and self._layer.activation != "swiglu"
+        self._skew = workload.skew.p99
         self._element = dtype_bytes(workload.dtype)
         self._pairs = workload.rows
-        self._rows = math.ceil(workload.rows * share)
+        self._rows = math.ceil(workload.rows * share * self._skew)
         self._sent = self._rows if is_padded else self._pairs
 
     @property
@@ -219,7 +220,7 @@ class _Counts:
 
     def _chunk_rows(self, *, backward: bool) -> int:
         chunk_tokens = -(-self._workload.tokens_per_rank // self._degrees[backward])
-        return math.ceil(chunk_tokens * self._layer.top_k * self._share)
+        return math.ceil(chunk_tokens * self._layer.top_k * self._share * self._skew)
 
     def routing_bytes(self) -> int:
         gate = max(self._element, FULL_BYTES)

@@ -133,7 +133,7 @@ def lower_bound_seconds(
     which the sets do all the work. The experts wait for the first chunk's dispatch, and the last
     combine for them, so that these exchanges overlap none of them.
     """
-    rows = tokens * costs.layer.top_k / degree
+    rows = costs.rows(tokens, degree=degree)
     chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
     ends = chunk.num_transfers * chunk.transfer.seconds
     device, copies = degree * chunk.compute_seconds, degree * chunk.copy_seconds

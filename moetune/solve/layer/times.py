@@ -152,7 +152,7 @@ def phase_time(
     """
     if strategy == "none":
         return _closed_time(costs, phase, tokens, degree, order)
-    rows = tokens * costs.layer.top_k / degree
+    rows = costs.rows(tokens, degree=degree)
     chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
     seconds = reused_seconds(
         chunk=chunk,
@@ -173,7 +173,7 @@ def phase_time(
 def _closed_time(
     costs: LayerCosts, phase: Phase, tokens: int, degree: int, order: Order
 ) -> PhaseTime:
-    rows = tokens * costs.layer.top_k / degree
+    rows = costs.rows(tokens, degree=degree)
     transfer = costs.in_step(costs.transfer(rows=rows, degree=degree), rows=rows, degree=degree)
     compute = costs.in_step(costs.compute(phase=phase, rows=rows), rows=rows, degree=degree)
     gathering = costs.gathering(tokens=tokens)
@@ -245,7 +245,7 @@ def paper_seconds(*, costs: LayerCosts, strategy: Strategy, tokens: int) -> floa
 
 
 def _paper_phase(costs: LayerCosts, strategy: Strategy, tokens: int, phase: Phase) -> float:
-    layer, rows = costs.layer, float(tokens * costs.layer.top_k)
+    layer, rows = costs.layer, costs.rows(tokens)
     copied = layer.d_model * (strategy in OFFLOADS_INPUT)
     copied += middle_elements(layer) * (strategy in OFFLOADS_MIDDLE)
     comp_speed, comm_speed, mem_speed = _speeds(costs.costs.interference, copies=copied > 0)

@@ -1,0 +1,56 @@
+"""How evenly tokens reach the experts, by name or from a file."""
+
+from pathlib import Path
+
+from moetune.domain.errors import InputError
+from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads, LayerRouting
+from moetune.domain.routing_record import RoutingRecord, routing_record
+from moetune.workflows.files import read_text
+
+_NAMES = {one.name: one for one in (BALANCED, NATURAL)}
+
+
+def read_routing(wanted: str | None) -> ExpertLoads:
+    """Return the routing of that name, or of a file.
+
+    Args:
+        wanted: None for balanced; a file is a record of `MoELayer.routing_record`, or has one load
+            for each expert: a JSON list, or numbers apart by spaces or commas.
+
+    Raises:
+        InputError: the file is missing, or has something else.
+    """
+    return _read(wanted).loads
+
+
+def read_layer_routing(wanted: str | None) -> str:
+    """Return the text of a layer's `LayerRouting`; arguments and errors as of `read_routing`."""
+    return str(_read(wanted))
+
+
+def _read(wanted: str | None) -> LayerRouting:
+    if wanted is None or wanted in _NAMES:
+        return LayerRouting(loads=_NAMES[wanted or BALANCED.name])
+    path = Path(wanted)
+    if not path.is_file():
+        raise InputError(
+            f"routing {wanted!r} is neither a name nor a file",
+            "use balanced, natural, or a file with one load for each expert",
+        )
+    text = read_text(path, "routing").strip()
+    if text.startswith("{"):
+        return _of_record(routing_record(text, f"routing {path}"), path.name)
+    try:
+        loads = tuple(float(word) for word in text.strip("[]").replace(",", " ").split())
+    except ValueError:
+        raise InputError(
+            f"routing {wanted}: the file must have one number for each expert",
+            "write a JSON list, or numbers apart by spaces",
+        ) from None
+    return LayerRouting(loads=ExpertLoads(name=path.name, loads=loads))
+
+
+def _of_record(record: RoutingRecord, name: str) -> LayerRouting:
+    return LayerRouting(
+        loads=record.expert_loads(name), spread=record.fullest_p99 / record.fullest_p50
+    )
