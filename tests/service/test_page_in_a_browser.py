@@ -91,15 +91,13 @@ def page(browser: Browser, site: Served) -> Iterator[Page]:
 
 
 def draw_all(page: Page) -> int:
-    """Scroll through the page until every figure is drawn, and return how many there are."""
+    """Return how many figures the page has, all of which it shows at once."""
     page.wait_for_load_state()
-    plots = page.locator(".plot")
-    for at in range(plots.count()):
-        plots.nth(at).scroll_into_view_if_needed()
-        page.wait_for_function(
-            "at => document.querySelectorAll('.plot')[at].hasAttribute('data-drawn')", arg=at
-        )
-    return plots.count()
+    areas = page.locator(".plot .area")
+    heights = areas.evaluate_all("some => some.map(one => one.getBoundingClientRect().height)")
+    assert all(height > 50 for height in heights)
+    assert areas.count() == page.locator(".figure").count()
+    return areas.count()
 
 
 def colour(page: Page, selector: str, name: str) -> tuple[int, ...]:
@@ -124,9 +122,9 @@ def test_a_profile_shows_its_points_its_curve_and_its_band(page: Page) -> None:
     page.get_by_role("link", name="lab", exact=True).click()
     assert draw_all(page) == 3
     fit = page.locator("[data-figure=fit]")
-    assert fit.locator(".scatterlayer .point").count() > 8 * 12
-    assert fit.locator(".scatterlayer .js-fill").count() == 1
-    assert fit.locator(".scatterlayer .js-line").count() >= 2
+    assert fit.locator(".area circle").count() > 8 * 12
+    assert fit.locator(".area .band").count() == 1
+    assert fit.locator(".area .line").count() >= 2
     page.get_by_role("link", name="h2d pinned", exact=True).click()
     page.wait_for_load_state()
     assert fit.locator("h3").inner_text() == "h2d pinned"
@@ -156,18 +154,41 @@ def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[P
     assert draw_all(page) == 4
     timeline = page.locator("[data-figure=timeline]")
     degrees = plans[0].pipeline.forward_degree + plans[0].pipeline.backward_degree
-    assert timeline.locator(".bars .point").count() == 3 * degrees
-    timeline.scroll_into_view_if_needed()
-    box = timeline.locator(".bars .point").first.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    assert "experts 0" in (timeline.locator(".hovertext").text_content() or "")
+    assert timeline.locator(".area rect").count() == 3 * degrees
+    assert "experts 0" in (timeline.locator(".area rect title").first.text_content() or "")
     page.get_by_label("Tokens per rank").fill("16k")
     page.get_by_label("Speed of communication").fill("0.5")
     page.get_by_role("button", name="Plan again").click()
     assert "16,384 tokens per rank instead of 4,096" in page.locator("main").inner_text()
     assert draw_all(page) == 3
     assert page.get_by_label("Tokens per rank").input_value() == "16k"
+
+
+def test_a_figure_is_zoomed_into_with_the_keyboard(page: Page, plans: tuple[Plan, Plan]) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(urlsplit(request.url).path))
+    page.goto(f"/plans/{plans[0].id}")
+    page.wait_for_load_state()
+    assert "/static/plotly.min.js" not in asked
+    timeline = page.locator("[data-figure=timeline]")
+    zoom = timeline.get_by_role("button", name="Zoom into Timeline of one step")
+    zoom.focus()
+    page.keyboard.press("Enter")
+    timeline.locator(".live[data-drawn]").wait_for()
+    degrees = plans[0].pipeline.forward_degree + plans[0].pipeline.backward_degree
+    assert timeline.locator(".bars .point").count() == 3 * degrees
+    assert not timeline.locator(".plot").is_visible()
+    assert zoom.get_attribute("aria-pressed") == "true"
+    before = colour(page, "[data-figure=timeline] .live .x2tick text", "fill")
+    page.get_by_role("button", name="Theme").click()
+    page.get_by_role("button", name="Theme").click()
+    page.wait_for_function(
+        "was => !getComputedStyle(document.querySelector('.live .x2tick text')).fill.includes(was)",
+        arg=", ".join(map(str, before)),
+    )
+    zoom.focus()
+    page.keyboard.press("Enter")
+    assert timeline.locator(".plot").is_visible()
 
 
 def test_a_wrong_question_is_answered_beside_the_form(
@@ -201,7 +222,7 @@ def test_ten_thousand_observations_are_thinned_paged_and_downloaded_whole(page: 
     page.goto("/observed")
     assert page.locator("[data-table=observations] tbody tr").count() == 100
     assert draw_all(page) == 2
-    drawn = page.locator("[data-figure=observed] .scatterlayer .point").count()
+    drawn = page.locator("[data-figure=observed] .area circle").count()
     assert 100 < drawn <= 600
     with page.expect_download() as downloading:
         page.locator("[data-figure=observed] .csv").click()
@@ -217,16 +238,13 @@ def test_the_page_and_its_figures_are_dark_where_the_reader_wants_it(
     with watched(browser, site.url, color_scheme="dark") as page:
         page.goto(f"/plans/{plans[0].id}")
         draw_all(page)
-        tick = "[data-figure=degrees] .xtick text"
+        tick = "[data-figure=degrees] .tick"
         assert max(colour(page, "body", "background-color")) < 40
         assert min(colour(page, tick, "fill")) > 120
         button = page.get_by_role("button", name="Theme")
         button.click()
         assert button.inner_text() == "Theme: light"
-        page.wait_for_function(
-            "tick => parseInt(getComputedStyle(document.querySelector(tick)).fill.slice(4)) < 120",
-            arg=tick,
-        )
+        assert max(colour(page, tick, "fill")) < 120
         assert min(colour(page, "body", "background-color")) > 240
         page.goto("/observed")
         assert page.get_by_role("button", name="Theme").inner_text() == "Theme: light"

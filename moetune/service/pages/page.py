@@ -166,7 +166,7 @@ class PageRenderer:
     def __init__(self, *, addresses: Addresses, location: str) -> None:
         self._addresses = addresses
         self._location = location
-        self._templates = environment(_TEMPLATES)
+        self._templates = environment(_TEMPLATES, can_zoom=True)
 
     def render(self, page: Page) -> HTMLResponse:
         """Return the page as HTML."""
@@ -175,7 +175,6 @@ class PageRenderer:
             addresses=self._addresses,
             location=self._location,
             version=version("moetune"),
-            has_figures=bool(all_figures(page.sections)),
             page=page,
             **{"scope": "", "intro": "", "links": (), **page.context},
         )  # fmt: skip
