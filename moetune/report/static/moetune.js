@@ -177,8 +177,19 @@
     });
   };
 
+  // A file that the service would refuse after all of it was sent is refused before.
+  const limitFile = (input) => {
+    input.addEventListener("change", () => {
+      const most = Number(input.dataset.mostBytes);
+      const isLarge = [...input.files].some((file) => file.size > most);
+      input.setCustomValidity(isLarge ? `The file is larger than ${most / 2 ** 20} MiB.` : "");
+      input.reportValidity();
+    });
+  };
+
   document.addEventListener("DOMContentLoaded", () => {
     startTheme();
+    for (const input of document.querySelectorAll("[data-most-bytes]")) limitFile(input);
     for (const section of document.querySelectorAll(".table")) {
       const table = section.querySelector("table");
       if (table && table.tHead) makeSortable(table);

@@ -87,6 +87,8 @@ def _mark(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
+_HEADERS = {"Cache-Control": "no-cache", "Referrer-Policy": "same-origin"}
+"""A form's browser says where it comes from; other sites are told nothing."""
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 NAVIGATION = (
@@ -178,7 +180,7 @@ class PageRenderer:
             page=page,
             **{"scope": "", "intro": "", "links": (), **page.context},
         )  # fmt: skip
-        return HTMLResponse(text, page.status, headers={"Cache-Control": "no-cache"})
+        return HTMLResponse(text, page.status, headers=_HEADERS)
 
     def problem(self, error: MoetuneError) -> HTMLResponse:
         """Return an error as a page, with the next thing to do."""
