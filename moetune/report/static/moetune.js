@@ -177,6 +177,19 @@
     });
   };
 
+  // Say where a table has more columns than the window shows.
+  const markCut = (section) => {
+    const scroll = section.querySelector(".scroll");
+    if (!scroll) return;
+    const mark = () => {
+      const hidden = scroll.scrollWidth - scroll.clientWidth;
+      section.classList.toggle("cut", hidden > 1);
+      section.classList.toggle("ended", scroll.scrollLeft >= hidden - 1);
+    };
+    scroll.addEventListener("scroll", mark, { passive: true });
+    new ResizeObserver(mark).observe(scroll);
+  };
+
   // A file that the service would refuse after all of it was sent is refused before.
   const limitFile = (input) => {
     input.addEventListener("change", () => {
@@ -194,6 +207,7 @@
       const table = section.querySelector("table");
       if (table && table.tHead) makeSortable(table);
       makeFilter(section);
+      markCut(section);
     }
     for (const figure of document.querySelectorAll(".figure")) startZoom(figure);
   });

@@ -1,10 +1,10 @@
 """Pages of measurements: machines, one profile, and observed steps."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.errors import MoetuneError
-from moetune.domain.records import FitInfo, MachineInfo
+from moetune.domain.records import FitInfo, MachineInfo, Observation, Stored
 from moetune.domain.storable import is_sound
 from moetune.report.observed import seen
 from moetune.report.section import Cell, Section, Table
@@ -12,9 +12,11 @@ from moetune.service.pages.library import Library, cursor
 from moetune.service.pages.page import Link, Page, address, age_now
 from moetune.service.problems import problem_of
 from moetune.service.uploads import MAX_FILE_BYTES
+from moetune.workflows.alarm import watched_series
 from moetune.workflows.drift import observed_drifts
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.report import MOST_OBSERVATIONS
+from moetune.workflows.views.alarm import alarm_section
 from moetune.workflows.views.observed import observed_sections
 from moetune.workflows.views.profile import profile_page as profile_sections
 
@@ -111,13 +113,16 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
         template="observed.html",
         title="Observed",
         here="observed",
-        sections=observed_sections(
-            seen(newest),
-            tuple(reversed(seen(rows))),
-            is_all=len(newest) < MOST_OBSERVATIONS,
-            plans="/plans/",
-            changes=observed_drifts(newest),
-            num_left_out=sum(not is_sound(one.value) for one in newest),
+        sections=_with_alarm(
+            newest,
+            observed_sections(
+                seen(newest),
+                tuple(reversed(seen(rows))),
+                is_all=len(newest) < MOST_OBSERVATIONS,
+                plans="/plans/",
+                changes=observed_drifts(newest),
+                num_left_out=sum(not is_sound(one.value) for one in newest),
+            ),
         ),
         csv=lambda figure: address("observed", f"{figure.name}.csv", plan=plan),
         context={
@@ -127,6 +132,16 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
             "older": address("observed", plan=plan, after=str(older)) if older else "",
         },
     )
+
+
+def _with_alarm(
+    newest: Sequence[Stored[Observation]], sections: tuple[Section, ...]
+) -> tuple[Section, ...]:
+    """Return the sections with the alarm's own before the list of observations."""
+    *first, listed = sections
+    series = watched_series(newest)
+    alarm = (alarm_section(series, plans="/observed?plan="),) if series else ()
+    return *first, *alarm, listed
 
 
 def _machines(machines: Iterable[MachineInfo], fits: Iterable[FitInfo]) -> Section:

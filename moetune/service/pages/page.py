@@ -94,6 +94,7 @@ _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 NAVIGATION = (
     ("plans", "/", "Plans"),
     ("machines", "/machines", "Machines"),
+    ("models", "/models", "Models"),
     ("observed", "/observed", "Observed"),
     ("whatif", "/whatif", "What if"),
     ("compare", "/compare", "Compare"),

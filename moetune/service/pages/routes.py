@@ -11,6 +11,7 @@ from moetune.service.access import Access
 from moetune.service.middleware import UPLOAD_PATH, right_in
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import Upload, machines_page, observed_page, profile_page
+from moetune.service.pages.models import MemoryForm, model_page, models_page
 from moetune.service.pages.page import Page, PageRenderer, address, static_router
 from moetune.service.pages.plans import Wanted, compare_page, plan_page, plans_page
 from moetune.service.pages.whatif import FIELDS, Form, whatif_page
@@ -24,7 +25,7 @@ _Text = Annotated[str, Query(max_length=200)]
 def page_router(library: Library, renderer: PageRenderer) -> APIRouter:
     """Return the routes of all pages."""
     router = APIRouter(include_in_schema=False, route_class=renderer.route_class())
-    for add in (_add_plans, _add_machines, _add_observed, _add_questions):
+    for add in (_add_plans, _add_machines, _add_models, _add_observed, _add_questions):
         add(router, library, renderer.render)
     return router
 
@@ -69,6 +70,21 @@ def _add_machines(router: APIRouter, library: Library, show: _Show) -> None:
     @router.get("/profiles/{name:path}")
     def profile(name: str, operation: _Text = "") -> Response:
         return show(profile_page(library, name, operation=operation))
+
+
+def _add_models(router: APIRouter, library: Library, show: _Show) -> None:
+    @router.get("/models")
+    def models() -> Response:
+        return show(models_page())
+
+    @router.get("/models/{name:path}")
+    def model(
+        name: str, device_memory: _Text = "", world_size: _Text = "", seq: _Text = ""
+    ) -> Response:
+        form = MemoryForm(
+            device_memory=device_memory.strip(), world_size=world_size.strip(), seq=seq.strip()
+        )
+        return show(model_page(library, name, form))
 
 
 def _add_observed(router: APIRouter, library: Library, show: _Show) -> None:
