@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -10,7 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, Response, sync_playwright
 
 from moetune.domain.plan import Plan
-from tests.report.lab import fill
+from moetune.workflows.files import profile_to_toml
+from tests.report.lab import fill, lab_profile
 from tests.service.asking import Served, served
 
 CHROMIUM = "/usr/bin/chromium"
@@ -221,7 +223,7 @@ def test_two_plans_and_two_profiles_are_compared(page: Page, plans: tuple[Plan, 
 def test_ten_thousand_observations_are_thinned_paged_and_downloaded_whole(page: Page) -> None:
     page.goto("/observed")
     assert page.locator("[data-table=observations] tbody tr").count() == 100
-    assert draw_all(page) == 2
+    assert draw_all(page) == 3
     drawn = page.locator("[data-figure=observed] .area circle").count()
     assert 100 < drawn <= 600
     with page.expect_download() as downloading:
@@ -256,7 +258,8 @@ def test_no_page_is_wider_than_a_phone(
 ) -> None:
     first, second = (plan.id for plan in plans)
     pages = (
-        "/", "/machines", "/profiles/lab", f"/plans/{first}", f"/plans/{second}", "/observed",
+        "/", "/machines", "/models", "/models/deepseek-v3", "/profiles/lab", f"/plans/{first}",
+        f"/plans/{second}", "/observed",
         f"/compare?first={first}&second={second}", f"/whatif?plan={first}&world_size=2",
     )  # fmt: skip
     size = {"width": 390, "height": 844}
@@ -305,3 +308,29 @@ def test_everything_is_reached_with_the_keyboard_alone(
     page.keyboard.press("Enter")
     page.wait_for_url("**/whatif?**")
     assert "2 ranks instead of 8" in page.locator("main").inner_text()
+
+
+def test_a_model_and_a_profile_are_reached_with_the_keyboard_alone(
+    page: Page, tmp_path: Path
+) -> None:
+    page.goto("/models/mixtral-8x7b")
+    assert "layouts of mixtral-8x7b" in page.locator("main").inner_text()
+    page.get_by_label("Memory of a GPU").focus()
+    page.keyboard.type("141GB")
+    page.keyboard.press("Tab")
+    page.keyboard.type("32")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/models/mixtral-8x7b?device_memory=141GB&world_size=32*")
+    assert "on 32 GPUs" in page.locator("main").inner_text()
+    large, good = tmp_path / "large.toml", tmp_path / "good.toml"
+    large.write_text("#" * (2**20 + 1))
+    good.write_text(profile_to_toml(replace(lab_profile(), name="by hand")))
+    page.goto("/machines")
+    field = page.get_by_label("Profile file")
+    field.set_input_files(large)
+    assert "larger" in field.evaluate("one => one.validationMessage")
+    field.set_input_files(good)
+    page.get_by_label("Name").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/profiles/by%20hand")
+    assert page.locator("h1").inner_text() == "by hand"
