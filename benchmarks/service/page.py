@@ -7,7 +7,7 @@ from playwright.sync_api import sync_playwright
 _CHROMIUM = "/usr/bin/chromium"
 _DRAWN = """() => [...document.querySelectorAll('.plot')]
     .filter(one => one.getBoundingClientRect().top < innerHeight)
-    .every(one => one.hasAttribute('data-drawn'))"""
+    .every(one => one.querySelector('.area').getBoundingClientRect().height > 0)"""
 _NOW = "() => performance.now() / 1000"
 _READABLE = (
     """() => performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd / 1000"""
@@ -25,7 +25,7 @@ class Visit:
 def page_seconds(url: str, *, from_url: str, num_visits: int) -> list[Visit]:
     """Visit a page, as a reader who comes back to it from another one.
 
-    The first time nothing of it is in the browser's cache, and plotly.js has to be compiled.
+    The first time nothing of it is in the browser's cache.
     """
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])

@@ -1,4 +1,4 @@
-"""HTML of sections: Jinja templates, the report as one file, and the installed plotly.js."""
+"""HTML of sections: Jinja templates, the report as one file, and plotly.js to zoom with."""
 
 import base64
 import json
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from moetune.domain.errors import MoetuneError
 from moetune.domain.units import format_bytes
 from moetune.report.section import Figure, Section
+from moetune.report.svg import figure_svg
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -70,8 +71,11 @@ _AGES = (
 )  # fmt: skip
 
 
-def environment(*folders: Path) -> "Environment":
+def environment(*folders: Path, can_zoom: bool = False) -> "Environment":
     """Return an environment of the templates in these folders and in this package, with escaping.
+
+    Args:
+        can_zoom: whether the pages can load plotly.js, to zoom into figures.
 
     Raises:
         MoetuneError: Jinja2 is not installed.
@@ -89,9 +93,11 @@ def environment(*folders: Path) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.globals["can_zoom"] = can_zoom
     made.filters |= {
         "bytes": format_bytes,
         "figure_json": figure_json,
+        "figure_svg": figure_svg,
         "ticked": _ticked,
     }
     return made
@@ -139,13 +145,13 @@ class Chapter:
 
 
 def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Chapter]) -> str:
-    """Return the report as one HTML file with its styles, scripts, figures and their data.
+    """Return the report as one HTML file with its style, script, figures and their data.
 
     Args:
         made_at: time of the report, as text.
 
     Raises:
-        MoetuneError: plotly or Jinja2 is not installed.
+        MoetuneError: Jinja2 is not installed.
     """
     return environment().get_template("report.html").render(
         title=title,
@@ -153,7 +159,6 @@ def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Ch
         version=version,
         style=(STATIC / "moetune.css").read_text(encoding="utf-8"),
         script=(STATIC / "moetune.js").read_text(encoding="utf-8"),
-        plotly=plotly_script().file.read_text(encoding="utf-8"),
         csv=lambda figure: _data_url(figure.csv),
         chapters=chapters,
     )  # fmt: skip

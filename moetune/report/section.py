@@ -124,6 +124,7 @@ class Figure:
         rows: every number in the drawing.
         is_wide: whether it needs the page's full width.
         is_low: whether half the usual height is enough.
+        is_zoomable: whether it has more detail than fits, so that plotly may draw it, too.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Figure:
     rows: tuple[tuple[Value, ...], ...]
     is_wide: bool = False
     is_low: bool = False
+    is_zoomable: bool = False
 
     @property
     def csv(self) -> str:

@@ -121,7 +121,7 @@ def upright(at: float, words: str, *, is_log: bool = False) -> dict[str, object]
         "shapes": [
             {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}
         ],
-        "annotations": [note(words, x=place, y=0, yref="paper", xanchor="right", yanchor="bottom")],
+        "annotations": [note(words, x=place, y=1, yref="paper", xanchor="right", yanchor="top")],
     }
 
 

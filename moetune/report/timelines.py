@@ -29,6 +29,7 @@ def timeline_figure(
     ]  # fmt: skip
     return Figure(
         name="timeline",
+        is_zoomable=True,
         title=title,
         words=(
             f"The simulated forward pass takes {format_seconds(forward.makespan_seconds)}, the "
@@ -135,6 +136,7 @@ def stages_figure(stages: Sequence[StageTime], *, num_micro_batches: int) -> Fig
     idle = 1 - _busy_seconds(found.spans) / (len(stages) * found.makespan_seconds)
     return Figure(
         name="stages",
+        is_zoomable=True,
         title="Pipeline of one step",
         words=(
             f"Simulation of {which} on {len(stages)} stages: "

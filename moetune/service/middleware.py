@@ -37,8 +37,10 @@ LOGOUT_PATH = "/logout"
 _OPEN_PATHS = frozenset({LOGIN_PATH, LOGOUT_PATH, "/healthz", "/readyz"})
 _OPEN_FOLDER = "/static/"
 _READING = frozenset({"GET", "HEAD"})
-_READING_POSTS = frozenset({"/v1/whatif", "/whatif"})
-"""These compute and store nothing, and so need the read token only."""
+UPLOAD_PATH = "/machines"
+_READING_POSTS = frozenset({"/v1/whatif", "/whatif", UPLOAD_PATH})
+"""These compute and store nothing, and so need the read token only; what stores a form's file asks
+for the write token itself, as a session of a browser only reads."""
 _RIGHT = "moetune.right"
 _MAX_LENGTH_DIGITS = 18
 
@@ -157,7 +159,8 @@ def _ask_to_log_in(scope: Scope, headers: Mapping[bytes, str]) -> Response | Non
     """Return a redirect to the login form for a browser, None for a program."""
     path = scope["path"]
     wants_page = "text/html" in headers.get(b"accept", "")
-    if not wants_page or scope["method"] not in _READING or path.startswith("/v1/"):
+    is_page = scope["method"] in _READING or path == UPLOAD_PATH
+    if not wants_page or not is_page or path.startswith("/v1/"):
         return None
     return RedirectResponse(f"{LOGIN_PATH}?next={quote(path)}", HTTPStatus.SEE_OTHER)
 

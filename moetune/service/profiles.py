@@ -109,9 +109,9 @@ def _add_upload(app: FastAPI, pools: WorkerPools) -> None:
         A profile equal to the current one of its name is not stored again.
         """
         kind, content = await read_body(request, kinds=(TOML, JSON))
-        profile = await pools.read(_profile_in, kind, content)
+        profile = await pools.read(profile_in, kind, content)
         await pools.may_add(request, "profiles")
-        is_new = await pools.write(_store, pools.planner.store, profile)
+        is_new = await pools.write(store_profile, pools.planner.store, profile)
         found = {
             "schema": "moetune.profiles.import/1", "name": profile.name, "digest": profile.digest,
         }  # fmt: skip
@@ -127,7 +127,7 @@ def _place(row: ProfileInfo) -> str:
     return f"{row.source}/{row.name}"
 
 
-def _profile_in(kind: str, content: bytes) -> Profile:
+def profile_in(kind: str, content: bytes) -> Profile:
     """Return the profile in a body.
 
     Raises:
@@ -146,7 +146,7 @@ def _profile_in(kind: str, content: bytes) -> Profile:
     return profile
 
 
-def _store(store: Store, profile: Profile) -> bool:
+def store_profile(store: Store, profile: Profile) -> bool:
     """Store a profile unless the current one of its name is equal; return whether it is new."""
     current = store.profile(profile.name)
     if current is not None and current.digest == profile.digest:

@@ -68,8 +68,8 @@ def write_report(
             "  or plan for a reference machine:  "
             "moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16",
         )
-    chapters = [_profile_chapter(machine)] if machine else []
-    chapters += [_plan_chapter(one, stores) for one in found]
+    chapters = [_plan_chapter(one, stores) for one in found]
+    chapters += [_profile_chapter(machine)] if machine else []
     name = machine.profile.name if machine else found[0].inputs.profile
     text = report_page(
         title=f"moetune report: {name}",

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -10,7 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, Response, sync_playwright
 
 from moetune.domain.plan import Plan
-from tests.report.lab import fill
+from moetune.workflows.files import profile_to_toml
+from tests.report.lab import fill, lab_profile
 from tests.service.asking import Served, served
 
 CHROMIUM = "/usr/bin/chromium"
@@ -91,15 +93,13 @@ def page(browser: Browser, site: Served) -> Iterator[Page]:
 
 
 def draw_all(page: Page) -> int:
-    """Scroll through the page until every figure is drawn, and return how many there are."""
+    """Return how many figures the page has, all of which it shows at once."""
     page.wait_for_load_state()
-    plots = page.locator(".plot")
-    for at in range(plots.count()):
-        plots.nth(at).scroll_into_view_if_needed()
-        page.wait_for_function(
-            "at => document.querySelectorAll('.plot')[at].hasAttribute('data-drawn')", arg=at
-        )
-    return plots.count()
+    areas = page.locator(".plot .area")
+    heights = areas.evaluate_all("some => some.map(one => one.getBoundingClientRect().height)")
+    assert all(height > 50 for height in heights)
+    assert areas.count() == page.locator(".figure").count()
+    return areas.count()
 
 
 def colour(page: Page, selector: str, name: str) -> tuple[int, ...]:
@@ -124,9 +124,9 @@ def test_a_profile_shows_its_points_its_curve_and_its_band(page: Page) -> None:
     page.get_by_role("link", name="lab", exact=True).click()
     assert draw_all(page) == 3
     fit = page.locator("[data-figure=fit]")
-    assert fit.locator(".scatterlayer .point").count() > 8 * 12
-    assert fit.locator(".scatterlayer .js-fill").count() == 1
-    assert fit.locator(".scatterlayer .js-line").count() >= 2
+    assert fit.locator(".area circle").count() > 8 * 12
+    assert fit.locator(".area .band").count() == 1
+    assert fit.locator(".area .line").count() >= 2
     page.get_by_role("link", name="h2d pinned", exact=True).click()
     page.wait_for_load_state()
     assert fit.locator("h3").inner_text() == "h2d pinned"
@@ -156,18 +156,41 @@ def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[P
     assert draw_all(page) == 4
     timeline = page.locator("[data-figure=timeline]")
     degrees = plans[0].pipeline.forward_degree + plans[0].pipeline.backward_degree
-    assert timeline.locator(".bars .point").count() == 3 * degrees
-    timeline.scroll_into_view_if_needed()
-    box = timeline.locator(".bars .point").first.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    assert "experts 0" in (timeline.locator(".hovertext").text_content() or "")
+    assert timeline.locator(".area rect").count() == 3 * degrees
+    assert "experts 0" in (timeline.locator(".area rect title").first.text_content() or "")
     page.get_by_label("Tokens per rank").fill("16k")
     page.get_by_label("Speed of communication").fill("0.5")
     page.get_by_role("button", name="Plan again").click()
     assert "16,384 tokens per rank instead of 4,096" in page.locator("main").inner_text()
     assert draw_all(page) == 3
     assert page.get_by_label("Tokens per rank").input_value() == "16k"
+
+
+def test_a_figure_is_zoomed_into_with_the_keyboard(page: Page, plans: tuple[Plan, Plan]) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(urlsplit(request.url).path))
+    page.goto(f"/plans/{plans[0].id}")
+    page.wait_for_load_state()
+    assert "/static/plotly.min.js" not in asked
+    timeline = page.locator("[data-figure=timeline]")
+    zoom = timeline.get_by_role("button", name="Zoom into Timeline of one step")
+    zoom.focus()
+    page.keyboard.press("Enter")
+    timeline.locator(".live[data-drawn]").wait_for()
+    degrees = plans[0].pipeline.forward_degree + plans[0].pipeline.backward_degree
+    assert timeline.locator(".bars .point").count() == 3 * degrees
+    assert not timeline.locator(".plot").is_visible()
+    assert zoom.get_attribute("aria-pressed") == "true"
+    before = colour(page, "[data-figure=timeline] .live .x2tick text", "fill")
+    page.get_by_role("button", name="Theme").click()
+    page.get_by_role("button", name="Theme").click()
+    page.wait_for_function(
+        "was => !getComputedStyle(document.querySelector('.live .x2tick text')).fill.includes(was)",
+        arg=", ".join(map(str, before)),
+    )
+    zoom.focus()
+    page.keyboard.press("Enter")
+    assert timeline.locator(".plot").is_visible()
 
 
 def test_a_wrong_question_is_answered_beside_the_form(
@@ -200,8 +223,8 @@ def test_two_plans_and_two_profiles_are_compared(page: Page, plans: tuple[Plan, 
 def test_ten_thousand_observations_are_thinned_paged_and_downloaded_whole(page: Page) -> None:
     page.goto("/observed")
     assert page.locator("[data-table=observations] tbody tr").count() == 100
-    assert draw_all(page) == 2
-    drawn = page.locator("[data-figure=observed] .scatterlayer .point").count()
+    assert draw_all(page) == 3
+    drawn = page.locator("[data-figure=observed] .area circle").count()
     assert 100 < drawn <= 600
     with page.expect_download() as downloading:
         page.locator("[data-figure=observed] .csv").click()
@@ -217,16 +240,13 @@ def test_the_page_and_its_figures_are_dark_where_the_reader_wants_it(
     with watched(browser, site.url, color_scheme="dark") as page:
         page.goto(f"/plans/{plans[0].id}")
         draw_all(page)
-        tick = "[data-figure=degrees] .xtick text"
+        tick = "[data-figure=degrees] .tick"
         assert max(colour(page, "body", "background-color")) < 40
         assert min(colour(page, tick, "fill")) > 120
         button = page.get_by_role("button", name="Theme")
         button.click()
         assert button.inner_text() == "Theme: light"
-        page.wait_for_function(
-            "tick => parseInt(getComputedStyle(document.querySelector(tick)).fill.slice(4)) < 120",
-            arg=tick,
-        )
+        assert max(colour(page, tick, "fill")) < 120
         assert min(colour(page, "body", "background-color")) > 240
         page.goto("/observed")
         assert page.get_by_role("button", name="Theme").inner_text() == "Theme: light"
@@ -238,7 +258,8 @@ def test_no_page_is_wider_than_a_phone(
 ) -> None:
     first, second = (plan.id for plan in plans)
     pages = (
-        "/", "/machines", "/profiles/lab", f"/plans/{first}", f"/plans/{second}", "/observed",
+        "/", "/machines", "/models", "/models/deepseek-v3", "/profiles/lab", f"/plans/{first}",
+        f"/plans/{second}", "/observed",
         f"/compare?first={first}&second={second}", f"/whatif?plan={first}&world_size=2",
     )  # fmt: skip
     size = {"width": 390, "height": 844}
@@ -287,3 +308,29 @@ def test_everything_is_reached_with_the_keyboard_alone(
     page.keyboard.press("Enter")
     page.wait_for_url("**/whatif?**")
     assert "2 ranks instead of 8" in page.locator("main").inner_text()
+
+
+def test_a_model_and_a_profile_are_reached_with_the_keyboard_alone(
+    page: Page, tmp_path: Path
+) -> None:
+    page.goto("/models/mixtral-8x7b")
+    assert "layouts of mixtral-8x7b" in page.locator("main").inner_text()
+    page.get_by_label("Memory of a GPU").focus()
+    page.keyboard.type("141GB")
+    page.keyboard.press("Tab")
+    page.keyboard.type("32")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/models/mixtral-8x7b?device_memory=141GB&world_size=32*")
+    assert "on 32 GPUs" in page.locator("main").inner_text()
+    large, good = tmp_path / "large.toml", tmp_path / "good.toml"
+    large.write_text("#" * (2**20 + 1))
+    good.write_text(profile_to_toml(replace(lab_profile(), name="by hand")))
+    page.goto("/machines")
+    field = page.get_by_label("Profile file")
+    field.set_input_files(large)
+    assert "larger" in field.evaluate("one => one.validationMessage")
+    field.set_input_files(good)
+    page.get_by_label("Name").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/profiles/by%20hand")
+    assert page.locator("h1").inner_text() == "by hand"

@@ -15,11 +15,15 @@ import pytest
 
 from moetune.config import Settings
 from moetune.domain.plan import Plan
+from moetune.domain.targets import find_target
+from moetune.domain.training import LayoutRequest
 from moetune.domain.units import format_seconds
+from moetune.huggingface.registry import named_model
 from moetune.report.html import STATIC, plotly_script
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.workflows.files import bundled_profiles, profile_to_toml
+from moetune.workflows.memory import MemoryQuestion, fit_memory
 from moetune.workflows.planner import ServicePlanner, open_planner
 from moetune.workflows.whatif import WhatIf
 from tests.report.lab import fill, lab_profile
@@ -350,7 +354,9 @@ def test_observations_are_paged_and_their_file_has_all(
     seen: list[str] = []
     while address:
         answer = full.get(address)
-        seen += re.findall(r"<td class=\"\">(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)</td>", answer.text)
+        seen += re.findall(
+            r"<td class=\" brief\">(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)</td>", answer.text
+        )
         older = re.search(r'href="([^"]+)">Older observations', answer.text)
         address = unescape(older[1]) if older else ""
     assert len(seen) == NUM_OBSERVATIONS
@@ -421,3 +427,41 @@ def test_training_plans_are_listed_shown_explained_and_compared(
     mixed = unescape(full.get(f"/compare?what=plans&first={TRAINING}&second={plans[0].id}").text)
     assert "not of the same work" in mixed
     assert full.get(f"/whatif?plan={TRAINING}&tokens_per_rank=8").status_code in {400, 404}
+
+
+def test_every_named_model_has_a_page_that_begins_with_what_fits(client: Client) -> None:
+    listed = re.findall(r'href="(/models/[^"]+)"', client.get("/models").text)
+    assert len(listed) > 10
+    assert {client.get(link).status_code for link in listed if "gpt" in link} == {200}
+    text = client.get("/models/mixtral-8x7b?world_size=32&device_memory=141GB").text
+    assert text.index("Where it goes") < text.index("Blocks")
+    asked = fit_memory(
+        MemoryQuestion(
+            decoder=named_model("mixtral-8x7b").decoder, world_size=32, global_batch=None,
+            length=4096, dtype="bfloat16", optimizer="adam", pins=LayoutRequest(micro_batch=1),
+            target=find_target("megatron"), device_bytes=141 * 10**9,
+        )
+    )  # fmt: skip
+    assert f"{asked.num_fitting} layouts of mixtral-8x7b on 32 GPUs fit" in text
+    assert "moetune memory mixtral-8x7b --device-memory 141GB --world-size 32" in text
+
+
+@pytest.mark.parametrize("query", ["device_memory=x", "world_size=-2", "world_size=0", "seq=many"])
+def test_a_wrong_size_is_named_beside_the_form_of_a_model(client: Client, query: str) -> None:
+    answer = client.get(f"/models/mixtral-8x7b?{query}")
+    assert answer.status_code == 422
+    assert 'role="alert"' in answer.text
+
+
+@pytest.mark.parametrize("name", ["nothing", "/etc/passwd", "..%2Fconfig.json", "config.json"])
+def test_files_of_the_services_machine_are_no_models(client: Client, name: str) -> None:
+    assert client.get(f"/models/{name}").status_code == 404
+
+
+def test_a_profile_says_how_good_it_is_and_what_to_measure_next(full: Client) -> None:
+    measured = unescape(full.get("/profiles/lab").text)
+    assert "Suspect: the worst fit, of " in measured
+    assert "moetune profile --name lab --nproc 8 --preset full" in measured
+    published = unescape(full.get("/profiles/rtx2080ti-x64").text)
+    assert "Its quality is not known" in published
+    assert "Measure next" not in published

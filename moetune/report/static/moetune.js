@@ -1,4 +1,4 @@
-// The theme, figures, and tables that sort and filter. Pages work without it, but for figures.
+// The theme, figures to zoom into, and tables that sort and filter. Pages work without it.
 "use strict";
 
 (() => {
@@ -57,11 +57,11 @@
     return value;
   };
 
-  const draw = (plot, colours) => {
-    const figure = coloured(JSON.parse(plot.nextElementSibling.textContent), colours);
+  const draw = (place, drawing) => {
+    const figure = coloured(drawing, palette());
     // A finger that scrolls the page must not be caught by a figure.
     if (matchMedia("(pointer: coarse)").matches) figure.layout.dragmode = false;
-    return window.Plotly.react(plot, figure.data, figure.layout, {
+    return window.Plotly.react(place, figure.data, figure.layout, {
       displayModeBar: false, responsive: true,
     });
   };
@@ -76,28 +76,36 @@
       document.head.append(script);
     });
 
-  const startFigures = async () => {
-    const plots = [...document.querySelectorAll(".plot")];
-    if (!plots.length) return;
-    try {
-      await loadPlotly();
-    } catch (error) {
-      for (const plot of plots) plot.dataset.waiting = `${error.message}: reload the page`;
-      return;
-    }
-    let colours = palette();
-    const drawn = new Set();
-    const observer = new IntersectionObserver((entries) => {
-      for (const { isIntersecting, target } of entries) {
-        if (!isIntersecting || drawn.has(target)) continue;
-        drawn.add(target);
-        draw(target, colours).then(() => target.setAttribute("data-drawn", ""));
+  // A figure is drawn already; the button puts one that can be zoomed in its place, and back.
+  const startZoom = (figure) => {
+    const button = figure.querySelector(".zoom");
+    const data = figure.querySelector("script");
+    if (!button || !data) return;
+    const plot = figure.querySelector(".plot");
+    const live = document.createElement("div");
+    live.className = "live";
+    live.hidden = true;
+    live.dataset.waiting = "Drawing";
+    plot.after(live);
+    button.hidden = false;
+    button.setAttribute("aria-pressed", "false");
+    const show = () => draw(live, JSON.parse(data.textContent));
+    button.addEventListener("click", async () => {
+      const zooms = live.hidden;
+      live.hidden = !zooms;
+      plot.hidden = zooms;
+      button.setAttribute("aria-pressed", String(zooms));
+      if (!zooms) return;
+      try {
+        await loadPlotly();
+        await show();
+        live.setAttribute("data-drawn", "");
+      } catch (error) {
+        live.dataset.waiting = `${error.message}: reload the page`;
       }
-    }, { rootMargin: "400px" });
-    for (const plot of plots) observer.observe(plot);
+    });
     const again = () => {
-      colours = palette();
-      for (const plot of drawn) draw(plot, colours);
+      if (!live.hidden && live.hasAttribute("data-drawn")) show();
     };
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
     new MutationObserver(again).observe(root, { attributeFilter: ["data-theme"] });
@@ -169,13 +177,38 @@
     });
   };
 
+  // Say where a table has more columns than the window shows.
+  const markCut = (section) => {
+    const scroll = section.querySelector(".scroll");
+    if (!scroll) return;
+    const mark = () => {
+      const hidden = scroll.scrollWidth - scroll.clientWidth;
+      section.classList.toggle("cut", hidden > 1);
+      section.classList.toggle("ended", scroll.scrollLeft >= hidden - 1);
+    };
+    scroll.addEventListener("scroll", mark, { passive: true });
+    new ResizeObserver(mark).observe(scroll);
+  };
+
+  // A file that the service would refuse after all of it was sent is refused before.
+  const limitFile = (input) => {
+    input.addEventListener("change", () => {
+      const most = Number(input.dataset.mostBytes);
+      const isLarge = [...input.files].some((file) => file.size > most);
+      input.setCustomValidity(isLarge ? `The file is larger than ${most / 2 ** 20} MiB.` : "");
+      input.reportValidity();
+    });
+  };
+
   document.addEventListener("DOMContentLoaded", () => {
     startTheme();
+    for (const input of document.querySelectorAll("[data-most-bytes]")) limitFile(input);
     for (const section of document.querySelectorAll(".table")) {
       const table = section.querySelector("table");
       if (table && table.tHead) makeSortable(table);
       makeFilter(section);
+      markCut(section);
     }
-    startFigures();
+    for (const figure of document.querySelectorAll(".figure")) startZoom(figure);
   });
 })();

@@ -1,17 +1,23 @@
 """Pages of measurements: machines, one profile, and observed steps."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from moetune.domain.records import FitInfo, MachineInfo
+from moetune.domain.errors import MoetuneError
+from moetune.domain.records import FitInfo, MachineInfo, Observation, Stored
 from moetune.domain.storable import is_sound
 from moetune.report.observed import seen
 from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Library, cursor
 from moetune.service.pages.page import Link, Page, address, age_now
+from moetune.service.problems import problem_of
+from moetune.service.uploads import MAX_FILE_BYTES
+from moetune.workflows.alarm import watched_series
 from moetune.workflows.drift import observed_drifts
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.library import plans_by_id
 from moetune.workflows.report import MOST_OBSERVATIONS
+from moetune.workflows.views.alarm import alarm_section
 from moetune.workflows.views.observed import observed_sections
 from moetune.workflows.views.profile import profile_page as profile_sections
 
@@ -19,8 +25,21 @@ _MOST_MACHINES = 200
 PAGE_SIZE = 100
 
 
-def machines_page(library: Library) -> Page:
-    """Return the page of machines and of the profiles measured on them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """The form that adds a profile.
+
+    Args:
+        may_write: whether the request may write without a token in the form.
+        problem: of a file that was not taken; None before one is sent.
+    """
+
+    may_write: bool
+    problem: MoetuneError | None = None
+
+
+def machines_page(library: Library, *, upload: Upload) -> Page:
+    """Return the page of machines, of the profiles measured on them, and the form that adds one."""
     machines = library.store.machines(limit=_MOST_MACHINES)
     newest = {fit.profile: fit for fit in reversed(library.fits())}
     sections = (
@@ -28,14 +47,19 @@ def machines_page(library: Library) -> Page:
         _profiles(library, newest),
         _references(library, set(newest)),
     )
+    problem = upload.problem
     return Page(
+        template="machines.html",
         title="Machines",
         here="machines",
+        status=int(problem_of(problem).status) if problem else 200,
         sections=tuple(one for one in sections if one.name != "references" or one.tables[0].rows),
         context={
             "intro": "The measured machines and the quality of their profiles, which is that of "
             "the worst group of operations: good predicts left-out points within 5 %, usable "
-            "within 10 %."
+            "within 10 %.",
+            "upload": upload,
+            "most_bytes": MAX_FILE_BYTES,
         },
     )
 
@@ -91,14 +115,17 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
         template="observed.html",
         title="Observed",
         here="observed",
-        sections=observed_sections(
-            seen(newest),
-            tuple(reversed(seen(rows))),
-            is_all=len(newest) < MOST_OBSERVATIONS,
-            plans="/plans/",
-            known=plans_by_id(library.store, {one.value.plan_id for one in rows}),
-            changes=observed_drifts(newest),
-            num_left_out=sum(not is_sound(one.value) for one in newest),
+        sections=_with_alarm(
+            newest,
+            observed_sections(
+                seen(newest),
+                tuple(reversed(seen(rows))),
+                is_all=len(newest) < MOST_OBSERVATIONS,
+                plans="/plans/",
+                known=plans_by_id(library.store, {one.value.plan_id for one in rows}),
+                changes=observed_drifts(newest),
+                num_left_out=sum(not is_sound(one.value) for one in newest),
+            ),
         ),
         csv=lambda figure: address("observed", f"{figure.name}.csv", plan=plan),
         context={
@@ -108,6 +135,16 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
             "older": address("observed", plan=plan, after=str(older)) if older else "",
         },
     )
+
+
+def _with_alarm(
+    newest: Sequence[Stored[Observation]], sections: tuple[Section, ...]
+) -> tuple[Section, ...]:
+    """Return the sections with the alarm's own before the list of observations."""
+    *first, listed = sections
+    series = watched_series(newest)
+    alarm = (alarm_section(series, plans="/observed?plan="),) if series else ()
+    return *first, *alarm, listed
 
 
 def _machines(machines: Iterable[MachineInfo], fits: Iterable[FitInfo]) -> Section:

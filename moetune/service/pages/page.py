@@ -87,11 +87,14 @@ def _mark(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
+_HEADERS = {"Cache-Control": "no-cache", "Referrer-Policy": "same-origin"}
+"""A form's browser says where it comes from; other sites are told nothing."""
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 NAVIGATION = (
     ("plans", "/", "Plans"),
     ("machines", "/machines", "Machines"),
+    ("models", "/models", "Models"),
     ("observed", "/observed", "Observed"),
     ("whatif", "/whatif", "What if"),
     ("compare", "/compare", "Compare"),
@@ -166,7 +169,7 @@ class PageRenderer:
     def __init__(self, *, addresses: Addresses, location: str) -> None:
         self._addresses = addresses
         self._location = location
-        self._templates = environment(_TEMPLATES)
+        self._templates = environment(_TEMPLATES, can_zoom=True)
 
     def render(self, page: Page) -> HTMLResponse:
         """Return the page as HTML."""
@@ -175,11 +178,10 @@ class PageRenderer:
             addresses=self._addresses,
             location=self._location,
             version=version("moetune"),
-            has_figures=bool(all_figures(page.sections)),
             page=page,
             **{"scope": "", "intro": "", "links": (), **page.context},
         )  # fmt: skip
-        return HTMLResponse(text, page.status, headers={"Cache-Control": "no-cache"})
+        return HTMLResponse(text, page.status, headers=_HEADERS)
 
     def problem(self, error: MoetuneError) -> HTMLResponse:
         """Return an error as a page, with the next thing to do."""

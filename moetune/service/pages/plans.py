@@ -121,6 +121,7 @@ def plan_page(library: Library, plan_id: str) -> Page:
             **form_context(plan, {}),
             "plan": plan,
             "profile_address": address("profiles", plan.inputs.profile),
+            "model_address": address("models", plan.inputs.model) if plan.inputs.model else "",
             "observed_address": address("observed", plan=plan.id),
             "compare_address": address("compare", what="plans", first=plan.id),
             "document": f"/v1/plans/{plan.id}",

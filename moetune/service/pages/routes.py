@@ -1,4 +1,4 @@
-"""Routes of the pages. All are GET; none writes."""
+"""Routes of the pages. All are GET and write nothing, but for the form that adds a profile."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -6,12 +6,18 @@ from typing import Annotated
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from starlette.responses import RedirectResponse
 
+from moetune.domain.errors import MoetuneError
+from moetune.service.access import Access
+from moetune.service.middleware import UPLOAD_PATH, right_in
 from moetune.service.pages.library import Library
-from moetune.service.pages.machines import machines_page, observed_page, profile_page
+from moetune.service.pages.machines import Upload, machines_page, observed_page, profile_page
+from moetune.service.pages.models import MemoryForm, model_page, models_page
 from moetune.service.pages.page import Page, PageRenderer, address, static_router
 from moetune.service.pages.plans import Wanted, compare_page, plan_page, plans_page
 from moetune.service.pages.whatif import FIELDS, Form, whatif_page
-from moetune.workflows.planner import ServicePlanner
+from moetune.service.profiles import store_profile
+from moetune.service.uploads import check_write, read_form, uploaded_profile
+from moetune.service.workers import WorkerPools
 
 _Text = Annotated[str, Query(max_length=200)]
 
@@ -19,7 +25,7 @@ _Text = Annotated[str, Query(max_length=200)]
 def page_router(library: Library, renderer: PageRenderer) -> APIRouter:
     """Return the routes of all pages."""
     router = APIRouter(include_in_schema=False, route_class=renderer.route_class())
-    for add in (_add_plans, _add_machines, _add_observed, _add_questions):
+    for add in (_add_plans, _add_machines, _add_models, _add_observed, _add_questions):
         add(router, library, renderer.render)
     return router
 
@@ -52,9 +58,10 @@ def _add_plans(router: APIRouter, library: Library, show: _Show) -> None:
 
 
 def _add_machines(router: APIRouter, library: Library, show: _Show) -> None:
-    @router.get("/machines")
-    def machines() -> Response:
-        return show(machines_page(library))
+    @router.get(UPLOAD_PATH)
+    def machines(request: Request) -> Response:
+        upload = Upload(may_write=right_in(request.scope) == "write")
+        return show(machines_page(library, upload=upload))
 
     @router.get("/profiles/{name:path}/{figure}.csv")
     def profile_csv(name: str, figure: str, operation: _Text = "") -> Response:
@@ -63,6 +70,21 @@ def _add_machines(router: APIRouter, library: Library, show: _Show) -> None:
     @router.get("/profiles/{name:path}")
     def profile(name: str, operation: _Text = "") -> Response:
         return show(profile_page(library, name, operation=operation))
+
+
+def _add_models(router: APIRouter, library: Library, show: _Show) -> None:
+    @router.get("/models")
+    def models() -> Response:
+        return show(models_page())
+
+    @router.get("/models/{name:path}")
+    def model(
+        name: str, device_memory: _Text = "", world_size: _Text = "", seq: _Text = ""
+    ) -> Response:
+        form = MemoryForm(
+            device_memory=device_memory.strip(), world_size=world_size.strip(), seq=seq.strip()
+        )
+        return show(model_page(library, name, form))
 
 
 def _add_observed(router: APIRouter, library: Library, show: _Show) -> None:
@@ -103,13 +125,35 @@ def _add_questions(router: APIRouter, library: Library, show: _Show) -> None:
         return show(answered(request))
 
 
-def add_pages(app: FastAPI, planner: ServicePlanner) -> None:
+def _add_upload(
+    router: APIRouter, library: Library, renderer: PageRenderer, pools: WorkerPools, access: Access
+) -> None:
+    @router.post(UPLOAD_PATH)
+    async def upload(request: Request) -> Response:
+        fields: dict[str, bytes] = {}
+        try:
+            fields = await read_form(request)
+            check_write(request, access, fields)
+            profile = await pools.read(uploaded_profile, fields, pools.planner)
+            await pools.may_add(request, "profiles")
+            await pools.write(store_profile, pools.planner.store, profile)
+        except MoetuneError as error:
+            upload = Upload(may_write=right_in(request.scope) == "write", problem=error)
+            return renderer.render(await pools.read(machines_page, library, upload=upload))
+        return RedirectResponse(address("profiles", profile.name), 303)
+
+
+def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> None:
     """Add the pages and their static files to the application.
 
     Raises:
         MoetuneError: plotly or Jinja2 is not installed.
     """
     static, addresses = static_router()
+    planner = pools.planner
     renderer = PageRenderer(addresses=addresses, location=planner.reading.location)
+    library = Library(planner)
+    pages = page_router(library, renderer)
+    _add_upload(pages, library, renderer, pools, access)
     app.include_router(static)
-    app.include_router(page_router(Library(planner), renderer))
+    app.include_router(pages)

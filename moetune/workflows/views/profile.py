@@ -21,7 +21,8 @@ from moetune.report.operations import (
     operations_of,
     overlapped_speeds,
 )
-from moetune.report.section import EMPTY, Cell, Figure, Section, Table, facts, plural
+from moetune.report.section import EMPTY, Cell, Figure, Section, Table, facts, percent, plural
+from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile, ProfileInfo
 
 _FIRST = "all_to_all"
@@ -130,6 +131,45 @@ def operations_section(
     return Section(name="operations", title="Operations", tables=(_table(rows),))
 
 
+_LIMITS = {"good": "at most 5 %", "usable": "at most 10 %", "suspect": "more than 10 %"}
+_MOST_NAMES = 3
+
+
+def quality_words(profile: Profile) -> Iterator[str]:
+    """Yield how good a profile is and why, and what to measure next."""
+    known = [(one.error, one.name) for one in operations_of(profile) if one.error is not None]
+    quality = quality_of(profile)
+    if quality is None or not known:
+        yield (
+            f"Its quality is not known: it is {profile.provenance}, without left-out points to "
+            "compare with, so that plans assume an error of 5 % in each number."
+        )
+        return
+    error, name = max(known, key=lambda one: one[0].median)
+    yield (
+        f"{quality.label.capitalize()}: the worst fit, of {name}, misses left-out points by "
+        f"{percent(error.median)} in the median; {error.quality} is {_LIMITS[error.quality]}."
+    )
+    if profile.provenance == "measured":
+        yield from _next_words([one for each, one in known if each.quality != "good"], profile)
+
+
+def _next_words(names: Sequence[str], profile: Profile) -> Iterator[str]:
+    unique = list(dict.fromkeys(names))
+    some = ", ".join(unique[:_MOST_NAMES])
+    more = f" and {len(unique) - _MOST_NAMES} more" if len(unique) > _MOST_NAMES else ""
+    ranks = profile.machine.num_devices
+    if unique:
+        yield (
+            f"Measure next, on an idle machine: {some}{more}, with "
+            f"`moetune profile --name {profile.name} --nproc {ranks} --preset full`."
+        )
+    yield (
+        "What is worth measuring for one plan, before it is measured: "
+        "`moetune profile --for PLAN --plan-only`."
+    )
+
+
 def _head(found: FoundProfile) -> Section:
     profile = found.profile
     source = f" ({profile.citation})" if profile.citation else ""
@@ -140,7 +180,7 @@ def _head(found: FoundProfile) -> Section:
         name="profile",
         title=profile.name,
         scope=machine_scope(profile),
-        paragraphs=(f"{origin} {samples}, digest {found.digest[:8]}.",),
+        paragraphs=(f"{origin} {samples}, digest {found.digest[:8]}.", *quality_words(profile)),
         notes=(
             *((_suspects(suspects, samples),) if suspects else ()),
             *(f"Corrected: {words}." for words in corrections_words(profile.corrections)),

@@ -1,0 +1,135 @@
+"""Forms with files: their fields, who may send them, and the profile in one.
+
+The body is `multipart/form-data` (RFC 7578) of a few fields, as browsers send it. A form needs no
+Content-Type that other sites could not send, too, so that it has to come from this service's page.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.profile import Profile
+from moetune.domain.units import format_bytes
+from moetune.service.access import Access
+from moetune.service.bodies import TOML, read_body
+from moetune.service.middleware import right_in
+from moetune.service.problems import ForbiddenError, UnreadableBodyError
+from moetune.service.profiles import check_name, profile_in
+from moetune.workflows.planner import ServicePlanner
+
+MAX_FILE_BYTES = 2**20
+MULTIPART = "multipart/form-data"
+_MOST_FIELDS = 10
+_BOUNDARY = re.compile(r'boundary="?([0-9A-Za-z\'()+_,./:=? -]{1,70})"?\s*(?:;|$)')
+_NAME = re.compile(rb'content-disposition:[^\r\n]*[; ]name="([^"\r\n]*)"', re.IGNORECASE)
+_ZIP = b"PK\x03\x04"
+_LFS = b"version https://git-lfs.github.com/"
+
+
+async def read_form(request: Request) -> dict[str, bytes]:
+    """Return the fields of a form with files, by their names.
+
+    Raises:
+        ForbiddenError: it comes from another site's page, or no page.
+        MediaTypeError: it is no such form.
+        UnreadableBodyError: it is cut off, or has more fields than a page sends.
+    """
+    check_own_page(request)
+    _, content = await read_body(request, kinds=(MULTIPART,))
+    boundary = _BOUNDARY.search(request.headers["content-type"])
+    if boundary is None:
+        raise UnreadableBodyError("the form names no boundary")
+    return parse_form(content, boundary[1].encode())
+
+
+def check_own_page(request: Request) -> None:
+    """Raise ForbiddenError unless a page of this service sends the form, as its browser says."""
+    headers = request.headers
+    origin = urlsplit(headers.get("origin", "")).netloc
+    if headers.get("sec-fetch-site") != "same-origin" and origin != headers.get("host", "-"):
+        raise ForbiddenError(
+            "this form is taken from a page of this service only",
+            "programs send the profile itself:  POST /v1/profiles",
+        )
+
+
+def check_write(request: Request, access: Access, fields: Mapping[str, bytes]) -> None:
+    """Raise ForbiddenError where neither the request nor the form has the write token."""
+    token = fields.get("token", b"").decode(errors="replace").strip()
+    if right_in(request.scope) != "write" and access.right_of(token) != "write":
+        raise ForbiddenError(
+            "adding a profile needs the write token, and this is not it",
+            "give it in the field Write token",
+        )
+
+
+def parse_form(content: bytes, boundary: bytes) -> dict[str, bytes]:
+    """Return the fields of a body by their names; of one that comes twice the last.
+
+    Raises:
+        UnreadableBodyError: it is cut off, or has too many fields.
+    """
+    delimiter = b"\r\n--" + boundary
+    _, *parts = (b"\r\n" + content).split(delimiter, _MOST_FIELDS + 1)
+    if not parts or not parts[-1].startswith(b"--"):
+        raise UnreadableBodyError(
+            f"the form is cut off, or has more than {_MOST_FIELDS} fields", "send it again"
+        )
+    found = {}
+    for part in parts[:-1]:
+        head, _, value = part.partition(b"\r\n\r\n")
+        name = _NAME.search(head)
+        if name is not None:
+            found[name[1].decode(errors="replace")] = value
+    return found
+
+
+def uploaded_profile(fields: Mapping[str, bytes], planner: ServicePlanner) -> Profile:
+    """Return the profile in a form's file, under the form's name where it has one.
+
+    Raises:
+        InputError: the file is none, too large, or no profile, or its name is another machine's.
+    """
+    content = fields.get("file", b"")
+    _check_file(content)
+    name = fields.get("name", b"").decode(errors="replace").strip()
+    profile = profile_in(TOML, content)
+    if name:
+        profile = replace(profile, name=check_name(name))
+    _check_machine(profile, planner)
+    return profile
+
+
+def _check_file(content: bytes) -> None:
+    if not content:
+        raise InputError("no file was chosen, or it is empty", "choose a profile in TOML")
+    if len(content) > MAX_FILE_BYTES:
+        raise InputError(
+            f"the file has {format_bytes(len(content))}, more than {format_bytes(MAX_FILE_BYTES)}",
+            "import it on the server:  moetune profiles import FILE",
+        )
+    if content.startswith(_ZIP):
+        raise InputError("the file is a zip archive", "unpack it, and send the .toml in it")
+    if content.startswith(_LFS):
+        raise InputError(
+            "the file is a pointer of Git LFS, not the profile itself", "fetch it:  git lfs pull"
+        )
+
+
+def _check_machine(profile: Profile, planner: ServicePlanner) -> None:
+    """Raise InputError where the name is that of another machine's profile."""
+    try:
+        known = planner.sources.profile(profile.name).profile
+    except ProfileError:
+        return
+    same = known.machine == profile.machine
+    if not same or known.fingerprint.hardware != profile.fingerprint.hardware:
+        raise InputError(
+            f"{profile.name!r} is the profile of another machine: {known.machine.num_devices} × "
+            f"{known.machine.device}",
+            "give it another name in the field Name",
+        )
