@@ -94,7 +94,7 @@ def create_app(
     add_observations(app, pools)
     add_health(app, pools, version=own_version)
     add_login(app, access)
-    add_pages(app, planner)
+    add_pages(app, pools, access)
     _add_openapi(app, own_version)
     _add_problems(app)
     return app

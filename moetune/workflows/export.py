@@ -1,7 +1,6 @@
 """Exports of plan files: reading, the model and the machine behind them, and the document."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
@@ -16,6 +15,7 @@ from moetune.export.planned import Export, Planned
 from moetune.export.targets import export_layout
 from moetune.workflows.models import find_decoder_model
 from moetune.workflows.profiles import find_profile
+from moetune.workflows.training import TrainingPlan
 from moetune.workflows.training_files import MAKE_ONE, mapping_of, training_document
 from moetune.workflows.wiring import StoreFinder
 
@@ -109,17 +109,44 @@ def export_plan(path: Path, *, to: str, model: str | None, stores: StoreFinder) 
         decoder=found.decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
         length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer,
     )  # fmt: skip
-    hub = _HUB_NAME.search(found.source)
     planned = Planned(
         plan_id=str(document.get("id", "")),
         job=job,
         layout=_layout(mapping_of(document, "layout", path), path),
         target=target,
-        hub_name=hub[1] if hub else None,
+        hub_name=_hub_name(found.source),
         devices_per_node=_devices_per_node(inputs.profile, stores),
-        warnings=tuple(_warnings(document, inputs, target)),
+        warnings=tuple(_warnings(inputs.target, target, fits=document.get("fits") is not False)),
     )
     return PlanExport(plan_id=planned.plan_id, target=target, export=export_layout(planned))
+
+
+def export_training(
+    plan: TrainingPlan, *, to: Target, source: str, devices_per_node: int
+) -> PlanExport:
+    """Return what a runtime reads for a plan that was just made.
+
+    Args:
+        source: of the model (`FoundModel.source`), "" for a configuration of its own.
+
+    Raises:
+        InfeasiblePlanError: the target cannot run the layout.
+    """
+    planned = Planned(
+        plan_id=plan.id,
+        job=plan.request.job,
+        layout=plan.best.layout,
+        target=to,
+        hub_name=_hub_name(source),
+        devices_per_node=devices_per_node,
+        warnings=tuple(_warnings(plan.request.target.name, to, fits=plan.fits)),
+    )
+    return PlanExport(plan_id=plan.id, target=to, export=export_layout(planned))
+
+
+def _hub_name(source: str) -> str | None:
+    found = _HUB_NAME.search(source)
+    return found[1] if found else None
 
 
 def _layout(plain: dict[str, object], path: Path) -> FoldedLayout:
@@ -146,10 +173,10 @@ def _devices_per_node(profile: str, stores: StoreFinder) -> int | None:
         return None
 
 
-def _warnings(document: Mapping[str, object], inputs: _Inputs, target: Target) -> list[str]:
+def _warnings(planned_for: TargetName, target: Target, *, fits: bool) -> list[str]:
     found = []
-    if inputs.target != target.name:
-        found.append(f"Planned for {inputs.target}: the predicted times are not {target.name}'s.")
-    if document.get("fits") is False:
+    if planned_for != target.name:
+        found.append(f"Planned for {planned_for}: the predicted times are not {target.name}'s.")
+    if not fits:
         found.append("The plan does not fit into the memory that it was made for.")
     return found

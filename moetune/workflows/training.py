@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 
 from moetune.domain.architecture import Decoder
+from moetune.domain.costs import Costs
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, LayoutTooLargeError, ProfileError
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
@@ -25,6 +26,7 @@ from moetune.domain.training import (
     TrainingJob,
 )
 from moetune.domain.units import format_bytes
+from moetune.fit.costs import costs_of
 from moetune.fit.dispatchers import SmTimes
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch, PricedLayout
@@ -140,8 +142,13 @@ class TrainingPlan:
         }
 
 
-def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
+def plan_training(
+    request: TrainingRequest, profile: Profile, costs: Costs | None = None
+) -> TrainingPlan:
     """Return the fastest layout that the rules, the pins and the memory allow.
+
+    Args:
+        costs: the profile's, where they are known already.
 
     Raises:
         InputError: the pins break a rule, or the profile's dtype is not there.
@@ -152,7 +159,8 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
     host = host_memory_bytes(profile) or inf
     with sound_numbers(profile.name):
-        prices = step_prices(request.job, request.target, profile)
+        costs = costs or costs_of(profile, allow_modelled=True)
+        prices = step_prices(request.job, request.target, profile, costs)
         search = FoldedSearch(
             job=request.job,
             prices=prices,
@@ -169,7 +177,7 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
             limit_bytes=limit,
             trust=prices.device.trusts.least, found=tuple(found), host_bytes=host,
             ranks_per_node=min(request.job.world_size, profile.machine.devices_per_node),
-            stand_ins=stand_ins_of(request.job, request.target, profile, found[0]),
+            stand_ins=stand_ins_of(request.job, request.target, profile, found[0], costs),
         )  # fmt: skip
     if not plan.fits:
         raise _too_large(plan)

@@ -1,4 +1,4 @@
-"""Routes of the pages. All are GET; none writes."""
+"""Routes of the pages. All are GET, and none writes, but for those of `new_plan`."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -6,12 +6,14 @@ from typing import Annotated
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from starlette.responses import RedirectResponse
 
+from moetune.service.access import Access
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import machines_page, observed_page, profile_page
+from moetune.service.pages.new_plan import new_plan_router
 from moetune.service.pages.page import Page, PageRenderer, address, static_router
 from moetune.service.pages.plans import Wanted, compare_page, plan_page, plans_page
 from moetune.service.pages.whatif import FIELDS, Form, whatif_page
-from moetune.workflows.planner import ServicePlanner
+from moetune.service.workers import WorkerPools
 
 _Text = Annotated[str, Query(max_length=200)]
 
@@ -103,13 +105,15 @@ def _add_questions(router: APIRouter, library: Library, show: _Show) -> None:
         return show(answered(request))
 
 
-def add_pages(app: FastAPI, planner: ServicePlanner) -> None:
+def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> None:
     """Add the pages and their static files to the application.
 
     Raises:
         MoetuneError: plotly or Jinja2 is not installed.
     """
     static, addresses = static_router()
-    renderer = PageRenderer(addresses=addresses, location=planner.reading.location)
+    renderer = PageRenderer(addresses=addresses, location=pools.planner.reading.location)
+    library = Library(pools.planner)
     app.include_router(static)
-    app.include_router(page_router(Library(planner), renderer))
+    app.include_router(page_router(library, renderer))
+    app.include_router(new_plan_router(library, renderer, pools, access))

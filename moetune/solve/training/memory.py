@@ -6,7 +6,7 @@ the micro-batches in work, and what the libraries take.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moetune.domain.optimizers import optimizer_of
 from moetune.domain.training import FoldedLayout, TrainingJob
@@ -71,6 +71,15 @@ class MemoryModel:
         """Return the memory of the pipeline rank that has most."""
         ranks = (self.of_rank(layout, one) for one in self.stages.ranks(layout))
         return max(ranks, key=lambda one: one.peak_bytes)
+
+    def of_every_rank(self, layout: FoldedLayout) -> tuple[RankMemory, ...]:
+        """Return the memory of each pipeline rank, in their order."""
+        found = {
+            rank: self.of_rank(layout, replace(one, ranks=(rank,)))
+            for one in self.stages.ranks(layout)
+            for rank in one.ranks
+        }
+        return tuple(found[rank] for rank in sorted(found))
 
     def of_rank(self, layout: FoldedLayout, rank: RankBlocks) -> RankMemory:
         """Return the memory of that of such pipeline ranks which keeps most activations."""
