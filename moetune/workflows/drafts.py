@@ -6,6 +6,7 @@ Nothing is stored. A process that makes one after the other keeps the costs of t
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from threading import get_ident
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.costs import Costs
@@ -134,8 +135,8 @@ def draft_layer(request: PlanRequest, found: FoundProfile) -> LayerDraft:
     inputs = request.inputs_for(profile, fingerprint=found.digest)
     with sound_numbers(profile.name):
         costs = _layer_costs(
-            _Known(digest=found.digest, profile=profile), inputs.layer,
-            allow_modelled=inputs.pinned.allow_modelled,
+            _Known(digest=found.digest, profile=profile), (inputs.layer, inputs.world_size),
+            get_ident(), allow_modelled=inputs.pinned.allow_modelled,
         )  # fmt: skip
         plan = plan_of(solve_layer(inputs, profile, costs, has_ranges=False), profile)
         explanation = explain_plan(plan, profile=profile)
@@ -166,7 +167,8 @@ def draft_model(question: ModelQuestion, found: FoundProfile) -> ModelDraft:
         pins=question.pins, target=target, memory_limit_bytes=question.memory_limit_bytes,
     )  # fmt: skip
     with sound_numbers(profile.name):
-        costs = _model_costs(_Known(digest=found.digest, profile=profile), decoder.name)
+        known = _Known(digest=found.digest, profile=profile)
+        costs = _model_costs(known, decoder, get_ident())
         plan = plan_training(request, profile, costs)
         return _drawn(plan, title, source, profile, costs)
 
@@ -179,13 +181,19 @@ class _Known:
     profile: Profile = field(compare=False)
 
 
-@lru_cache(maxsize=2)
-def _layer_costs(known: _Known, layer: LayerShape, *, allow_modelled: bool) -> KnownCosts:  # noqa: ARG001 - costs grow with every layer
+@lru_cache(maxsize=4)
+def _layer_costs(
+    known: _Known, group: tuple[LayerShape, int], thread: int, *, allow_modelled: bool
+) -> KnownCosts:
+    """Return costs that no other thread uses, and that no other layer or group makes larger."""
+    del group, thread
     return KnownCosts.of(known.profile, allow_modelled=allow_modelled)
 
 
 @lru_cache(maxsize=2)
-def _model_costs(known: _Known, model: str) -> Costs:  # noqa: ARG001 - costs grow with every model
+def _model_costs(known: _Known, model: Decoder, thread: int) -> Costs:
+    """Return costs that no other thread uses, and that no other model makes larger."""
+    del model, thread
     return costs_of(known.profile, allow_modelled=True)
 
 

@@ -67,7 +67,7 @@ def new_plan_router(
     @router.get("/new")
     async def page(request: Request) -> Response:
         given = dict(request.query_params)
-        if given.get("config_text", "").strip():
+        if given.get("decoder") == PASTED and given.get("config_text", "").strip():
             return await shows.packed(request, given)
         return await shows.page(request, await shows.form(given))
 

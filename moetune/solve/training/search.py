@@ -109,12 +109,18 @@ class FoldedSearch:
                 heapq.heappush(open_ends, _Bound(bound, next(number), more[0]))
         if leaders.found:
             return list(map(self._told, leaders.ranked()))
+        return [self._told(self._smallest(hopeless, pins, smallest))]
+
+    def _smallest(
+        self, hopeless: Sequence[FoldedLayout], pins: LayoutRequest, smallest: "_Smallest"
+    ) -> PricedLayout:
+        """Return the smallest layout of those seen, and of those that were hopeless."""
         for layout in hopeless:
             for one in (layout, *self._more_recomputed(layout, pins)):
                 self._fitting(one, pins, smallest)
         if smallest.layout is None:
             raise self.space.impossible(pins)
-        return [self._told(self.priced(smallest.layout))]
+        return self.priced(smallest.layout)
 
     def _told(self, one: PricedLayout) -> PricedLayout:
         """Return an answer with its degrees, and with what its overlap saves."""
