@@ -356,5 +356,5 @@ def test_every_named_model_can_be_chosen(steady: Client) -> None:
 def test_a_measured_machine_is_planned_for_first(client: Client, planner: ServicePlanner) -> None:
     planner.store.save_profile(lab_profile())
     page = client.get("/new")
-    assert page.status_code == 409  # its memory is small
+    assert page.status_code == 200
     assert '<option value="lab" selected>' in page.text

@@ -2,7 +2,7 @@
 // Without it the form is sent as a whole.
 
 const form = document.querySelector("#new-plan");
-const region = document.querySelector("#answer");
+const region = document.querySelector("#draft");
 const state = form.querySelector(".state");
 const DEBOUNCE_MS = 120;
 const PASTED = "pasted";

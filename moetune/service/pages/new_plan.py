@@ -50,6 +50,8 @@ _DEFAULTS = {
     "kind": "layer", "model": "gpt-xl", "decoder": "qwen3-30b-a3b", "target": "megatron",
     "global_batch": "512", "seq": "4096",
 }  # fmt: skip
+_FIRST_ON_OWN = {"model": "gpt-s", "modelled": "1"}
+"""Small, as a machine of one's own may be."""
 _FIRST_VISIT = {"tokens_per_rank": "8192", "world_size": "64", "modelled": "1"}
 _SIZES = {
     "d_model": "2048", "d_hidden": "8192", "num_experts": "64", "top_k": "1", "activation": "gelu",
@@ -69,7 +71,10 @@ def new_plan_router(
         given = dict(request.query_params)
         if given.get("decoder") == PASTED and given.get("config_text", "").strip():
             return await shows.packed(request, given)
-        return await shows.page(request, await shows.form(given))
+        found = await shows.page(request, await shows.form(given))
+        if not _asked(given):  # nothing that was asked is wrong
+            found.status_code = HTTPStatus.OK
+        return found
 
     @router.post("/new")
     async def pasted(request: Request) -> Response:
@@ -121,11 +126,11 @@ class _Shows:
 
     async def form(self, given: Mapping[str, str]) -> Form:
         """Return the form of an address or a body, with the defaults of what it leaves out."""
-        asked = {name: text for name, text in given.items() if text.strip()}
+        asked = _asked(given)
         own = asked.get("profile") or await self.pools.read(self._own_profile)
         first = {"profile": own or _REFERENCE}
         if not asked:
-            first |= {"modelled": "1"} if own else _FIRST_VISIT
+            first |= _FIRST_ON_OWN if own else _FIRST_VISIT
         return Form.of({**_DEFAULTS, **first, **asked})
 
     def _own_profile(self) -> str:
@@ -227,6 +232,11 @@ class _Shows:
     def _render(self, template: str, context: Mapping[str, object], status: int) -> Response:
         page = Page(template=template, title="New plan", here="new", context=context, status=status)
         return self.renderer.render(page)
+
+
+def _asked(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields that have a text."""
+    return {name: text for name, text in given.items() if name in LABELS and text.strip()}
 
 
 def _same(names: Iterable[str]) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ from moetune.solve.training.search import NOISE, PricedLayout
 from moetune.workflows.drafts import LayerDraft, ModelDraft
 from moetune.workflows.training import TrainingPlan, layout_words
 from moetune.workflows.views.plan import page_sections
-from moetune.workflows.views.words import how_sure_of_layout, probability_words
+from moetune.workflows.views.words import how_sure_of_layout
 
 _TONES = ("1", "2", "4", "5", "6", "7", "8", "3", "9")
 _OF_CLASS = {"comp": "1", "comm": "2", "mem": "3"}
@@ -192,13 +192,6 @@ def _answer(draft: ModelDraft) -> Section:
                 note=f"of {Cell.size(plan.limit_bytes).text}",
             ),
             Highlight(name="Takes most", cell=Cell.words(binds), note=f"{plan.trust} numbers"),
-            Highlight(
-                name="No other layout is better",
-                cell=Cell(
-                    text=probability_words(sure.probability_best), value=sure.probability_best,
-                    unit="1",
-                ),
-            ),
         ),
         notes=tuple(map(sentence, plan.stand_ins.words)),
     )  # fmt: skip
