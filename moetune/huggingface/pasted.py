@@ -23,6 +23,8 @@ NAME = "pasted"
 _WHERE = "the configuration"
 _MOST_DEPTH = 16
 _LARGEST = 2**53
+_LAYERS = frozenset({"num_hidden_layers", "num_layers", "n_layers", "n_layer"})
+_MOST_LAYERS = 1024
 _PASTE = "paste the text of a config.json from a model's page on Hugging Face"
 _DIFFUSION = ("_diffusers_version", "sample_size", "cross_attention_dim")
 
@@ -66,6 +68,7 @@ def pasted_config(text: str) -> PastedConfig:
     _check_kind(text.lstrip("\ufeff \t\r\n"))
     document = _json(text)
     _check_fields(document)
+    _check_layers(document)
     return PastedConfig(text=json.dumps(document, separators=(",", ":"), ensure_ascii=False))
 
 
@@ -143,6 +146,18 @@ def _check_values(value: object, depth: int) -> None:
             _check_values(item, depth - 1)
     elif isinstance(value, int) and abs(value) > _LARGEST:
         raise ValueError(f"it has the number {value}, larger than any of a model")
+
+
+def _check_layers(document: Mapping[str, object]) -> None:
+    """Raise InputError for so many layers that to write them down takes long."""
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            _check_layers(value)
+        elif key in _LAYERS and isinstance(value, int) and value > _MOST_LAYERS:
+            raise InputError(
+                f"{_WHERE} has {key} {value:,}, more than the {_MOST_LAYERS:,} that are read here",
+                "correct the field in the configuration",
+            )
 
 
 def _check_fields(document: Mapping[str, object]) -> None:

@@ -250,6 +250,7 @@ def test_a_configuration_that_no_address_can_hold_is_planned_all_the_same(steady
         ('{"model_type": NaN}', "not valid JSON"),
         ('{"model_type": "qwen3_moe", "num_experts": 1' + "0" * 30 + "}", "larger than any"),
         ('{"a":' * 40 + "1" + "}" * 40, "nested"),
+        (json.dumps({"text_config": {**CONFIG, "num_hidden_layers": 10**7}}), "10,000,000"),
         ("[1, 2]", "not an object"),
         ("{}", "model_type"),
         ('{"model_type": "elephant"}', "elephant"),
