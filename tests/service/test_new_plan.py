@@ -132,6 +132,11 @@ def test_every_pipeline_rank_has_its_memory_and_the_step_its_parts(steady: Clien
     fullest = plan["memory"]
     assert f"{totals[fullest['rank']]} GiB" == format_bytes(fullest["peak_bytes"])
     assert max(map(float, totals)) == float(totals[fullest["rank"]])
+    parts = found.text.partition('data-table="memory-parts"')[2].partition("</table>")[0]
+    numbers = [list(map(int, re.findall(r'data-key="(\d+)"', row))) for row in parts.split("<tr>")]
+    for *parts_of_rank, total in filter(None, numbers):
+        assert sum(parts_of_rank) == pytest.approx(total, abs=len(parts_of_rank))
+    assert max(row[-1] for row in numbers if row) == fullest["peak_bytes"]
     for name in ("layer", "stages", "step"):
         assert f'data-chart="{name}"' in found.text
     step = found.text.partition('data-chart="step"')[2].partition("</figure>")[0]

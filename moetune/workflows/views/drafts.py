@@ -1,10 +1,8 @@
 """Drafts as a page shows them: the answer, layouts and why they lost, memory, timelines, front."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moetune.domain.cluster import HEADROOM
-from moetune.domain.plan import Plan
 from moetune.domain.training import FoldedLayout
 from moetune.domain.units import format_seconds
 from moetune.report.charts import (
@@ -16,14 +14,14 @@ from moetune.report.charts import (
     seconds_chart,
 )
 from moetune.report.plan_figures import Option
-from moetune.report.section import EMPTY, Cell, Highlight, Section, Table, percent, sentence
+from moetune.report.section import Cell, Highlight, Section, Table, sentence
 from moetune.solve.layer.timeline import Timeline
-from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.solve.training.block_timeline import HIDDEN
 from moetune.solve.training.pipeline import PassSpan
-from moetune.solve.training.search import NOISE, PricedLayout
+from moetune.solve.training.search import PricedLayout
 from moetune.workflows.drafts import LayerDraft, ModelDraft
-from moetune.workflows.training import TrainingPlan, layout_words
+from moetune.workflows.training import layout_words
+from moetune.workflows.views.draft_tables import choices, layouts, memory_table, step_table
 from moetune.workflows.views.plan import page_sections
 from moetune.workflows.views.words import how_sure_of_layout
 
@@ -38,9 +36,6 @@ _OF_MODELS = (
     "fragmentation", "libraries",
 )  # fmt: skip
 _OF_LAYERS = ("states", "activations", "buffers")
-_WHY = "why not this one"
-_NAMED = 2
-"""Parts of a difference that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +45,7 @@ class DraftView:
     Args:
         sections: the answer first.
         memory: of a device, part by part.
+        memory_table, step_table: the same, and the parts of the step, as numbers.
         timelines: of the layer, of the pipeline's stages and of the step; of those that there are.
         no_stages: why there is no timeline of stages; "" where there is one.
         front: None with fewer than two options.
@@ -58,6 +54,8 @@ class DraftView:
     sections: tuple[Section, ...]
     layouts: Table
     memory: LaneChart
+    memory_table: Table
+    step_table: Table
     timelines: tuple[LaneChart, ...]
     no_stages: str
     front: FrontChart | None
@@ -71,16 +69,22 @@ def layer_view(draft: LayerDraft) -> DraftView:
         ("forward", times.forward_seconds, "1"), ("backward", times.backward_seconds, "2"),
         ("gate and sorting", times.overhead_seconds, "3"),
     ]  # fmt: skip
+    kept = {
+        "each rank": {
+            "states": memory.state_bytes,
+            "activations": memory.activation_bytes,
+            "buffers": memory.buffer_bytes,
+        }
+    }
     return DraftView(
         sections=page_sections(explanation),
-        layouts=_choices(draft),
+        layouts=choices(draft),
+        memory_table=memory_table(kept),
+        step_table=step_table(passes),
         memory=bytes_chart(
             "memory", "Memory of one device",
             "What the layer keeps on each device. A layer has no pipeline: all ranks have as much.",
-            {"each rank": {
-                "states": memory.state_bytes, "activations": memory.activation_bytes,
-                "buffers": memory.buffer_bytes,
-            }},
+            kept,
             tones=dict(zip(_OF_LAYERS, _TONES, strict=False)),
             limit_bytes=explanation.memory_limit_bytes,
         ),
@@ -110,6 +114,7 @@ def model_view(draft: ModelDraft) -> DraftView:
         f"Modules of {draft.block}, for one micro-batch on one rank. Each is drawn once; exchanges "
         "that another computation hides are below it.",
     )  # fmt: skip
+    kept = {f"rank {at}": one.parts for at, one in enumerate(draft.ranks)}
     stages = (_stages(draft),) if draft.passes else ()
     step = _step_chart(
         pieces, f"{format_seconds(best.step.seconds)} on the slowest pipeline rank, by what takes "
@@ -117,11 +122,13 @@ def model_view(draft: ModelDraft) -> DraftView:
     )  # fmt: skip
     return DraftView(
         sections=(_answer(draft),),
-        layouts=_layouts(plan),
+        layouts=layouts(plan),
+        memory_table=memory_table(kept),
+        step_table=step_table(pieces),
         memory=bytes_chart(
             "memory", "Memory of each pipeline rank",
             "What a device of each pipeline rank takes at its peak, part by part.",
-            {f"rank {at}": one.parts for at, one in enumerate(draft.ranks)},
+            kept,
             tones=dict(zip(_OF_MODELS, _TONES, strict=True)), limit_bytes=limit,
         ),
         timelines=(block, *stages, step),
@@ -131,34 +138,6 @@ def model_view(draft: ModelDraft) -> DraftView:
             "The layouts that the search kept: the fastest of different sizes, not all there are.",
         ),
     )  # fmt: skip
-
-
-def why_not(plan: TrainingPlan, other: PricedLayout) -> str:
-    """Return in a sentence why a layout lost: what takes longer, or what decided a tie."""
-    best = plan.best
-    step = best.step.seconds
-    slower = other.step.seconds / step - 1
-    if slower <= NOISE:
-        return f"As fast within {NOISE:.0%}; {_tie(plan, other)}."
-    names = dict.fromkeys((*best.step.parts, *other.step.parts))
-    more = {
-        name: other.step.parts.get(name, 0.0) - best.step.parts.get(name, 0.0) for name in names
-    }
-    longest = sorted((-seconds, name) for name, seconds in more.items() if seconds > 0)[:_NAMED]
-    said = " and ".join(
-        f"{name} takes {percent(-seconds / step)} of the step more" for seconds, name in longest
-    )
-    return sentence(f"{percent(slower)} slower: {said}")
-
-
-def _tie(plan: TrainingPlan, other: PricedLayout) -> str:
-    on_host = other.layout.offload_activations + other.layout.offload_optimizer
-    if on_host > plan.best.layout.offload_activations + plan.best.layout.offload_optimizer:
-        return "the chosen one keeps less in host memory"
-    roomy = plan.limit_bytes * (1 - HEADROOM)
-    if other.memory.peak_bytes > roomy >= plan.best.memory.peak_bytes:
-        return "the chosen one leaves memory free"
-    return "the chosen one is simpler"
 
 
 def _answer(draft: ModelDraft) -> Section:
@@ -203,84 +182,6 @@ def _decision(layout: FoldedLayout) -> str:
         f"Lay it out as {layout_words(layout)}; recompute {again}, exchange with "
         f"{layout.dispatcher}, overlap {layout.overlap}, schedule {layout.order}."
     )
-
-
-def _layouts(plan: TrainingPlan) -> Table:
-    best, job = plan.best, plan.request.job
-    return Table(
-        name="layouts",
-        title="Layouts",
-        header=(
-            "layout", "recompute, overlap, schedule", "step", "slower by", "tokens/s a device",
-            "memory", _WHY,
-        ),
-        rows=tuple(
-            (
-                Cell.words(layout_words(one.layout), mark="chosen" if one is best else ""),
-                Cell.words(_how(one.layout)),
-                Cell.seconds(one.step.seconds),
-                EMPTY if one is best else Cell.share(one.step.seconds / best.step.seconds - 1,
-                                                     sign=True),
-                _speed(job.tokens / job.world_size, one.step.seconds),
-                Cell.size(round(one.memory.peak_bytes)),
-                Cell.words("The plan." if one is best else why_not(plan, one)),
-            )
-            for one in plan.found
-        ),
-    )  # fmt: skip
-
-
-def _how(layout: FoldedLayout) -> str:
-    again = " + ".join(layout.recompute) or "no recomputation"
-    overlap = "no overlap" if layout.overlap == "none" else f"overlap {layout.overlap}"
-    return f"{again}, {overlap}, {layout.order}"
-
-
-def _choices(draft: LayerDraft) -> Table:
-    plan = draft.explanation.plan
-    memory = plan.memory
-    chosen = (
-        Cell.words(_degrees(plan.pipeline.forward_degree, plan.pipeline.backward_degree),
-                   mark="chosen"),
-        Cell.words(memory.strategy), Cell.words(plan.pipeline.dispatcher),
-        Cell.seconds(plan.predicted.step_seconds), EMPTY,
-        _speed(plan.inputs.tokens_per_rank, plan.predicted.step_seconds),
-        Cell.size(memory.state_bytes + memory.activation_bytes + memory.buffer_bytes),
-        Cell.words("The plan."),
-    )  # fmt: skip
-    return Table(
-        name="layouts",
-        title="Chunks and strategies",
-        header=(
-            "chunks", "strategy", "dispatcher", "step", "slower by", "tokens/s a rank", "memory",
-            _WHY,
-        ),
-        rows=(chosen, *_lost(plan, draft.alternative_bytes)),
-        notes=("; ".join(f"{name}: {words}" for name, words in STRATEGY_WORDS.items()) + ".",),
-    )  # fmt: skip
-
-
-def _lost(plan: Plan, sizes: Sequence[int]) -> Iterator[tuple[Cell, ...]]:
-    best = plan.predicted.step_seconds
-    for one, num_bytes in zip(plan.alternatives, sizes, strict=True):
-        yield (
-            Cell.words(_degrees(one.forward_degree, one.backward_degree)),
-            Cell.words(one.strategy), Cell.words(one.dispatcher),
-            Cell.seconds(one.step_seconds),
-            Cell.share(one.step_seconds / best - 1 if best else None, sign=True),
-            _speed(plan.inputs.tokens_per_rank, one.step_seconds),
-            Cell.size(num_bytes),
-            Cell.words(sentence(one.lost_because)),
-        )  # fmt: skip
-
-
-def _degrees(forward: int, backward: int) -> str:
-    return f"{forward} and {backward}"
-
-
-def _speed(tokens: float, seconds: float) -> Cell:
-    speed = tokens / seconds if seconds else None
-    return Cell(text="" if speed is None else f"{speed:,.0f}", value=speed)
 
 
 def _option(one: PricedLayout, *, is_chosen: bool) -> Option:
