@@ -113,7 +113,7 @@ def test_a_model_is_chosen_and_its_export_copied(
         assert page.evaluate("document.documentElement.scrollWidth") <= page.evaluate("innerWidth")
         tab_to(page, "export-megatron", "dataset.copies")
         page.keyboard.press("Enter")
-        page.wait_for_function("document.activeElement.textContent === 'Copied'")
+        page.wait_for_function("() => document.activeElement.textContent === 'Copied'")
         copied = page.evaluate("navigator.clipboard.readText()")
         assert copied == page.locator("#export-megatron").text_content()
         page.locator("#seq").fill("2048")
@@ -133,6 +133,8 @@ def test_a_pasted_configuration_is_in_the_address(browser: Browser, site: Served
         wait_for_address(page, "decoder=pasted")
         assert "Pasted qwen3_moe" in page.locator("#draft h2").first.inner_text()
         shown = page.locator("#layouts table").inner_text()
+        page.locator("#layouts").get_by_role("button", name="memory").click()
+        assert page.locator("#layouts th[aria-sort=ascending]").count() == 1
         page.reload()
         assert page.locator("#layouts table").inner_text() == shown
         assert json.loads(page.locator("#config_text").input_value()) == CONFIG

@@ -169,13 +169,19 @@
     });
   };
 
-  document.addEventListener("DOMContentLoaded", () => {
-    startTheme();
-    for (const section of document.querySelectorAll(".table")) {
+  const startTables = (part) => {
+    for (const section of part.querySelectorAll(".table")) {
       const table = section.querySelector("table");
       if (table && table.tHead) makeSortable(table);
       makeFilter(section);
     }
+  };
+
+  // Of a part of the page that another script has put in.
+  document.addEventListener("moetune-tables", ({ target }) => startTables(target));
+  document.addEventListener("DOMContentLoaded", () => {
+    startTheme();
+    startTables(document);
     startFigures();
   });
 })();

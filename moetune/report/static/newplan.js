@@ -105,6 +105,7 @@ const show = (html) => {
   const before = held();
   region.style.setProperty("min-height", `${region.offsetHeight}px`);
   region.innerHTML = html;
+  region.dispatchEvent(new Event("moetune-tables", { bubbles: true }));
   startButtons();
   for (const [name, open] of before.open) {
     const one = region.querySelector(`[data-keep="${name}"]`);

@@ -106,7 +106,7 @@ def model_view(draft: ModelDraft) -> DraftView:
     best, limit = plan.best, plan.limit_bytes
     parts = sorted(best.step.parts.items(), key=lambda item: -item[1])
     pieces = [
-        (name, seconds, _TONES[at % len(_TONES)])
+        (name, seconds, _TONES[min(at, len(_TONES) - 1)])
         for at, (name, seconds) in enumerate((name, one) for name, one in parts if one > 0)
     ]
     block = _streams(
@@ -249,7 +249,10 @@ def _pass(one: PassSpan) -> Piece:
 
 
 def _step_chart(parts: Sequence[tuple[str, float, str]], words: str) -> LaneChart:
-    at, pieces = 0.0, []
+    at, pieces, few = 0.0, [], len(_TONES) - 1
+    if len(parts) > len(_TONES):  # each colour once
+        rest = sum(seconds for _, seconds, _ in parts[few:])
+        parts = [*parts[:few], ("all others", rest, _TONES[few])]
     for name, seconds, tone in parts:
         pieces.append(
             Piece(
