@@ -34,6 +34,7 @@ from unittest.mock import MagicMock
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.targets import TARGETS
 from moetune.workflows.export import PlanExport, export_plan
+from moetune.workflows.training_files import training_plan_file
 
 KNOWN = Path(__file__).parent.parent / "tests" / "export" / "known"
 ABSENT = (
@@ -327,7 +328,12 @@ def main() -> int:
         plan = json.loads(path.read_text(encoding="utf-8"))
         for target in TARGETS:
             try:
-                found = export_plan(path, to=target, model=None, stores=lambda: nullcontext(None))
+                found = export_plan(
+                    training_plan_file(path),
+                    to=target,
+                    model=None,
+                    stores=lambda: nullcontext(None),
+                )
             except InfeasiblePlanError as error:
                 print(f"{path.stem:24} {target:13} none: {error.what}")
                 continue

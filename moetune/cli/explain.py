@@ -1,7 +1,5 @@
 """`moetune explain`: the reasons of a plan."""
 
-from pathlib import Path
-
 import typer
 
 from moetune.cli.session import Json, PlanArgument, ProfileOption, example, session_of
@@ -21,8 +19,9 @@ def explain(
     Shows the terms, the alternatives that lost, other batch sizes, and the uncertainty. Of a
     Hugging Face model's plan: where its step and its memory go, and why the next layouts lost.
     """
+    from moetune.domain.training_document import TrainingDocument
     from moetune.workflows.planner import local_planner
-    from moetune.workflows.training_files import is_training_plan
+    from moetune.workflows.training_files import find_any_plan
     from moetune.workflows.views.explanation import explanation_sections
     from moetune.workflows.views.training_explanation import (
         explain_training,
@@ -30,15 +29,16 @@ def explain(
     )
 
     session = session_of(context)
-    if Path(plan).is_file() and is_training_plan(Path(plan)):
-        why = explain_training(Path(plan))
+    wanted = find_any_plan(plan, stores=session.find_store)
+    if isinstance(wanted, TrainingDocument):
+        why = explain_training(wanted)
         if json:
             session.screen.document(why.document)
         else:
             session.screen.answer(training_explanation_sections(why))
         return
     with local_planner(session.settings, profile=profile) as planner:
-        found = planner.explain(plan)
+        found = planner.explain_plan(wanted)
     if json:
         session.screen.document(found.document)
     else:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from moetune.cli.session import Json, example, session_of
+from moetune.cli.session import Json, PlanArgument, example, session_of
 from moetune.domain.targets import TARGETS
 
 EPILOG = example("moetune export plan.json --to megatron --output layout.sh")
@@ -13,10 +13,7 @@ EPILOG = example("moetune export plan.json --to megatron --output layout.sh")
 
 def export(
     context: typer.Context,
-    plan: Annotated[
-        Path,
-        typer.Argument(help="File that `moetune plan --output` wrote for a Hugging Face model."),
-    ],
+    plan: PlanArgument,
     to: Annotated[str, typer.Option("--to", metavar=f"[{'|'.join(TARGETS)}]", help="The runtime.")],
     model: Annotated[
         str | None,
@@ -31,10 +28,12 @@ def export(
     """Write a training plan as arguments, a configuration or a function of a runtime."""
     from moetune.workflows.export import export_plan
     from moetune.workflows.files import write_text
+    from moetune.workflows.training_files import find_training_plan
 
     session = session_of(context)
     screen = session.screen
-    found = export_plan(plan, to=to, model=model, stores=session.find_store)
+    stores = session.find_store
+    found = export_plan(find_training_plan(plan, stores=stores), to=to, model=model, stores=stores)
     export = found.export
     if output is not None:
         write_text(output, export.text)

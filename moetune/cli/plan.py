@@ -251,6 +251,10 @@ def plan(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the plan to this file.")
     ] = None,
+    front: Annotated[
+        bool,
+        typer.Option("--front", help="Show the fastest layout for every memory of a device, too."),
+    ] = False,
     no_save: Annotated[
         bool, typer.Option("--no-save", help="Do not save the plan in the store.")
     ] = False,
@@ -277,7 +281,10 @@ def plan(
             dispatcher_sms=dispatcher_sms,
         )  # fmt: skip
         refuse_flags_of_layers(context, model)
-        plan_decoder(session, flags, profile=profile, output=output, as_json=json)
+        plan_decoder(
+            session, flags, profile=profile, output=output, save=not no_save, with_front=front,
+            as_json=json,
+        )  # fmt: skip
         return
     refuse_flags_of_decoders(context)
     sizes = model_sizes(

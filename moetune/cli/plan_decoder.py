@@ -15,7 +15,7 @@ from moetune.domain.units import parse_bytes
 if TYPE_CHECKING:
     from moetune.domain.profile import Profile
     from moetune.domain.training import LayoutRequest, Recompute
-    from moetune.workflows.training import TrainingPlan, TrainingRequest
+    from moetune.workflows.training import TrainingRequest
 
 T = TypeVar("T", bound=str)
 
@@ -28,6 +28,7 @@ _OF_LAYERS = (
 _OF_DECODERS = (
     "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs", "target", "routing",
     "offload_activations", "offload_optimizer", "optimizer", "schedule", "stages", "dispatcher_sms",
+    "front",
 )  # fmt: skip
 
 
@@ -133,33 +134,44 @@ def plan_decoder(
     *,
     profile: str | None,
     output: Path | None,
+    save: bool,
+    with_front: bool,
     as_json: bool,
 ) -> None:
-    """Plan a decoder's training and print the plan."""
+    """Plan a decoder's training, print the plan and save it."""
     from functools import partial
 
     from moetune.workflows import wiring
     from moetune.workflows.files import write_text
     from moetune.workflows.profiles import find_profile
     from moetune.workflows.training import plan_training
+    from moetune.workflows.views.training import training_sections
 
     settings, screen = session.settings, session.screen
     found = find_profile(profile or settings.profile, stores=partial(wiring.find_store, settings))
-    plan = plan_training(flags.request(found.profile), found.profile)
+    plan = plan_training(flags.request(found.profile), found.profile, with_front=with_front)
+    stored = plan.stored
+    if save:
+        with wiring.open_store(settings) as store:
+            store.save_training_plan(stored)
     if output is not None:
-        write_text(output, plan.text)
+        write_text(output, stored.text)
     if as_json:
         screen.document(plan.document)
     else:
-        _show(session, plan)
+        screen.answer(tuple(training_sections(stored)))
+        screen.say()
+    short = plan.id[:6]
     if output is not None:
-        screen.note(f"Plan {plan.id[:6]} is written to {output}.")
-
-
-def _show(session: Session, plan: "TrainingPlan") -> None:
-    from moetune.workflows.views.training import training_sections
-
-    session.screen.answer(tuple(training_sections(plan)))
+        screen.note(f"Plan {short} is written to {output}.")
+    if not save:
+        screen.note(f"Plan {short} is not saved in the store.")
+    elif as_json:
+        screen.note(f"Plan {short} saved.")
+    else:
+        screen.line(f"Plan {short} saved. Explain it: moetune explain {short}")
+        target = plan.request.target.name
+        screen.line(f"Write it for {target}: moetune export {short} --to {target}")
 
 
 def refuse_flags_of_layers(context: typer.Context, model: str) -> None:

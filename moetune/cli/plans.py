@@ -48,15 +48,24 @@ def show(
     context: typer.Context, plan: PlanArgument, profile: ProfileOption = None, *, json: Json = False
 ) -> None:
     """Show a plan as `moetune plan` printed it."""
+    from moetune.domain.training_document import TrainingDocument
     from moetune.workflows.planner import local_planner
+    from moetune.workflows.training_files import find_any_plan
     from moetune.workflows.views.plan import plan_sections
+    from moetune.workflows.views.training import training_sections
 
     session = session_of(context)
-    with local_planner(session.settings, profile=profile) as planner:
+    found = find_any_plan(plan, stores=session.find_store)
+    if isinstance(found, TrainingDocument):
         if json:
-            session.screen.document(planner.plan(plan))
+            session.screen.document(found.document)
         else:
-            session.screen.answer(plan_sections(planner.explain(plan)))
+            session.screen.answer(tuple(training_sections(found)))
+    elif json:
+        session.screen.document(found)
+    else:
+        with local_planner(session.settings, profile=profile) as planner:
+            session.screen.answer(plan_sections(planner.explain_plan(found)))
 
 
 @app.command("export", epilog=example("moetune plans export 1a2b3c --output plan.json"))
@@ -70,14 +79,15 @@ def export(
     json: Json = False,
 ) -> None:
     """Print a plan as the JSON file that the runtime reads, or write a file."""
-    from moetune.workflows.files import find_plan, plan_to_json, write_text
+    from moetune.workflows.files import write_text
+    from moetune.workflows.training_files import find_any_plan, plan_text
 
     session = session_of(context)
-    found = find_plan(plan, stores=session.find_store)
+    found = find_any_plan(plan, stores=session.find_store)
     if output is None:
-        typer.echo(plan_to_json(found), nl=False)
+        typer.echo(plan_text(found), nl=False)
         return
-    write_text(output, plan_to_json(found))
+    write_text(output, plan_text(found))
     if json:
         document = {"schema": "moetune.plans.export/1", "id": found.id, "file": str(output)}
         session.screen.document(document)
@@ -90,11 +100,11 @@ def diff(
     context: typer.Context, first: PlanArgument, second: PlanArgument, *, json: Json = False
 ) -> None:
     """Show every field in which two plans differ."""
-    from moetune.workflows.files import find_plan
+    from moetune.workflows.training_files import find_any_plan
     from moetune.workflows.views.comparison import plan_differences
 
     session = session_of(context)
-    left, right = (find_plan(one, stores=session.find_store) for one in (first, second))
+    left, right = (find_any_plan(one, stores=session.find_store) for one in (first, second))
     names = (left.id[:6], right.id[:6]) if left.id != right.id else (first, second)
     document = {"schema": "moetune.plans.diff/1", "first": left.id, "second": right.id}
     section = plan_differences(left, right, names=names)

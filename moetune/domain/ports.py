@@ -18,6 +18,7 @@ from moetune.domain.records import (
     Stored,
 )
 from moetune.domain.samples import Sample
+from moetune.domain.training_document import TrainingDocument
 
 
 class Store(Protocol):
@@ -112,10 +113,26 @@ class Store(Protocol):
         ...
 
     def plan(self, plan_id: str) -> Plan | None:
-        """Return the plan whose id starts with `plan_id`.
+        """Return the plan whose id starts with `plan_id`; None where it is a training plan.
 
         Raises:
-            InputError: several do.
+            InputError: several plans do.
+        """
+        ...
+
+    def save_training_plan(self, plan: TrainingDocument) -> None:
+        """Append the training plan; one of the same inputs by an older moetune gives way to it.
+
+        Raises:
+            InputError: it predicts a time that no step takes (`moetune.domain.storable`).
+        """
+        ...
+
+    def training_plan(self, plan_id: str) -> TrainingDocument | None:
+        """Return the training plan whose id starts with `plan_id`; None where it is no such plan.
+
+        Raises:
+            InputError: several plans do.
         """
         ...
 

@@ -12,6 +12,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation, Settled
 from moetune.domain.samples import Sample
+from moetune.domain.training_document import TrainingDocument
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e7
 """Of a step: beyond them ratios of steps cannot be drawn, or not be computed."""
@@ -67,6 +68,19 @@ def check_plan(plan: Plan) -> None:
             ("predicted.sequential_step_seconds", predicted.sequential_step_seconds),
             *([] if whole is None else [("transformer.step_seconds", whole.step_seconds)]),
             *(("alternatives.step_seconds", one.step_seconds) for one in plan.alternatives),
+        ]
+    )
+
+
+def check_training_plan(plan: TrainingDocument) -> None:
+    """Raise InputError for a prediction that no step takes."""
+    sure = plan.confidence
+    _check_steps(
+        [
+            ("predicted.step_seconds", plan.best.predicted.step_seconds),
+            ("confidence.p05_step_seconds", sure.p05_step_seconds),
+            ("confidence.p95_step_seconds", sure.p95_step_seconds),
+            *(("alternatives.step_seconds", one.predicted.step_seconds) for one in plan.others),
         ]
     )
 

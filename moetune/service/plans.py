@@ -19,6 +19,7 @@ from moetune.service.describe import Limit, PlanCursor
 from moetune.service.workers import KnownPlans, WorkerPools
 from moetune.workflows.files import plan_to_json
 from moetune.workflows.plan import InputsDocument
+from moetune.workflows.views.training_explanation import explain_training
 from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf
 
 INPUTS_SCHEMA = "moetune.inputs/1"
@@ -107,6 +108,9 @@ def _add_reasons(app: FastAPI, pools: WorkerPools) -> None:
     async def explain(plan_id: str) -> Response:
         """Return the document of `moetune explain --json`."""
         await _require(pools, plan_id)
+        training = await pools.read(pools.planner.reading.training_plan, plan_id)
+        if training is not None:
+            return document(explain_training(training).document)
         found = await pools.solve(pools.planner.explain, plan_id)
         return document(found.document)
 

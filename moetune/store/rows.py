@@ -24,6 +24,11 @@ from moetune.domain.records import (
     Stored,
 )
 from moetune.domain.samples import Sample
+from moetune.domain.training_document import (
+    TrainingDocument,
+    is_training_document,
+    training_from_document,
+)
 
 Values = dict[str, Any]
 
@@ -91,14 +96,41 @@ def plan_values(plan: Plan) -> Values:
     }
 
 
-def plan_from_row(row: RowMapping, where: str) -> Plan:
-    """Return the plan in a row.
+def plan_from_row(row: RowMapping, where: str) -> Plan | None:
+    """Return the plan in a row; None where the row has a training plan.
 
     Raises:
         InputError: the document was written by another moetune or program.
     """
+    if is_training_document(row["document"]):
+        return None
     with _named(f"{where}: plan {row['id'][:12]}"):
         return plan_from_document(row["document"])
+
+
+def training_plan_values(plan: TrainingDocument) -> Values:
+    """Return the columns of a training plan."""
+    inputs = plan.inputs
+    return {
+        "id": plan.id,
+        "model": inputs.model,
+        "profile": inputs.profile,
+        "world_size": inputs.world_size,
+        "tokens_per_rank": inputs.tokens_per_rank,
+        "document": encode(plan.document),
+        "created_at": utc_now(),
+    }
+
+
+def training_plan_from_row(row: RowMapping, where: str) -> TrainingDocument | None:
+    """Return the training plan in a row; None where the row has another plan.
+
+    Raises:
+        InputError: the document was written by another moetune or program.
+    """
+    if not is_training_document(row["document"]):
+        return None
+    return training_from_document(row["document"], f"{where}: plan {row['id'][:12]}")
 
 
 def plan_info(row: RowMapping) -> PlanInfo:

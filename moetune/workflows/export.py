@@ -1,40 +1,26 @@
 """Exports of plan files: reading, the model and the machine behind them, and the document."""
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Literal
 
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError, ProfileError
-from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import read_stages
 from moetune.domain.targets import Target, TargetName, find_target
-from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
+from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.training_document import TrainingDocument
 from moetune.export.planned import Export, Planned
 from moetune.export.targets import export_layout
 from moetune.workflows.models import find_decoder_model
 from moetune.workflows.profiles import find_profile
 from moetune.workflows.training import TrainingPlan
-from moetune.workflows.training_files import MAKE_ONE, mapping_of, training_document
+from moetune.workflows.training_files import MAKE_ONE
 from moetune.workflows.wiring import StoreFinder
 
 _LATER = ("schedule", "stages", "degree", "dispatcher_sms")
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Inputs:
-    """What an export needs of a plan's `inputs`."""
-
-    model: str
-    world_size: int
-    global_batch: int
-    seq: int
-    dtype: TrainingDtype
-    profile: str
-    target: TargetName
-    optimizer: OptimizerName = "adam"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,30 +65,26 @@ class PlanExport:
         )
 
 
-def export_plan(path: Path, *, to: str, model: str | None, stores: StoreFinder) -> PlanExport:
-    """Return what a runtime reads for the plan in a file.
+def export_plan(
+    plan: TrainingDocument, *, to: str, model: str | None, stores: StoreFinder
+) -> PlanExport:
+    """Return what a runtime reads for a training plan.
 
     Args:
         to: the target's name.
         model: the plan's model where its name alone does not find it: a `config.json`.
 
     Raises:
-        InputError: the target is unknown, or the file holds no training plan.
+        InputError: the target is unknown, or the model is another one.
         InfeasiblePlanError: the target cannot run the layout.
     """
-    target = find_target(to)
-    document = training_document(path)
-    known = {item.name for item in fields(_Inputs)}
-    given = mapping_of(document, "inputs", path)
-    inputs = decode(
-        _Inputs, {key: one for key, one in given.items() if key in known}, f"{path}: inputs"
-    )
+    target, inputs, name = find_target(to), plan.inputs, f"plan {plan.id[:6]}"
     found = find_decoder_model(model or inputs.model, world_size=inputs.world_size)
     if found.decoder is None:
-        raise InputError(f"{path}: {inputs.model} is a layer, not a model", MAKE_ONE)
+        raise InputError(f"{name}: {inputs.model} is a layer, not a model", MAKE_ONE)
     if found.decoder.name != inputs.model:
         raise InputError(
-            f"{path} is a plan of {inputs.model}, not of {found.decoder.name}",
+            f"{name} is a plan of {inputs.model}, not of {found.decoder.name}",
             "omit --model, or name the configuration that the plan was made for",
         )
     job = TrainingJob(
@@ -110,13 +92,13 @@ def export_plan(path: Path, *, to: str, model: str | None, stores: StoreFinder) 
         length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer,
     )  # fmt: skip
     planned = Planned(
-        plan_id=str(document.get("id", "")),
+        plan_id=plan.id,
         job=job,
-        layout=_layout(mapping_of(document, "layout", path), path),
+        layout=_layout(plan.best.layout, name),
         target=target,
         hub_name=_hub_name(found.source),
         devices_per_node=_devices_per_node(inputs.profile, stores),
-        warnings=tuple(_warnings(inputs.target, target, fits=document.get("fits") is not False)),
+        warnings=tuple(_warnings(inputs.target, target, fits=plan.fits)),
     )
     return PlanExport(plan_id=planned.plan_id, target=target, export=export_layout(planned))
 
@@ -149,21 +131,21 @@ def _hub_name(source: str) -> str | None:
     return found[1] if found else None
 
 
-def _layout(plain: dict[str, object], path: Path) -> FoldedLayout:
+def _layout(plain: Mapping[str, object], name: str) -> FoldedLayout:
     rest = {key: value for key, value in plain.items() if key != "edp"}
     rest.setdefault("cuda_graphs", "none")
     rest.setdefault("offload_activations", 0.0)
     rest.setdefault("offload_optimizer", 0.0)
-    for name in _LATER:  # plans from before them have what None stands for
-        rest.setdefault(name, None)
+    for later in _LATER:  # plans from before them have what None stands for
+        rest.setdefault(later, None)
     if isinstance(rest["stages"], str):
         rest["stages"] = list(read_stages(rest["stages"]))
     missing = [item.name for item in fields(FoldedLayout) if item.name not in rest]
     if missing:  # their defaults would be another layout than the planned one
-        raise InputError(f"{path}: layout lacks {', '.join(missing)}", MAKE_ONE)
+        raise InputError(f"{name}: layout lacks {', '.join(missing)}", MAKE_ONE)
     if rest.get("recompute") == ["none"]:
         rest["recompute"] = []
-    return decode(FoldedLayout, rest, f"{path}: layout")
+    return decode(FoldedLayout, rest, f"{name}: layout")
 
 
 def _devices_per_node(profile: str, stores: StoreFinder) -> int | None:
@@ -173,10 +155,8 @@ def _devices_per_node(profile: str, stores: StoreFinder) -> int | None:
         return None
 
 
-def _warnings(planned_for: TargetName, target: Target, *, fits: bool) -> list[str]:
-    found = []
+def _warnings(planned_for: TargetName, target: Target, *, fits: bool) -> Iterator[str]:
     if planned_for != target.name:
-        found.append(f"Planned for {planned_for}: the predicted times are not {target.name}'s.")
+        yield f"Planned for {planned_for}: the predicted times are not {target.name}'s."
     if not fits:
-        found.append("The plan does not fit into the memory that it was made for.")
-    return found
+        yield "The plan does not fit into the memory that it was made for."

@@ -277,9 +277,15 @@ def find_plan(wanted: str, *, stores: StoreFinder) -> Plan:
         return load_plan_file(Path(wanted))
     with stores() as store:
         plan = store.plan(wanted) if store and wanted else None
+        training = store.training_plan(wanted) if store and wanted and plan is None else None
         newest = store.plan_page(limit=1) if store and plan is None else ()
     if plan is not None:
         return plan
+    if training is not None:
+        raise InputError(
+            f"plan {training.id[:6]} is a training plan, which only its target runs",
+            f"see it:  moetune plans show {training.id[:6]}",
+        )
     hint = (
         f"the newest is {newest[0].id[:6]}" if newest else "make one:  moetune plan --model gpt-s"
     )

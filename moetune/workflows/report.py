@@ -6,18 +6,20 @@ from datetime import datetime
 from pathlib import Path
 
 from moetune.domain.errors import ProfileError
-from moetune.domain.plan import Plan
+from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.report.html import Chapter, report_page
 from moetune.report.observed import seen
 from moetune.report.section import Section, all_figures
-from moetune.workflows.files import find_plan, write_text
+from moetune.workflows.files import write_text
 from moetune.workflows.planner import Planner
 from moetune.workflows.profiles import FoundProfile, find_profile
 from moetune.workflows.sources import LocalSources
+from moetune.workflows.training_files import find_any_plan
 from moetune.workflows.views.explanation import reasons
 from moetune.workflows.views.observed import observed_figures
 from moetune.workflows.views.plan import page_sections
 from moetune.workflows.views.profile import machine_scope, profile_report
+from moetune.workflows.views.training_page import training_page, training_scope
 from moetune.workflows.views.words import plan_name, plan_scope
 from moetune.workflows.wiring import StoreFinder
 
@@ -49,7 +51,7 @@ def write_report(
 
     Args:
         profile: as in `find_profile`; None for the newest measured, else the first plan's own.
-        plans: as in `find_plan`; empty for the newest ones of the store.
+        plans: as in `find_any_plan`; empty for the newest ones of the store.
         now: time of the report, UTC.
         version: of moetune.
 
@@ -57,7 +59,7 @@ def write_report(
         MoetuneError: a named plan or profile is missing or broken, there is nothing to report, or
             plotly or Jinja2 is not installed.
     """
-    found = [find_plan(one, stores=stores) for one in plans] or _newest_plans(stores)
+    found = [find_any_plan(one, stores=stores) for one in plans] or _newest_plans(stores)
     machine = _profile(profile, found, stores)
     if machine is None and not found:
         raise ProfileError(
@@ -84,15 +86,18 @@ def write_report(
     )
 
 
-def _newest_plans(stores: StoreFinder) -> list[Plan]:
+def _newest_plans(stores: StoreFinder) -> list[AnyPlan]:
     with stores() as store:
         if store is None:
             return []
-        found = [store.plan(one.id) for one in store.plan_page(limit=NUM_PLANS)]
+        ids = [one.id for one in store.plan_page(limit=NUM_PLANS)]
+        found = [store.training_plan(one) or store.plan(one) for one in ids]
     return [one for one in found if one is not None]
 
 
-def _profile(wanted: str | None, plans: Sequence[Plan], stores: StoreFinder) -> FoundProfile | None:
+def _profile(
+    wanted: str | None, plans: Sequence[AnyPlan], stores: StoreFinder
+) -> FoundProfile | None:
     if wanted is not None:
         return find_profile(wanted, stores=stores)
     for name in (None, *(plan.inputs.profile for plan in plans[:1])):
@@ -103,7 +108,15 @@ def _profile(wanted: str | None, plans: Sequence[Plan], stores: StoreFinder) -> 
     return None
 
 
-def _plan_chapter(plan: Plan, stores: StoreFinder) -> Chapter:
+def _plan_chapter(plan: AnyPlan, stores: StoreFinder) -> Chapter:
+    if isinstance(plan, TrainingDocument):
+        return Chapter(
+            name=f"plan-{plan.id[:12]}",
+            short=f"Plan {plan.id[:6]}",
+            title=f"Plan {plan.id[:6]}: training {plan.inputs.model}",
+            scope=f"{training_scope(plan)} · profile {plan.inputs.profile}",
+            sections=training_page(plan),
+        )
     explanation = Planner(sources=LocalSources(stores=stores)).explain_plan(plan)
     with stores() as store:
         page = store.observation_page(plan.id, limit=MOST_OBSERVATIONS) if store else ()

@@ -25,16 +25,16 @@ from moetune.domain.training import (
     TrainingDtype,
     TrainingJob,
 )
+from moetune.domain.training_document import SCHEMA, TrainingDocument, training_from_document
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
 from moetune.fit.dispatchers import SmTimes
+from moetune.solve.training.front import memory_front
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch, PricedLayout
 from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.plan import host_memory_bytes, sound_numbers
 from moetune.workflows.training_prices import StandIns, stand_ins_of, step_prices
-
-SCHEMA = "moetune.training-plan/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,7 @@ class TrainingPlan:
         found: the chosen layout first.
         host_bytes: memory of a node's host, as far as the profile has it.
         stand_ins: what the profile does not have of the chosen layout's operations.
+        front: the fastest layout for each memory, least memory first; empty where not asked for.
     """
 
     request: TrainingRequest
@@ -73,6 +74,7 @@ class TrainingPlan:
     stand_ins: StandIns
     host_bytes: float = inf
     ranks_per_node: int = 1
+    front: tuple[PricedLayout, ...] = ()
 
     @property
     def best(self) -> PricedLayout:
@@ -102,9 +104,9 @@ class TrainingPlan:
         return _id_of({**self.inputs, "decoder": repr(job.decoder), "loads": job.routing.loads})
 
     @property
-    def text(self) -> str:
-        """The document as JSON text."""
-        return json.dumps(encode(self.document), ensure_ascii=False, indent=2) + "\n"
+    def stored(self) -> TrainingDocument:
+        """The plan as stores and files keep it."""
+        return training_from_document(encode(self.document), f"the plan of {self.profile}")
 
     @property
     def inputs(self) -> dict[str, object]:
@@ -139,16 +141,22 @@ class TrainingPlan:
             "trust": self.trust,
             "warnings": list(self.stand_ins.words),
             "alternatives": [_answer(job, one) for one in self.found[1:]],
+            **({"front": [_answer(job, one) for one in self.front]} if self.front else {}),
         }
 
 
 def plan_training(
-    request: TrainingRequest, profile: Profile, costs: Costs | None = None
+    request: TrainingRequest,
+    profile: Profile,
+    costs: Costs | None = None,
+    *,
+    with_front: bool = False,
 ) -> TrainingPlan:
     """Return the fastest layout that the rules, the pins and the memory allow.
 
     Args:
         costs: the profile's, where they are known already.
+        with_front: find the fastest layout for every other memory, too.
 
     Raises:
         InputError: the pins break a rule, or the profile's dtype is not there.
@@ -178,6 +186,7 @@ def plan_training(
             trust=prices.device.trusts.least, found=tuple(found), host_bytes=host,
             ranks_per_node=min(request.job.world_size, profile.machine.devices_per_node),
             stand_ins=stand_ins_of(request.job, request.target, profile, found[0], costs),
+            front=memory_front(search, request.pins) if with_front else (),
         )  # fmt: skip
     if not plan.fits:
         raise _too_large(plan)

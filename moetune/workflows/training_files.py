@@ -1,12 +1,27 @@
-"""Files of training plans, as `moetune plan --model … --output FILE` writes them."""
+"""Training plans by file or by id, and plans of either kind.
+
+`moetune plan --model … --output FILE` writes the files, and the store keeps what it makes.
+"""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from moetune.domain.errors import InputError
-from moetune.workflows.files import read_text
-from moetune.workflows.training import SCHEMA
+from moetune.domain.training_document import (
+    SCHEMA,
+    AnyPlan,
+    TrainingDocument,
+    is_training_document,
+    training_from_document,
+)
+from moetune.workflows.files import (
+    find_plan,
+    is_plan_path,
+    load_plan_file,
+    plan_to_json,
+    read_text,
+)
+from moetune.workflows.wiring import StoreFinder
 
 MAKE_ONE = (
     "make one:  moetune plan --model qwen3-30b-a3b --profile h100-x8 --target megatron "
@@ -14,50 +29,93 @@ MAKE_ONE = (
 )
 
 
-def is_training_plan(path: Path) -> bool:
-    """Return whether the file holds a training plan, or the error that has one."""
-    try:
-        found = json.loads(read_text(path, "plan"))
-    except (InputError, ValueError, RecursionError):
-        return False
-    if isinstance(found, dict) and isinstance(found.get("plan"), dict):
-        found = found["plan"]
-    return isinstance(found, dict) and found.get("schema") == SCHEMA
+def find_any_plan(wanted: str, *, stores: StoreFinder) -> AnyPlan:
+    """Return the plan of a file, or of an id in the store, of whichever kind.
+
+    Args:
+        wanted: a file, else an id or its beginning.
+
+    Raises:
+        InputError: the file is missing or broken, or no plan or several have such an id.
+    """
+    if _is_file(wanted):
+        path = Path(wanted)
+        document = _document(path)
+        if is_training_document(document):
+            return _training(document, path)
+        return load_plan_file(path)
+    return _stored(wanted, stores) or find_plan(wanted, stores=stores)
 
 
-def training_document(path: Path) -> Mapping[str, object]:
-    """Return a plan file's document, also from the error that a plan without room ends in.
+def plan_text(plan: AnyPlan) -> str:
+    """Return the JSON text of a plan's file."""
+    return plan.text if isinstance(plan, TrainingDocument) else plan_to_json(plan)
+
+
+def find_training_plan(wanted: str, *, stores: StoreFinder) -> TrainingDocument:
+    """Return the training plan of a file, or of an id in the store.
+
+    Raises:
+        InputError: there is none, or it is a plan of another kind.
+    """
+    if _is_file(wanted):
+        return training_plan_file(Path(wanted))
+    found = _stored(wanted, stores)
+    if found is not None:
+        return found
+    plan = find_plan(wanted, stores=stores)
+    raise _is_no_training(f"plan {plan.id[:6]}")
+
+
+def training_plan_file(path: Path) -> TrainingDocument:
+    """Return the plan in a file, also from the error that a plan without room ends in.
 
     Raises:
         InputError: the file holds no training plan.
     """
-    try:
-        found = json.loads(read_text(path, "plan"))
-    except (ValueError, RecursionError):
-        raise InputError(f"{path} is not a plan: it is not valid JSON", MAKE_ONE) from None
-    if isinstance(found, dict) and isinstance(found.get("plan"), dict):
-        found = found["plan"]
-    if not isinstance(found, dict):
+    document = _document(path)
+    if document is None:
+        raise InputError(f"{path} is not a plan: it is not valid JSON", MAKE_ONE)
+    if not isinstance(document, dict):
         raise InputError(f"{path} is not a plan", MAKE_ONE)
-    schema = found.get("schema")
-    if schema == SCHEMA:
-        return found
-    if "pipeline" in found and "inputs" in found:
-        raise InputError(
-            f"{path} is the plan of a layer or of a paper's model, which has nothing to export",
-            f"moetune.open_planbook reads it as it is; for a layout, {MAKE_ONE}",
-        )
+    if is_training_document(document):
+        return _training(document, path)
+    if "pipeline" in document and "inputs" in document:
+        raise _is_no_training(str(path))
+    schema = document.get("schema")
     what = "no schema" if schema is None else f"schema {schema!r}"
     raise InputError(f"{path} is not a training plan: it has {what}, not {SCHEMA!r}", MAKE_ONE)
 
 
-def mapping_of(document: Mapping[str, object], key: str, path: Path) -> dict[str, object]:
-    """Return a part of the document.
+def _stored(wanted: str, stores: StoreFinder) -> TrainingDocument | None:
+    with stores() as store:
+        return store.training_plan(wanted) if store and wanted else None
 
-    Raises:
-        InputError: the part is missing.
-    """
-    found = document.get(key)
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: {key} is missing", MAKE_ONE)
+
+def _is_file(wanted: str) -> bool:
+    return is_plan_path(wanted) or Path(wanted).is_file()
+
+
+def _document(path: Path) -> object:
+    """Return a file's JSON, of an error that has a plan that plan; None where it is no JSON."""
+    try:
+        found = json.loads(read_text(path, "plan"))
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(found, dict) and isinstance(found.get("plan"), dict):
+        return found["plan"]
     return found
+
+
+def _training(document: object, path: Path) -> TrainingDocument:
+    try:
+        return training_from_document(document, str(path))
+    except InputError as error:
+        raise InputError(error.what, error.hint or MAKE_ONE) from None
+
+
+def _is_no_training(what: str) -> InputError:
+    return InputError(
+        f"{what} is the plan of a layer or of a paper's model, which has nothing to export",
+        f"moetune.open_planbook reads it as it is; for a layout, {MAKE_ONE}",
+    )

@@ -293,3 +293,63 @@ def test_an_optimizer_changes_its_own_parts_alone(cli: Cli) -> None:
     assert fewer["gradients"] == parts["gradients"] // 2
     assert fewer["optimizer"] == parts["optimizer"] // 2
     assert {name for name in parts if parts[name] != fewer[name]} == {"gradients", "optimizer"}
+
+
+def test_a_training_plan_is_stored_and_known_by_its_id(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    made = cli(*PINNED, "--json", "--output", str(file))
+    plan = made.document
+    short = plan["id"][:8]
+    assert "saved" in made.err
+    [listed] = cli("plans", "list", "--json").document["plans"]
+    assert listed["id"] == plan["id"]
+    assert cli("plans", "show", short, "--json").document == plan
+    assert plan["inputs"]["model"] in cli("plans", "show", short).out
+    assert json.loads(cli("plans", "export", short).out) == plan
+    for command in (("explain",), ("export", "--to", "megatron")):
+        by_id, by_file = (
+            cli(command[0], one, *command[1:], "--json").document for one in (short, str(file))
+        )
+        assert by_id == by_file
+    other = cli(*QWEN, "--world-size", "32", "--target", "megatron", "--json").document["id"]
+    assert "inputs.world_size" in cli("plans", "diff", short, other[:8]).out
+    for refusing in (("verify", short), ("whatif", short, "--tokens", "8"), ("trace", short)):
+        refused = cli(*refusing)
+        assert refused.code == 2
+        assert "is a training plan" in refused.err
+    cli("plans", "remove", short)
+    assert cli("plans", "show", short).code == 2
+
+
+def test_a_training_plan_is_not_stored_where_it_is_not_wanted_or_does_not_fit(cli: Cli) -> None:
+    assert "not saved" in cli(*PINNED, "--no-save").err
+    assert cli(*PINNED, "--memory-limit", "1GiB").code == 3
+    assert cli("plans", "list", "--json").document["plans"] == []
+
+
+def test_a_layers_plan_has_nothing_to_export(cli: Cli) -> None:
+    plan = cli("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--dtype", "float16",
+               "--json").document["id"]  # fmt: skip
+    refused = cli("export", plan[:8], "--to", "megatron")
+    assert refused.code == 2
+    assert "nothing to export" in refused.err
+
+
+def test_the_front_has_the_fastest_layout_for_each_memory(cli: Cli) -> None:
+    asked = (*SEARCHED, "--front")
+    plan = cli(*asked, "--json").document
+    sizes = [one["memory"]["peak_bytes"] for one in plan["front"]]
+    steps = [one["predicted"]["step_seconds"] for one in plan["front"]]
+    assert sizes == sorted(sizes)
+    assert steps == sorted(steps, reverse=True)
+    limit, best = plan["inputs"]["memory_limit_bytes"], plan["predicted"]["step_seconds"]
+    fastest = min(step for size, step in zip(sizes, steps, strict=True) if size <= limit)
+    assert best == pytest.approx(fastest, rel=0.02)
+    assert "The fastest layout for each memory" in cli(*asked).out
+    assert plan["id"] == cli(*SEARCHED, "--json").document["id"]
+
+
+def test_the_front_is_of_hugging_face_models(cli: Cli) -> None:
+    refused = cli("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--front")
+    assert refused.code == 2
+    assert "--front" in refused.err

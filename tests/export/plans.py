@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moetune.workflows.export import PlanExport, export_plan
+from moetune.workflows.training_files import training_plan_file
 
 KNOWN = Path(__file__).parent / "known"
 LAYOUT: dict[str, Any] = {
@@ -26,12 +27,18 @@ def plan_document(
 ) -> dict[str, Any]:
     return {
         "schema": "moetune.training-plan/1",
-        "id": "0123456789abcdef",
+        "id": "0123456789abcdef" * 4,
         "inputs": {
             "seq": 4096, "dtype": "bfloat16", "profile": "h100-x8", "target": "megatron",
             "pins": {}, "memory_limit_bytes": 1, **model, **inputs,
         },
         "layout": layout,
+        "predicted": {"step_seconds": 2.0, "parts": {"experts": 1.5, "exchange": 0.5}},
+        "memory": {"peak_bytes": 2**30, "parts": {"parameters": 2**30}},
+        "confidence": {
+            "probability_best": 0.5, "expected_regret": 0.01, "p05_step_seconds": 1.8,
+            "p95_step_seconds": 2.4,
+        },
         "fits": True,
     }  # fmt: skip
 
@@ -40,7 +47,9 @@ def exported(folder: Path, to: str, document: object) -> PlanExport:
     path = folder / "plan.json"
     text = document if isinstance(document, str) else json.dumps(document)
     path.write_text(text, encoding="utf-8")
-    return export_plan(path, to=to, model=None, stores=lambda: nullcontext(None))
+    return export_plan(
+        training_plan_file(path), to=to, model=None, stores=lambda: nullcontext(None)
+    )
 
 
 def known(package: str) -> dict[str, Any]:

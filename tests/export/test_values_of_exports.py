@@ -267,7 +267,7 @@ def test_tensor_parallelism_of_transformers_and_deepspeed(tmp_path: Path) -> Non
 
 
 def test_a_plan_for_another_target_or_without_room_says_so(tmp_path: Path) -> None:
-    document = plan_document(LAYOUT, target="torchtitan") | {"fits": False, "id": "feed1234"}
+    document = plan_document(LAYOUT, target="torchtitan") | {"fits": False, "id": "feed1234" * 8}
     text = exported(
         tmp_path, "megatron", {"schema": "moetune.error/1", "plan": document}
     ).export.text

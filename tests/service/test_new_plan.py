@@ -104,7 +104,7 @@ def test_a_model_has_the_numbers_of_its_command_and_its_exports(
     found = answer(steady, **asked)
     assert found.status_code == 200
     file = tmp_path / "plan.json"
-    plan = json.loads(cli(*command_in(found), "--json", "--output", str(file)).out)
+    plan = json.loads(cli(*command_in(found), "--json", "--no-save", "--output", str(file)).out)
     every = [plan, *plan["alternatives"]]
     assert [row[2] for row in rows(found)] == [
         format_seconds(one["predicted"]["step_seconds"]) for one in every
@@ -214,7 +214,7 @@ def test_a_pasted_configuration_is_planned_and_shared_by_its_address(
     assert found.status_code == 200
     Path("pasted").mkdir()
     Path("pasted/config.json").write_text(json.dumps(CONFIG))
-    plan = json.loads(cli(*command_in(found), "--json").out)
+    plan = json.loads(cli(*command_in(found), "--json", "--no-save").out)
     assert rows(found)[0][2] == format_seconds(plan["predicted"]["step_seconds"])
     moved = post(steady, "/new", fields)
     assert moved.status_code == 303
@@ -309,6 +309,18 @@ def test_a_kept_plan_is_the_one_of_the_api(client: Client, planner: ServicePlann
     )
     assert post(client, "/new/keep", LAYER).headers["location"] == f"/plans/{plan.id}"
     assert post(client, "/new/keep", {**LAYER, "world_size": "7"}).status_code == 422
+
+
+def test_a_models_plan_is_kept_once(client: Client, planner: ServicePlanner) -> None:
+    pasted = {**MODEL, "decoder": "pasted", "config_text": json.dumps(CONFIG)}
+    for fields in (MODEL, pasted, MODEL):
+        kept = post(client, "/new/keep", fields)
+        assert kept.status_code == 303
+        assert client.get(kept.headers["location"]).status_code == 200
+    assert len(planner.reading.plans()) == 2
+    plan = client.get("/new/plan.json", params=MODEL).json()
+    assert client.get(f"/v1/plans/{plan['id']}").json() == plan
+    assert post(client, "/new/keep", {**MODEL, "pp": "3"}).status_code == 422
 
 
 @pytest.fixture

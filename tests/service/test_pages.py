@@ -24,9 +24,12 @@ from moetune.workflows.planner import ServicePlanner, open_planner
 from moetune.workflows.whatif import WhatIf
 from tests.report.lab import fill, lab_profile
 from tests.service.asking import Client, client_of
+from tests.training_plans import training_plan
 
 NUM_OBSERVATIONS = 250
 MARKUP = '<b onclick="x">&profile'
+TRAINING = training_plan().id
+OTHER = training_plan(id="fedcba98" * 8, layout={"dp": 16, "zero": 0})
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,8 @@ def full_planner(file: Path, plans: tuple[Plan, Plan]) -> Iterator[ServicePlanne
     assert plans
     with open_planner(Settings(db=str(file))) as opened:
         opened.store.save_profile(replace(lab_profile(), name=MARKUP))
+        opened.store.save_training_plan(training_plan())
+        opened.store.save_training_plan(OTHER)
         yield opened
 
 
@@ -60,6 +65,9 @@ def addresses(plans: tuple[Plan, Plan]) -> list[str]:
         "/",
         f"/plans/{first}",
         f"/plans/{second}",
+        f"/plans/{TRAINING}",
+        f"/compare?what=plans&first={TRAINING}&second={OTHER.id}",
+        f"/compare?what=plans&first={TRAINING}&second={first}",
         "/machines",
         "/profiles/lab",
         "/profiles/rtx2080ti-x64",
@@ -218,9 +226,9 @@ def test_a_plan_that_another_program_broke_is_named_in_the_list(
 @pytest.mark.parametrize(
     ("address", "status", "said"),
     [
-        ("/?kind=person", 422, "kind must be layer, tensor, model or empty"),
+        ("/?kind=person", 422, "kind must be layer, tensor, model, training or empty"),
         ("/?profile=lab&after=nothing", 404, "nothing"),
-        ("/plans/0123456789", 404, "no plan has an id that begins with"),
+        ("/plans/0123450000", 404, "no plan has an id that begins with"),
         ("/plans/not-an-id", 404, "not-an-id"),
         ("/profiles/nobody", 404, "nobody"),
         ("/observed?plan=zz", 404, "zz"),
@@ -397,3 +405,21 @@ def test_pages_are_no_part_of_the_api(full: Client) -> None:
 def test_reference_machines_are_listed_until_the_store_has_their_names(client: Client) -> None:
     text = words(client.get("/machines"))
     assert all(name in text for name in bundled_profiles())
+
+
+def test_training_plans_are_listed_shown_explained_and_compared(
+    full: Client, plans: tuple[Plan, Plan]
+) -> None:
+    listed = full.get("/?kind=training").text
+    assert TRAINING[:12] in listed
+    assert plans[0].id[:12] not in listed
+    page = unescape(full.get(f"/plans/{TRAINING}").text)
+    assert "Training olmoe: dp 4 · tp 2 · pp 2 · ep 8" in page
+    assert full.get(f"/v1/plans/{TRAINING}").json() == training_plan().document
+    explained = full.get(f"/v1/plans/{TRAINING}/explain").json()
+    assert explained["kinds"]["communication"] == 0.25
+    both = unescape(full.get(f"/compare?what=plans&first={TRAINING}&second={OTHER.id}").text)
+    assert "takes dp 16 · micro-batch 1 instead of dp 4" in both
+    mixed = unescape(full.get(f"/compare?what=plans&first={TRAINING}&second={plans[0].id}").text)
+    assert "not of the same work" in mixed
+    assert full.get(f"/whatif?plan={TRAINING}&tokens_per_rank=8").status_code in {400, 404}

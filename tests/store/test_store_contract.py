@@ -25,6 +25,7 @@ from moetune.store import check, open_store
 from moetune.store.address import parse_address
 from moetune.store.database import Database
 from moetune.store.rows import utc_now
+from tests.training_plans import TRAINING, training_plan
 
 ProfileMaker = Callable[..., Profile]
 PlanMaker = Callable[..., Plan]
@@ -515,3 +516,29 @@ class TestStore:
             with pytest.raises(Exception, match="read-only"):
                 store.save_plan(make_plan())
             assert store.runs() == ()
+
+    def test_a_training_plan_comes_back_exactly_and_is_no_other_plan(
+        self, store: Store, make_plan: PlanMaker
+    ) -> None:
+        plan = training_plan()
+        store.save_training_plan(plan)
+        store.save_training_plan(plan)
+        store.save_plan(make_plan())
+        assert store.training_plan(plan.id) == store.training_plan("0123") == plan
+        assert store.plan(plan.id) is None
+        assert store.training_plan(make_plan().id) is None
+        assert store.training_plan("ff") is None
+        [info] = [one for one in store.plans() if one.id == plan.id]
+        assert (info.model, info.profile, info.world_size) == ("olmoe", "h100-x8", 16)
+        assert info.tokens_per_rank == 64 * 4096 // 16
+        later = training_plan(trust="measured")
+        store.save_training_plan(later)
+        assert store.training_plan(plan.id) == later
+        assert store.remove_plans([plan.id]).plans == 1
+        assert store.training_plan(plan.id) is None
+
+    def test_a_training_plan_with_a_time_that_no_step_takes_is_refused(self, store: Store) -> None:
+        predicted = TRAINING["predicted"] | {"step_seconds": 0.0}
+        with pytest.raises(InputError, match=r"predicted\.step_seconds"):
+            store.save_training_plan(training_plan(predicted=predicted))
+        assert store.plans() == ()

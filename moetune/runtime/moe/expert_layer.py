@@ -6,7 +6,7 @@ plan up and run the gate, and hands the tokens to `function` with that kind's me
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,6 +32,7 @@ from moetune.domain.layer import (
 )
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.quantization import Quantization
+from moetune.domain.routing_record import RoutingRecord
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import Experts
@@ -44,6 +45,7 @@ from moetune.runtime.moe.inputs import (
     input_problem,
     is_capturing,
 )
+from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.quantized import check_keeps, checked_quantization
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
@@ -152,6 +154,7 @@ class ExpertLayer(nn.Module, ABC):
             plan=plan, planbook=planbook,
         )  # fmt: skip
         self._workspace = Workspace(self._tracker)
+        self._loads = LoadRecorder(self.experts.local_experts)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -250,6 +253,32 @@ class ExpertLayer(nn.Module, ABC):
         """Reset the peaks to the memory that the layer holds now."""
         self._tracker.reset_peak()
         self._host_tracker.reset_peak()
+
+    def routing_record(self) -> RoutingRecord:
+        """Return how the tokens of training steps were routed; all ranks call this together.
+
+        Counts that the host reads anyway are summed, so that recording costs no exchange.
+
+        Raises:
+            InputError: no step was recorded, or rows are padded to a capacity, which the host does
+                not count; on all ranks.
+            CollectiveError: the exchange failed.
+        """
+        if self.pad_to_capacity:
+            raise InputError(
+                "a layer that pads to its capacity has no counts to record",
+                "record with pad_to_capacity=False",
+            )
+        return self._loads.record(self.communicator, top_k=self.shape.top_k)
+
+    def forget_routing(self) -> None:
+        """Begin the record of the routing anew, on all ranks alike."""
+        self._loads.clear()
+
+    def _record(self, rows_CL: Sequence[Sequence[int]]) -> None:
+        """Add a training step's rows to the record, [piece][local expert]."""
+        if self.training and torch.is_grad_enabled():
+            self._loads.add(rows_CL)
 
     def extra_repr(self) -> str:
         """Show the shape and the ranks."""

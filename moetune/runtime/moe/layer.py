@@ -194,6 +194,7 @@ class MoELayer(ExpertLayer):
     ) -> Step:
         if counts is None:
             counts = exchange_counts(cells.counts_CPL, self._exchanging)
+        self._record(counts.rows_CL)
         self._counting = self._exchanging
         return Step(
             num_tokens=num_tokens, routing=routing, policy=partial(self._policy, cells, counts)

@@ -186,6 +186,7 @@ class TensorExpertLayer(ExpertLayer):
             experts_TK = sharing.gather(routing.experts_TK, "the gathering of choices")
             cells = self._cells(experts_TK, sharing, self._degrees)
             counted = cells, cells.counts_CL.tolist()
+        self._record(counted[1])
         return Step(
             num_tokens=num_tokens, routing=routing, policy=partial(self._policy, *counted, sharing)
         )

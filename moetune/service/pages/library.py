@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from threading import Lock
 
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
-from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
 from moetune.domain.records import FitInfo, PlanInfo
+from moetune.domain.training_document import AnyPlan
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.planner import ServicePlanner
 from moetune.workflows.profiles import FoundProfile
@@ -96,10 +96,18 @@ class Library:
         """Return the newest 500 fits."""
         return self.store.fits(limit=500)
 
-    def readable_plan(self, plan_id: str) -> Plan | None:
+    def any_plan(self, wanted: str) -> AnyPlan:
+        """Return the plan of an id or its beginning, of whichever kind.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        return self.store.training_plan(wanted) or self.planner.plan(wanted)
+
+    def readable_plan(self, plan_id: str) -> AnyPlan | None:
         """Return the stored plan of this id; None where its document cannot be read."""
         try:
-            return self.store.plan(plan_id)
+            return self.store.training_plan(plan_id) or self.store.plan(plan_id)
         except InputError:
             return None
 

@@ -173,16 +173,17 @@ class _Shows:
         draft = await model_draft(self.pools, form)
         name = f"plan-{draft.plan.id[:6]}.json"
         return Response(
-            draft.plan.text, media_type="application/json",
+            draft.plan.stored.text, media_type="application/json",
             headers={"Content-Disposition": f'attachment; filename="{name}"',
                      "Cache-Control": "no-store"},
         )  # fmt: skip
 
     async def keep(self, request: Request, given: Mapping[str, str]) -> Response:
-        """Store a layer's plan, and redirect to its page.
+        """Store the plan, and redirect to its page.
 
         Raises:
             ForbiddenError: neither the request nor the form has the write token.
+            QuotaError, StoreFullError: the client may not add it.
         """
         may_write = right_in(request.scope) == "write"
         if not may_write and self.access.right_of(given.get("token", "").strip()) != "write":
@@ -190,9 +191,20 @@ class _Shows:
                 "keeping a plan needs the write token, and this is not it",
                 "go back and give it in the field beside Keep",
             )
-        form = await self.form({**given, "kind": "layer"})
-        plan = await resolved(request, self.pools, form.layer_inputs())
-        return RedirectResponse(address("plans", plan.id), HTTPStatus.SEE_OTHER)
+        form = await self.form(given)
+        if form.is_model:
+            plan_id = await self._keep_model(request, form)
+        else:
+            plan_id = (await resolved(request, self.pools, form.layer_inputs())).id
+        return RedirectResponse(address("plans", plan_id), HTTPStatus.SEE_OTHER)
+
+    async def _keep_model(self, request: Request, form: Form) -> str:
+        plan = (await model_draft(self.pools, form)).plan
+        planner = self.pools.planner
+        if await self.pools.read(planner.reading.training_plan, plan.id) is None:
+            await self.pools.may_add(request, "plans")
+            await self.pools.write(planner.store.save_training_plan, plan.stored)
+        return plan.id
 
     async def _answered(self, request: Request, form: Form) -> tuple[dict[str, object], int]:
         """Return the variables of the answer's template, and the status."""
@@ -208,7 +220,7 @@ class _Shows:
             "form": form,
             "address": None if query is None else address("new", **query),
             "may_write": right_in(request.scope) == "write",
-            "kept_fields": (query or {}) if not form.is_model else {},
+            "kept_fields": query or {name: text for name, text in form.fields.items() if text},
         }, HTTPStatus.OK
 
     def _choices(self, form: Form) -> dict[str, object]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.records import PlanInfo
+from moetune.domain.training_document import TrainingDocument
 from moetune.report.observed import drift_figure, seen
 from moetune.report.section import Section, Table
 from moetune.service.pages.library import Library
@@ -16,6 +17,7 @@ from moetune.workflows.views.comparison import comparison_sections, machine_sect
 from moetune.workflows.views.explanation import reasons
 from moetune.workflows.views.plan import page_sections
 from moetune.workflows.views.stored_plans import Links, StoredPlan, stored_plans_table
+from moetune.workflows.views.training_page import training_page
 from moetune.workflows.views.words import KIND_WORDS, kind_of
 
 PAGE_SIZE = 50
@@ -95,7 +97,10 @@ def plan_page(library: Library, plan_id: str) -> Page:
     Raises:
         NotFoundError: there is none.
     """
-    explanation = library.planner.explain(plan_id)
+    wanted = library.any_plan(plan_id)
+    if isinstance(wanted, TrainingDocument):
+        return _training_page(wanted)
+    explanation = library.planner.explain_plan(wanted)
     plan = explanation.plan
     found = seen(library.store.observation_page(plan.id, limit=500))
     figures = (drift_figure(found),) if found else ()
@@ -120,6 +125,23 @@ def plan_page(library: Library, plan_id: str) -> Page:
             "compare_address": address("compare", what="plans", first=plan.id),
             "document": f"/v1/plans/{plan.id}",
             "trace": f"/v1/plans/{plan.id}/trace",
+        },
+    )
+
+
+def _training_page(plan: TrainingDocument) -> Page:
+    sections = training_page(plan)
+    return Page(
+        template="training.html",
+        title=f"{sections[0].title}, plan {plan.id[:6]}",
+        here="plans",
+        sections=sections,
+        csv=lambda figure: f"/plans/{plan.id}/{figure.name}.csv",
+        context={
+            "plan": plan,
+            "profile_address": address("profiles", plan.inputs.profile),
+            "compare_address": address("compare", what="plans", first=plan.id),
+            "document": f"/v1/plans/{plan.id}",
         },
     )
 
@@ -166,7 +188,7 @@ _Comparison = tuple[tuple[str, str], tuple[Section, ...]]
 
 
 def _plans(library: Library, first: str, second: str) -> _Comparison:
-    left, right = library.planner.plan(first), library.planner.plan(second)
+    left, right = library.any_plan(first), library.any_plan(second)
     names = left.id[:6], right.id[:6]
     return names, comparison_sections(left, right, names=names)
 

@@ -41,7 +41,7 @@ def _add_plans(router: APIRouter, library: Library, show: _Show) -> None:
     def find(plan: _Text = "") -> Response:
         if not plan.strip():
             return RedirectResponse("/", 303)
-        found = library.planner.plan(plan.strip().lower())
+        found = library.any_plan(plan.strip().lower())
         return RedirectResponse(address("plans", found.id), 303)
 
     @router.get("/plans/{plan_id}/{figure}.csv")

@@ -86,7 +86,7 @@ class FoldedSearch:
         hopeless: list[FoldedLayout] = []
         number = itertools.count()
         open_ends = [
-            _Bound(self.prices.floor(one), next(number), one) for one in self._unsized(pins)
+            _Bound(self.prices.floor(one), next(number), one) for one in self.unsized(pins)
         ]
         heapq.heapify(open_ends)
         while open_ends and open_ends[0].seconds <= leaders.limit:
@@ -108,8 +108,8 @@ class FoldedSearch:
                 bound = min(map(self.prices.floor, more))
                 heapq.heappush(open_ends, _Bound(bound, next(number), more[0]))
         if leaders.found:
-            return list(map(self._told, leaders.ranked()))
-        return [self._told(self._smallest(hopeless, pins, smallest))]
+            return list(map(self.told, leaders.ranked()))
+        return [self.told(self._smallest(hopeless, pins, smallest))]
 
     def _smallest(
         self, hopeless: Sequence[FoldedLayout], pins: LayoutRequest, smallest: "_Smallest"
@@ -122,7 +122,7 @@ class FoldedSearch:
             raise self.space.impossible(pins)
         return self.priced(smallest.layout)
 
-    def _told(self, one: PricedLayout) -> PricedLayout:
+    def told(self, one: PricedLayout) -> PricedLayout:
         """Return an answer with its degrees, and with what its overlap saves."""
         if one.layout.overlap == "none":
             return one
@@ -133,7 +133,7 @@ class FoldedSearch:
             saved_seconds=self.prices.step(plain).seconds - one.step.seconds,
         )
 
-    def _unsized(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
+    def unsized(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield sizes with each overlap and its fastest dispatcher, nothing recomputed.
 
         What is recomputed as well takes no less time. Which dispatcher is the fastest depends on

@@ -6,6 +6,7 @@ from dataclasses import replace
 from moetune.domain.document import encode
 from moetune.domain.plan import Plan, TransformerPlan
 from moetune.domain.profile import Profile
+from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.fits import overlay_figure
 from moetune.report.operations import operations_of
@@ -15,6 +16,11 @@ from moetune.solve.layout.words import seconds_by_binding
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.profiles import compare_profiles
 from moetune.workflows.views.figures import layer_figures, parts_figures
+from moetune.workflows.views.training_page import (
+    compare_training,
+    training_figures,
+    training_scope,
+)
 from moetune.workflows.views.words import KIND_WORDS, kind_of, plan_decision, plan_name, plan_scope
 from moetune.workflows.whatif import WhatIfAnswer, compare_plans, input_changes, step_seconds
 
@@ -25,14 +31,19 @@ _RATES = {"_per_byte": (1e9, "GB"), "_per_mac": (1e12, "TMAC"), "_per_element": 
 
 
 def comparison_sections(
-    first: Plan, second: Plan, *, names: tuple[str, str]
+    first: AnyPlan, second: AnyPlan, *, names: tuple[str, str]
 ) -> tuple[Section, ...]:
     """Return how the second plan differs from the first: in words, in figures, and field by field.
 
     Args:
         names: the plans' names in figures and tables.
     """
-    figures = () if first.id == second.id else _both(dict(zip(names, (first, second), strict=True)))
+    plans = {
+        name: one for name, one in zip(names, (first, second), strict=True) if isinstance(one, Plan)
+    }
+    figures = () if first.id == second.id or len(plans) < len(names) else _both(plans)
+    if isinstance(first, TrainingDocument) and isinstance(second, TrainingDocument):
+        figures = tuple(training_figures({names[0]: first, names[1]: second}))
     return (
         Section(name="answer", paragraphs=tuple(_words(first, second, names))),
         Section(name="both", figures=figures),
@@ -40,15 +51,21 @@ def comparison_sections(
     )
 
 
-def _words(first: Plan, second: Plan, names: tuple[str, str]) -> Iterator[str]:
+def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[str]:
     """Yield the answer: both steps, then the inputs, then what the second plan decides."""
     if first.id == second.id:
         yield f"{names[0]} and {names[1]} are the same plan."
         return
     for name, plan in zip(names, (first, second), strict=True):
-        step, kind = format_seconds(step_seconds(plan)), KIND_WORDS[kind_of(plan)]
-        yield f"{name} is the plan of {kind}, {plan_name(plan)}: {step} a step, {plan_scope(plan)}."
-    if kind_of(first) != kind_of(second):
+        yield f"{name} is the plan of {KIND_WORDS[kind_of(plan)]}, {_of(plan)}."
+    if isinstance(first, TrainingDocument) and isinstance(second, TrainingDocument):
+        yield from compare_training(first, second, names)
+        return
+    if (
+        not isinstance(first, Plan)
+        or not isinstance(second, Plan)
+        or not _is_same_kind(first, second)
+    ):
         yield "Their steps are not of the same work, so that their times are not compared."
         return
     if changed := ", ".join(input_changes(first.inputs, second.inputs)):
@@ -61,6 +78,17 @@ def _words(first: Plan, second: Plan, names: tuple[str, str]) -> Iterator[str]:
             else f"The profile {now} has changed in between."
         )
     yield from compare_plans(first, second)
+
+
+def _of(plan: AnyPlan) -> str:
+    if isinstance(plan, TrainingDocument):
+        inputs, step = plan.inputs, format_seconds(plan.best.predicted.step_seconds)
+        return f"{inputs.model}: {step} a step, {training_scope(plan)}"
+    return f"{plan_name(plan)}: {format_seconds(step_seconds(plan))} a step, {plan_scope(plan)}"
+
+
+def _is_same_kind(first: Plan, second: Plan) -> bool:
+    return kind_of(first) == kind_of(second)
 
 
 def machine_sections(
@@ -104,7 +132,7 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
     )
 
 
-def plan_differences(first: Plan, second: Plan, *, names: tuple[str, str]) -> Section:
+def plan_differences(first: AnyPlan, second: AnyPlan, *, names: tuple[str, str]) -> Section:
     """Return every field in which two plan documents differ, except for alternatives and terms.
 
     Lists of ranges, parts and stages are compared by their lengths.
@@ -150,7 +178,11 @@ def _overlays(first: Profile, second: Profile, names: tuple[str, str]) -> Iterat
         yield overlay_figure(*pair, names)
 
 
-def _fields(plan: Plan) -> Iterator[tuple[str, object]]:
+def _fields(plan: AnyPlan) -> Iterator[tuple[str, object]]:
+    if isinstance(plan, TrainingDocument):
+        for part in ("inputs", "layout", "predicted", "memory", "confidence", "fits", "trust"):
+            yield from _flat(part, plan.document.get(part))
+        return
     document = encode(plan)
     for part in ("inputs", "layout", "pipeline", "memory", "chunks", "predicted", "transformer"):
         yield from _flat(part, document[part])

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from moetune.domain.plan import Plan
 from moetune.domain.records import PlanInfo
+from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.report.section import EMPTY, Cell, Table
 from moetune.solve.layout.words import name_layout
 from moetune.workflows.views.words import kind_of
@@ -29,7 +29,7 @@ class StoredPlan:
     """
 
     info: PlanInfo
-    plan: Plan | None
+    plan: AnyPlan | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +63,13 @@ def stored_plans_table(found: Iterable[tuple[StoredPlan, Links]], *, empty: str)
     )
 
 
-def tokens_per_second(plan: Plan) -> float | None:
+def tokens_per_second(plan: AnyPlan) -> float | None:
     """Return the tokens a second of all ranks together; None for a step that takes no time.
 
     Tensor-parallel ranks compute the same tokens, which count once.
     """
+    if isinstance(plan, TrainingDocument):
+        return plan.best.predicted.tokens_per_second_per_device * plan.inputs.world_size
     inputs, layout, seconds = plan.inputs, plan.layout, step_seconds(plan)
     if plan.transformer is not None:
         return plan.transformer.tokens_per_second_per_rank * inputs.world_size
@@ -90,16 +92,27 @@ def _row(one: StoredPlan, links: Links) -> tuple[Cell, ...]:
     )
 
 
-def _facts(plan: Plan | None) -> tuple[Cell, ...]:
+def _facts(plan: AnyPlan | None) -> tuple[Cell, ...]:
     if plan is None:
         return Cell.words("cannot be read", mark="suspect"), *[EMPTY] * 6
-    speed, pipeline = tokens_per_second(plan), plan.pipeline
+    speed = tokens_per_second(plan)
+    fast = EMPTY if speed is None else Cell(text=f"{speed:,.0f}", value=speed)
+    if isinstance(plan, TrainingDocument):
+        best = plan.best
+        step, memory, layout = best.predicted.step_seconds, best.memory.peak_bytes, best.words
+        chunks, trust = _degree(best.layout.get("degree")), plan.trust
+    else:
+        step, memory = step_seconds(plan), needed_bytes(plan)
+        layout, trust = name_layout(plan.layout), plan.predicted.trust
+        degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
+        chunks = Cell.words(f"{degrees[0]} and {degrees[1]}")
     return (
-        Cell.words(kind_of(plan)),
-        Cell.seconds(step_seconds(plan)),
-        EMPTY if speed is None else Cell(text=f"{speed:,.0f}", value=speed),
-        Cell.size(needed_bytes(plan)),
-        Cell.words(name_layout(plan.layout)),
-        Cell.words(f"{pipeline.forward_degree} and {pipeline.backward_degree}"),
-        Cell.words(plan.predicted.trust),
-    )
+        Cell.words(kind_of(plan)), Cell.seconds(step), fast, Cell.size(memory), Cell.words(layout),
+        chunks, Cell.words(trust),
+    )  # fmt: skip
+
+
+def _degree(degree: object) -> Cell:
+    if not isinstance(degree, dict):
+        return EMPTY
+    return Cell.words(f"{degree.get('forward')} and {degree.get('backward')}")

@@ -1,29 +1,27 @@
 """A training plan as sections: the layout, its time by part, its memory, and the next layouts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from moetune.domain.pipeline import stage_words
-from moetune.domain.training import FoldedLayout
+from moetune.domain.targets import find_target
+from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_bytes
-from moetune.report.section import Cell, Section, Table, facts, percent, seconds_span
-from moetune.solve.training.search import PricedLayout
-from moetune.workflows.training import TrainingPlan, layout_words
+from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, seconds_span
+from moetune.solve.training.search import NOISE
 from moetune.workflows.views.words import how_sure_of_layout
 
 _MUCH = 0.1
 """Of a step, that is worth a hint."""
 
 
-def training_sections(plan: TrainingPlan) -> Iterator[Section]:
+def training_sections(plan: TrainingDocument) -> Iterator[Section]:
     """Yield the sections of a training plan."""
-    job, best = plan.request.job, plan.best
-    per_device = job.tokens / best.step.seconds / job.world_size
-    flops = job.decoder.flops_per_token(job.length).total
-    layout, sure = best.layout, plan.confidence
+    inputs, best, sure = plan.inputs, plan.best, plan.confidence
+    predicted, layout = best.predicted, best.layout
     yield Section(
         name="layout",
-        title=f"{job.decoder.name} on {job.world_size} ranks: {layout_words(layout)}",
-        paragraphs=(how_sure_of_layout(sure), *map(_sentence, plan.stand_ins.words)),
+        title=f"{inputs.model} on {inputs.world_size} ranks: {best.words}",
+        paragraphs=(how_sure_of_layout(sure), *map(_sentence, plan.warnings)),
         tables=(
             facts(
                 "layout",
@@ -31,19 +29,22 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                     (
                         "step",
                         seconds_span(
-                            best.step.seconds, sure.p05_step_seconds, sure.p95_step_seconds
+                            predicted.step_seconds, sure.p05_step_seconds, sure.p95_step_seconds
                         ),
                     ),
-                    ("tokens per second and device", f"{per_device:,.0f}"),
-                    ("model TFLOP/s per device", f"{per_device * flops / 1e12:.0f}"),
+                    (
+                        "tokens per second and device",
+                        f"{predicted.tokens_per_second_per_device:,.0f}",
+                    ),
+                    ("model TFLOP/s per device", f"{predicted.model_tflops_per_device:.0f}"),
                     ("memory per device", _memory(plan)),
-                    ("recompute", ", ".join(layout.recompute) or "none"),
+                    ("recompute", _recompute(layout)),
                     ("dispatcher", _dispatcher(layout)),
                     ("overlap of exchanges", _overlap(best)),
-                    ("in host memory", _offloaded(plan)),
+                    ("in host memory", _offloaded(best)),
                     ("CUDA graphs", _graphs(plan)),
-                    ("optimizer", f"{job.optimizer}, ZeRO-{layout.zero}"),
-                    *_pipeline(plan),
+                    ("optimizer", f"{inputs.optimizer}, ZeRO-{layout.get('zero', 0)}"),
+                    *_pipeline(layout),
                     ("numbers", plan.trust),
                 ],
                 header=("layout", ""),
@@ -54,77 +55,93 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                   tables=(_time(best),))  # fmt: skip
     yield Section(name="memory", title=f"Memory of pipeline rank {best.memory.rank}",
                   tables=tuple(_memory_parts(best)))  # fmt: skip
-    if len(plan.found) > 1:
+    if plan.others:
         yield Section(name="alternatives", title="The next layouts", tables=(_others(plan),))
+    if plan.front:
+        yield Section(
+            name="front", title="The fastest layout for each memory", tables=(_front(plan),)
+        )
 
 
-def _dispatcher(layout: FoldedLayout) -> str:
-    of = f" with {layout.sms} multiprocessors" if layout.dispatcher_sms else ""
-    return f"{layout.dispatcher}{of}"
+def _recompute(layout: Mapping[str, object]) -> str:
+    names = layout.get("recompute")
+    return ", ".join(map(str, names)) if isinstance(names, list) and names else "none"
 
 
-def _overlap(best: PricedLayout) -> str:
-    overlap, degree = str(best.layout.overlap), best.layout.degree
-    if degree is not None:
-        overlap += f" ({degree.forward} forward, {degree.backward} backward)"
-    if best.saved_seconds <= 0:
+def _dispatcher(layout: Mapping[str, object]) -> str:
+    sms = layout.get("dispatcher_sms")
+    of = f" with {sms} multiprocessors" if sms else ""
+    return f"{layout.get('dispatcher')}{of}"
+
+
+def _overlap(best: TrainingAnswer) -> str:
+    overlap, degree = str(best.layout.get("overlap", "none")), best.layout.get("degree")
+    if isinstance(degree, dict):
+        overlap += f" ({degree.get('forward')} forward, {degree.get('backward')} backward)"
+    saved, step = best.predicted.saved_by_overlap_seconds, best.predicted.step_seconds
+    if saved <= 0:
         return overlap
-    saved = percent(best.saved_seconds / (best.step.seconds + best.saved_seconds))
-    return f"{overlap}: saves {Cell.seconds(best.saved_seconds).text}, {saved} of the step"
+    share = percent(saved / (step + saved))
+    return f"{overlap}: saves {Cell.seconds(saved).text}, {share} of the step"
 
 
 def _sentence(words: str) -> str:
     return f"{words[0].upper()}{words[1:]}."
 
 
-def _graphs(plan: TrainingPlan) -> str:
+def _graphs(plan: TrainingDocument) -> str:
     """Return the choice, and what another one may save where the host holds the devices up."""
-    best = plan.best
-    share = best.step.parts.get("launches", 0.0) / best.step.seconds
-    can_replay = "partial" in plan.request.target.cuda_graphs
-    if best.layout.cuda_graphs != "none" or share < _MUCH or not can_replay:
-        return best.layout.cuda_graphs
+    predicted = plan.best.predicted
+    graphs = str(plan.best.layout.get("cuda_graphs", "none"))
+    share = predicted.parts.get("launches", 0.0) / predicted.step_seconds
+    can_replay = "partial" in find_target(plan.inputs.target).cuda_graphs
+    if graphs != "none" or share < _MUCH or not can_replay:
+        return graphs
     return f"none: launches are {share:.0%} of the step, see --cuda-graphs partial"
 
 
-def _offloaded(plan: TrainingPlan) -> str:
-    layout, decoder = plan.best.layout, plan.request.job.decoder
-    blocks = layout.offloaded_layers(decoder)
-    what = [f"activations of {blocks} of {decoder.num_layers} blocks"] if blocks else []
-    if layout.offload_optimizer:
-        what.append(f"{percent(layout.offload_optimizer, digits=0)} of the optimizer")
+def _offloaded(best: TrainingAnswer) -> str:
+    kept = (
+        ("offload_activations", "activations of {} of the blocks"),
+        ("offload_optimizer", "{} of the optimizer"),
+    )
+    shares = [(best.layout.get(name), words) for name, words in kept]
+    what = [
+        words.format(percent(share, digits=0))
+        for share, words in shares
+        if isinstance(share, int | float) and share
+    ]
     if not what:
         return "nothing"
-    return f"{' and '.join(what)}, {format_bytes(round(plan.best.memory.host_bytes))} a device"
+    return f"{' and '.join(what)}, {format_bytes(best.memory.host_bytes)} a device"
 
 
-def _pipeline(plan: TrainingPlan) -> list[tuple[str, str]]:
-    layout = plan.best.layout
-    if layout.pp == 1:
+def _pipeline(layout: Mapping[str, object]) -> list[tuple[str, str]]:
+    if layout.get("pp", 1) == 1:
         return []
-    stages = stage_words(layout.stages_of(plan.request.job.decoder))
-    return [("schedule", layout.order), ("stages", stages)]
+    return [("schedule", str(layout.get("schedule"))), ("stages", str(layout.get("stages")))]
 
 
-def _memory(plan: TrainingPlan) -> str:
-    peak = Cell.size(round(plan.best.memory.peak_bytes)).text
-    return f"{peak} of {Cell.size(plan.limit_bytes).text}"
+def _memory(plan: TrainingDocument) -> str:
+    peak = Cell.size(plan.best.memory.peak_bytes).text
+    return f"{peak} of {Cell.size(plan.inputs.memory_limit_bytes).text}"
 
 
-def _time(best: PricedLayout) -> Table:
-    parts = sorted(best.step.parts.items(), key=lambda item: -item[1])
+def _time(best: TrainingAnswer) -> Table:
+    parts = sorted(best.predicted.parts.items(), key=lambda item: -item[1])
+    step = best.predicted.step_seconds
     return Table(
         name="time",
         header=("part", "seconds", "share"),
         rows=tuple(
-            (Cell.words(name), Cell.seconds(seconds), Cell.share(seconds / best.step.seconds))
+            (Cell.words(name), Cell.seconds(seconds), Cell.share(seconds / step))
             for name, seconds in parts
             if seconds > 0
         ),
     )
 
 
-def _memory_parts(best: PricedLayout) -> Iterator[Table]:
+def _memory_parts(best: TrainingAnswer) -> Iterator[Table]:
     memory = best.memory
     for name, first, sizes in (
         ("memory", "part", memory.parts), ("activations", "activations of", memory.activations),
@@ -132,27 +149,51 @@ def _memory_parts(best: PricedLayout) -> Iterator[Table]:
         yield Table(
             name=name,
             header=(first, "bytes"),
-            rows=tuple(
-                (Cell.words(one), Cell.size(round(size))) for one, size in sizes.items() if size > 0
-            ),
+            rows=tuple((Cell.words(one), Cell.size(size)) for one, size in sizes.items() if size),
         )
 
 
-def _others(plan: TrainingPlan) -> Table:
-    best = plan.best.step.seconds
+def _front(plan: TrainingDocument) -> Table:
+    """Return the front with what each layout costs and saves as against the one before."""
+    limit, rows = plan.inputs.memory_limit_bytes, []
+    for before, one in zip((None, *plan.front), plan.front, strict=False):
+        peak, step = one.memory.peak_bytes, one.predicted.step_seconds
+        more, saved = EMPTY, EMPTY
+        if before is not None:
+            more = Cell.size(peak - before.memory.peak_bytes)
+            saved = Cell.share(step / before.predicted.step_seconds - 1, sign=True)
+        rows.append(
+            (
+                replace(Cell.size(peak), mark="" if peak <= limit else "suspect"),
+                Cell.seconds(step), more, saved, Cell.words(one.words),
+                Cell.words(_recompute(one.layout)), Cell.words(str(one.layout.get("overlap"))),
+            )
+        )  # fmt: skip
+    return Table(
+        name="front",
+        header=("memory", "step", "costs", "saves", "layout", "recompute", "overlap"),
+        rows=tuple(rows),
+        notes=(
+            f"Both as against the line above; steps that save less than {NOISE:.0%} are omitted.",
+        ),
+    )
+
+
+def _others(plan: TrainingDocument) -> Table:
+    best = plan.best.predicted.step_seconds
     return Table(
         name="alternatives",
         header=("layout", "recompute", "overlap", "schedule", "step", "slower", "memory"),
         rows=tuple(
             (
-                Cell.words(layout_words(one.layout)),
-                Cell.words(", ".join(one.layout.recompute) or "none"),
-                Cell.words(one.layout.overlap),
-                Cell.words(one.layout.order),
-                Cell.seconds(one.step.seconds),
-                Cell.share(one.step.seconds / best - 1, sign=True),
-                Cell.size(round(one.memory.peak_bytes)),
+                Cell.words(one.words),
+                Cell.words(_recompute(one.layout)),
+                Cell.words(str(one.layout.get("overlap"))),
+                Cell.words(str(one.layout.get("schedule"))),
+                Cell.seconds(one.predicted.step_seconds),
+                Cell.share(one.predicted.step_seconds / best - 1, sign=True),
+                Cell.size(one.memory.peak_bytes),
             )
-            for one in plan.found[1:]
+            for one in plan.others
         ),
     )

@@ -4,14 +4,14 @@ Everything is in the plan's own document, so that no profile is needed.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
+from math import fsum
 
-from moetune.domain.document import decode, encode
+from moetune.domain.document import encode
 from moetune.domain.plan import Confidence
+from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.report.section import Cell, Section, Table, percent, plural, seconds_span
 from moetune.solve.training.search import NOISE
-from moetune.workflows.training_files import mapping_of, training_document
 from moetune.workflows.views.words import how_sure_of_layout
 
 SCHEMA = "moetune.training-explanation/1"
@@ -23,40 +23,13 @@ _NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Predicted:
-    step_seconds: float
-    parts: Mapping[str, float]
-    saved_by_overlap_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Memory:
-    peak_bytes: int
-    parts: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    layout: Mapping[str, object]
-    predicted: _Predicted
-    memory: _Memory
-
-    @property
-    def words(self) -> str:
-        """Sizes above 1 of its layout."""
-        names = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
-        sizes = [(name.replace("_", "-"), self.layout.get(name, 1)) for name in names]
-        return " · ".join(f"{name} {size}" for name, size in sizes if size != 1) or "one rank"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingExplanation:
     """A training plan's answer, and those of the layouts that it was compared with."""
 
     plan_id: str
     model: str
-    best: _Answer
-    others: tuple[_Answer, ...]
+    best: TrainingAnswer
+    others: tuple[TrainingAnswer, ...]
     confidence: Confidence
     limit_bytes: int
 
@@ -89,17 +62,17 @@ class TrainingExplanation:
     @property
     def kinds(self) -> dict[str, float]:
         """Seconds of computation, exposed communication and waiting; they add up to the step."""
-        found = {"computation": 0.0, "communication": 0.0, "waiting": 0.0}
+        found: dict[str, list[float]] = {"computation": [], "communication": [], "waiting": []}
         for name, seconds in self.best.predicted.parts.items():
             if name in _COMMUNICATION:
-                found["communication"] += seconds
+                found["communication"].append(seconds)
             elif name in _WAITING:
-                found["waiting"] += seconds
+                found["waiting"].append(seconds)
             else:
-                found["computation"] += seconds
-        return found
+                found["computation"].append(seconds)
+        return {name: fsum(some) for name, some in found.items()}  # in whatever order they are
 
-    def differences(self, other: _Answer) -> dict[str, float]:
+    def differences(self, other: TrainingAnswer) -> dict[str, float]:
         """Return by how many seconds each part of another layout is longer, the largest first."""
         own, found = self.best.predicted.parts, other.predicted.parts
         names = dict.fromkeys((*own, *found))
@@ -107,46 +80,16 @@ class TrainingExplanation:
         return dict(sorted(more.items(), key=lambda item: -abs(item[1])))
 
 
-def explain_training(path: Path) -> TrainingExplanation:
-    """Return the explanation of the plan in a file.
-
-    Raises:
-        InputError: the file holds no training plan, or a broken one.
-    """
-    plan = training_document(path)
-    alternatives = plan.get("alternatives")
-    inputs = mapping_of(plan, "inputs", path)
+def explain_training(plan: TrainingDocument) -> TrainingExplanation:
+    """Return the explanation of a training plan."""
     return TrainingExplanation(
-        plan_id=str(plan.get("id", "")),
-        model=str(inputs.get("model", "")),
-        best=_answer(plan, path),
-        others=tuple(
-            _answer(one, path)
-            for one in (alternatives if isinstance(alternatives, list) else ())
-            if isinstance(one, dict)
-        ),
-        confidence=decode(Confidence, mapping_of(plan, "confidence", path), f"{path}: confidence"),
-        limit_bytes=decode(int, inputs.get("memory_limit_bytes"), f"{path}: memory_limit_bytes"),
+        plan_id=plan.id,
+        model=plan.inputs.model,
+        best=plan.best,
+        others=plan.others,
+        confidence=plan.confidence,
+        limit_bytes=plan.inputs.memory_limit_bytes,
     )
-
-
-def _answer(document: Mapping[str, object], path: Path) -> _Answer:
-    return _Answer(
-        layout=mapping_of(document, "layout", path),
-        predicted=decode(
-            _Predicted, _known(document, "predicted", _Predicted, path), f"{path}: predicted"
-        ),
-        memory=decode(_Memory, _known(document, "memory", _Memory, path), f"{path}: memory"),
-    )
-
-
-def _known(
-    document: Mapping[str, object], name: str, wanted: type, path: Path
-) -> dict[str, object]:
-    """Return the keys of a part that the explanation needs."""
-    part = mapping_of(document, name, path)
-    names = [item.name for item in fields(wanted)]
-    return {key: part[key] for key in names if key in part}
 
 
 def training_explanation_sections(found: TrainingExplanation) -> Iterator[Section]:
@@ -192,7 +135,7 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
         )
 
 
-def _saved(best: _Answer) -> Iterator[str]:
+def _saved(best: TrainingAnswer) -> Iterator[str]:
     """Yield what the overlap of exchanges saves."""
     saved, step = best.predicted.saved_by_overlap_seconds, best.predicted.step_seconds
     if saved <= 0:
@@ -209,7 +152,7 @@ def _saved(best: _Answer) -> Iterator[str]:
     yield f"{words}: that saves {Cell.seconds(saved).text}, {share} of the {without} without it."
 
 
-def _parts(best: _Answer, step: float) -> Table:
+def _parts(best: TrainingAnswer, step: float) -> Table:
     parts = sorted(best.predicted.parts.items(), key=lambda item: -item[1])
     return Table(
         name="time",

@@ -7,6 +7,7 @@ from typing import Literal
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Confidence, Plan, TransformerPlan
 from moetune.domain.profile import Profile
+from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import percent, plural, seconds_span
 from moetune.solve.layer.words import STRATEGY_WORDS
@@ -15,9 +16,14 @@ from moetune.workflows.explain import Explanation
 LEAST_REGRET = 5e-4
 _CERTAIN = 0.995
 """Share of refits from which a probability reads "over 99 %": agreement of all is not certainty."""
-Kind = Literal["layer", "tensor", "model"]
+Kind = Literal["layer", "tensor", "model", "training"]
 KIND_WORDS: Mapping[Kind, str] = MappingProxyType(
-    {"layer": "a layer", "tensor": "a tensor-parallel layer", "model": "a whole model"}
+    {
+        "layer": "a layer",
+        "tensor": "a tensor-parallel layer",
+        "model": "a whole model",
+        "training": "a model's training",
+    }
 )
 _ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved"}
 
@@ -142,8 +148,10 @@ def is_tensor(plan: Plan) -> bool:
     return plan.layout.expert_parallel == "tensor"
 
 
-def kind_of(plan: Plan) -> Kind:
+def kind_of(plan: AnyPlan) -> Kind:
     """Return whether the plan is of a model, of a layer, or of one that tensor ranks share."""
+    if isinstance(plan, TrainingDocument):
+        return "training"
     if plan.transformer is not None:
         return "model"
     return "tensor" if is_tensor(plan) else "layer"

@@ -1,0 +1,103 @@
+"""Record of how a running layer routed its tokens: the experts' loads, and the fullest rank's rows.
+
+`MoELayer.routing_record` makes it while training, and plans read it as `--routing FILE`.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from moetune.domain.document import decode, encode
+from moetune.domain.errors import InputError
+from moetune.domain.routing import ExpertLoads
+
+SCHEMA: Literal["moetune.routing/1"] = "moetune.routing/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingRecord:
+    """Rows of a layer's recorded steps.
+
+    Args:
+        loads: rows of each expert, of all ranks and steps.
+        num_ranks: of the expert-parallel group; rank r had the r-th of equal parts of the experts.
+        num_steps: newest ones, of which the quantiles are; the loads are of all steps.
+        fullest_p50, fullest_p99: quantiles over the steps of the fullest rank's rows, over the
+            mean of the ranks.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    schema: Literal["moetune.routing/1"] = SCHEMA
+    num_experts: int
+    top_k: int
+    num_ranks: int
+    num_steps: int
+    loads: tuple[int, ...]
+    fullest_p50: float
+    fullest_p99: float
+
+    def __post_init__(self) -> None:
+        if len(self.loads) != self.num_experts or min(self.loads, default=0) < 0:
+            raise InputError(
+                f"loads must have {self.num_experts} numbers from 0 on, one for each expert"
+            )
+        if self.num_ranks < 1 or self.num_experts % self.num_ranks:
+            raise InputError(
+                f"num_ranks must divide the {self.num_experts} experts, got {self.num_ranks}"
+            )
+        if not 1 - 1e-9 <= self.fullest_p50 <= self.fullest_p99 <= self.num_ranks * (1 + 1e-9):
+            raise InputError("the fullest rank has from 1 to num_ranks times the mean rows")
+
+    @property
+    def text(self) -> str:
+        """The file's JSON text."""
+        return json.dumps(encode(self), indent=2) + "\n"
+
+    def expert_loads(self, name: str) -> ExpertLoads:
+        """Return the loads by that name, as plans take them."""
+        return ExpertLoads(name=name, loads=tuple(map(float, self.loads)))
+
+
+def record_of(
+    rows_SP: Sequence[Sequence[int]], totals_E: Sequence[int], *, top_k: int, num_ranks: int
+) -> RoutingRecord:
+    """Return the record of steps.
+
+    Args:
+        rows_SP: rows of each rank in each step that is remembered, [step][rank].
+        totals_E: rows of each expert in all steps.
+
+    Raises:
+        InputError: no step was recorded, or none had a token.
+    """
+    ratios = sorted(max(rows) * num_ranks / sum(rows) for rows in rows_SP if sum(rows))
+    if not ratios:
+        raise InputError(
+            "no step was recorded", "train for some steps first: evaluation is not recorded"
+        )
+    return RoutingRecord(
+        num_experts=len(totals_E), top_k=top_k, num_ranks=num_ranks, num_steps=len(rows_SP),
+        loads=tuple(totals_E), fullest_p50=_quantile(ratios, 0.5),
+        fullest_p99=_quantile(ratios, 0.99),
+    )  # fmt: skip
+
+
+def routing_record(text: str, where: str) -> RoutingRecord:
+    """Return the record in a file's text.
+
+    Raises:
+        InputError: it is no record, or a number in it is out of range.
+    """
+    try:
+        return decode(RoutingRecord, json.loads(text), where)
+    except ValueError as error:
+        raise InputError(f"{where} is not valid JSON: {error}") from None
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that so many of the ascending ones do not exceed."""
+    return values[max(0, math.ceil(share * len(values)) - 1)]

@@ -1,0 +1,60 @@
+"""Loads of the experts while a layer trains, from counts that the host reads anyway.
+
+Nothing is exchanged until the record is asked for. L local experts, S steps, P ranks.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from moetune.comm.group import Communicator
+from moetune.domain.errors import InputError
+from moetune.domain.routing_record import RoutingRecord, record_of
+
+MOST_STEPS = 1024
+"""Newest steps of which each rank remembers its rows."""
+
+
+class LoadRecorder:
+    """Rows of this rank's experts, summed over steps, and of the newest steps one by one."""
+
+    def __init__(self, num_local: int) -> None:
+        self._totals_L = [0] * num_local
+        self._rows_S: deque[int] = deque(maxlen=MOST_STEPS)
+
+    def add(self, rows_CL: Sequence[Sequence[int]]) -> None:
+        """Add a step's rows, [piece][local expert]."""
+        step_L = [sum(rows) for rows in zip(*rows_CL, strict=True)] or [0] * len(self._totals_L)
+        self._totals_L = [sum(pair) for pair in zip(self._totals_L, step_L, strict=True)]
+        self._rows_S.append(sum(step_L))
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self._totals_L = [0] * len(self._totals_L)
+        self._rows_S.clear()
+
+    def record(self, communicator: Communicator, *, top_k: int) -> RoutingRecord:
+        """Return the record of all ranks' experts; all ranks call this together.
+
+        Raises:
+            InputError: no step was recorded; on all ranks.
+            CollectiveError: the exchange failed.
+        """
+        num_steps = len(self._rows_S)
+        mine = [num_steps, *self._totals_L, *self._rows_S]
+        values = torch.zeros(
+            1 + len(self._totals_L) + MOST_STEPS, dtype=torch.int64, device=communicator.device
+        )
+        values[: len(mine)] = torch.tensor(mine, dtype=torch.int64)
+        rows = communicator.all_gather_values(values, "the gathering of experts' loads").tolist()
+        steps = [row[0] for row in rows]
+        if min(steps) != max(steps):
+            raise InputError(
+                f"ranks recorded from {min(steps)} to {max(steps)} steps",
+                "record, and forget, on all ranks alike",
+            )
+        first = 1 + len(self._totals_L)
+        totals_E = [total for row in rows for total in row[1:first]]
+        rows_SP = list(zip(*(row[first : first + num_steps] for row in rows), strict=True))
+        return record_of(rows_SP, totals_E, top_k=top_k, num_ranks=len(rows))

@@ -1,0 +1,45 @@
+"""Training plans read from their documents."""
+
+import json
+from typing import Any
+
+import pytest
+
+from moetune.domain.errors import InputError
+from moetune.domain.training_document import is_training_document, training_from_document
+from tests.training_plans import TRAINING, training_plan
+
+
+def test_a_document_is_read_whole_and_written_again() -> None:
+    other = {name: TRAINING[name] for name in ("layout", "predicted", "memory")}
+    plan = training_plan(alternatives=[other | {"layout": {"dp": 16, "micro_batch": 1}}])
+    assert json.loads(plan.text) == plan.document
+    assert is_training_document(plan.document)
+    assert plan.inputs.tokens_per_rank == 64 * 4096 // 16
+    assert plan.best.words == "dp 4 · tp 2 · pp 2 · ep 8 · micro-batch 1"
+    assert [one.words for one in plan.others] == ["dp 16 · micro-batch 1"]
+    assert plan.best.predicted.parts["experts"] == 1.5
+    assert plan.warnings == ("one stand-in",)
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (None, "not a training plan"),
+        ([], "not a training plan"),
+        ({**TRAINING, "schema": 2}, "not a training plan"),
+        ({**TRAINING, "id": "abc"}, "id must be 64 hexadecimal digits"),
+        ({**TRAINING, "id": 7}, "id must be 64 hexadecimal digits"),
+        ({**TRAINING, "alternatives": {}}, "alternatives must be a list"),
+        ({**TRAINING, "alternatives": [3]}, "alternatives[0] must be a table"),
+        ({**TRAINING, "layout": None}, "layout is missing"),
+        ({**TRAINING, "predicted": {"parts": {}}}, "lacks the key 'step_seconds'"),
+        ({**TRAINING, "memory": {"peak_bytes": 0.5, "parts": {}}}, "a whole number"),
+        ({**TRAINING, "fits": "yes"}, "fits must be true or false"),
+        ({**TRAINING, "inputs": TRAINING["inputs"] | {"target": "gpu"}}, "inputs.target"),
+    ],
+)
+def test_what_is_wrong_is_named(document: Any, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        training_from_document(document, "plan.json")
+    assert words in str(caught.value).replace("plan.json: ", "")

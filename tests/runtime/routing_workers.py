@@ -1,0 +1,69 @@
+"""What ranks do to record their routing."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from moetune.domain.errors import InputError
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+
+
+def record_what_gates_choose(degree: int) -> None:
+    """Compare the record with choices that are made and counted here, step by step."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(1)
+    layer = MoELayer(8, 16, 2 * ranks, 2, pipeline=degree)
+    with pytest.raises(InputError, match="no step was recorded"):
+        layer.routing_record()
+    counted, ratios = torch.zeros(2 * ranks, dtype=torch.int64), []
+    for step, tokens in enumerate((5, 0, 40, 7)):
+        torch.manual_seed(100 * step + rank)
+        x = torch.randn(tokens + rank * (tokens > 0), 8, requires_grad=True)
+        layer(x).sum().backward()
+        chosen = (x @ layer.gate.weight.T).topk(2).indices.flatten()
+        counts = torch.bincount(chosen, minlength=2 * ranks)
+        dist.all_reduce(counts)
+        counted += counts
+        rows = counts.view(ranks, 2).sum(1)
+        if rows.sum():
+            ratios.append(float(rows.max()) / float(rows.float().mean()))
+    layer.eval()
+    layer(torch.randn(9, 8))
+    layer.train()
+    with torch.no_grad():
+        layer(torch.randn(9, 8))
+    found = layer.routing_record()
+    assert found.loads == tuple(counted.tolist())
+    assert (found.num_steps, found.num_ranks, found.top_k) == (4, ranks, 2)
+    assert found.fullest_p99 == pytest.approx(max(ratios), rel=1e-6)
+    assert found.fullest_p50 == pytest.approx(sorted(ratios)[1], rel=1e-6)
+    layer.forget_routing()
+    layer(torch.randn(3, 8))
+    assert layer.routing_record().num_steps == 1
+    if rank == 0:
+        layer.forget_routing()
+    with pytest.raises(InputError, match="ranks recorded from 0 to 1 steps"):
+        layer.routing_record()
+
+
+def record_in_a_tensor_group() -> None:
+    """Tokens are equal on all ranks, and each counts the rows of its own experts."""
+    ranks = dist.get_world_size()
+    torch.manual_seed(2)
+    layer = TensorExpertLayer(8, 16, 2 * ranks, 2)
+    torch.manual_seed(3)
+    x = torch.randn(20, 8, requires_grad=True)
+    for _ in range(3):
+        layer(x).sum().backward()
+    chosen = (x @ layer.gate.weight.T).topk(2).indices.flatten()
+    counts = 3 * torch.bincount(chosen, minlength=2 * ranks)
+    assert layer.routing_record().loads == tuple(counts.tolist())
+
+
+def refuse_padded_rows() -> None:
+    """A padded layer's host does not count."""
+    layer = MoELayer(8, 16, 2 * dist.get_world_size(), capacity_factor=2.0, pad_to_capacity=True)
+    layer(torch.randn(4, 8))
+    with pytest.raises(InputError, match="pads to its capacity"):
+        layer.routing_record()

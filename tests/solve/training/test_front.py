@@ -1,0 +1,50 @@
+"""The front of time against memory, against every layout priced one by one."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.errors import InputError
+from moetune.domain.training import LayoutRequest, TrainingJob
+from moetune.solve.training.front import memory_front
+from moetune.solve.training.search import NOISE
+from tests.solve.training.test_search import OLMOE, search_of
+
+JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+
+
+@pytest.mark.parametrize(
+    ("target", "pins"),
+    [
+        ("megatron", LayoutRequest(tp=1, micro_batch=2)),
+        ("megatron", LayoutRequest(pp=1)),
+        ("torchtitan", LayoutRequest(tp=1, pp=4, micro_batch=1)),
+        ("moetune", LayoutRequest(micro_batch=1)),
+    ],
+)
+def test_for_no_memory_is_a_layout_faster_than_the_front(target: str, pins: LayoutRequest) -> None:
+    search = search_of(JOB, target=target)
+    space, every = search.space, []
+    for shape, overlap, recompute, dispatcher in itertools.product(
+        space.shapes(pins), search.target.overlaps, space.recomputes(pins),
+        search.target.dispatchers,
+    ):  # fmt: skip
+        layout = replace(shape, overlap=overlap, dispatcher=dispatcher, recompute=recompute)
+        if space.is_allowed(layout):
+            cuts = {layout, search.prices.balanced(layout)} if layout.pp > 1 else {layout}
+            priced = map(search.priced, filter(space.is_allowed, cuts))
+            every += [(one.memory.peak_bytes, one.step.seconds) for one in priced]
+    front = [(one.memory.peak_bytes, one.step.seconds) for one in memory_front(search, pins)]
+    assert front == sorted(front)
+    assert all(after[1] <= before[1] * (1 - NOISE) for before, after in itertools.pairwise(front))
+    assert {*front} <= {*every}
+    for memory, _ in every:
+        fastest = min(seconds for size, seconds in every if size <= memory)
+        found = min((seconds for size, seconds in front if size <= memory), default=float("inf"))
+        assert fastest <= found <= fastest / (1 - NOISE) * (1 + 1e-9)
+
+
+def test_pins_that_nothing_obeys_are_refused() -> None:
+    with pytest.raises(InputError):
+        memory_front(search_of(JOB), LayoutRequest(tp=3))
