@@ -123,6 +123,8 @@ def test_a_model_is_chosen_and_its_export_copied(
         plan = json.loads(downloading.value.path().read_text())
         assert plan["inputs"]["seq"] == 2048
         assert page.locator(".plot").count() == 0
+        page.get_by_role("button", name="Keep this plan").click()
+        page.wait_for_url(f"**/plans/{plan['id']}")
 
 
 def test_a_pasted_configuration_is_in_the_address(browser: Browser, site: Served) -> None:

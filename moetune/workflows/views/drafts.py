@@ -135,7 +135,8 @@ def model_view(draft: ModelDraft) -> DraftView:
         no_stages="" if stages else "This layout has no pipeline: every rank has all blocks.",
         front=_front(
             [_option(one, is_chosen=one is best) for one in plan.found],
-            "The layouts that the search kept: the fastest of different sizes, not all there are.",
+            "The layouts that the search kept: the fastest of different sizes, not all there are; "
+            "the command below with --front finds the fastest for every memory.",
         ),
     )  # fmt: skip
 
