@@ -59,6 +59,7 @@ def _matches(etag: str, header: str) -> bool:
 
 JSON = "application/json"
 TOML = "application/toml"
+FORM = "application/x-www-form-urlencoded"
 _MAX_DEPTH = 32
 _MAX_WHOLE_NUMBER = 2**63 - 1
 

@@ -11,11 +11,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from moetune.domain.errors import InputError
 from moetune.service.access import Access
-from moetune.service.bodies import read_body
+from moetune.service.bodies import FORM, read_body
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
 
 _MOST_FIELDS = 10
-_FORM = "application/x-www-form-urlencoded"
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -52,7 +51,7 @@ def add_login(app: FastAPI, access: Access) -> None:
 
     @app.post(LOGIN_PATH, include_in_schema=False)
     async def log_in(request: Request) -> Response:
-        _, content = await read_body(request, kinds=(_FORM,))
+        _, content = await read_body(request, kinds=(FORM,))
         fields = _fields(content)
         target = _own_path(fields.get("next", [""])[0])
         if access.right_of(fields.get("token", [""])[0].strip()) == "none":

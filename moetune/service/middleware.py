@@ -38,9 +38,14 @@ _OPEN_PATHS = frozenset({LOGIN_PATH, LOGOUT_PATH, "/healthz", "/readyz"})
 _OPEN_FOLDER = "/static/"
 _READING = frozenset({"GET", "HEAD"})
 UPLOAD_PATH = "/machines"
-_READING_POSTS = frozenset({"/v1/whatif", "/whatif", UPLOAD_PATH})
-"""These compute and store nothing, and so need the read token only; what stores a form's file asks
-for the write token itself, as a session of a browser only reads."""
+KEEP_PATH = "/new/keep"
+_READING_POSTS = frozenset(
+    {
+        "/v1/whatif", "/whatif", "/new", "/new/answer", "/new/plan.json", KEEP_PATH, UPLOAD_PATH,
+    }
+)  # fmt: skip
+"""These compute and store nothing, and so need the read token only; what stores a form's file or
+keeps a plan asks for the write token itself, as a session of a browser only reads."""
 _RIGHT = "moetune.right"
 _MAX_LENGTH_DIGITS = 18
 
@@ -162,7 +167,9 @@ def _ask_to_log_in(scope: Scope, headers: Mapping[bytes, str]) -> Response | Non
     is_page = scope["method"] in _READING or path == UPLOAD_PATH
     if not wants_page or not is_page or path.startswith("/v1/"):
         return None
-    return RedirectResponse(f"{LOGIN_PATH}?next={quote(path)}", HTTPStatus.SEE_OTHER)
+    query = scope.get("query_string", b"").decode("latin-1")
+    target = f"{path}?{query}" if query else path
+    return RedirectResponse(f"{LOGIN_PATH}?next={quote(target)}", HTTPStatus.SEE_OTHER)
 
 
 def _first_values(scope: Scope) -> dict[bytes, str]:

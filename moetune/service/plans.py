@@ -88,13 +88,24 @@ def _add_resolve(app: FastAPI, pools: WorkerPools) -> None:
         Of the keys of a plan's `inputs` only `model` or `layer` is required.
         """
         inputs = await read_document(request, pools, schema=INPUTS_SCHEMA)
-        plan = await pools.read(pools.planner.known, inputs)
-        if plan is None:
-            await pools.may_add(request, "plans")
-            plan = await pools.solve(pools.planner.resolve, inputs)
+        plan = await resolved(request, pools, inputs)
         answer = tagged(plan_to_json(plan), None)
         answer.headers["Content-Location"] = f"/v1/plans/{plan.id}"
         return answer
+
+
+async def resolved(request: Request, pools: WorkerPools, inputs: Mapping[str, object]) -> Plan:
+    """Return the stored plan of the inputs, else solve for it, store it and count it.
+
+    Raises:
+        QuotaError, StoreFullError: the client may not add it.
+        MoetuneError: as of `Planner.resolve`.
+    """
+    plan = await pools.read(pools.planner.known, inputs)
+    if plan is None:
+        await pools.may_add(request, "plans")
+        plan = await pools.solve(pools.planner.resolve, inputs)
+    return plan
 
 
 def _add_reasons(app: FastAPI, pools: WorkerPools) -> None:

@@ -13,6 +13,7 @@ from moetune.export.planned import Export, Planned
 from moetune.export.targets import export_layout
 from moetune.workflows.models import find_decoder_model
 from moetune.workflows.profiles import find_profile
+from moetune.workflows.training import TrainingPlan
 from moetune.workflows.training_files import MAKE_ONE, read_planned_layout
 from moetune.workflows.wiring import StoreFinder
 
@@ -87,17 +88,44 @@ def export_plan(
         decoder=found.decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
         length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer,
     )  # fmt: skip
-    hub = _HUB_NAME.search(found.source)
     planned = Planned(
         plan_id=plan.id,
         job=job,
         layout=read_planned_layout(plan.best.layout, name),
         target=target,
-        hub_name=hub[1] if hub else None,
+        hub_name=_hub_name(found.source),
         devices_per_node=_devices_per_node(inputs.profile, stores),
-        warnings=tuple(_warnings(plan, target)),
+        warnings=tuple(_warnings(inputs.target, target, fits=plan.fits)),
     )
     return PlanExport(plan_id=planned.plan_id, target=target, export=export_layout(planned))
+
+
+def export_training(
+    plan: TrainingPlan, *, to: Target, source: str, devices_per_node: int
+) -> PlanExport:
+    """Return what a runtime reads for a plan that was just made.
+
+    Args:
+        source: of the model (`FoundModel.source`), "" for a configuration of its own.
+
+    Raises:
+        InfeasiblePlanError: the target cannot run the layout.
+    """
+    planned = Planned(
+        plan_id=plan.id,
+        job=plan.request.job,
+        layout=plan.best.layout,
+        target=to,
+        hub_name=_hub_name(source),
+        devices_per_node=devices_per_node,
+        warnings=tuple(_warnings(plan.request.target.name, to, fits=plan.fits)),
+    )
+    return PlanExport(plan_id=plan.id, target=to, export=export_layout(planned))
+
+
+def _hub_name(source: str) -> str | None:
+    found = _HUB_NAME.search(source)
+    return found[1] if found else None
 
 
 def _devices_per_node(profile: str, stores: StoreFinder) -> int | None:
@@ -107,8 +135,8 @@ def _devices_per_node(profile: str, stores: StoreFinder) -> int | None:
         return None
 
 
-def _warnings(plan: TrainingDocument, target: Target) -> Iterator[str]:
-    if plan.inputs.target != target.name:
-        yield f"Planned for {plan.inputs.target}: the predicted times are not {target.name}'s."
-    if not plan.fits:
+def _warnings(planned_for: TargetName, target: Target, *, fits: bool) -> Iterator[str]:
+    if planned_for != target.name:
+        yield f"Planned for {planned_for}: the predicted times are not {target.name}'s."
+    if not fits:
         yield "The plan does not fit into the memory that it was made for."

@@ -151,6 +151,26 @@ class Planned:
     found: FoundProfile
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownCosts:
+    """A profile's costs for layers, and the refits behind a plan's confidence.
+
+    They keep what was asked of them, so that the next plan with them is faster. Not safe for
+    several threads.
+    """
+
+    own: Costs
+    drawn: tuple[Costs, ...]
+
+    @classmethod
+    def of(cls, profile: Profile, *, allow_modelled: bool) -> "KnownCosts":
+        """Return the costs of a profile."""
+        return cls(
+            own=costs_of(profile, allow_modelled=allow_modelled),
+            drawn=drawn_costs(profile, allow_modelled=allow_modelled),
+        )
+
+
 def make_plan(
     request: PlanRequest,
     *,
@@ -168,7 +188,16 @@ def make_plan(
         InfeasiblePlanError: nothing satisfies the constraints or the memory limit.
         ProfileError: the profile lacks an operation that the layer needs.
     """
-    solved = _solve(request, profile, fingerprint)
+    inputs = request.inputs_for(profile, fingerprint=fingerprint)
+    if request.whole is None:
+        solved = solve_layer(inputs, profile)
+    else:
+        solved = solve_layout(layout_problem(inputs, request.whole, profile))
+    return plan_of(solved, profile)
+
+
+def plan_of(solved: SolvedPlan, profile: Profile) -> Plan:
+    """Return a solved plan with its terms and FLOP/s, and what is said of its profile."""
     plan = with_throughput(solved.plan, profile.machine.device)
     plan = replace(plan, terms=solved.terms, profile_quality=quality_of(profile))
     return replace(plan, warnings=(*_corrections(plan, profile), *plan.warnings))
@@ -199,27 +228,32 @@ def sound_numbers(profile: str) -> Iterator[None]:
         ) from error
 
 
-def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> SolvedPlan:
-    inputs = request.inputs_for(profile, fingerprint=fingerprint)
-    if request.whole is None:
-        return solve_layer(inputs, profile)
-    return solve_layout(layout_problem(inputs, request.whole, profile))
-
-
-def solve_layer(inputs: PlanInputs, profile: Profile) -> SolvedPlan:
+def solve_layer(
+    inputs: PlanInputs,
+    profile: Profile,
+    costs: KnownCosts | None = None,
+    *,
+    has_ranges: bool = True,
+) -> SolvedPlan:
     """Return the plan of a layer on the profile's machine, with its candidates.
+
+    Args:
+        costs: the profile's, where they are known already.
+        has_ranges: see `solve_plan`.
 
     Raises:
         InfeasiblePlanError, ProfileError: as `make_plan`.
     """
     constraints = inputs.pinned
+    costs = costs or KnownCosts.of(profile, allow_modelled=constraints.allow_modelled)
     return solve_plan(
         inputs=inputs,
-        costs=costs_of(profile, allow_modelled=constraints.allow_modelled),
-        resamples=drawn_costs(profile, allow_modelled=constraints.allow_modelled),
+        costs=costs.own,
+        resamples=costs.drawn,
         bounds=constraints.bounds,
         device_memory_bytes=profile.machine.plannable_bytes,
         provenance=profile.provenance,
+        has_ranges=has_ranges,
     )
 
 

@@ -89,7 +89,9 @@ class SolverPool:
     def __init__(self, limits: SolverLimits, *, num_processes: int = _NUM_PROCESSES) -> None:
         self.limits = limits
         self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(["moetune.workflows.planner"])
+        self._context.set_forkserver_preload(
+            ["moetune.workflows.planner", "moetune.workflows.drafts"]
+        )
         self._places = threading.BoundedSemaphore(num_processes + limits.num_waiting)
         self._free: queue.LifoQueue[SolverProcess | None] = queue.LifoQueue()
         for _ in range(num_processes):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from moetune.domain.architecture import Decoder
+from moetune.domain.costs import Costs
 from moetune.domain.data_sheets import peak_flops
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, LayoutTooLargeError, ProfileError
@@ -27,6 +28,7 @@ from moetune.domain.training import (
 )
 from moetune.domain.training_document import SCHEMA, TrainingDocument, training_from_document
 from moetune.domain.units import format_bytes
+from moetune.fit.costs import costs_of
 from moetune.fit.dispatchers import SmTimes
 from moetune.solve.training.front import memory_front
 from moetune.solve.training.memory import MemoryModel
@@ -163,11 +165,16 @@ class TrainingPlan:
 
 
 def plan_training(
-    request: TrainingRequest, profile: Profile, *, with_front: bool = False
+    request: TrainingRequest,
+    profile: Profile,
+    costs: Costs | None = None,
+    *,
+    with_front: bool = False,
 ) -> TrainingPlan:
     """Return the fastest layout that the rules, the pins and the memory allow.
 
     Args:
+        costs: the profile's, where they are known already.
         with_front: find the fastest layout for every other memory, too.
 
     Raises:
@@ -179,7 +186,8 @@ def plan_training(
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
     host = host_memory_bytes(profile) or inf
     with sound_numbers(profile.name):
-        prices = step_prices(request.job, request.target, profile)
+        costs = costs or costs_of(profile, allow_modelled=True)
+        prices = step_prices(request.job, request.target, profile, costs)
         search = FoldedSearch(
             job=request.job,
             prices=prices,
@@ -197,7 +205,7 @@ def plan_training(
             trust=prices.device.trusts.least, found=tuple(found), host_bytes=host,
             ranks_per_node=min(request.job.world_size, profile.machine.devices_per_node),
             quality=quality_of(profile), device=profile.machine.device,
-            stand_ins=stand_ins_of(request.job, request.target, profile, found[0]),
+            stand_ins=stand_ins_of(request.job, request.target, profile, found[0], costs),
             front=memory_front(search, request.pins) if with_front else (),
         )  # fmt: skip
     if not plan.fits:

@@ -68,15 +68,18 @@ def step_prices(
 
 
 def stand_ins_of(
-    job: TrainingJob, target: Target, profile: Profile, chosen: PricedLayout
+    job: TrainingJob, target: Target, profile: Profile, chosen: PricedLayout, costs: Costs
 ) -> StandIns:
     """Return what stands in for operations of a layout, and by how much its step may be off.
 
     The record of public runs knows the error of published machines with a network. Where another
     wire, another group or a reference machine stands in for a described one, or samples have noise,
     the step is priced under drawn costs.
+
+    Args:
+        costs: the profile's own.
     """
-    prices = step_prices(job, target, profile)
+    prices = step_prices(job, target, profile, costs)
     prices.step(chosen.layout)
     words = (*_no_network(job, profile), *stand_in_words(prices.device.trusts.doubts))
     if profile.network is not None and profile.provenance == "published":

@@ -85,6 +85,8 @@ def addresses(plans: tuple[Plan, Plan]) -> list[str]:
         "/whatif",
         f"/whatif?plan={first}",
         f"/whatif?plan={first}&tokens_per_rank=16k&communication=2",
+        "/new?model=gpt-s&profile=rtx2080ti-x64",
+        "/new?kind=model&decoder=olmoe&profile=h100-x8&world_size=8&global_batch=32&seq=2048",
         "/plans/ffffffff",
         "/profiles/nobody",
     ]

@@ -200,15 +200,21 @@
     });
   };
 
-  document.addEventListener("DOMContentLoaded", () => {
-    startTheme();
-    for (const input of document.querySelectorAll("[data-most-bytes]")) limitFile(input);
-    for (const section of document.querySelectorAll(".table")) {
+  const startTables = (part) => {
+    for (const section of part.querySelectorAll(".table")) {
       const table = section.querySelector("table");
       if (table && table.tHead) makeSortable(table);
       makeFilter(section);
       markCut(section);
     }
+  };
+
+  // Of a part of the page that another script has put in.
+  document.addEventListener("moetune-tables", ({ target }) => startTables(target));
+  document.addEventListener("DOMContentLoaded", () => {
+    startTheme();
+    for (const input of document.querySelectorAll("[data-most-bytes]")) limitFile(input);
+    startTables(document);
     for (const figure of document.querySelectorAll(".figure")) startZoom(figure);
   });
 })();

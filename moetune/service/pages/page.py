@@ -22,6 +22,7 @@ from moetune.report.html import STATIC, age, environment, plotly_script
 from moetune.report.section import Figure, Section, all_figures
 from moetune.service.problems import problem_of
 
+_OWN = ("moetune.css", "moetune.js", "moetune.svg", "newplan.css", "newplan.js")
 _FOR_EVER = "public, max-age=31536000, immutable"
 _TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -42,6 +43,8 @@ class Addresses:
     script: str
     icon: str
     plotly: str
+    new_style: str
+    new_script: str
     injected_styles: tuple[str, ...]
 
 
@@ -52,7 +55,7 @@ def static_router() -> tuple[APIRouter, Addresses]:
         MoetuneError: plotly is not installed.
     """
     plotly = plotly_script()
-    own = {name: STATIC / name for name in ("moetune.css", "moetune.js", "moetune.svg")}
+    own = {name: STATIC / name for name in _OWN}
     files = {**own, "plotly.min.js": plotly.file}
     marks = {name: _mark(path) for name, path in own.items()}
 
@@ -64,6 +67,8 @@ def static_router() -> tuple[APIRouter, Addresses]:
         script=address("moetune.js"),
         icon=address("moetune.svg"),
         plotly=address("plotly.min.js"),
+        new_style=address("newplan.css"),
+        new_script=address("newplan.js"),
         injected_styles=plotly.injected_styles,
     )
     return _router(files), addresses
@@ -92,6 +97,7 @@ _HEADERS = {"Cache-Control": "no-cache", "Referrer-Policy": "same-origin"}
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 NAVIGATION = (
+    ("new", "/new", "New plan"),
     ("plans", "/", "Plans"),
     ("machines", "/machines", "Machines"),
     ("models", "/models", "Models"),

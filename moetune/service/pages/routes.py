@@ -1,4 +1,4 @@
-"""Routes of the pages. All are GET and write nothing, but for the form that adds a profile."""
+"""Routes of the pages. All are GET and write nothing, but those of `new_plan` and of uploads."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -12,6 +12,7 @@ from moetune.service.middleware import UPLOAD_PATH, right_in
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import Upload, machines_page, observed_page, profile_page
 from moetune.service.pages.models import MemoryForm, model_page, models_page
+from moetune.service.pages.new_plan import new_plan_router
 from moetune.service.pages.page import Page, PageRenderer, address, static_router
 from moetune.service.pages.plans import Wanted, compare_page, plan_page, plans_page
 from moetune.service.pages.whatif import FIELDS, Form, whatif_page
@@ -157,3 +158,4 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> None:
     _add_upload(pages, library, renderer, pools, access)
     app.include_router(static)
     app.include_router(pages)
+    app.include_router(new_plan_router(library, renderer, pools, access))

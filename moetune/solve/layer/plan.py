@@ -163,6 +163,7 @@ def solve_plan(
     device_memory_bytes: int,
     provenance: Provenance,
     num_nodes: int = 0,
+    has_ranges: bool = True,
 ) -> SolvedPlan:
     """Return the fastest plan within the bounds and the memory, and why it is the fastest.
 
@@ -173,6 +174,8 @@ def solve_plan(
         device_memory_bytes: the limit where the inputs set none.
         provenance: of the profile.
         num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
+        has_ranges: solve for other numbers of tokens too; a plan without them is a draft, which
+            takes half as long, and is not to be stored.
 
     Raises:
         InfeasiblePlanError, ProfileError: as `rank_layer`.
@@ -187,7 +190,9 @@ def solve_plan(
         ),
         resamples,
     )
-    plan = _plan_of(ranked, inputs=inputs, resamples=resamples, provenance=provenance)
+    plan = _plan_of(
+        ranked, inputs=inputs, resamples=resamples, provenance=provenance, has_ranges=has_ranges
+    )
     return SolvedPlan(plan=plan, step=ranked.step, ranked=ranked)
 
 
@@ -197,6 +202,7 @@ def _plan_of(
     inputs: PlanInputs,
     resamples: Sequence[Costs],
     provenance: Provenance,
+    has_ranges: bool,
 ) -> Plan:
     ranking = ranked.best
     confidence = judge_ranked(ranked, resamples)
@@ -205,7 +211,7 @@ def _plan_of(
         id=inputs.plan_id,
         inputs=inputs,
         layout=Layout.of_layer(inputs.expert_parallel, inputs.world_size),
-        pipeline=_pipeline(ranking),
+        pipeline=_pipeline(ranking, has_ranges=has_ranges),
         memory=ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees),
         chunks=None,
         predicted=_predicted(ranking, confidence, provenance),
@@ -260,7 +266,7 @@ def _trust_warnings(
     )
 
 
-def _pipeline(ranking: Ranking) -> Pipeline:
+def _pipeline(ranking: Ranking, *, has_ranges: bool) -> Pipeline:
     forward_degree = ranking.best.forward.degree
     backward_degree = ranking.best.backward.degree
     return Pipeline(
@@ -273,7 +279,9 @@ def _pipeline(ranking: Ranking) -> Pipeline:
             tokens=ranking.tokens,
             forward_degree=forward_degree,
             backward_degree=backward_degree,
-        ),
+        )
+        if has_ranges
+        else (),
     )
 
 

@@ -1,7 +1,7 @@
 """Seconds of a block's modules for one micro-batch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from moetune.solve.training.modules import COMMUNICATION, ModuleName
 
@@ -32,23 +32,23 @@ NO_TIME = Passes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTimes:
-    """Seconds of a block's modules for one micro-batch."""
+    """Seconds of a block's modules for one micro-batch.
+
+    Args:
+        compute, communication: all of each, summed up once: a search asks them for every layout.
+    """
 
     modules: Mapping[ModuleName, Passes]
+    compute: Passes = field(init=False)
+    communication: Passes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compute", self._sum(is_communication=False))
+        object.__setattr__(self, "communication", self._sum(is_communication=True))
 
     def passes(self, name: ModuleName) -> Passes:
         """Return a module's passes, zero where the block has none."""
         return self.modules.get(name, NO_TIME)
-
-    @property
-    def compute(self) -> Passes:
-        """All computation."""
-        return self._sum(is_communication=False)
-
-    @property
-    def communication(self) -> Passes:
-        """All communication."""
-        return self._sum(is_communication=True)
 
     def _sum(self, *, is_communication: bool) -> Passes:
         total = NO_TIME

@@ -55,6 +55,10 @@ class BlockTable:
             found = self._seconds[key] = price(layout)
         return found
 
+    def times(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
+        """Return the blocks' modules for one micro-batch, before recomputation and overlap."""
+        return self._block_times(layout)
+
     def degree(self, layout: FoldedLayout) -> Degrees | None:
         """Return the layout's degrees, the fastest where it has none; None without chunks."""
         if layout.overlap != "chunks" or layout.degree is not None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from moetune.domain.pipeline import SPLITTING, Schedule, rank_of_stage
 from moetune.solve.training.schedule import Order, Pass, orders
@@ -105,6 +106,30 @@ def play(pipeline: Pipeline) -> PipelineRun:
     return PipelineRun(seconds=seconds, bubbles=tuple(seconds - busy for busy in pipeline.busy))
 
 
+class PassSpan(NamedTuple):
+    """A pass of a stage for one micro-batch, with its start and its end."""
+
+    kind: Pass
+    rank: int
+    stage: int
+    batch: int
+    start_seconds: float
+    end_seconds: float
+
+
+def pass_spans(pipeline: Pipeline, num_micro_batches: int) -> tuple[PassSpan, ...]:
+    """Return all passes of so many micro-batches, each as early as its input is there.
+
+    Args:
+        num_micro_batches: that the schedule can have: of several stages a rank, whole rounds.
+    """
+    played = _played(pipeline, num_micro_batches)
+    return tuple(
+        PassSpan(kind, rank, stage, batch, end - played.seconds[kind][stage], end)
+        for kind, rank, stage, batch, end in played.passes
+    )
+
+
 def least_seconds(pipeline: Pipeline) -> float:
     """Return what no run of the pipeline beats.
 
@@ -137,7 +162,12 @@ def _sends(pipeline: Pipeline) -> list[int]:
 
 
 def _last_end(pipeline: Pipeline, num_micro_batches: int) -> float:
-    """Return the end of the last pass of any rank.
+    """Return the end of the last pass of any rank."""
+    return max(_played(pipeline, num_micro_batches).clocks)
+
+
+def _played(pipeline: Pipeline, num_micro_batches: int) -> "_Events":
+    """Return the events after the last pass of every rank.
 
     A rank does its passes in order, each once its input is there. A message leaves when the one
     before it on the way between the same ranks has arrived.
@@ -149,7 +179,7 @@ def _last_end(pipeline: Pipeline, num_micro_batches: int) -> float:
         rank = ranks.pop()
         ranks += events.advance(rank, every[rank])
     assert events.done == [*map(len, every)], "ranks wait for each other"  # noqa: S101 - our orders
-    return max(events.clocks)
+    return events
 
 
 class _Events:
@@ -169,6 +199,7 @@ class _Events:
         self.inputs[0] = [0.0] * num_micro_batches
         self.gradients: list[list[float | None]] = [[None] * num_micro_batches for _ in stages]
         self.free: dict[tuple[int, int], float] = {}
+        self.passes: list[tuple[Pass, int, int, int, float]] = []
 
     def advance(self, rank: int, order: Order) -> set[int]:
         """Do a rank's passes until one lacks its input; return the ranks that have got some."""
@@ -183,6 +214,7 @@ class _Events:
                 break
             self.done[rank] += 1
             end = self.clocks[rank] = max(clock, ready) + self.seconds[kind][stage]
+            self.passes.append((kind, rank, stage, batch, end))
             if kind == "F" and stage == last:
                 self.gradients[stage][batch] = end
             elif kind == "F":

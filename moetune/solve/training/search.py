@@ -83,6 +83,7 @@ class FoldedSearch:
             InputError: the pins break a rule, or no layout obeys the rules.
         """
         leaders, smallest = _Leaders(roomy_bytes=self.limit_bytes * (1 - HEADROOM)), _Smallest()
+        hopeless: list[FoldedLayout] = []
         number = itertools.count()
         open_ends = [
             _Bound(self.prices.floor(one), next(number), one) for one in self.unsized(pins)
@@ -95,6 +96,9 @@ class FoldedSearch:
             if fits:
                 leaders.add(self.priced(layout))
                 continue
+            if self._is_hopeless(layout, pins):
+                hopeless.append(layout)
+                continue
             fitting = self._fitting(layout, pins, smallest)
             for seconds, one in fitting:
                 heapq.heappush(open_ends, _Bound(seconds, next(number), one, fits=True))
@@ -105,9 +109,18 @@ class FoldedSearch:
                 heapq.heappush(open_ends, _Bound(bound, next(number), more[0]))
         if leaders.found:
             return list(map(self.told, leaders.ranked()))
+        return [self.told(self._smallest(hopeless, pins, smallest))]
+
+    def _smallest(
+        self, hopeless: Sequence[FoldedLayout], pins: LayoutRequest, smallest: "_Smallest"
+    ) -> PricedLayout:
+        """Return the smallest layout of those seen, and of those that were hopeless."""
+        for layout in hopeless:
+            for one in (layout, *self._more_recomputed(layout, pins)):
+                self._fitting(one, pins, smallest)
         if smallest.layout is None:
             raise self.space.impossible(pins)
-        return [self.told(self.priced(smallest.layout))]
+        return self.priced(smallest.layout)
 
     def told(self, one: PricedLayout) -> PricedLayout:
         """Return an answer with its degrees, and with what its overlap saves."""
@@ -156,11 +169,20 @@ class FoldedSearch:
             every = [one for one in every if space.is_allowed(one)]
         return [(self.prices.least(one), one) for one in every]
 
+    def _is_hopeless(self, layout: FoldedLayout, pins: LayoutRequest) -> bool:
+        """Return whether the states alone are too large, whatever is cut, recomputed or offloaded.
+
+        Such sizes are looked at only where nothing fits, for the smallest layout of all.
+        """
+        most = pins.offload_optimizer
+        if most is None:
+            most = float(self.target.offloads_optimizer)
+        return self.memory.least(layout, on_host=most) > self.limit_bytes
+
     def _fits(self, layout: FoldedLayout) -> bool:
-        memory = self.memory.peak(layout)
+        peak, host = self.memory.needs(layout)
         ranks = min(self.job.world_size, self.prices.device.per_node)
-        host = memory.host_bytes * ranks <= self.host_bytes
-        return host and memory.peak_bytes <= self.limit_bytes
+        return host * ranks <= self.host_bytes and peak <= self.limit_bytes
 
     def _offloaded(self, layout: FoldedLayout, pins: LayoutRequest) -> list[FoldedLayout]:
         """Return a layout with as little in host memory as makes it fit, of each kind that can."""
@@ -181,7 +203,7 @@ class FoldedSearch:
 
     def _is_roomy(self, layout: FoldedLayout) -> bool:
         """Return whether no recomputation could make a layout the better one of two that tie."""
-        peak = self.memory.peak(layout).peak_bytes
+        peak, _ = self.memory.needs(layout)
         return not _on_host(layout) and peak <= self.limit_bytes * (1 - HEADROOM)
 
     def _is_candidate(self, layout: FoldedLayout) -> bool:
@@ -196,7 +218,7 @@ class FoldedSearch:
             cuts = list(dict.fromkeys((layout, self.prices.balanced(layout))))
         fitting = []
         for cut in cuts:
-            peak = self.memory.peak(cut).peak_bytes
+            peak, _ = self.memory.needs(cut)
             smallest.see(peak, cut)
             if self._fits(cut):
                 fitting.append(cut)

@@ -1,10 +1,8 @@
 """Figures of a plan: parts of its step, its timeline, and time against memory of its options."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Costs
-from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
 from moetune.domain.plan import Plan
 from moetune.fit.costs import costs_of
@@ -16,15 +14,12 @@ from moetune.report.plan_figures import (
 )
 from moetune.report.section import Figure
 from moetune.report.timelines import stages_figure, timeline_figure
-from moetune.solve.layer.budget import MemoryBudget
-from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.times import step_time
 from moetune.solve.layout.words import name_layout
 from moetune.solve.model.groups import groups_of
 from moetune.solve.predict import plan_timelines
 from moetune.workflows.explain import Explanation
+from moetune.workflows.options import layer_options
 
-_DEGREES = (1, 2, 4, 8, 16, 32, 64)
 _FEWEST_OPTIONS = 2
 
 
@@ -76,8 +71,7 @@ def options_of(explanation: Explanation) -> tuple[Option, ...]:
     costs = _costs(explanation)
     if costs is None:
         return ()
-    strategies = [one.strategy for one in explanation.strategies] or [plan.memory.strategy]
-    return tuple(_ways(plan, costs, strategies))
+    return layer_options(explanation, costs)
 
 
 def _costs(explanation: Explanation) -> Costs | None:
@@ -106,34 +100,3 @@ def _layouts(plan: Plan) -> Iterator[Option]:
     for one in plan.alternatives:
         if one.layout is not None and one.memory_bytes is not None:
             yield option(one.layout, one.step_seconds, one.memory_bytes, is_chosen=False)
-
-
-def _ways(plan: Plan, costs: Costs, strategies: Sequence[Strategy]) -> Iterator[Option]:
-    """Yield the plan's choice, then the others; in one chunk there is nothing to reuse."""
-    workload, pipeline = plan.workload, plan.pipeline
-    layer = layer_costs(workload=workload, costs=costs, dispatcher=pipeline.dispatcher)
-    budget = MemoryBudget.of(workload=workload, costs=layer, limit_bytes=0)
-    chosen = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
-    most = plan.inputs.pinned.bounds.largest(workload.tokens_per_rank)
-    ways = [
-        (strategy, degree, degree)
-        for strategy in strategies
-        for degree in _DEGREES
-        if degree <= most and (degree > 1 or strategy == "none")
-    ]
-    for way in dict.fromkeys([chosen, *ways]):
-        strategy, forward, backward = way
-        try:
-            step = step_time(
-                costs=layer, tokens=workload.tokens_per_rank, forward_degree=forward,
-                backward_degree=backward, order=pipeline.order, strategy=strategy,
-            )  # fmt: skip
-        except ProfileError:
-            continue
-        yield Option(
-            name=f"strategy {strategy}, {forward} and {backward} chunks",
-            group=strategy,
-            step_seconds=step.seconds,
-            memory_bytes=budget.peak(strategy=strategy, degrees=(forward, backward)).device_bytes,
-            is_chosen=way == chosen,
-        )

@@ -287,3 +287,20 @@ def test_of_layouts_that_tie_one_that_leaves_memory_free_is_taken(
     # Where none leaves as much free, the simplest is taken.
     pinned = replace(pins, recompute=())
     assert search_of(job, gib=gib / 0.97).best(pinned)[0].layout.recompute == ()
+
+
+class _Hopeful(MemoryModel):
+    """A memory model that calls no sizes too large before they are cut."""
+
+    def least(self, layout: FoldedLayout, *, on_host: float) -> float:
+        del layout, on_host
+        return 0.0
+
+
+@pytest.mark.parametrize("gib", [2.0, 9.0, 14.0, 20.0, 30.0])
+@pytest.mark.parametrize("target", ["megatron", "torchtitan"])
+def test_sizes_whose_states_are_too_large_change_no_answer(target: str, gib: float) -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=16, global_batch=32, length=2048)
+    search = search_of(job, target=target, gib=gib)
+    memory = _Hopeful(job=job, stages=search.prices.stages)
+    assert search.best(LayoutRequest()) == replace(search, memory=memory).best(LayoutRequest())

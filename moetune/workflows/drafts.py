@@ -1,0 +1,274 @@
+"""Drafts: plans with all that a page draws of them, made while somebody changes what is asked.
+
+Nothing is stored. A process that makes one after the other keeps the costs of the last profiles.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from threading import get_ident
+
+from moetune.domain.architecture import Decoder
+from moetune.domain.costs import Costs
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import Alternative, Plan
+from moetune.domain.profile import Profile
+from moetune.domain.request import PlanRequest
+from moetune.domain.routing import BALANCED
+from moetune.domain.targets import TARGETS, Target, TargetName, find_target
+from moetune.domain.training import LayoutRequest
+from moetune.fit.costs import costs_of
+from moetune.huggingface.pasted import PastedConfig
+from moetune.report.plan_figures import Option
+from moetune.solve.layer.budget import MemoryBudget
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.timeline import Timeline
+from moetune.solve.predict import plan_timelines
+from moetune.solve.training.block_timeline import block_timeline
+from moetune.solve.training.memory import MemoryModel, RankMemory
+from moetune.solve.training.pipeline import PassSpan, pass_spans
+from moetune.solve.training.step import StepPrices
+from moetune.workflows.explain import Explanation, explain_plan
+from moetune.workflows.export import PlanExport, export_training
+from moetune.workflows.models import find_decoder_model
+from moetune.workflows.options import layer_options
+from moetune.workflows.plan import KnownCosts, plan_of, solve_layer, sound_numbers
+from moetune.workflows.profiles import FoundProfile
+from moetune.workflows.training import (
+    TrainingPlan,
+    TrainingRequest,
+    plan_training,
+    training_job,
+)
+from moetune.workflows.training_prices import step_prices
+
+_MOST_PASSES = 320
+"""Of a drawn pipeline: more are too thin to be told apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerDraft:
+    """A layer's plan that is not stored, without the chunks for other numbers of tokens.
+
+    Args:
+        options: other ways to run it, by time and memory.
+        alternative_bytes: of a device with each of the plan's alternatives.
+    """
+
+    explanation: Explanation
+    forward: Timeline
+    backward: Timeline
+    options: tuple[Option, ...]
+    alternative_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelQuestion:
+    """A question for a decoder's layout, before its model is read.
+
+    Args:
+        model: a name of the registry, or a configuration.
+        world_size, memory_limit_bytes, dtype: None for the profile's, and for bfloat16.
+    """
+
+    model: str | PastedConfig
+    target: TargetName
+    global_batch: int
+    length: int
+    world_size: int | None = None
+    dtype: str | None = None
+    memory_limit_bytes: int | None = None
+    pins: LayoutRequest = field(default_factory=LayoutRequest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetExport:
+    """What a runtime reads of a plan, or why it cannot run it.
+
+    Args:
+        problem: "" where there is an export.
+    """
+
+    target: Target
+    export: PlanExport | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDraft:
+    """A decoder's plan that is not stored.
+
+    Args:
+        title: of the model.
+        ranks: memory of each pipeline rank.
+        passes: of the first micro-batches, of each rank; empty without a pipeline.
+        num_shown: those micro-batches, of `num_micro_batches`.
+        block: what the drawn block is.
+    """
+
+    plan: TrainingPlan
+    title: str
+    ranks: tuple[RankMemory, ...]
+    passes: tuple[PassSpan, ...]
+    num_shown: int
+    num_micro_batches: int
+    block: str
+    forward: Timeline
+    backward: Timeline
+    exports: tuple[TargetExport, ...]
+
+
+def draft_layer(request: PlanRequest, found: FoundProfile) -> LayerDraft:
+    """Return the plan of a layer.
+
+    Raises:
+        InputError: the request is of a whole model, or its experts do not divide by the ranks.
+        InfeasiblePlanError, ProfileError: as of `make_plan`.
+    """
+    profile = found.profile
+    if request.whole is not None:
+        raise InputError(
+            f"{request.model} is a whole model of a paper, and only its layer is planned here",
+            f"run `moetune plan --model {request.model}`, or give the sizes of its layer",
+        )
+    request.check_sizes()
+    inputs = request.inputs_for(profile, fingerprint=found.digest)
+    with sound_numbers(profile.name):
+        costs = _layer_costs(
+            _Known(digest=found.digest, profile=profile), (inputs.layer, inputs.world_size),
+            get_ident(), allow_modelled=inputs.pinned.allow_modelled,
+        )  # fmt: skip
+        plan = plan_of(solve_layer(inputs, profile, costs, has_ranges=False), profile)
+        explanation = explain_plan(plan, profile=profile)
+        forward, backward = plan_timelines(plan=plan, costs=costs.own)
+        return LayerDraft(
+            explanation=explanation, forward=forward, backward=backward,
+            options=layer_options(explanation, costs.own),
+            alternative_bytes=tuple(_needed(one, plan, costs.own) for one in plan.alternatives),
+        )  # fmt: skip
+
+
+def draft_model(question: ModelQuestion, found: FoundProfile) -> ModelDraft:
+    """Return the plan of a decoder.
+
+    Raises:
+        InputError: the model is unknown, its configuration is not understood, or a size is wrong.
+        LayoutTooLargeError, ProfileError: as of `plan_training`.
+    """
+    profile = found.profile
+    title, source, decoder = _decoder(question.model)
+    target = find_target(question.target)
+    request = TrainingRequest(
+        job=training_job(
+            decoder, world_size=question.world_size, global_batch=question.global_batch,
+            length=question.length, dtype=question.dtype, routing=BALANCED,
+            optimizer=target.optimizers[0], profile=profile,
+        ),
+        pins=question.pins, target=target, memory_limit_bytes=question.memory_limit_bytes,
+    )  # fmt: skip
+    with sound_numbers(profile.name):
+        known = _Known(digest=found.digest, profile=profile)
+        costs = _model_costs(known, decoder, get_ident())
+        plan = plan_training(request, profile, costs)
+        return _drawn(plan, title, source, profile, costs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A profile that is told from others by its digest alone."""
+
+    digest: str
+    profile: Profile = field(compare=False)
+
+
+@lru_cache(maxsize=4)
+def _layer_costs(
+    known: _Known, group: tuple[LayerShape, int], thread: int, *, allow_modelled: bool
+) -> KnownCosts:
+    """Return costs that no other thread uses, and that no other layer or group makes larger."""
+    del group, thread
+    return KnownCosts.of(known.profile, allow_modelled=allow_modelled)
+
+
+@lru_cache(maxsize=2)
+def _model_costs(known: _Known, model: Decoder, thread: int) -> Costs:
+    """Return costs that no other thread uses, and that no other model makes larger."""
+    del model, thread
+    return costs_of(known.profile, allow_modelled=True)
+
+
+def _needed(one: Alternative, plan: Plan, costs: Costs) -> int:
+    """Return the peak of a step on one device with an alternative."""
+    layer = layer_costs(workload=plan.workload, costs=costs, dispatcher=one.dispatcher)
+    budget = MemoryBudget.of(workload=plan.workload, costs=layer, limit_bytes=0)
+    degrees = one.forward_degree, one.backward_degree
+    return budget.peak(strategy=one.strategy, degrees=degrees).device_bytes
+
+
+def _decoder(model: str | PastedConfig) -> tuple[str, str, Decoder]:
+    if isinstance(model, PastedConfig):
+        decoder = model.decoder()
+        return f"Pasted {decoder.family}", "", decoder
+    named = find_decoder_model(model, world_size=1)
+    if named.decoder is None:
+        raise InputError(f"{model} is a layer, not a model", "choose it under a layer")
+    return named.title, named.source, named.decoder
+
+
+def _drawn(
+    plan: TrainingPlan, title: str, source: str, profile: Profile, costs: Costs
+) -> ModelDraft:
+    request, layout = plan.request, plan.best.layout
+    prices = step_prices(request.job, request.target, profile, costs)
+    memory = MemoryModel(
+        job=request.job, stages=prices.stages, logit_bytes=request.target.logit_bytes
+    )
+    pipeline = prices.pipeline(layout)
+    shown = _few(pipeline.num_micro_batches, pipeline.pp, len(pipeline.stages))
+    block, forward, backward = _block(plan, prices)
+    return ModelDraft(
+        plan=plan, title=title, ranks=memory.of_every_rank(layout),
+        passes=pass_spans(pipeline, shown) if layout.pp > 1 else (),
+        num_shown=shown, num_micro_batches=pipeline.num_micro_batches,
+        block=block, forward=forward, backward=backward,
+        exports=tuple(_exports(plan, source, profile)),
+    )  # fmt: skip
+
+
+def _few(num: int, pp: int, num_stages: int) -> int:
+    """Return the micro-batches to draw: whole rounds of the ranks, and not too many passes."""
+    rounds = max(1, _MOST_PASSES // (2 * num_stages * pp))
+    few = rounds * pp + num % pp
+    return min(num, few)
+
+
+def _block(plan: TrainingPlan, prices: StepPrices) -> tuple[str, Timeline, Timeline]:
+    """Return the kind of block that the model has most of, those with experts first."""
+    decoder, layout = plan.request.job.decoder, plan.best.layout
+    kinds = decoder.kinds
+    at = max(
+        range(len(kinds)),
+        key=lambda one: (kinds[one].routed is not None, decoder.blocks.count(kinds[one])),
+    )
+    num, total = decoder.blocks.count(kinds[at]), decoder.num_layers
+    kind = "with experts" if kinds[at].routed is not None else "without experts"
+    words = f"a block {kind}, one of {num} alike among {total}"
+    times, seconds = prices.blocks.times(layout)[at], prices.blocks.seconds(layout)[at]
+    return words, *block_timeline(times, seconds)
+
+
+def _exports(plan: TrainingPlan, source: str, profile: Profile) -> Iterator[TargetExport]:
+    """Yield the export of each runtime, the plan's own first."""
+    own = plan.request.target.name
+    for name in (own, *(one for one in TARGETS if one != own)):
+        target = find_target(name)
+        try:
+            made = export_training(
+                plan, to=target, source=source,
+                devices_per_node=profile.machine.devices_per_node,
+            )  # fmt: skip
+        except MoetuneError as error:
+            yield TargetExport(target=target, export=None, problem=error.what)
+            continue
+        yield TargetExport(target=target, export=made)

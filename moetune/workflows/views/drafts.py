@@ -1,0 +1,268 @@
+"""Drafts as a page shows them: the answer, layouts and why they lost, memory, timelines, front."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moetune.domain.training import FoldedLayout
+from moetune.domain.units import format_seconds
+from moetune.report.charts import (
+    FrontChart,
+    LaneChart,
+    Piece,
+    bytes_chart,
+    front_chart,
+    seconds_chart,
+)
+from moetune.report.plan_figures import Option
+from moetune.report.section import Cell, Highlight, Section, Table, sentence
+from moetune.solve.layer.timeline import Timeline
+from moetune.solve.training.block_timeline import HIDDEN
+from moetune.solve.training.pipeline import PassSpan
+from moetune.solve.training.search import PricedLayout
+from moetune.workflows.drafts import LayerDraft, ModelDraft
+from moetune.workflows.training import layout_words
+from moetune.workflows.views.draft_tables import choices, layouts, memory_table, step_table
+from moetune.workflows.views.plan import page_sections
+from moetune.workflows.views.words import how_sure_of_layout
+
+_TONES = ("1", "2", "4", "5", "6", "7", "8", "3", "9")
+_OF_CLASS = {"comp": "1", "comm": "2", "mem": "3"}
+_PASSES = {
+    "F": ("1", "forward"), "B": ("2", "backward"), "I": ("2", "gradients of inputs"),
+    "W": ("4", "gradients of weights"),
+}  # fmt: skip
+_OF_MODELS = (
+    "parameters", "gradients", "optimizer", "activations", "workspace", "logits", "optimizer step",
+    "fragmentation", "libraries",
+)  # fmt: skip
+_OF_LAYERS = ("states", "activations", "buffers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftView:
+    """What a page shows of a draft.
+
+    Args:
+        sections: the answer first.
+        memory: of a device, part by part.
+        memory_table, step_table: the same, and the parts of the step, as numbers.
+        timelines: of the layer, of the pipeline's stages and of the step; of those that there are.
+        no_stages: why there is no timeline of stages; "" where there is one.
+        front: None with fewer than two options.
+    """
+
+    sections: tuple[Section, ...]
+    layouts: Table
+    memory: LaneChart
+    memory_table: Table
+    step_table: Table
+    timelines: tuple[LaneChart, ...]
+    no_stages: str
+    front: FrontChart | None
+
+
+def layer_view(draft: LayerDraft) -> DraftView:
+    """Return what is shown of a layer's draft."""
+    explanation, plan = draft.explanation, draft.explanation.plan
+    memory, times = plan.memory, plan.predicted
+    passes = [
+        ("forward", times.forward_seconds, "1"), ("backward", times.backward_seconds, "2"),
+        ("gate and sorting", times.overhead_seconds, "3"),
+    ]  # fmt: skip
+    kept = {
+        "each rank": {
+            "states": memory.state_bytes,
+            "activations": memory.activation_bytes,
+            "buffers": memory.buffer_bytes,
+        }
+    }
+    return DraftView(
+        sections=page_sections(explanation),
+        layouts=choices(draft),
+        memory_table=memory_table(kept),
+        step_table=step_table(passes),
+        memory=bytes_chart(
+            "memory", "Memory of one device",
+            "What the layer keeps on each device. A layer has no pipeline: all ranks have as much.",
+            kept,
+            tones=dict(zip(_OF_LAYERS, _TONES, strict=False)),
+            limit_bytes=explanation.memory_limit_bytes,
+        ),
+        timelines=(
+            _streams(
+                draft.forward, draft.backward, "One layer",
+                "Chunks of a step on their streams: dispatch, experts and combine.",
+            ),
+            _step_chart(passes, "One step of the layer: its passes, and what is around them."),
+        ),
+        no_stages="A layer alone has no pipeline: its stages are those of a whole model.",
+        front=_front(draft.options, "Every strategy with 1 to 64 chunks."),
+    )  # fmt: skip
+
+
+def model_view(draft: ModelDraft) -> DraftView:
+    """Return what is shown of a decoder's draft."""
+    plan = draft.plan
+    best, limit = plan.best, plan.limit_bytes
+    parts = sorted(best.step.parts.items(), key=lambda item: -item[1])
+    pieces = [
+        (name, seconds, _TONES[min(at, len(_TONES) - 1)])
+        for at, (name, seconds) in enumerate((name, one) for name, one in parts if one > 0)
+    ]
+    block = _streams(
+        draft.forward, draft.backward, "One block",
+        f"Modules of {draft.block}, for one micro-batch on one rank. Each is drawn once; exchanges "
+        "that another computation hides are below it.",
+    )  # fmt: skip
+    kept = {f"rank {at}": one.parts for at, one in enumerate(draft.ranks)}
+    stages = (_stages(draft),) if draft.passes else ()
+    step = _step_chart(
+        pieces, f"{format_seconds(best.step.seconds)} on the slowest pipeline rank, by what takes "
+        "it, the longest first.",
+    )  # fmt: skip
+    return DraftView(
+        sections=(_answer(draft),),
+        layouts=layouts(plan),
+        memory_table=memory_table(kept),
+        step_table=step_table(pieces),
+        memory=bytes_chart(
+            "memory", "Memory of each pipeline rank",
+            "What a device of each pipeline rank takes at its peak, part by part.",
+            kept,
+            tones=dict(zip(_OF_MODELS, _TONES, strict=True)), limit_bytes=limit,
+        ),
+        timelines=(block, *stages, step),
+        no_stages="" if stages else "This layout has no pipeline: every rank has all blocks.",
+        front=_front(
+            [_option(one, is_chosen=one is best) for one in plan.found],
+            "The layouts that the search kept: the fastest of different sizes, not all there are; "
+            "the command below with --front finds the fastest for every memory.",
+        ),
+    )  # fmt: skip
+
+
+def _answer(draft: ModelDraft) -> Section:
+    plan = draft.plan
+    job, best, sure = plan.request.job, plan.best, plan.confidence
+    per_device = job.tokens / best.step.seconds / job.world_size
+    flops = per_device * job.decoder.flops_per_token(job.length).total
+    low, high = map(format_seconds, (sure.p05_step_seconds, sure.p95_step_seconds))
+    binds = max(best.step.parts, key=best.step.parts.__getitem__)
+    return Section(
+        name="answer",
+        title=f"{draft.title} on {job.world_size:,} ranks",
+        scope=f"{job.global_batch:,} sequences of {job.length:,} tokens a step · {job.dtype} · "
+        f"{plan.request.target.name} · profile {plan.profile}",
+        paragraphs=(_decision(best.layout), how_sure_of_layout(sure)),
+        highlights=(
+            Highlight(
+                name="One step of the model", cell=Cell.seconds(best.step.seconds),
+                note=f"{low} to {high}",
+            ),
+            Highlight(
+                name="Tokens a second", note="on each device",
+                cell=Cell(text=f"{per_device:,.0f}", value=per_device),
+            ),
+            Highlight(
+                name="Model TFLOP/s", note="of each device",
+                cell=Cell(text=f"{flops / 1e12:,.0f}", value=flops / 1e12),
+            ),
+            Highlight(
+                name="Memory of one device", cell=Cell.size(round(best.memory.peak_bytes)),
+                note=f"of {Cell.size(plan.limit_bytes).text}",
+            ),
+            Highlight(name="Takes most", cell=Cell.words(binds), note=f"{plan.trust} numbers"),
+        ),
+        notes=tuple(map(sentence, plan.stand_ins.words)),
+    )  # fmt: skip
+
+
+def _decision(layout: FoldedLayout) -> str:
+    again = ", ".join(layout.recompute) or "nothing"
+    return (
+        f"Lay it out as {layout_words(layout)}; recompute {again}, exchange with "
+        f"{layout.dispatcher}, overlap {layout.overlap}, schedule {layout.order}."
+    )
+
+
+def _option(one: PricedLayout, *, is_chosen: bool) -> Option:
+    return Option(
+        name=layout_words(one.layout),
+        group="with a pipeline" if one.layout.pp > 1 else "without a pipeline",
+        step_seconds=one.step.seconds, memory_bytes=round(one.memory.peak_bytes),
+        is_chosen=is_chosen,
+    )  # fmt: skip
+
+
+def _front(options: Sequence[Option], what: str) -> FrontChart | None:
+    if len(options) < 2:  # noqa: PLR2004 - one point is no front
+        return None
+    return front_chart(
+        f"{what} Down and to the left is better: no option is both faster and smaller than one on "
+        "the line. The large point is the plan.",
+        options,
+    )
+
+
+def _streams(forward: Timeline, backward: Timeline, title: str, words: str) -> LaneChart:
+    """Return both passes, each stream a lane, on one scale."""
+    lanes: dict[str, list[Piece]] = {}
+    for phase, timeline in (("forward", forward), ("backward", backward)):
+        for span in timeline.spans:
+            seconds = span.end_seconds - span.start_seconds
+            lanes.setdefault(f"{phase}, {span.stream}", []).append(
+                Piece(
+                    start=span.start_seconds, length=seconds,
+                    tone="9" if span.stream == HIDDEN else _OF_CLASS[span.resource],
+                    label=span.name, words=f"{phase} {span.name}: {format_seconds(seconds)}",
+                )
+            )  # fmt: skip
+    passes = (
+        f"Forward {format_seconds(forward.makespan_seconds)}, backward "
+        f"{format_seconds(backward.makespan_seconds)}."
+    )
+    return seconds_chart("layer", title, f"{words} {passes}", lanes, totals={})
+
+
+def _stages(draft: ModelDraft) -> LaneChart:
+    lanes: dict[str, list[Piece]] = {}
+    for one in sorted(draft.passes, key=lambda span: (span.rank, span.start_seconds)):
+        lanes.setdefault(f"rank {one.rank}", []).append(_pass(one))
+    shown, num = draft.num_shown, draft.num_micro_batches
+    which = f"the first {shown} of {num}" if shown < num else f"all {num}"
+    kinds = dict.fromkeys(one.kind for one in draft.passes)
+    return seconds_chart(
+        "stages", "Pipeline",
+        f"Passes of {which} micro-batches on each pipeline rank, as the schedule "
+        f"{draft.plan.best.layout.order} has them; numbers are micro-batches, gaps are waiting.",
+        lanes, legend=[_PASSES[kind] for kind in _PASSES if kind in kinds], totals={},
+    )  # fmt: skip
+
+
+def _pass(one: PassSpan) -> Piece:
+    tone, name = _PASSES[one.kind]
+    seconds = one.end_seconds - one.start_seconds
+    return Piece(
+        start=one.start_seconds, length=seconds, tone=tone, label=str(one.batch + 1),
+        words=f"{name} of micro-batch {one.batch + 1}, stage {one.stage}: "
+        f"{format_seconds(seconds)}",
+    )  # fmt: skip
+
+
+def _step_chart(parts: Sequence[tuple[str, float, str]], words: str) -> LaneChart:
+    at, pieces, few = 0.0, [], len(_TONES) - 1
+    if len(parts) > len(_TONES):  # each colour once
+        rest = sum(seconds for _, seconds, _ in parts[few:])
+        parts = [*parts[:few], ("all others", rest, _TONES[few])]
+    for name, seconds, tone in parts:
+        pieces.append(
+            Piece(
+                start=at, length=seconds, tone=tone, label=name,
+                words=f"{name}: {format_seconds(seconds)}",
+            )
+        )  # fmt: skip
+        at += seconds
+    return seconds_chart(
+        "step", "One step", words, {"step": pieces},
+        legend=[(tone, name) for name, seconds, tone in parts if seconds],
+    )  # fmt: skip
