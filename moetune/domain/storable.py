@@ -80,7 +80,10 @@ def check_training_plan(plan: TrainingDocument) -> None:
             ("predicted.step_seconds", plan.best.predicted.step_seconds),
             ("confidence.p05_step_seconds", sure.p05_step_seconds),
             ("confidence.p95_step_seconds", sure.p95_step_seconds),
-            *(("alternatives.step_seconds", one.predicted.step_seconds) for one in plan.others),
+            *(
+                ("alternatives.step_seconds", one.predicted.step_seconds)
+                for one in plan.alternatives
+            ),
         ]
     )
 

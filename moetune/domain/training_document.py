@@ -3,27 +3,35 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
-from moetune.domain.document import decode, encode, shown
+from moetune.domain.document import UNLESS_DEFAULT, decode, encode, shown
 from moetune.domain.errors import InputError
 from moetune.domain.optimizers import OptimizerName
+from moetune.domain.pipeline import Schedule
 from moetune.domain.plan import Confidence, Plan
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.targets import TargetName
 from moetune.domain.throughput import Throughput
-from moetune.domain.training import TrainingDtype
+from moetune.domain.training import (
+    CudaGraphs,
+    Degrees,
+    LayoutRequest,
+    Overlap,
+    TokenDispatcher,
+    TrainingDtype,
+    ZeroStage,
+)
 
-SCHEMA = "moetune.training-plan/1"
+SCHEMA: Literal["moetune.training-plan/1"] = "moetune.training-plan/1"
 _ID = re.compile(r"[0-9a-f]{64}")
 _SIZES = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingInputs:
-    """What a training plan was asked for, as far as others read it.
+    """What a training plan was asked for.
 
     Args:
         global_batch: sequences of a step, of `seq` tokens each.
@@ -39,6 +47,7 @@ class TrainingInputs:
     profile: str
     target: TargetName
     memory_limit_bytes: int
+    pins: LayoutRequest = field(default_factory=LayoutRequest)
     profile_fingerprint: str = ""
     optimizer: OptimizerName = "adam"
     routing: str = "balanced"
@@ -50,17 +59,59 @@ class TrainingInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingLayout:
+    """A `FoldedLayout` in a document.
+
+    Args:
+        recompute: names of modules; "none" alone for nothing.
+        stages: modules of each stage in Megatron's letters; None without a pipeline.
+        degree: of overlap "chunks".
+        dispatcher_sms: where they are not the dispatcher's own number.
+    """
+
+    dp: int
+    cp: int
+    tp: int
+    pp: int
+    vpp: int
+    ep: int
+    etp: int
+    edp: int = 1
+    micro_batch: int
+    recompute: tuple[str, ...]
+    dispatcher: TokenDispatcher
+    overlap: Overlap
+    zero: ZeroStage
+    cuda_graphs: CudaGraphs = "none"
+    offload_activations: float = 0.0
+    offload_optimizer: float = 0.0
+    schedule: Schedule | None = None
+    stages: str | None = None
+    degree: Degrees | None = field(default=None, metadata=UNLESS_DEFAULT)
+    dispatcher_sms: int | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    @property
+    def words(self) -> str:
+        """The sizes above 1 and the micro-batch: "dp 8 · pp 4 · micro-batch 1"."""
+        sizes = [(name, getattr(self, name)) for name in _SIZES]
+        above = [f"{name} {size}" for name, size in sizes if size > 1]
+        return " · ".join([*above, f"micro-batch {self.micro_batch}"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStep:
     """The predicted step.
 
     Args:
         parts: seconds on the slowest pipeline rank, by name.
+        mfu: share of the device's peak; None where no peak is known.
     """
 
     step_seconds: float
     parts: Mapping[str, float]
     tokens_per_second_per_device: float = 0.0
     model_tflops_per_device: float = 0.0
+    model_flops_per_second_per_device: float = 0.0
     mfu: float | None = None
     saved_by_overlap_seconds: float = 0.0
 
@@ -85,40 +136,52 @@ class TrainingMemory:
 class TrainingAnswer:
     """A layout with its step and its memory."""
 
-    layout: Mapping[str, object]
+    layout: TrainingLayout
     predicted: TrainingStep
     memory: TrainingMemory
 
     @property
     def words(self) -> str:
-        """The layout's sizes above 1 and its micro-batch: "dp 8 · pp 4 · micro-batch 1"."""
-        sizes = [(name, self.layout.get(name, 1)) for name in _SIZES]
-        above = [f"{name} {size}" for name, size in sizes if size != 1]
-        return " · ".join([*above, f"micro-batch {self.layout.get('micro_batch', 1)}"])
+        """The layout's sizes."""
+        return self.layout.words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingDocument:
-    """A training plan's document.
+    """A training plan: what `moetune plan --json` prints.
 
     Args:
-        document: all of it, as JSON has it.
-        best: the chosen layout; `others` are the next ones.
-        front: the fastest layout for each memory, least first; empty where not asked for.
+        layout, predicted, memory: the chosen one's; `alternatives` are the next ones.
         trust: the least in any number behind the choice.
+        profile_quality: None where the profile says nothing of its errors, and in older plans.
+        front: the fastest layout for each memory, least first; empty where not asked for.
+
+    Raises:
+        InputError: the id is no digest.
     """
 
-    document: Mapping[str, object]
+    schema: Literal["moetune.training-plan/1"] = SCHEMA
     id: str
     inputs: TrainingInputs
-    best: TrainingAnswer
-    others: tuple[TrainingAnswer, ...]
+    layout: TrainingLayout
+    predicted: TrainingStep
+    memory: TrainingMemory
     confidence: Confidence
-    fits: bool
-    trust: str
-    warnings: tuple[str, ...] = ()
+    fits: bool = True
+    trust: str = "modelled"
     profile_quality: ProfileQuality | None = None
-    front: tuple[TrainingAnswer, ...] = ()
+    warnings: tuple[str, ...] = ()
+    alternatives: tuple[TrainingAnswer, ...] = ()
+    front: tuple[TrainingAnswer, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+
+    def __post_init__(self) -> None:
+        if not _ID.fullmatch(self.id):
+            raise InputError(f"id must be 64 hexadecimal digits, got {shown(self.id)}")
+
+    @property
+    def best(self) -> TrainingAnswer:
+        """The chosen layout."""
+        return TrainingAnswer(layout=self.layout, predicted=self.predicted, memory=self.memory)
 
     @property
     def is_suspect(self) -> bool:
@@ -126,9 +189,15 @@ class TrainingDocument:
         return self.profile_quality is not None and self.profile_quality.label == "suspect"
 
     @property
+    def document(self) -> dict[str, object]:
+        """The plain values of its JSON document."""
+        found: dict[str, object] = encode(self)
+        return found
+
+    @property
     def text(self) -> str:
         """The document as JSON text."""
-        return json.dumps(encode(self.document), ensure_ascii=False, indent=2) + "\n"
+        return json.dumps(self.document, ensure_ascii=False, indent=2) + "\n"
 
 
 AnyPlan: TypeAlias = Plan | TrainingDocument
@@ -147,66 +216,8 @@ def training_from_document(document: object, where: str) -> TrainingDocument:
         where: what the document is called in an error.
 
     Raises:
-        InputError: another schema, an id that is no digest, a part that is missing, or a value
-            that is wrong.
+        InputError: another schema, or whatever `decode` finds wrong.
     """
-    if not isinstance(document, dict) or not is_training_document(document):
+    if not is_training_document(document):
         raise InputError(f"{where} is not a training plan: its schema is not {SCHEMA!r}")
-    inputs = _part(TrainingInputs, document, "inputs", where)
-    plan_id = document.get("id")
-    if not isinstance(plan_id, str) or not _ID.fullmatch(plan_id):
-        raise InputError(f"{where}: id must be 64 hexadecimal digits, got {shown(plan_id)}")
-    return TrainingDocument(
-        document=document,
-        id=plan_id,
-        inputs=inputs,
-        best=_answer(document, where),
-        others=_answers(document, "alternatives", where),
-        confidence=_part(Confidence, document, "confidence", where),
-        fits=decode(bool, document.get("fits", True), f"{where}: fits"),
-        trust=decode(str, document.get("trust", "modelled"), f"{where}: trust"),
-        warnings=decode(tuple[str, ...], document.get("warnings", []), f"{where}: warnings"),
-        profile_quality=decode(
-            ProfileQuality | None,  # type: ignore[arg-type] # a union is no class
-            document.get("profile_quality"),
-            f"{where}: profile_quality",
-        ),
-        front=_answers(document, "front", where),
-    )
-
-
-def _answers(document: Mapping[str, object], name: str, where: str) -> tuple[TrainingAnswer, ...]:
-    found = document.get(name, [])
-    if not isinstance(found, list):
-        raise InputError(f"{where}: {name} must be a list, got {shown(found)}")
-    return tuple(_answer(one, f"{where}: {name}[{at}]") for at, one in enumerate(found))
-
-
-def _answer(document: object, where: str) -> TrainingAnswer:
-    if not isinstance(document, dict):
-        raise InputError(f"{where} must be a table, got {shown(document)}")
-    return TrainingAnswer(
-        layout=part_of(document, "layout", where),
-        predicted=_part(TrainingStep, document, "predicted", where),
-        memory=_part(TrainingMemory, document, "memory", where),
-    )
-
-
-def _part(kind: type[T], document: Mapping[str, object], name: str, where: str) -> T:
-    """Return a part with the keys that its dataclass has; plans have more."""
-    part = part_of(document, name, where)
-    known = {item.name for item in fields(kind)}  # type: ignore[arg-type] # dataclasses only
-    wanted = {key: value for key, value in part.items() if key in known}
-    return decode(kind, wanted, f"{where}: {name}")
-
-
-def part_of(document: Mapping[str, object], name: str, where: str) -> dict[str, object]:
-    """Return a part of the document.
-
-    Raises:
-        InputError: it is missing.
-    """
-    part = document.get(name)
-    if not isinstance(part, dict):
-        raise InputError(f"{where}: {name} is missing")
-    return part
+    return decode(TrainingDocument, document, where)

@@ -117,7 +117,7 @@ def training_plan_values(plan: TrainingDocument) -> Values:
         "profile": inputs.profile,
         "world_size": inputs.world_size,
         "tokens_per_rank": inputs.tokens_per_rank,
-        "document": encode(plan.document),
+        "document": plan.document,
         "created_at": utc_now(),
     }
 

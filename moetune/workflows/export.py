@@ -14,7 +14,7 @@ from moetune.export.targets import export_layout
 from moetune.workflows.models import find_decoder_model
 from moetune.workflows.profiles import find_profile
 from moetune.workflows.training import TrainingPlan
-from moetune.workflows.training_files import MAKE_ONE, read_planned_layout
+from moetune.workflows.training_files import MAKE_ONE, folded_layout
 from moetune.workflows.wiring import StoreFinder
 
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
@@ -91,7 +91,7 @@ def export_plan(
     planned = Planned(
         plan_id=plan.id,
         job=job,
-        layout=read_planned_layout(plan.best.layout, name),
+        layout=folded_layout(plan.layout),
         target=target,
         hub_name=_hub_name(found.source),
         devices_per_node=_devices_per_node(inputs.profile, stores),

@@ -179,7 +179,7 @@ class TrainingPlanView(Drawn):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values that `moetune plan --json` prints."""
-        return cast("dict[str, Any]", encode(self.plan.document))
+        return self.plan.document
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan file, as `moetune plan --output` does.

@@ -2,17 +2,15 @@
 
 from dataclasses import dataclass
 
-from moetune.domain.document import decode
 from moetune.domain.errors import InputError
-from moetune.domain.pipeline import read_stages
 from moetune.domain.profile import Profile
 from moetune.domain.targets import find_target
-from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
-from moetune.domain.training_document import TrainingDocument, part_of
+from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.training_document import TrainingDocument
 from moetune.workflows.models import find_decoder_model
 from moetune.workflows.routing_files import read_routing
 from moetune.workflows.training import TrainingPlan, TrainingRequest
-from moetune.workflows.training_files import MAKE_ONE, read_planned_layout
+from moetune.workflows.training_files import MAKE_ONE, folded_layout
 from moetune.workflows.training_prices import StandIns
 
 
@@ -52,25 +50,18 @@ def read_planned_training(
             length=inputs.seq, dtype=inputs.dtype, routing=read_routing(inputs.routing),
             optimizer=inputs.optimizer,
         ),
-        pins=_pins(plan, name),
+        pins=inputs.pins,
         target=find_target(inputs.target),
         memory_limit_bytes=inputs.memory_limit_bytes,
     )  # fmt: skip
     _check_id(plan, request)
-    layouts = (one.layout for one in (plan.best, *plan.others))
+    layouts = (one.layout for one in (plan.best, *plan.alternatives))
     return PlannedTraining(
         plan=plan,
         request=request,
         profile=profile,
-        layouts=tuple(read_planned_layout(one, name) for one in layouts),
+        layouts=tuple(map(folded_layout, layouts)),
     )
-
-
-def _pins(plan: TrainingDocument, name: str) -> LayoutRequest:
-    pins = part_of(part_of(plan.document, "inputs", name), "pins", name)
-    if isinstance(pins.get("stages"), str):
-        pins = {**pins, "stages": list(read_stages(str(pins["stages"])))}
-    return decode(LayoutRequest, pins, f"{name}: pins")
 
 
 def _check_id(document: TrainingDocument, request: TrainingRequest) -> None:

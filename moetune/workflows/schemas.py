@@ -11,6 +11,8 @@ from moetune.domain.errors import NotFoundError
 from moetune.domain.json_schema import schema_of
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.domain.routing_record import RoutingRecord
+from moetune.domain.training_document import TrainingDocument
 from moetune.workflows.compared import (
     WHY_NOT_SCHEMA,
     ComparedVerdict,
@@ -38,9 +40,11 @@ SCHEMAS: Mapping[str, Callable[[], dict[str, object]]] = MappingProxyType(
         "export": partial(schema_of, ExportDocument),
         "plan": partial(schema_of, Plan),
         "profile": partial(schema_of, Profile),
+        "routing": partial(schema_of, RoutingRecord),
         "sensitivity": partial(
             schema_of, Sensitivity, tag=SENSITIVITY_SCHEMA, more=MappingProxyType({"words": _WORDS})
         ),
+        "training-plan": partial(schema_of, TrainingDocument),
         "verification": partial(schema_of, Verification, tag=VERIFICATION_SCHEMA, more=_VERDICTS),
         "why-not": partial(schema_of, WhyNotAnswer, tag=WHY_NOT_SCHEMA, more=_COMPARISON),
     }

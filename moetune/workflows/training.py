@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.costs import Costs
@@ -26,7 +27,14 @@ from moetune.domain.training import (
     TrainingDtype,
     TrainingJob,
 )
-from moetune.domain.training_document import SCHEMA, TrainingDocument, training_from_document
+from moetune.domain.training_document import (
+    TrainingAnswer,
+    TrainingDocument,
+    TrainingInputs,
+    TrainingLayout,
+    TrainingMemory,
+    TrainingStep,
+)
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
 from moetune.fit.dispatchers import SmTimes
@@ -118,12 +126,7 @@ class TrainingPlan:
         return Throughput(flops_per_second=found, mfu=None if peak is None else found / peak)
 
     @property
-    def stored(self) -> TrainingDocument:
-        """The plan as stores and files keep it."""
-        return training_from_document(encode(self.document), f"the plan of {self.profile}")
-
-    @property
-    def inputs(self) -> dict[str, object]:
+    def inputs(self) -> dict[str, Any]:
         """What was asked."""
         job = self.request.job
         return {
@@ -142,26 +145,53 @@ class TrainingPlan:
         }
 
     @property
+    def stored(self) -> TrainingDocument:
+        """The plan as stores and files keep it."""
+        best = self._answer(self.best)
+        return TrainingDocument(
+            id=self.id,
+            inputs=TrainingInputs(**{**self.inputs, "pins": self.request.pins}),
+            layout=best.layout,
+            predicted=best.predicted,
+            memory=best.memory,
+            confidence=self.confidence,
+            fits=self.fits,
+            trust=self.trust,
+            profile_quality=self.quality,
+            warnings=self.stand_ins.words,
+            alternatives=tuple(map(self._answer, self.found[1:])),
+            front=tuple(map(self._answer, self.front)),
+        )
+
+    @property
     def document(self) -> dict[str, object]:
         """What `moetune plan --json` prints."""
-        job = self.request.job
-        return {
-            "schema": SCHEMA,
-            "id": self.id,
-            "inputs": self.inputs,
-            **_answer(job, self.best, self.throughput(self.best)),
-            "confidence": encode(self.confidence),
-            "fits": self.fits,
-            "trust": self.trust,
-            "profile_quality": encode(self.quality),
-            "warnings": list(self.stand_ins.words),
-            "alternatives": [_answer(job, one, self.throughput(one)) for one in self.found[1:]],
-            **(
-                {"front": [_answer(job, one, self.throughput(one)) for one in self.front]}
-                if self.front
-                else {}
+        return self.stored.document
+
+    def _answer(self, one: PricedLayout) -> TrainingAnswer:
+        job, seconds, memory = self.request.job, one.step.seconds, one.memory
+        speed = self.throughput(one)
+        return TrainingAnswer(
+            layout=_layout(one.layout, job),
+            predicted=TrainingStep(
+                step_seconds=seconds,
+                parts=dict(one.step.parts),
+                tokens_per_second_per_device=job.tokens / seconds / job.world_size,
+                model_tflops_per_device=speed.flops_per_second / 1e12,
+                model_flops_per_second_per_device=speed.flops_per_second,
+                mfu=speed.mfu,
+                saved_by_overlap_seconds=one.saved_seconds,
             ),
-        }
+            memory=TrainingMemory(
+                peak_bytes=round(memory.peak_bytes),
+                host_bytes=round(memory.host_bytes),
+                rank=memory.rank,
+                parts={name: round(size) for name, size in memory.parts.items()},
+                activations={
+                    name: round(size) for name, size in memory.activations.items() if size
+                },
+            ),
+        )
 
 
 def plan_training(
@@ -275,43 +305,17 @@ def check_names(dtype: str, optimizer: str) -> tuple[TrainingDtype, OptimizerNam
     return dtype, optimizer
 
 
-def _answer(job: TrainingJob, one: PricedLayout, speed: Throughput) -> dict[str, object]:
-    layout, seconds = one.layout, one.step.seconds
-    per_device = job.tokens / seconds / job.world_size
-    return {
-        "layout": {
-            "dp": layout.dp, "cp": layout.cp, "tp": layout.tp, "pp": layout.pp,
-            "vpp": layout.vpp, "ep": layout.ep, "etp": layout.etp, "edp": layout.edp,
-            "micro_batch": layout.micro_batch,
-            "recompute": [*layout.recompute] if layout.recompute else ["none"],
-            "dispatcher": layout.dispatcher, "overlap": layout.overlap, "zero": layout.zero,
-            "cuda_graphs": layout.cuda_graphs,
-            "offload_activations": layout.offload_activations,
-            "offload_optimizer": layout.offload_optimizer,
-            "schedule": layout.order,
-            "stages": stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None,
-            **({"degree": encode(layout.degree)} if layout.degree else {}),
-            **({"dispatcher_sms": layout.dispatcher_sms} if layout.dispatcher_sms else {}),
-        },
-        "predicted": {
-            "step_seconds": seconds,
-            "tokens_per_second_per_device": per_device,
-            "model_tflops_per_device": speed.flops_per_second / 1e12,
-            "model_flops_per_second_per_device": speed.flops_per_second,
-            "mfu": speed.mfu,
-            "parts": dict(one.step.parts),
-            "saved_by_overlap_seconds": one.saved_seconds,
-        },
-        "memory": {
-            "peak_bytes": round(one.memory.peak_bytes),
-            "host_bytes": round(one.memory.host_bytes),
-            "rank": one.memory.rank,
-            "parts": {name: round(size) for name, size in one.memory.parts.items()},
-            "activations": {
-                name: round(size) for name, size in one.memory.activations.items() if size
-            },
-        },
-    }  # fmt: skip
+def _layout(layout: FoldedLayout, job: TrainingJob) -> TrainingLayout:
+    return TrainingLayout(
+        dp=layout.dp, cp=layout.cp, tp=layout.tp, pp=layout.pp, vpp=layout.vpp, ep=layout.ep,
+        etp=layout.etp, edp=layout.edp, micro_batch=layout.micro_batch,
+        recompute=layout.recompute or ("none",), dispatcher=layout.dispatcher,
+        overlap=layout.overlap, zero=layout.zero, cuda_graphs=layout.cuda_graphs,
+        offload_activations=layout.offload_activations,
+        offload_optimizer=layout.offload_optimizer, schedule=layout.order,
+        stages=stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None,
+        degree=layout.degree, dispatcher_sms=layout.dispatcher_sms or None,
+    )  # fmt: skip
 
 
 def _id_of(inputs: Mapping[str, object]) -> str:

@@ -4,11 +4,9 @@
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 
-from moetune.domain.document import decode
+from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError
 from moetune.domain.pipeline import read_stages
 from moetune.domain.training import FoldedLayout
@@ -16,6 +14,7 @@ from moetune.domain.training_document import (
     SCHEMA,
     AnyPlan,
     TrainingDocument,
+    TrainingLayout,
     is_training_document,
     training_from_document,
 )
@@ -32,7 +31,6 @@ MAKE_ONE = (
     "make one:  moetune plan --model qwen3-30b-a3b --profile h100-x8 --target megatron "
     "--global-batch 256 --seq 4096 --output plan.json"
 )
-_LATER = ("schedule", "stages", "degree", "dispatcher_sms")
 
 
 def find_any_plan(wanted: str, *, stores: StoreFinder) -> AnyPlan:
@@ -132,26 +130,22 @@ def nothing_to_export(what: str) -> InputError:
     )
 
 
-def read_planned_layout(plain: Mapping[str, object], where: str) -> FoldedLayout:
+def folded_layout(layout: TrainingLayout) -> FoldedLayout:
     """Return the layout in a plan's document.
 
-    Args:
-        where: what the plan is called in an error.
-
     Raises:
-        InputError: a size is missing, or wrong.
+        InputError: a module or a letter is unknown.
     """
-    rest = {key: value for key, value in plain.items() if key != "edp"}
-    rest.setdefault("cuda_graphs", "none")
-    rest.setdefault("offload_activations", 0.0)
-    rest.setdefault("offload_optimizer", 0.0)
-    for name in _LATER:  # plans from before them have what None stands for
-        rest.setdefault(name, None)
-    if isinstance(rest["stages"], str):
-        rest["stages"] = list(read_stages(rest["stages"]))
-    missing = [item.name for item in fields(FoldedLayout) if item.name not in rest]
-    if missing:  # their defaults would be another layout than the planned one
-        raise InputError(f"{where}: layout lacks {', '.join(missing)}", MAKE_ONE)
-    if rest.get("recompute") == ["none"]:
-        rest["recompute"] = []
-    return decode(FoldedLayout, rest, f"{where}: layout")
+    same = (
+        "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "dispatcher", "overlap", "zero",
+        "cuda_graphs", "offload_activations", "offload_optimizer", "schedule", "degree",
+        "dispatcher_sms",
+    )  # fmt: skip
+    recompute = () if layout.recompute == ("none",) else layout.recompute
+    stages = None if layout.stages is None else read_stages(layout.stages)
+    return decode(
+        FoldedLayout,
+        {name: encode(getattr(layout, name)) for name in same}
+        | {"recompute": recompute, "stages": stages},
+        "layout",
+    )

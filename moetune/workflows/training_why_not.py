@@ -32,7 +32,7 @@ from moetune.workflows.compared import ComparedChoice, Refusal, WhyNotAnswer
 from moetune.workflows.layout_text import LayoutText, read_layout
 from moetune.workflows.planned_training import PlannedTraining, read_planned_training
 from moetune.workflows.training import layout_words, plan_training
-from moetune.workflows.training_files import read_planned_layout
+from moetune.workflows.training_files import folded_layout
 from moetune.workflows.training_prices import step_prices
 from moetune.workflows.why_not import WhyNot
 
@@ -220,8 +220,8 @@ def _kept(plan: TrainingDocument, asked: _Asked) -> WhyNotAnswer | None:
         return None
     found = [
         _choice(one)
-        for one in (plan.best, *plan.others)
-        if asked.is_of(read_planned_layout(one.layout, f"plan {plan.id[:6]}"))
+        for one in (plan.best, *plan.alternatives)
+        if asked.is_of(folded_layout(one.layout))
     ]
     if not found:
         return None
@@ -249,7 +249,7 @@ def _choice(answer: TrainingAnswer) -> ComparedChoice:
         decision={
             name.replace("_", "-"): ",".join(map(str, value)) if isinstance(value, list)
             else str(value)
-            for name, value in answer.layout.items()
+            for name, value in encode(answer.layout).items()
             if value is not None and not isinstance(value, dict)
         },
         step_seconds=answer.predicted.step_seconds,

@@ -101,7 +101,7 @@ def test_a_training_plan_has_the_numbers_and_the_words_of_the_command_line(
     document = cli("plan", *TRAINING_FLAGS, "--json").document
     assert plan.to_dict() == document
     assert plan.id == document["id"]
-    assert cli("plan", *TRAINING_FLAGS).out == f"{plan}\n"
+    assert cli("plan", *TRAINING_FLAGS).out.startswith(f"{plan}\n")
     file = tmp_path / "layout.json"
     plan.save(file)
     assert json.loads(file.read_text()) == document
@@ -111,7 +111,7 @@ def test_a_training_plan_has_the_numbers_and_the_words_of_the_command_line(
     assert moetune.plan(**TRAINING).export("megatron").text == export["text"]
     again = moetune.load_plan(file)
     assert again.to_dict() == document
-    assert str(again) == str(plan.explain())
+    assert again == plan == moetune.load_plan(plan.id[:8])
     assert again.export("megatron").launch == export["launch"]
 
 

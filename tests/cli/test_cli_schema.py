@@ -8,6 +8,7 @@ import jsonschema_rs
 import pytest
 
 from moetune.domain.document import encode
+from moetune.domain.routing_record import record_of
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.schemas import SCHEMAS
 from tests.cli.running import Cli
@@ -60,6 +61,8 @@ def test_documents_of_a_whole_models_plan_an_export_and_an_error(cli: Cli, tmp_p
     check("plan", layout)
     made = cli(*TRAINING, "--output", str(tmp_path / "training.json"))
     assert made.code == 0
+    check("training-plan", json.loads((tmp_path / "training.json").read_text()))
+    check("training-plan", cli(*TRAINING, "--front", "--json").document)
     exported = cli("export", str(tmp_path / "training.json"), "--to", "megatron", "--json")
     check("export", exported.document)
     check("error", cli("plan", "--model", "no-such", "--json").document)
@@ -69,6 +72,7 @@ def test_documents_of_a_whole_models_plan_an_export_and_an_error(cli: Cli, tmp_p
 
 
 def test_other_documents(cli: Cli) -> None:
+    check("routing", record_of([(3, 1)], (3, 1), top_k=1, num_ranks=2))
     check("doctor", cli("doctor", "--json").document)
     check("profile", load_profile_file(bundled_profiles()["h100-x8"]))
     check("verification", verification(ALONE, PLANNED).document)

@@ -12,12 +12,16 @@ from tests.training_plans import TRAINING, training_plan
 
 def test_a_document_is_read_whole_and_written_again() -> None:
     other = {name: TRAINING[name] for name in ("layout", "predicted", "memory")}
-    plan = training_plan(alternatives=[other | {"layout": {"dp": 16, "micro_batch": 1}}])
+    plan = training_plan(
+        alternatives=[
+            other | {"layout": TRAINING["layout"] | {"dp": 16, "tp": 1, "pp": 1, "ep": 1}}
+        ]
+    )
     assert json.loads(plan.text) == plan.document
     assert is_training_document(plan.document)
     assert plan.inputs.tokens_per_rank == 64 * 4096 // 16
     assert plan.best.words == "dp 4 · tp 2 · pp 2 · ep 8 · micro-batch 1"
-    assert [one.words for one in plan.others] == ["dp 16 · micro-batch 1"]
+    assert [one.words for one in plan.alternatives] == ["dp 16 · micro-batch 1"]
     assert plan.best.predicted.parts["experts"] == 1.5
     assert plan.warnings == ("one stand-in",)
 
@@ -29,10 +33,10 @@ def test_a_document_is_read_whole_and_written_again() -> None:
         ([], "not a training plan"),
         ({**TRAINING, "schema": 2}, "not a training plan"),
         ({**TRAINING, "id": "abc"}, "id must be 64 hexadecimal digits"),
-        ({**TRAINING, "id": 7}, "id must be 64 hexadecimal digits"),
+        ({**TRAINING, "id": 7}, "id must be a text"),
         ({**TRAINING, "alternatives": {}}, "alternatives must be a list"),
         ({**TRAINING, "alternatives": [3]}, "alternatives[0] must be a table"),
-        ({**TRAINING, "layout": None}, "layout is missing"),
+        ({**TRAINING, "layout": None}, "layout must be a table"),
         ({**TRAINING, "predicted": {"parts": {}}}, "lacks the key 'step_seconds'"),
         ({**TRAINING, "memory": {"peak_bytes": 0.5, "parts": {}}}, "a whole number"),
         ({**TRAINING, "fits": "yes"}, "fits must be true or false"),

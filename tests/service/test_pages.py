@@ -28,12 +28,15 @@ from moetune.workflows.planner import ServicePlanner, open_planner
 from moetune.workflows.whatif import WhatIf
 from tests.report.lab import fill, lab_profile
 from tests.service.asking import Client, client_of
+from tests.training_plans import TRAINING as TRAINING_PLAN
 from tests.training_plans import training_plan
 
 NUM_OBSERVATIONS = 250
 MARKUP = '<b onclick="x">&profile'
 TRAINING = training_plan().id
-OTHER = training_plan(id="fedcba98" * 8, layout={"dp": 16, "zero": 0})
+OTHER = training_plan(
+    id="fedcba98" * 8, layout=TRAINING_PLAN["layout"] | {"dp": 16, "tp": 1, "pp": 1, "ep": 1}
+)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from moetune.domain.training import Degrees
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.report.section import EMPTY, Cell, Table
 from moetune.solve.layout.words import name_layout
@@ -92,7 +93,7 @@ def _facts(plan: AnyPlan | None) -> tuple[Cell, ...]:
         return Cell.words("cannot be read", mark="suspect"), *[EMPTY] * 8
     tokens, speed = tokens_per_second(plan), plan_speed(plan)
     if isinstance(plan, TrainingDocument):
-        layout, chunks = plan.best.words, _degree(plan.best.layout.get("degree"))
+        layout, chunks = plan.best.words, _degree(plan.layout.degree)
     else:
         layout = name_layout(plan.layout)
         degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
@@ -110,7 +111,5 @@ def _facts(plan: AnyPlan | None) -> tuple[Cell, ...]:
     )
 
 
-def _degree(degree: object) -> Cell:
-    if not isinstance(degree, dict):
-        return EMPTY
-    return Cell.words(f"{degree.get('forward')} and {degree.get('backward')}")
+def _degree(degree: Degrees | None) -> Cell:
+    return EMPTY if degree is None else Cell.words(f"{degree.forward} and {degree.backward}")

@@ -1,10 +1,10 @@
 """A training plan as sections: the layout, its time by part, its memory, and the next layouts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from moetune.domain.targets import find_target
-from moetune.domain.training_document import TrainingAnswer, TrainingDocument
+from moetune.domain.training_document import TrainingAnswer, TrainingDocument, TrainingLayout
 from moetune.domain.units import format_bytes
 from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, seconds_span
 from moetune.solve.training.search import NOISE
@@ -52,7 +52,7 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
                     ("overlap of exchanges", _overlap(best)),
                     ("in host memory", _offloaded(best)),
                     ("CUDA graphs", _graphs(plan)),
-                    ("optimizer", f"{inputs.optimizer}, ZeRO-{layout.get('zero', 0)}"),
+                    ("optimizer", f"{inputs.optimizer}, ZeRO-{layout.zero}"),
                     *_pipeline(layout),
                     ("numbers", plan.trust),
                 ],
@@ -64,7 +64,7 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
                   tables=(_time(best),))  # fmt: skip
     yield Section(name="memory", title=f"Memory of pipeline rank {best.memory.rank}",
                   tables=tuple(_memory_parts(best)))  # fmt: skip
-    if plan.others:
+    if plan.alternatives:
         yield Section(name="alternatives", title="The next layouts", tables=(_others(plan),))
     if plan.front:
         yield Section(
@@ -72,21 +72,20 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
         )
 
 
-def _recompute(layout: Mapping[str, object]) -> str:
-    names = layout.get("recompute")
-    return ", ".join(map(str, names)) if isinstance(names, list) and names else "none"
+def _recompute(layout: TrainingLayout) -> str:
+    return ", ".join(layout.recompute)
 
 
-def _dispatcher(layout: Mapping[str, object]) -> str:
-    sms = layout.get("dispatcher_sms")
+def _dispatcher(layout: TrainingLayout) -> str:
+    sms = layout.dispatcher_sms
     of = f" with {sms} multiprocessors" if sms else ""
-    return f"{layout.get('dispatcher')}{of}"
+    return f"{layout.dispatcher}{of}"
 
 
 def _overlap(best: TrainingAnswer) -> str:
-    overlap, degree = str(best.layout.get("overlap", "none")), best.layout.get("degree")
-    if isinstance(degree, dict):
-        overlap += f" ({degree.get('forward')} forward, {degree.get('backward')} backward)"
+    overlap, degree = str(best.layout.overlap), best.layout.degree
+    if degree is not None:
+        overlap += f" ({degree.forward} forward, {degree.backward} backward)"
     saved, step = best.predicted.saved_by_overlap_seconds, best.predicted.step_seconds
     if saved <= 0:
         return overlap
@@ -101,7 +100,7 @@ def _sentence(words: str) -> str:
 def _graphs(plan: TrainingDocument) -> str:
     """Return the choice, and what another one may save where the host holds the devices up."""
     predicted = plan.best.predicted
-    graphs = str(plan.best.layout.get("cuda_graphs", "none"))
+    graphs = plan.layout.cuda_graphs
     share = predicted.parts.get("launches", 0.0) / predicted.step_seconds
     can_replay = "partial" in find_target(plan.inputs.target).cuda_graphs
     if graphs != "none" or share < _MUCH or not can_replay:
@@ -111,24 +110,19 @@ def _graphs(plan: TrainingDocument) -> str:
 
 def _offloaded(best: TrainingAnswer) -> str:
     kept = (
-        ("offload_activations", "activations of {} of the blocks"),
-        ("offload_optimizer", "{} of the optimizer"),
+        (best.layout.offload_activations, "activations of {} of the blocks"),
+        (best.layout.offload_optimizer, "{} of the optimizer"),
     )
-    shares = [(best.layout.get(name), words) for name, words in kept]
-    what = [
-        words.format(percent(share, digits=0))
-        for share, words in shares
-        if isinstance(share, int | float) and share
-    ]
+    what = [words.format(percent(share, digits=0)) for share, words in kept if share]
     if not what:
         return "nothing"
     return f"{' and '.join(what)}, {format_bytes(best.memory.host_bytes)} a device"
 
 
-def _pipeline(layout: Mapping[str, object]) -> list[tuple[str, str]]:
-    if layout.get("pp", 1) == 1:
+def _pipeline(layout: TrainingLayout) -> list[tuple[str, str]]:
+    if layout.pp == 1:
         return []
-    return [("schedule", str(layout.get("schedule"))), ("stages", str(layout.get("stages")))]
+    return [("schedule", str(layout.schedule)), ("stages", str(layout.stages))]
 
 
 def _memory(plan: TrainingDocument) -> str:
@@ -175,7 +169,7 @@ def _front(plan: TrainingDocument) -> Table:
             (
                 replace(Cell.size(peak), mark="" if peak <= limit else "suspect"),
                 Cell.seconds(step), more, saved, Cell.words(one.words),
-                Cell.words(_recompute(one.layout)), Cell.words(str(one.layout.get("overlap"))),
+                Cell.words(_recompute(one.layout)), Cell.words(one.layout.overlap),
             )
         )  # fmt: skip
     return Table(
@@ -197,14 +191,14 @@ def _others(plan: TrainingDocument) -> Table:
             (
                 Cell.words(one.words),
                 Cell.words(_recompute(one.layout)),
-                Cell.words(str(one.layout.get("overlap"))),
-                Cell.words(str(one.layout.get("schedule"))),
+                Cell.words(one.layout.overlap),
+                Cell.words(str(one.layout.schedule)),
                 Cell.seconds(one.predicted.step_seconds),
                 Cell.share(one.predicted.step_seconds / best - 1, sign=True),
                 speed_cell(one.predicted.throughput),
                 Cell.size(one.memory.peak_bytes),
             )
-            for one in plan.others
+            for one in plan.alternatives
         ),
         wide=("FLOP/s",),
     )

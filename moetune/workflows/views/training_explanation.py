@@ -57,7 +57,7 @@ class TrainingExplanation:
             },
             "alternatives": [
                 {
-                    "layout": dict(one.layout),
+                    "layout": encode(one.layout),
                     "step_seconds": one.predicted.step_seconds,
                     "differences": self.differences(one),
                 }
@@ -92,7 +92,7 @@ def explain_training(plan: TrainingDocument) -> TrainingExplanation:
         plan_id=plan.id,
         model=plan.inputs.model,
         best=plan.best,
-        others=plan.others,
+        others=plan.alternatives,
         confidence=plan.confidence,
         limit_bytes=plan.inputs.memory_limit_bytes,
         profile=plan.inputs.profile,
@@ -151,10 +151,10 @@ def _saved(best: TrainingAnswer) -> Iterator[str]:
     if saved <= 0:
         return
     words = "Exchanges run beside another micro-batch's computation"
-    degree = best.layout.get("degree")
-    if isinstance(degree, dict):
+    degree = best.layout.degree
+    if degree is not None:
         words = (
-            f"Exchanges run in chunks ({degree.get('forward')} forward, {degree.get('backward')} "
+            f"Exchanges run in chunks ({degree.forward} forward, {degree.backward} "
             "backward) beside the experts of other chunks"
         )
     without = Cell.seconds(step + saved).text
