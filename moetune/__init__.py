@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SolveLimitError,
         StoreUnavailableError,
     )
+    from moetune.domain.gradients import GradientPiece, GradientSchedule
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
     from moetune.domain.quantization import Quantization
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from moetune.runtime.parallel.clip import clip_grad_norm_
     from moetune.runtime.parallel.fsdp import prepare_fsdp
     from moetune.runtime.parallel.gradients import prepare_ddp
+    from moetune.runtime.parallel.replicate import no_sync, replicate
     from moetune.runtime.plans.book import PlanBook
     from moetune.runtime.sharded.model_chunks import model_chunks
     from moetune.runtime.sharded.shard import shard
@@ -50,6 +52,8 @@ __all__ = [
     "BadStoreError",
     "BusyError",
     "CollectiveError",
+    "GradientPiece",
+    "GradientSchedule",
     "InfeasiblePlanError",
     "InputError",
     "LayoutTooLargeError",
@@ -73,13 +77,17 @@ __all__ = [
     "full_state_dict",
     "load_full_state_dict",
     "model_chunks",
+    "no_sync",
     "open_planbook",
     "prepare_ddp",
     "prepare_fsdp",
+    "replicate",
     "shard",
 ]
 
 _HOMES = {
+    "GradientPiece": "moetune.domain.gradients",
+    "GradientSchedule": "moetune.domain.gradients",
     "MoELayer": "moetune.runtime.moe.layer",
     "Plan": "moetune.domain.plan",
     "PlanBook": "moetune.runtime.plans.book",
@@ -91,9 +99,11 @@ _HOMES = {
     "full_state_dict": "moetune.runtime.sharded.state",
     "load_full_state_dict": "moetune.runtime.sharded.state",
     "model_chunks": "moetune.runtime.sharded.model_chunks",
+    "no_sync": "moetune.runtime.parallel.replicate",
     "open_planbook": "moetune.workflows.planbook",
     "prepare_ddp": "moetune.runtime.parallel.gradients",
     "prepare_fsdp": "moetune.runtime.parallel.fsdp",
+    "replicate": "moetune.runtime.parallel.replicate",
     "shard": "moetune.runtime.sharded.shard",
 }
 _ERRORS = "moetune.domain.errors"
