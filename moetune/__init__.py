@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from moetune.runtime.moe.tensor_layer import TensorExpertLayer
     from moetune.runtime.parallel.clip import clip_grad_norm_
     from moetune.runtime.parallel.fsdp import prepare_fsdp
+    from moetune.runtime.parallel.gradient_plan import plan_gradients
     from moetune.runtime.parallel.gradients import prepare_ddp
     from moetune.runtime.parallel.replicate import no_sync, replicate
     from moetune.runtime.plans.book import PlanBook
@@ -79,6 +80,7 @@ __all__ = [
     "model_chunks",
     "no_sync",
     "open_planbook",
+    "plan_gradients",
     "prepare_ddp",
     "prepare_fsdp",
     "replicate",
@@ -101,6 +103,7 @@ _HOMES = {
     "model_chunks": "moetune.runtime.sharded.model_chunks",
     "no_sync": "moetune.runtime.parallel.replicate",
     "open_planbook": "moetune.workflows.planbook",
+    "plan_gradients": "moetune.runtime.parallel.gradient_plan",
     "prepare_ddp": "moetune.runtime.parallel.gradients",
     "prepare_fsdp": "moetune.runtime.parallel.fsdp",
     "replicate": "moetune.runtime.parallel.replicate",

@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from moetune.domain.errors import InputError, RankMismatchError
 from moetune.domain.gradients import GradientPiece, GradientSchedule
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.senders import ThreadSender
+from moetune.runtime.trace import HostRecorder
 from tests.runtime.companion_nets import HIDDEN, WIDTH, batch, check_equal
 
 STEPS = 3
@@ -66,9 +68,7 @@ def loss_of(net: nn.Module, x: torch.Tensor, *, is_used: bool = True) -> torch.T
     return y.square().mean()
 
 
-def expected(
-    num: int = 1, used: Callable[[int], bool] = lambda _: True
-) -> dict[str, torch.Tensor]:
+def expected(num: int = 1, used: Callable[[int], bool] = lambda _: True) -> dict[str, torch.Tensor]:
     """The gradients of one process on every rank's micro-batches; zeros of unused parameters."""
     net, world = Deep(1, is_alone=True), dist.get_world_size()
     for index in range(num * world):
@@ -131,9 +131,7 @@ def equals_one_process() -> None:
 def equals_ddp() -> None:
     for degree in DEGREES:
         ours, theirs = moetune.replicate(Deep(degree)), Deep(degree)
-        wrapped = DistributedDataParallel(
-            moetune.prepare_ddp(theirs), find_unused_parameters=True
-        )
+        wrapped = DistributedDataParallel(moetune.prepare_ddp(theirs), find_unused_parameters=True)
         for one, net in ((ours, ours), (wrapped, theirs)):
             optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
             for _ in range(STEPS):
@@ -153,7 +151,7 @@ def replicas_begin_alike() -> None:
 
 
 def pieces_follow_the_schedule() -> None:
-    for schedule, most in ((SPLIT, 6), (GradientSchedule(), 1)):
+    for schedule, num_pieces in ((SPLIT, 6), (GradientSchedule(), 1)):
         net = moetune.replicate(Deep(4), schedule)
         num = sum(
             each.numel()
@@ -166,11 +164,7 @@ def pieces_follow_the_schedule() -> None:
             loss_of(net, mine()[0]).backward()
         assert first == [num]
         assert sum(second) == num
-        assert len(second) == most
-    assert second == [num]
-    with counted_pieces() as sent:
-        loss_of(moetune.replicate(Deep(1)), mine()[0]).backward()
-        assert len(sent) == 1
+        assert len(second) == num_pieces
 
 
 def micro_batches_are_summed() -> None:
@@ -190,7 +184,8 @@ def micro_batches_are_summed() -> None:
             (loss_of(net, x) / 2).backward()
         check_gradients(net, wanted)
         net.zero_grad()
-        (sum(loss_of(net, x) for x in mine(2)) / 2).backward()  # two passes of one graph
+        losses = torch.stack([loss_of(net, x) for x in mine(2)])
+        losses.mean().backward()  # two passes of one graph
         check_gradients(net, wanted)
 
 
@@ -199,7 +194,7 @@ def parameters_that_ranks_use_at_times() -> None:
     for first, later in itertools.product((-1, 0, 1), repeat=2):
         net = moetune.replicate(Deep(4), SPLIT if first else None)
         for rank_without in (first, later, later):
-            wanted = expected(used=lambda rank, without=rank_without: rank != without)
+            wanted = expected(used=rank_without.__ne__)
             net.zero_grad()
             loss_of(net, mine()[0], is_used=dist.get_rank() != rank_without).backward()
             check_gradients(net, wanted)
@@ -242,15 +237,13 @@ def dtypes_have_buffers_of_their_own() -> None:
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(3)
-            self.layers = nn.ModuleList(
-                nn.Linear(5, 5, dtype=dtype)
-                for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float64)
-            )
+            self.dtypes = torch.float32, torch.float64, torch.bfloat16, torch.float64
+            self.layers = nn.ModuleList(nn.Linear(5, 5, dtype=dtype) for dtype in self.dtypes)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in self.layers:
-                x = layer(x.to(layer.weight.dtype))
-            return x
+            for layer, dtype in zip(self.layers, self.dtypes, strict=True):
+                x = layer(x.to(dtype))
+            return x.float().square().mean()
 
     pieces = (33, 38, 39, 130, 401)
     schedule = GradientSchedule(
@@ -261,13 +254,13 @@ def dtypes_have_buffers_of_their_own() -> None:
         net, alone = moetune.replicate(Mixed(), given), Mixed()
         for _ in range(2):
             net.zero_grad()
-            net(inputs[dist.get_rank() % 2]).float().square().mean().backward()
-            grads = []
-            for rank in range(dist.get_world_size()):
-                alone.zero_grad()
-                alone(inputs[rank % 2]).float().square().mean().backward()
-                grads.append([each.grad.clone() for each in alone.parameters()])
+            net(inputs[dist.get_rank() % 2]).backward()
+            grads = [
+                torch.autograd.grad(alone(inputs[rank % 2]), list(alone.parameters()))
+                for rank in range(dist.get_world_size())
+            ]
             for found, *ranks in zip(net.parameters(), *grads, strict=True):
+                assert found.grad is not None
                 mean = torch.stack(ranks).double().mean(0)
                 torch.testing.assert_close(found.grad.double(), mean, rtol=2e-2, atol=1e-3)
 
@@ -293,35 +286,78 @@ def what_cannot_be_replicated_is_refused() -> None:
 
 
 def a_gradient_that_grows_after_it_was_sent_is_refused() -> None:
-    """Reentrant checkpoints run parts of a backward pass within it."""
-    layer = nn.Linear(4, 4)
+    """Reentrant checkpoints run parts of a backward pass within it, one after the other."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer, self.other = layer, nn.Linear(4, 4)
+            torch.manual_seed(3)
+            self.layer, self.last = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor, *, is_reentrant: bool) -> torch.Tensor:
             for _ in range(2):
-                x = checkpoint(self.layer, self.other(x), use_reentrant=True)
-            return x
+                y: Any = checkpoint(self.layer, x, use_reentrant=is_reentrant)
+                x = y
+            result: torch.Tensor = self.last(x)
+            return result.sum()
 
-    net = moetune.replicate(Twice())
-    x = torch.randn(3, 4, requires_grad=True)
-    alone = [torch.autograd.grad(net.layer(net.other(net.layer(net.other(x)))).sum(), each)[0]
-             for each in net.parameters()]  # fmt: skip
-    for each in alone:
+    ends = (64, 128)  # the last layer, and the one that is used twice
+    schedule = GradientSchedule(
+        pieces=tuple(GradientPiece(phase=-1, chunk=None, end_bytes=end) for end in ends)
+    )
+    net, x = Twice(), torch.randn(3, 4, requires_grad=True)
+    wanted = torch.autograd.grad(net(x, is_reentrant=False), list(net.parameters()))
+    for each in wanted:
         dist.all_reduce(each)
         each.div_(dist.get_world_size())
-    for _ in range(2):
-        net.zero_grad()
-        try:
-            net(x).sum().backward()
-        except InputError as error:
-            assert "two gradients in one backward pass" in error.what  # noqa: PT017
-            continue
-        for found, wanted in zip(net.parameters(), alone, strict=True):
-            torch.testing.assert_close(found.grad, wanted)
+    moetune.replicate(net, schedule)
+    net(x, is_reentrant=True).backward()  # all at the end
+    for found, each in zip(net.parameters(), wanted, strict=True):
+        torch.testing.assert_close(found.grad, each)
+    with pytest.raises(InputError, match=r"layer\.weight got two gradients in one backward pass"):
+        net(x, is_reentrant=True).backward()
+
+
+def step(net: nn.Module) -> None:
+    loss_of(net, mine()[0]).backward()
+
+
+def plans_follow_recorded_steps() -> None:
+    wanted = expected()
+    for degree in DEGREES:
+        net, recorder = moetune.replicate(Deep(degree)), HostRecorder()
+        (layer, _) = (each for each in net.modules() if isinstance(each, MoELayer))
+        layer.recorder = recorder
+        plan = moetune.plan_gradients(net, partial(step, net))
+        assert layer.recorder is recorder
+        assert plan.alone_seconds <= plan.seconds <= plan.at_end_seconds
+        told: list[object] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, plan.schedule)
+        assert all(each == plan.schedule for each in told)
+        for _ in range(2):
+            net.zero_grad()
+            with counted_pieces() as sent:
+                loss_of(net, mine()[0]).backward()
+            check_gradients(net, wanted)
+            assert len(sent) in {len(plan.schedule.pieces), len(plan.schedule.pieces) + 1}
+    alone = nn.Linear(4, 4)
+    with pytest.raises(InputError, match="not replicated"):
+        moetune.plan_gradients(alone, alone.zero_grad)
+    moetune.replicate(alone)
+    with pytest.raises(InputError, match="no backward pass"):
+        moetune.plan_gradients(alone, alone.zero_grad)
+
+
+def orders_that_differ_are_reduced_at_the_end() -> None:
+    net = moetune.replicate(Deep(4))
+    first = dist.get_rank() == 0
+    with pytest.warns(UserWarning, match="different orders") if first else nullcontext():
+        loss_of(net, mine()[0], is_used=first).backward()
+    net.zero_grad()
+    with counted_pieces() as sent:
+        loss_of(net, mine()[0]).backward()
+    assert len(sent) == 1
+    check_gradients(net, expected())
 
 
 CHECKS: Sequence[Callable[[], None]] = (
@@ -336,11 +372,9 @@ CHECKS: Sequence[Callable[[], None]] = (
     dtypes_have_buffers_of_their_own,
     what_cannot_be_replicated_is_refused,
     a_gradient_that_grows_after_it_was_sent_is_refused,
+    plans_follow_recorded_steps,
+    orders_that_differ_are_reduced_at_the_end,
 )
-
-
-def run(name: str) -> None:
-    next(check for check in CHECKS if check.__name__ == name)()
 
 
 def several_ranks() -> None:

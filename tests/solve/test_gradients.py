@@ -11,7 +11,7 @@ from moetune.solve.model.gradients import (
     BackwardPass,
     BackwardStage,
     DensePart,
-    plan_gradients,
+    best_pieces,
     ready_bytes,
     simulate_pieces,
 )
@@ -45,9 +45,7 @@ def splits(backward: BackwardPass) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = [()]
     for ready in ready_bytes(backward):
         found = [
-            (*sizes, size)
-            for sizes in found
-            for size in range(0, ready - sum(sizes) + 1, UNIT)
+            (*sizes, size) for sizes in found for size in range(0, ready - sum(sizes) + 1, UNIT)
         ]
     return found
 
@@ -55,7 +53,7 @@ def splits(backward: BackwardPass) -> list[tuple[int, ...]]:
 def test_one_chunk_sends_while_the_experts_compute_and_behind_its_combine() -> None:
     # Head 1 s, then twice: exchange 1, experts 2, exchange 1, dense 2 with 3 units each.
     layer = stage(1, 2, 1, (2, 3))
-    plan = plan_gradients(backward_of(stage(0, 0, 0, (1, 3)), layer, layer))
+    plan = best_pieces(backward_of(stage(0, 0, 0, (1, 3)), layer, layer))
     ends = [(piece.phase, piece.chunk, piece.end_bytes) for piece in plan.schedule.pieces]
     # 2 units while the first experts compute, 1 behind them, and the same of the next 3.
     assert ends == [(0, 0, 2000), (0, None, 3000), (1, 0, 5000), (1, None, 6000)]
@@ -65,7 +63,7 @@ def test_one_chunk_sends_while_the_experts_compute_and_behind_its_combine() -> N
 
 
 def test_a_piece_is_cut_where_the_next_exchange_begins() -> None:
-    plan = plan_gradients(
+    plan = best_pieces(
         backward_of(stage(0, 0, 0, (1, 9)), stage(1, 0.5, 1, (0.25, 0)), stage(1, 1, 1, (4, 0)))
     )
     ends = [(piece.phase, piece.chunk, piece.end_bytes) for piece in plan.schedule.pieces]
@@ -74,13 +72,13 @@ def test_a_piece_is_cut_where_the_next_exchange_begins() -> None:
 
 
 def test_without_experts_gradients_go_as_they_are_made() -> None:
-    plan = plan_gradients(backward_of(stage(0, 0, 0, (1, 1), (2, 1), (2, 1))))
+    plan = best_pieces(backward_of(stage(0, 0, 0, (1, 1), (2, 1), (2, 1))))
     assert [piece.end_bytes for piece in plan.schedule.pieces] == [1000, 2000, 3000][:2]
     assert plan.seconds == pytest.approx(6)
 
 
 def test_nothing_to_reduce_has_no_pieces() -> None:
-    plan = plan_gradients(backward_of(stage(1, 1, 2, (1, 0))))
+    plan = best_pieces(backward_of(stage(1, 1, 2, (1, 0))))
     assert plan.schedule.pieces == ()
     assert plan.seconds == plan.at_end_seconds == plan.alone_seconds
 
@@ -127,7 +125,7 @@ SLOWED = Interference(comp=CompSpeed(comm=0.8), comm=CommSpeed(comp=0.9))
 def test_no_split_into_units_ends_earlier(head: int, stages: list[BackwardStage]) -> None:
     backward = backward_of(stage(0, 0, 0, (1, head)), *stages)
     best = min(simulate_pieces(backward, sizes).makespan_seconds for sizes in splits(backward))
-    assert plan_gradients(backward).seconds <= best + 1e-6
+    assert best_pieces(backward).seconds <= best + 1e-6
 
 
 @settings(deadline=None, max_examples=25)
@@ -137,12 +135,12 @@ def test_no_split_into_units_ends_earlier(head: int, stages: list[BackwardStage]
     slowed=st.booleans(),
 )
 def test_start_up_times_and_interference_cost_little(
-    stages: list[BackwardStage], alpha: float, slowed: bool
+    stages: list[BackwardStage], alpha: float, *, slowed: bool
 ) -> None:
     backward = backward_of(
         stage(0, 0, 0, (1, 2)), *stages, alpha=alpha, interference=SLOWED if slowed else None
     )
-    plan = plan_gradients(backward)
+    plan = best_pieces(backward)
     best = min(simulate_pieces(backward, sizes).makespan_seconds for sizes in splits(backward))
     # A greedy choice pays at most a start-up time for each slot, and some of the slowing.
     assert plan.seconds <= best * (1.1 if slowed else 1) + alpha * len(ready_bytes(backward)) + 1e-6
@@ -155,10 +153,10 @@ def test_start_up_times_and_interference_cost_little(
     slowed=st.booleans(),
 )
 def test_pieces_never_lose_against_all_gradients_at_the_end(
-    stages: list[BackwardStage], alpha: float, slowed: bool
+    stages: list[BackwardStage], alpha: float, *, slowed: bool
 ) -> None:
     backward = backward_of(*stages, alpha=alpha, interference=SLOWED if slowed else None)
-    plan = plan_gradients(backward)
+    plan = best_pieces(backward)
     assert plan.alone_seconds - 1e-9 <= plan.seconds <= plan.at_end_seconds
     # What is predicted is the simulation of these pieces, and they have only what is made.
     ends = [piece.end_bytes for piece in plan.schedule.pieces]

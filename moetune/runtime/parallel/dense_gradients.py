@@ -7,6 +7,7 @@ holds back that rank's pieces until the end of its backward pass; no rank ever l
 """
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +25,18 @@ from moetune.domain.gradients import AT_START, GradientPiece, GradientSchedule
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.parallel.flat import FlatGradients
 from moetune.runtime.parallel.senders import sender_of
+from moetune.runtime.trace import NoRecorder, SpanRecorder
 
 _TAIL_BYTES = 4 * 2**20
 """Of a piece behind the last exchange: as its gradients are made, because none is delayed."""
+_AT_START = (AT_START, math.inf)
 _AT_END = (math.inf, math.inf)
+_OTHER_ORDERS = (
+    "ranks made their dense gradients in different orders in the first backward pass, perhaps "
+    "because they use other parameters: all are reduced at the end of every backward pass"
+)
+GRADIENT_MARK, PHASE_MARK = "gradient", "phase"
+"""Names of recorded moments: a gradient is made; a phase's last combine has ended."""
 Position = tuple[float, float]
 
 
@@ -56,6 +65,7 @@ class DenseGradients:
 
     Attributes:
         is_synced: whether backward passes reduce.
+        recorder: marks the time of each gradient and of each phase's end.
     """
 
     def __init__(
@@ -66,14 +76,15 @@ class DenseGradients:
         schedule: GradientSchedule | None,
     ) -> None:
         self.is_synced = True
+        self.recorder: SpanRecorder = NoRecorder()
         self._dense, self._schedule, self._communicator = dense, schedule, communicator
         self._names = [name for name, each in dense.items() if each.requires_grad][::-1]
-        self._is_active, self._recorded = False, dict[int, int]()
-        self._has_order = communicator.num_ranks == 1 or not self._names
-        if self._has_order:
+        self._position: Position = _AT_START
+        self._is_active, self._recorded, self._has_order = False, dict[int, int](), False
+        if not self.is_reduced:
             return
         self._lay_out(range(len(self._names)), ())
-        self._sender = sender_of(communicator, dense[self._names[0]].device)
+        self._sender = sender_of(communicator, self.device)
         for number, name in enumerate(self._names):
             dense[name].register_post_accumulate_grad_hook(partial(self._made, number))
         for module in model.modules():
@@ -88,6 +99,8 @@ class DenseGradients:
     def behind_phase(self) -> None:
         """Send what is due behind a phase's last combine."""
         self._reach(math.inf, None)
+        with self.recorder.compute("backward", PHASE_MARK, 0):
+            pass
 
     def _reach(self, chunk: float, behind: Transfer | None) -> None:
         if not self.is_synced:
@@ -103,16 +116,18 @@ class DenseGradients:
         """Prepare for a backward pass at its first gradient or phase, and for its end."""
         if self._is_active:
             return
-        self._is_active, self._position = True, (AT_START, math.inf)
+        self._is_active, self._position = True, _AT_START
         self._num_made, self._num_sent = 0, 0
         self._is_made = [False] * len(self._names)
-        Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined] # noqa: SLF001 - as DDP and FSDP2 do
+        Variable._execution_engine.queue_callback(self._finish)  # noqa: SLF001 - as DDP and FSDP2 do
 
     def _made(self, number: int, parameter: torch.Tensor) -> None:
         """Take note of a parameter's gradient."""
         if not self.is_synced:
             return
         self._begin()
+        with self.recorder.compute("backward", GRADIENT_MARK, number):
+            pass
         place = self._places[number]
         sent = self._pieces[self._num_sent - 1].end_bytes if self._num_sent else 0
         if self._is_made[place] and self._begins[place] < sent:
@@ -179,17 +194,48 @@ class DenseGradients:
         made = tuple(self._recorded.items())
         told = self._communicator.all_gather_object(digest(made), "the order of gradients")
         if len(set(told)) > 1:
-            return  # all at the end, on all ranks alike
-        used = [number for number, _ in made]
-        order = [*used, *(each for each in range(len(self._names)) if each not in self._recorded)]
-        sizes = [self._dense[self._names[number]].nbytes for number in used]
+            self._recorded = {}
+            if self._communicator.rank == 0:
+                warnings.warn(_OTHER_ORDERS, stacklevel=2)
+            return
+        sizes = [self.num_bytes(number) for number, _ in made]
         schedule = self._schedule or default_schedule(sizes, [phase for _, phase in made])
+        self.follow(schedule)
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether there is anything to reduce."""
+        return self._communicator.num_ranks > 1 and bool(self._names)
+
+    @property
+    def communicator(self) -> Communicator:
+        """The ranks with replicas."""
+        return self._communicator
+
+    @property
+    def device(self) -> torch.device:
+        """That of the gradients."""
+        return self._dense[self._names[0]].device
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """Numbers of the parameters in the order in which all ranks make their gradients."""
+        return tuple(self._recorded)
+
+    def num_bytes(self, number: int) -> int:
+        """Return the bytes of a parameter's gradient."""
+        return self._dense[self._names[number]].nbytes
+
+    def follow(self, schedule: GradientSchedule) -> None:
+        """Send pieces by that schedule, the same on all ranks, from the next backward pass on."""
+        others = (each for each in range(len(self._names)) if each not in self._recorded)
         grads = [self._dense[name].grad for name in self._names]
-        self._lay_out(order, schedule.pieces)
+        self._lay_out([*self._recorded, *others], schedule.pieces)
         for number, grad in enumerate(grads):
-            parameter = self._dense[self._names[number]]
-            parameter.grad = grad
-            self._take(number, parameter)
+            if grad is not None:
+                parameter = self._dense[self._names[number]]
+                parameter.grad = grad
+                self._take(number, parameter)
 
     def _lay_out(self, order: Sequence[int], planned: Sequence[GradientPiece]) -> None:
         """Make buffers for the numbered parameters in that order, and cut them into pieces."""
@@ -199,7 +245,9 @@ class DenseGradients:
         self._flat = FlatGradients([self._dense[self._names[number]] for number in order])
         self._begins = (0, *self._flat.ends[:-1])
         total = self._flat.num_bytes
-        due = [(piece.position, piece.end_bytes) for piece in planned if piece.end_bytes < total]
+        due: list[tuple[Position, int]] = [
+            (piece.position, piece.end_bytes) for piece in planned if piece.end_bytes < total
+        ]
         last = next((one.position for one in planned if one.end_bytes >= total), _AT_END)
         due.append((last, total))
         parts = self._flat.cut([end for _, end in due])

@@ -6,6 +6,7 @@ In place of DistributedDataParallel, whose buckets compete with the experts' exc
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch import nn
@@ -22,13 +23,16 @@ from moetune.runtime.parallel.dense_gradients import DenseGradients
 from moetune.runtime.parallel.gradients import average_experts
 from moetune.runtime.parallel.replicas import equalize, spread_layers
 
+Model = TypeVar("Model", bound=nn.Module)
 _ATTRIBUTE = "_moetune_gradients"
+
+
 def replicate(
-    model: nn.Module,
+    model: Model,
     schedule: GradientSchedule | None = None,
     *,
     group: dist.ProcessGroup | None = None,
-) -> nn.Module:
+) -> Model:
     """Average gradients over data-parallel ranks while the link is idle, and return the model.
 
     An alternative to DistributedDataParallel for models with experts; all ranks call it. Dense
@@ -41,8 +45,8 @@ def replicate(
     one that no rank uses has a gradient of zeros, where DistributedDataParallel leaves None.
 
     Args:
-        schedule: of `moetune.gradient_schedule`; None sends what each dense part has made behind
-            the last combine of the next MoE layer's backward phase.
+        schedule: as `moetune.plan_gradients` finds it; None sends what each dense part has made
+            behind the last combine of the next MoE layer's backward phase.
         group: default the world. It contains the ranks of each `MoELayer`.
 
     Raises:
@@ -70,14 +74,24 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     Raises:
         InputError: `replicate` was not called with the model.
     """
-    gradients = getattr(model, _ATTRIBUTE, None)
-    if not isinstance(gradients, DenseGradients):
-        raise InputError("the model is not replicated", "call moetune.replicate(model) first")
+    gradients = dense_gradients_of(model)
     before, gradients.is_synced = gradients.is_synced, False
     try:
         yield
     finally:
         gradients.is_synced = before
+
+
+def dense_gradients_of(model: nn.Module) -> DenseGradients:
+    """Return the gradients of a replicated model.
+
+    Raises:
+        InputError: `replicate` was not called with it.
+    """
+    gradients = getattr(model, _ATTRIBUTE, None)
+    if not isinstance(gradients, DenseGradients):
+        raise InputError("the model is not replicated", "call moetune.replicate(model) first")
+    return gradients
 
 
 def _check_layers(model: nn.Module, communicator: Communicator) -> None:

@@ -1,5 +1,4 @@
-"""Start all-reduces behind exchanges that were issued before: on a CPU by a thread, on a GPU by a
-stream.
+"""Start all-reduces behind earlier exchanges: on a CPU by a thread, on a GPU by a stream.
 
 An exchange that experts wait for has priority over gradients, which nothing waits for before the
 end of the backward pass: a piece does not start while the last exchange before it is under way.

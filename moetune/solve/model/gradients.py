@@ -95,7 +95,7 @@ class PlannedGradients:
         return self.timeline.makespan_seconds
 
 
-def plan_gradients(backward: BackwardPass) -> PlannedGradients:
+def best_pieces(backward: BackwardPass) -> PlannedGradients:
     """Return the pieces that make the backward pass end earliest.
 
     Greedy, slot by slot, and twice: first the piece that fills the link's idle time up to the next
@@ -225,9 +225,7 @@ def _left(slots: Sequence[_Slot], sizes: Mapping[_Slot, int]) -> int:
     """Return how much more the first of these slots, the last of all, can send."""
     before = sum(sizes.values()) - sum(sizes[slot] for slot in slots)
     sent = accumulate((sizes[slot] for slot in slots), initial=before)
-    return min(
-        slot.ready_bytes - total for slot, total in zip(slots, list(sent)[1:], strict=True)
-    )
+    return min(slot.ready_bytes - total for slot, total in zip(slots, list(sent)[1:], strict=True))
 
 
 def _filling(
