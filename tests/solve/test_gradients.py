@@ -86,6 +86,7 @@ def test_nothing_to_reduce_has_no_pieces() -> None:
 def test_pieces_cannot_have_gradients_that_are_not_made() -> None:
     backward = backward_of(stage(1, 1, 1, (1, 2)))
     assert ready_bytes(backward) == (0, 0, 2000)
+    assert simulate_pieces(backward, (0, 0, 1000)).makespan_seconds == pytest.approx(4 + 1 + 1)
     with pytest.raises(ValueError, match="1000 bytes are to be sent and 0 made"):
         simulate_pieces(backward, (1000, 0, 0))
 

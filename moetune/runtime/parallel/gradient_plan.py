@@ -13,6 +13,7 @@ from torch import nn
 
 from moetune.comm.agree import decide_on_first
 from moetune.comm.group import Communicator
+from moetune.domain.constraints import Order
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InputError
 from moetune.domain.gradients import GradientSchedule
@@ -101,12 +102,15 @@ class _Stage:
     def __init__(self) -> None:
         self._seconds: dict[str, dict[int, float]] = {"dispatch": {}, "experts": {}, "combine": {}}
         self._parts: list[DensePart] = []
+        self._order: Order = "dispatch_first"
         self.is_over = False
         self._now: float | None = None
 
     def add(self, span: RecordedSpan) -> None:
         """Add a step of the phase."""
         name = span.name if span.name in self._seconds else "dispatch"  # a policy's own transfers
+        if name == "dispatch" and self._seconds["combine"]:
+            self._order = "interleaved"
         chunks = self._seconds[name]
         seconds = span.end_seconds - span.start_seconds
         chunks[span.chunk] = chunks.get(span.chunk, 0.0) + seconds
@@ -114,7 +118,7 @@ class _Stage:
 
     def end_phase(self, now: float) -> None:
         """End the phase: what follows is dense computation."""
-        self.is_over, self._now = True, min(now, now if self._now is None else self._now)
+        self.is_over, self._now = True, now if self._now is None else min(now, self._now)
 
     def pass_time(self, now: float, num_bytes: int = 0) -> None:
         """Add dense computation until now, which has made gradients of so many bytes."""
@@ -133,7 +137,7 @@ class _Stage:
         }
         return BackwardStage(
             dispatch_seconds=steps["dispatch"], compute_seconds=steps["experts"],
-            combine_seconds=steps["combine"], dense=tuple(self._parts),
+            combine_seconds=steps["combine"], dense=tuple(self._parts), order=self._order,
         )  # fmt: skip
 
 
@@ -182,8 +186,9 @@ def _mean(
     return tuple(_with_seconds(stage, values) for stage in rounds[0])
 
 
-def _shape(stage: BackwardStage) -> tuple[int, tuple[int, ...]]:
-    return len(stage.compute_seconds), tuple(part.num_bytes for part in stage.dense)
+def _shape(stage: BackwardStage) -> tuple[int, Order, tuple[int, ...]]:
+    parts = tuple(part.num_bytes for part in stage.dense)
+    return len(stage.compute_seconds), stage.order, parts
 
 
 def _seconds(stage: BackwardStage) -> Iterator[float]:
