@@ -13,6 +13,7 @@ from torch import nn
 
 from moetune.comm.agree import decide_on_first
 from moetune.comm.group import Communicator
+from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InputError
@@ -33,6 +34,8 @@ _WARM_UP_STEPS = 2
 _STEPS = 3
 _REDUCED_BYTES = (2**18, 2**22)
 _REDUCTIONS = 3
+_COMPUTED = 256
+"""Width of the products that a CPU computes meanwhile: a fraction of a millisecond each."""
 _PART_BYTES = 2**20
 """Gradients that are made in one part of the dense computation, at least."""
 
@@ -209,7 +212,7 @@ def _with_seconds(stage: BackwardStage, values: Iterator[float]) -> BackwardStag
 
 
 def _reduction(gradients: DenseGradients) -> LinearCost:
-    """Return the time of all-reduces by their bytes, measured at two sizes."""
+    """Return the time of all-reduces by their bytes, measured at two sizes beside computation."""
     communicator, device = gradients.communicator, gradients.device
     times = []
     for num_bytes in _REDUCED_BYTES:
@@ -218,7 +221,9 @@ def _reduction(gradients: DenseGradients) -> LinearCost:
         for _ in range(_REDUCTIONS):
             communicator.barrier("the measurement of gradients")
             start = time.perf_counter()
-            communicator.all_reduce(values, "the measurement of gradients").wait()
+            transfer = communicator.all_reduce(values, "the measurement of gradients")
+            _compute_until(transfer, device)
+            transfer.wait()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - start)
@@ -229,3 +234,13 @@ def _reduction(gradients: DenseGradients) -> LinearCost:
     beta = max(0.0, (large - small) / (_REDUCED_BYTES[1] - _REDUCED_BYTES[0]))
     alpha = max(0.0, small - beta * _REDUCED_BYTES[0])
     return LinearCost(alpha_seconds=alpha, beta_seconds=beta)
+
+
+def _compute_until(transfer: Transfer, device: torch.device) -> None:
+    """Compute on a CPU, as the backward pass does beside pieces: sums and copies share its core."""
+    future = transfer.future()
+    if device.type != "cpu" or future is None:
+        return
+    left, right = torch.randn(2, _COMPUTED, _COMPUTED)
+    while not future.done():
+        torch.mm(left, right)
