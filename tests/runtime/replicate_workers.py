@@ -358,6 +358,18 @@ def orders_that_differ_are_reduced_at_the_end() -> None:
         loss_of(net, mine()[0]).backward()
     assert len(sent) == 1
     check_gradients(net, expected())
+    with pytest.raises(InputError, match="different orders"):
+        moetune.plan_gradients(net, partial(step, net))
+
+
+def a_parameter_that_one_rank_uses_first_has_the_same_place_on_all() -> None:
+    net, first = moetune.replicate(Deep(4)), dist.get_rank() == 0
+    for is_used in (False, first):
+        loss_of(net, mine()[0], is_used=is_used).backward()
+    moetune.plan_gradients(net, partial(step, net))
+    net.zero_grad()
+    step(net)
+    check_gradients(net, expected())
 
 
 CHECKS: Sequence[Callable[[], None]] = (
@@ -374,6 +386,7 @@ CHECKS: Sequence[Callable[[], None]] = (
     a_gradient_that_grows_after_it_was_sent_is_refused,
     plans_follow_recorded_steps,
     orders_that_differ_are_reduced_at_the_end,
+    a_parameter_that_one_rank_uses_first_has_the_same_place_on_all,
 )
 
 

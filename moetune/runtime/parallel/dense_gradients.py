@@ -119,6 +119,8 @@ class DenseGradients:
         self._is_active, self._position = True, _AT_START
         self._num_made, self._num_sent = 0, 0
         self._is_made = [False] * len(self._names)
+        if not self._has_order:  # an earlier one has failed
+            self._recorded = {}
         Variable._execution_engine.queue_callback(self._finish)  # noqa: SLF001 - as DDP and FSDP2 do
 
     def _made(self, number: int, parameter: torch.Tensor) -> None:
@@ -138,7 +140,8 @@ class DenseGradients:
             )
         self._take(number, parameter)
         self._is_made[place] = True
-        self._recorded.setdefault(number, int(self._position[0]))
+        if not self._has_order:  # later backward passes may use other parameters on some ranks
+            self._recorded.setdefault(number, int(self._position[0]))
         while self._num_made < len(self._is_made) and self._is_made[self._num_made]:
             self._num_made += 1
         self._send_due(None)
