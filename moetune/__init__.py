@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SolveLimitError,
         StoreUnavailableError,
     )
+    from moetune.domain.gradients import GradientPiece, GradientSchedule
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
     from moetune.domain.quantization import Quantization
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from moetune.runtime.moe.tensor_layer import TensorExpertLayer
     from moetune.runtime.parallel.clip import clip_grad_norm_
     from moetune.runtime.parallel.fsdp import prepare_fsdp
+    from moetune.runtime.parallel.gradient_plan import plan_gradients
     from moetune.runtime.parallel.gradients import prepare_ddp
+    from moetune.runtime.parallel.replicate import no_sync, replicate
     from moetune.runtime.plans.book import PlanBook
     from moetune.runtime.sharded.model_chunks import model_chunks
     from moetune.runtime.sharded.shard import shard
@@ -51,6 +54,8 @@ __all__ = [
     "BadStoreError",
     "BusyError",
     "CollectiveError",
+    "GradientPiece",
+    "GradientSchedule",
     "InfeasiblePlanError",
     "InputError",
     "LayoutTooLargeError",
@@ -75,14 +80,19 @@ __all__ = [
     "load_full_state_dict",
     "load_plan",
     "model_chunks",
+    "no_sync",
     "open_planbook",
     "plan",
+    "plan_gradients",
     "prepare_ddp",
     "prepare_fsdp",
+    "replicate",
     "shard",
 ]
 
 _HOMES = {
+    "GradientPiece": "moetune.domain.gradients",
+    "GradientSchedule": "moetune.domain.gradients",
     "MoELayer": "moetune.runtime.moe.layer",
     "Plan": "moetune.domain.plan",
     "PlanBook": "moetune.runtime.plans.book",
@@ -95,10 +105,13 @@ _HOMES = {
     "load_full_state_dict": "moetune.runtime.sharded.state",
     "load_plan": "moetune.workflows.notebook",
     "model_chunks": "moetune.runtime.sharded.model_chunks",
+    "no_sync": "moetune.runtime.parallel.replicate",
     "open_planbook": "moetune.workflows.planbook",
     "plan": "moetune.workflows.notebook",
+    "plan_gradients": "moetune.runtime.parallel.gradient_plan",
     "prepare_ddp": "moetune.runtime.parallel.gradients",
     "prepare_fsdp": "moetune.runtime.parallel.fsdp",
+    "replicate": "moetune.runtime.parallel.replicate",
     "shard": "moetune.runtime.sharded.shard",
 }
 _ERRORS = "moetune.domain.errors"

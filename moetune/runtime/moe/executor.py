@@ -85,6 +85,30 @@ class GradientMean:
             transfer.wait()
 
 
+class GradientQueue(Protocol):
+    """Data-parallel gradients that are sent while a backward phase leaves the link idle."""
+
+    def before_experts(self, chunk: int, behind: Transfer | None) -> None:
+        """Send what is due before a chunk's experts, whose rows have arrived.
+
+        Args:
+            behind: the last exchange that was issued; None where it has ended.
+        """
+
+    def behind_phase(self) -> None:
+        """Send what is due behind the phase's last combine, which has ended."""
+
+
+class NoGradients:
+    """Sends nothing: gradients are a wrapper's, or there is one rank."""
+
+    def before_experts(self, chunk: int, behind: Transfer | None) -> None:
+        """Do nothing."""
+
+    def behind_phase(self) -> None:
+        """Do nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineContext:
     """Everything but the memory policy that both phases of a step share."""
@@ -95,6 +119,7 @@ class PipelineContext:
     workspace: Workspace
     gradients: GradientMean = field(default_factory=GradientMean)
     quantization: Quantization | None = None
+    gradient_queue: GradientQueue = field(default_factory=NoGradients)
 
     @property
     def tracker(self) -> MemoryTracker:
@@ -125,6 +150,7 @@ class Executor:
     def __init__(self, context: PipelineContext, phase: Phase, degree: int) -> None:
         self._context, self._phase, self._degree = context, phase, degree
         self._arriving: dict[int, list[Transfer]] = {}
+        self._last: Transfer | None = None
 
     def run(self, schedule: Schedule, handlers: Handlers) -> None:
         """Issue every step. Computations wait for their chunk; combines may end after the return.
@@ -138,8 +164,9 @@ class Executor:
             elif step == "combine":
                 handlers.combine(chunk)
             else:
-                for transfer in self._arriving.pop(chunk, ()):
-                    transfer.wait()
+                self._arrive(chunk)
+                if self._phase == "backward":
+                    self._context.gradient_queue.before_experts(chunk, self._last)
                 with self._context.recorder.compute(self._phase, "experts", chunk):
                     handlers.compute(chunk)
 
@@ -175,7 +202,15 @@ class Executor:
             num_bytes: that this rank sends.
         """
         transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._degree}")
-        return self._context.recorder.transfer(self._phase, step, chunk, transfer, num_bytes)
+        transfer = self._context.recorder.transfer(self._phase, step, chunk, transfer, num_bytes)
+        self._last = transfer
+        return transfer
+
+    def _arrive(self, chunk: int) -> None:
+        for transfer in self._arriving.pop(chunk, ()):
+            transfer.wait()
+            if transfer is self._last:
+                self._last = None
 
     def _all_to_all(
         self,

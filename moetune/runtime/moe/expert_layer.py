@@ -34,7 +34,7 @@ from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.quantization import Quantization
 from moetune.domain.routing_record import RoutingRecord
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
-from moetune.runtime.moe.executor import PipelineContext
+from moetune.runtime.moe.executor import GradientQueue, NoGradients, PipelineContext
 from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Gate, Routing
@@ -79,6 +79,7 @@ class ExpertLayer(nn.Module, ABC):
         expert_parallel: the kind of expert parallelism, as in its plans.
         sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
         quantization: of the experts' products and of the rows on the wire; None for neither.
+        gradient_queue: of dense gradients, sent between the exchanges of backward phases.
     """
 
     expert_parallel: ClassVar[ExpertParallel]
@@ -142,6 +143,7 @@ class ExpertLayer(nn.Module, ABC):
             is_replicated=self.expert_parallel == "tensor", device=device, dtype=dtype,
         )  # fmt: skip
         self.recorder: SpanRecorder = NoRecorder()
+        self.gradient_queue: GradientQueue = NoGradients()
         self.decision = SAFE_DECISION
         self._num_dropped: int | torch.Tensor = 0
         key = LayerKey(
@@ -318,7 +320,7 @@ class ExpertLayer(nn.Module, ABC):
         return PipelineContext(
             communicator=self._exchanging, activation=self.shape.activation, recorder=recorder,
             workspace=self._workspace, gradients=self.experts.gradients,
-            quantization=self.quantization,
+            quantization=self.quantization, gradient_queue=self.gradient_queue,
         )  # fmt: skip
 
     @property

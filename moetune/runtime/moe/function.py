@@ -147,6 +147,7 @@ class ExpertFunction(torch.autograd.Function):
                 phase.executor.run(phase.schedule, phase)
                 phase.grads.finish()  # while the last results travel
                 grad_x_TD, grad_weights_TK = phase.finish()
+                policy.context.gradient_queue.behind_phase()
             finally:
                 policy.release()
             grads = phase.grads.totals()

@@ -38,21 +38,34 @@ def prepare_ddp(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.
         InputError: a layer is spread over ranks outside of the group.
     """
     ignored = list(getattr(model, "_ddp_params_and_buffers_to_ignore", []))
+    ignored += [name for name in average_experts(model, group) if name not in ignored]
+    model._ddp_params_and_buffers_to_ignore = ignored  # type: ignore[assignment] # noqa: SLF001 - the name torch reads
+    return model
+
+
+def average_experts(model: nn.Module, group: dist.ProcessGroup | None) -> list[str]:
+    """Make the gradients of experts on several ranks means over the group; all ranks call this.
+
+    Returns:
+        The names of their parameters.
+
+    Raises:
+        InputError: a layer is spread over ranks outside of the group.
+    """
+    found: list[str] = []
     means: dict[tuple[int, ...], GradientMean] = {}
     for prefix, layer in spread_layers(model):
         if not isinstance(layer, MoELayer):
             continue
-        names = (
+        found += (
             f"{prefix}.experts.{name}".strip(".") for name, _ in layer.experts.named_parameters()
         )
-        ignored += [name for name in names if name not in ignored]
         members = layer.communicator.members
         if members not in means:
             means[members] = _mean_over(group, layer)
         layer.experts.gradients = means[members]
         equalize(layer.experts.parameters(), means[members].replicas)
-    model._ddp_params_and_buffers_to_ignore = ignored  # type: ignore[assignment] # noqa: SLF001 - the name torch reads
-    return model
+    return found
 
 
 def _mean_over(group: dist.ProcessGroup | None, layer: MoELayer) -> GradientMean:

@@ -1,0 +1,289 @@
+"""Dense gradients in pieces: when each is sent in the backward pass, on all ranks in one order.
+
+Every rank sends the same pieces in the same order, through a communicator of their own: each one
+once the backward pass has come to its place in the schedule and has made its gradients, and behind
+the exchanges that were issued before. Both follow the graph. A parameter that a rank does not use
+holds back that rank's pieces until the end of its backward pass; no rank ever leaves one out.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+
+from moetune.comm.group import Communicator
+from moetune.comm.transfer import Transfer
+from moetune.domain.document import digest
+from moetune.domain.errors import InputError
+from moetune.domain.gradients import AT_START, GradientPiece, GradientSchedule
+from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.parallel.flat import FlatGradients
+from moetune.runtime.parallel.senders import sender_of
+from moetune.runtime.trace import NoRecorder, SpanRecorder
+
+_TAIL_BYTES = 4 * 2**20
+"""Of a piece behind the last exchange: as its gradients are made, because none is delayed."""
+_AT_START = (AT_START, math.inf)
+_AT_END = (math.inf, math.inf)
+_OTHER_ORDERS = (
+    "ranks made their dense gradients in different orders in the first backward pass, perhaps "
+    "because they use other parameters: all are reduced at the end of every backward pass"
+)
+GRADIENT_MARK, PHASE_MARK = "gradient", "phase"
+"""Names of recorded moments: a gradient is made; a phase's last combine has ended."""
+Position = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """Parts of buffers, and when they may be sent.
+
+    Args:
+        end_bytes: gradients that must have been made.
+    """
+
+    position: Position
+    end_bytes: int
+    parts: list[torch.Tensor]
+
+
+class DenseGradients:
+    """The gradients of dense parameters: the `GradientQueue` of the model's MoE layers.
+
+    The first backward pass sends all at its end and records the order in which gradients are made.
+    If the ranks have recorded the same, the buffers have that order from then on.
+
+    Args:
+        dense: parameters with replicas on all ranks, by name.
+        schedule: None for pieces behind each MoE layer's backward phase.
+
+    Attributes:
+        is_synced: whether backward passes reduce.
+        recorder: marks the time of each gradient and of each phase's end.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dense: Mapping[str, nn.Parameter],
+        communicator: Communicator,
+        schedule: GradientSchedule | None,
+    ) -> None:
+        self.is_synced = True
+        self.recorder: SpanRecorder = NoRecorder()
+        self._dense, self._schedule, self._communicator = dense, schedule, communicator
+        self._names = [name for name, each in dense.items() if each.requires_grad][::-1]
+        self._position: Position = _AT_START
+        self._is_active, self._recorded, self._has_order = False, dict[int, int](), False
+        if not self.is_reduced:
+            return
+        self._lay_out(range(len(self._names)), ())
+        self._sender = sender_of(communicator, self.device)
+        for number, name in enumerate(self._names):
+            dense[name].register_post_accumulate_grad_hook(partial(self._made, number))
+        for module in model.modules():
+            if isinstance(module, ExpertLayer):
+                module.gradient_queue = self
+        model.register_forward_pre_hook(self._abandon)
+
+    def before_experts(self, chunk: int, behind: Transfer | None) -> None:
+        """Send what is due before a chunk's experts."""
+        self._reach(chunk, behind)
+
+    def behind_phase(self) -> None:
+        """Send what is due behind a phase's last combine."""
+        self._reach(math.inf, None)
+        with self.recorder.compute("backward", PHASE_MARK, 0):
+            pass
+
+    def _reach(self, chunk: float, behind: Transfer | None) -> None:
+        if not self.is_synced:
+            return
+        self._begin()
+        if self._position[1] == math.inf:
+            self._position = self._position[0] + 1, chunk
+        else:
+            self._position = self._position[0], chunk
+        self._send_due(behind)
+
+    def _begin(self) -> None:
+        """Prepare for a backward pass at its first gradient or phase, and for its end."""
+        if self._is_active:
+            return
+        self._is_active, self._position = True, _AT_START
+        self._num_made, self._num_sent = 0, 0
+        self._is_made = [False] * len(self._names)
+        if not self._has_order:  # an earlier one has failed
+            self._recorded = {}
+        Variable._execution_engine.queue_callback(self._finish)  # noqa: SLF001 - as DDP and FSDP2 do
+
+    def _made(self, number: int, parameter: torch.Tensor) -> None:
+        """Take note of a parameter's gradient."""
+        if not self.is_synced:
+            return
+        self._begin()
+        with self.recorder.compute("backward", GRADIENT_MARK, number):
+            pass
+        place = self._places[number]
+        sent = self._pieces[self._num_sent - 1].end_bytes if self._num_sent else 0
+        if self._is_made[place] and self._begins[place] < sent:
+            raise InputError(
+                f"{self._names[number]} got two gradients in one backward pass, the second after "
+                "the first was sent",
+                "use torch.utils.checkpoint with use_reentrant=False",
+            )
+        self._take(number, parameter)
+        self._is_made[place] = True
+        if not self._has_order:  # later backward passes may use other parameters on some ranks
+            self._recorded.setdefault(number, int(self._position[0]))
+        while self._num_made < len(self._is_made) and self._is_made[self._num_made]:
+            self._num_made += 1
+        self._send_due(None)
+
+    def _take(self, number: int, parameter: torch.Tensor) -> None:
+        """Move a gradient into its buffer."""
+        view, grad = self._flat.views[self._places[number]], parameter.grad
+        if grad is not None and grad.is_sparse:
+            raise InputError(
+                f"{self._names[number]} has a sparse gradient", "make its layer with sparse=False"
+            )
+        if grad is None:
+            view.zero_()
+        elif grad is not view:
+            view.copy_(grad.detach())
+        parameter.grad = view if parameter.requires_grad else None
+
+    def _send_due(self, behind: Transfer | None) -> None:
+        ready = self._flat.ends[self._num_made - 1] if self._num_made else 0
+        while self._num_sent < len(self._pieces):
+            piece = self._pieces[self._num_sent]
+            if piece.position > self._position or piece.end_bytes > ready:
+                return
+            self._sender.start(piece.parts, behind)
+            self._num_sent += 1
+
+    def _finish(self) -> None:
+        """Send the rest, and wait for all; at the end of a backward pass."""
+        self._is_active = False
+        for number, name in enumerate(self._names):
+            if not self._is_made[self._places[number]]:
+                self._take(number, self._dense[name])
+        for piece in self._pieces[self._num_sent :]:
+            self._sender.start(piece.parts, None)
+        self._sender.finish()
+        self._check_frozen()
+        if not self._has_order:
+            self._order()
+
+    def _check_frozen(self) -> None:
+        known = set(self._names)
+        for name, parameter in self._dense.items():
+            if parameter.requires_grad and name not in known:
+                raise InputError(
+                    f"{name} was frozen when the model was replicated: its gradients are not "
+                    "averaged",
+                    "set requires_grad before moetune.replicate",
+                )
+
+    def _order(self) -> None:
+        """Lay the buffers out in the order of the first backward pass, if all ranks have it."""
+        self._has_order = True
+        made = tuple(self._recorded.items())
+        told = self._communicator.all_gather_object(digest(made), "the order of gradients")
+        if len(set(told)) > 1:
+            self._recorded = {}
+            if self._communicator.rank == 0:
+                warnings.warn(_OTHER_ORDERS, stacklevel=2)
+            return
+        sizes = [self.num_bytes(number) for number, _ in made]
+        schedule = self._schedule or default_schedule(sizes, [phase for _, phase in made])
+        self.follow(schedule)
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether there is anything to reduce."""
+        return self._communicator.num_ranks > 1 and bool(self._names)
+
+    @property
+    def communicator(self) -> Communicator:
+        """The ranks with replicas."""
+        return self._communicator
+
+    @property
+    def device(self) -> torch.device:
+        """That of the gradients."""
+        return self._dense[self._names[0]].device
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """Numbers of the parameters in the order in which all ranks make their gradients."""
+        return tuple(self._recorded)
+
+    def num_bytes(self, number: int) -> int:
+        """Return the bytes of a parameter's gradient."""
+        return self._dense[self._names[number]].nbytes
+
+    def follow(self, schedule: GradientSchedule) -> None:
+        """Send pieces by that schedule, the same on all ranks, from the next backward pass on."""
+        others = (each for each in range(len(self._names)) if each not in self._recorded)
+        grads = [self._dense[name].grad for name in self._names]
+        self._lay_out([*self._recorded, *others], schedule.pieces)
+        for number, grad in enumerate(grads):
+            if grad is not None:
+                parameter = self._dense[self._names[number]]
+                parameter.grad = grad
+                self._take(number, parameter)
+
+    def _lay_out(self, order: Sequence[int], planned: Sequence[GradientPiece]) -> None:
+        """Make buffers for the numbered parameters in that order, and cut them into pieces."""
+        self._places = [0] * len(order)
+        for place, number in enumerate(order):
+            self._places[number] = place
+        self._flat = FlatGradients([self._dense[self._names[number]] for number in order])
+        self._begins = (0, *self._flat.ends[:-1])
+        total = self._flat.num_bytes
+        due: list[tuple[Position, int]] = [
+            (piece.position, piece.end_bytes) for piece in planned if piece.end_bytes < total
+        ]
+        last = next((one.position for one in planned if one.end_bytes >= total), _AT_END)
+        due.append((last, total))
+        parts = self._flat.cut([end for _, end in due])
+        self._pieces = [
+            _Piece(position=position, end_bytes=end, parts=part)
+            for (position, end), part in zip(due, parts, strict=True)
+        ]
+
+    def _abandon(self, *_: Any) -> None:  # noqa: ANN401 - a hook's arguments
+        """Forget a backward pass that has failed, before the next step's forward pass."""
+        in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - as FSDP2 does
+        if self._is_active and not in_backward:
+            self._is_active = False
+            self._sender.finish()
+
+
+def default_schedule(sizes: Sequence[int], phases: Sequence[int]) -> GradientSchedule:
+    """Return pieces that need no plan: behind each phase what was made before it.
+
+    What is made behind the last phase is sent as it is made.
+
+    Args:
+        sizes: bytes of gradients in the order in which they are made.
+        phases: MoE layers' backward phase before each; `AT_START` for none.
+    """
+    pieces, last, end = list[GradientPiece](), max(phases, default=AT_START), 0
+    for index, (size, phase) in enumerate(zip(sizes, phases, strict=True)):
+        end += size
+        is_last = index + 1 == len(sizes)
+        sent = pieces[-1].end_bytes if pieces else 0
+        if phase == last:
+            if end - sent >= _TAIL_BYTES or is_last:
+                pieces.append(GradientPiece(phase=last, chunk=None, end_bytes=end))
+        elif phases[index + 1] != phase:
+            pieces.append(GradientPiece(phase=phase + 1, chunk=None, end_bytes=end))
+    return GradientSchedule(pieces=tuple(pieces))
