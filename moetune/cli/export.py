@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from moetune.cli.session import Json, PlanArgument, example, session_of
-from moetune.domain.targets import TARGETS
+from moetune.domain.targets import TARGETS, find_target
 
 EPILOG = example("moetune export plan.json --to megatron --output layout.sh")
 
@@ -33,6 +33,7 @@ def export(
     session = session_of(context)
     screen = session.screen
     stores = session.find_store
+    find_target(to)  # before the plan, which may be far away
     found = export_plan(find_training_plan(plan, stores=stores), to=to, model=model, stores=stores)
     export = found.export
     if output is not None:
