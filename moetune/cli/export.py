@@ -26,6 +26,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a training plan as arguments, a configuration or a function of a runtime."""
+    from moetune.domain.targets import find_target
     from moetune.workflows.export import export_plan
     from moetune.workflows.files import write_text
     from moetune.workflows.training_files import find_training_plan
@@ -33,6 +34,7 @@ def export(
     session = session_of(context)
     screen = session.screen
     stores = session.find_store
+    find_target(to)  # a wrong name is the error of a wrong plan, too
     found = export_plan(find_training_plan(plan, stores=stores), to=to, model=model, stores=stores)
     export = found.export
     if output is not None:

@@ -140,6 +140,7 @@ def test_pruning_counts_first_and_then_deletes(
     [
         ("plans", "remove", "abc"), ("observations", "remove", "1"),
         ("db", "prune", "--older-than", "1d"), ("db", "prune", "--older-than", "long"),
+        ("db", "prune", "--older-than", "3"), ("plans", "list", "--newer-than", "7"),
         ("plans", "list", "--newer-than", "99999d"), ("observations", "list", "--plan", "zz"),
     ],
 )  # fmt: skip
