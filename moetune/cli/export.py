@@ -1,5 +1,6 @@
 """`moetune export`: a training plan as what a runtime reads."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -48,4 +49,8 @@ def export(
     if not json:
         for one in export.not_expressed:
             screen.note(f"Not expressed: {one}.")
-        screen.note(f"Launch (file name {export.file_name}):  {export.launch}")
+        if output is not None and export.file_name in export.launch:
+            written = shlex.quote(str(output))
+            screen.note(f"Launch:  {export.launch.replace(export.file_name, written)}")
+        else:
+            screen.note(f"Launch (file name {export.file_name}):  {export.launch}")
