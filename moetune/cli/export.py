@@ -1,5 +1,6 @@
 """`moetune export`: a training plan as what a runtime reads."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a training plan as arguments, a configuration or a function of a runtime."""
+    from moetune.domain.targets import find_target
     from moetune.workflows.export import export_plan
     from moetune.workflows.files import write_text
     from moetune.workflows.training_files import find_training_plan
@@ -47,4 +49,8 @@ def export(
     if not json:
         for one in export.not_expressed:
             screen.note(f"Not expressed: {one}.")
-        screen.note(f"Launch (file name {export.file_name}):  {export.launch}")
+        if output is not None and export.file_name in export.launch:
+            written = shlex.quote(str(output))
+            screen.note(f"Launch:  {export.launch.replace(export.file_name, written)}")
+        else:
+            screen.note(f"Launch (file name {export.file_name}):  {export.launch}")

@@ -5,7 +5,7 @@ from typing import Annotated, cast
 import typer
 
 from moetune.cli.completers import model_names
-from moetune.cli.session import All, Json, example, session_of
+from moetune.cli.session import All, Json, command_again, example, session_of
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import LayoutRequest, ZeroStage
@@ -86,6 +86,9 @@ def memory(
     answer = fit_memory(question)
     session.screen.answer(memory_sections(answer), memory_document(answer), as_json=json)
     if not answer.fits:
+        if world_size is not None and not json:
+            fewest = command_again(session, without=("--world-size",))
+            session.screen.note(f"How many GPUs it takes:  {fewest}")
         raise typer.Exit(InfeasiblePlanError.exit_code)
     if not json:
         session.screen.note(

@@ -15,7 +15,7 @@ from moetune.cli.session import (
     example,
     session_of,
 )
-from moetune.domain.units import parse_seconds
+from moetune.domain.units import parse_age
 from moetune.report.section import plural
 
 app = typer.Typer(help="Stored plans.", rich_markup_mode=None)
@@ -42,7 +42,7 @@ def list_(
     from moetune.workflows.views.library import plans_section
 
     session = session_of(context, all_rows=all_)
-    since = "" if newer_than is None else time_ago(parse_seconds(newer_than))
+    since = "" if newer_than is None else time_ago(parse_age(newer_than))
     wanted = PlanFilter(model=model, profile=profile, since=since)
     with session.find_store() as store:
         found = list_plans(store, wanted)

@@ -21,7 +21,8 @@ from moetune.domain.units import full_dtype, parse_count, parse_seconds
 from moetune.measure.grid import Preset
 from moetune.report.section import Cell, Table
 from moetune.workflows import wiring
-from moetune.workflows.flags import LayerFlags, model_sizes, parsed
+from moetune.workflows.flags import LayerFlags, model_sizes, parsed, read_flag
+from moetune.workflows.profile_quality import not_measured
 
 if TYPE_CHECKING:
     from moetune.domain.profile import Profile
@@ -168,7 +169,9 @@ def profile(
         num_ranks=num_ranks,
         preset=preset or settings.preset,
         dtypes=tuple(map(full_dtype, _words(dtype))),
-        group_sizes=tuple(map(parse_count, _words(group_sizes))),
+        group_sizes=tuple(
+            read_flag(one, parse_count, "--group-sizes") for one in _words(group_sizes)
+        ),
         layers=() if layer is None or transformer is not None else (layer,),
         transformers=() if transformer is None else (transformer,),
         max_tokens=parse_count(tokens) if tokens else default_tokens,
@@ -263,8 +266,13 @@ def _measure(
     screen.note(f"{machine.kind.upper()} · {machine.device}, {cores} cores · {ranks}")
     for note in cluster.notes:
         screen.detail(note)
+    longer = command_again(
+        session, "--preset=full", "--budget=30m", "--resume", without=("--preset", "--budget")
+    )
     progress = ScreenProgress(
-        screen, resume=command_again(session, "--budget=30m", "--resume", without=("--budget",))
+        screen,
+        resume=command_again(session, "--budget=30m", "--resume", without=("--budget",)),
+        longer=longer if request.preset == "quick" else "",
     )
     with wiring.open_store(session.settings) as store:
         try:
@@ -304,7 +312,7 @@ def _show(
     if fitness is not None:
         screen.say(fitness.words)
     for sample in outcome.failed[:3]:
-        screen.say(f"Not measured: {sample.point} ({sample.error})")
+        screen.say(f"Not measured: {not_measured(sample, outcome.profile.machine)}")
     quoted = shlex.quote(name)
     screen.line(f"See it:        moetune profiles show {quoted}")
     screen.line(f"Plan with it:  moetune plan --profile {quoted} {_planned(request)}")

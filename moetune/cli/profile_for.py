@@ -10,6 +10,7 @@ from moetune.cli.session import Session, command_again
 from moetune.domain.errors import InputError
 from moetune.measure.grid import Preset
 from moetune.workflows import wiring
+from moetune.workflows.profile_quality import not_measured
 
 if TYPE_CHECKING:
     from moetune.domain.plan import Plan
@@ -138,5 +139,5 @@ def _measure(
     screen.say()
     screen.answer([improved_section(improved)])
     for sample in improved.outcome.failed[:3]:
-        screen.say(f"Not measured: {sample.point} ({sample.error})")
+        screen.say(f"Not measured: {not_measured(sample, improved.outcome.profile.machine)}")
     screen.line(f"See it:        moetune explain {improved.after.id[:6]}")

@@ -19,10 +19,11 @@ class ScreenProgress:
 
     Args:
         resume: command that measures the points for which the budget was too short.
+        longer: command that measures more than all of these points; "" where there is none.
     """
 
-    def __init__(self, screen: Screen, *, resume: str) -> None:
-        self._screen, self._resume = screen, resume
+    def __init__(self, screen: Screen, *, resume: str, longer: str = "") -> None:
+        self._screen, self._resume, self._longer = screen, resume, longer
         self._is_terminal = sys.stderr.isatty() and not screen.quiet
         self._total: dict[str, int] = {}
         self._done: dict[str, int] = {}
@@ -99,6 +100,12 @@ class ScreenProgress:
                 f"the budget ended after {self.num_done} of {self.num_points} points, the most "
                 "useful ones; the others make ranges narrower and layouts of other sizes known:\n"
                 f"  {self._resume}"
+            )
+        elif summaries and self._longer:
+            self._screen.note(
+                "a longer run measures more sizes of GEMMs, exchanges and copies, so that ranges "
+                "are narrower and less is extrapolated:\n"
+                f"  {self._longer}"
             )
 
 

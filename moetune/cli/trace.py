@@ -16,6 +16,7 @@ from moetune.cli.session import (
     session_of,
 )
 from moetune.domain.errors import ProfileError
+from moetune.domain.units import format_share
 
 if TYPE_CHECKING:
     from moetune.config import Launch
@@ -103,7 +104,6 @@ def _recorded(
 
 
 def _words(overlap: "Overlap") -> str:
-    return (
-        f"{overlap.forward:.0%} of the communication runs behind computation forward, "
-        f"{overlap.backward:.0%} backward."
-    )
+    forward = format_share(overlap.forward, digits=0)
+    backward = format_share(overlap.backward, digits=0)
+    return f"{forward} of the communication runs behind computation forward, {backward} backward."

@@ -172,6 +172,12 @@ class Chunks:
     offload: bool
 
 
+_TIMES = (
+    "forward_seconds", "backward_seconds", "step_seconds", "sequential_forward_seconds",
+    "sequential_backward_seconds", "overhead_seconds", "p05_step_seconds", "p95_step_seconds",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
     """Predicted times of one step of the layer.
@@ -182,6 +188,9 @@ class Predicted:
         overhead_seconds: gate and permutation, 0 where the profile has not measured them.
         model_flops_per_second_per_device: see `domain.throughput`; None in older plans.
         mfu: its share of the data sheet's peak; None where that is not known.
+
+    Raises:
+        InputError: a time is below 0.
     """
 
     forward_seconds: float
@@ -195,6 +204,11 @@ class Predicted:
     trust: Trust
     model_flops_per_second_per_device: float | None = field(default=None, metadata=UNLESS_DEFAULT)
     mfu: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    def __post_init__(self) -> None:
+        for name in _TIMES:
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     @property
     def sequential_step_seconds(self) -> float:

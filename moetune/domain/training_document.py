@@ -67,6 +67,9 @@ class TrainingLayout:
         stages: modules of each stage in Megatron's letters; None without a pipeline.
         degree: of overlap "chunks".
         dispatcher_sms: where they are not the dispatcher's own number.
+
+    Raises:
+        InputError: a size is below 1.
     """
 
     dp: int
@@ -90,6 +93,11 @@ class TrainingLayout:
     degree: Degrees | None = field(default=None, metadata=UNLESS_DEFAULT)
     dispatcher_sms: int | None = field(default=None, metadata=UNLESS_DEFAULT)
 
+    def __post_init__(self) -> None:
+        for name in (*_SIZES, "edp", "micro_batch"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+
     @property
     def words(self) -> str:
         """The sizes above 1 and the micro-batch: "dp 8 · pp 4 · micro-batch 1"."""
@@ -105,6 +113,9 @@ class TrainingStep:
     Args:
         parts: seconds on the slowest pipeline rank, by name.
         mfu: share of the device's peak; None where no peak is known.
+
+    Raises:
+        InputError: the step takes no time.
     """
 
     step_seconds: float
@@ -114,6 +125,10 @@ class TrainingStep:
     model_flops_per_second_per_device: float = 0.0
     mfu: float | None = None
     saved_by_overlap_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.step_seconds <= 0:
+            raise InputError(f"step_seconds must be above 0, got {self.step_seconds}")
 
     @property
     def throughput(self) -> Throughput:

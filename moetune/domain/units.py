@@ -156,6 +156,16 @@ def parse_seconds(text: str) -> float:
     return _parse(text, _SECONDS, "duration")
 
 
+def parse_age(text: str) -> float:
+    """Return the seconds in `text`, such as "90s", "12h" or "7d".
+
+    Raises:
+        InputError: the text is no duration, or has no unit.
+    """
+    _check_has_unit(text, "duration", "d", "h", "s")
+    return parse_seconds(text)
+
+
 def format_seconds(seconds: float) -> str:
     """Return a duration with three significant digits: "21.4 ms", "87.3 µs", "1.25 s"."""
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
@@ -184,6 +194,12 @@ def format_flops(flops_per_second: float) -> str:
     """Return a rate of operations: "423 TFLOP/s", "87.3 GFLOP/s"."""
     factor, unit = (1e12, "T") if flops_per_second >= 1e12 else (1e9, "G")  # noqa: PLR2004
     return f"{_three_digits(flops_per_second / factor)} {unit}FLOP/s"
+
+
+def format_share(share: float, *, digits: int = 1, sign: bool = False) -> str:
+    """Return a share as "12.3 %", with `sign` as "+12.3 %"."""
+    rounded = round(100 * share, digits) + 0.0  # a negative zero loses its sign
+    return f"{rounded:{'+' if sign else ''},.{digits}f} %"
 
 
 def _three_digits(value: float) -> str:

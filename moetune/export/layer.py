@@ -9,7 +9,8 @@ _FILE = "moetune_layout.py"
 
 
 _TEXT = """\
-{remarks}#   {plan}
+{remarks}# The chunks of a layer are a plan of their own:
+#   {plan}
 import moetune
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -73,8 +74,8 @@ def layer_export(planned: Planned) -> Export:
         f"--dtype {job.dtype} {_pinned(layout)}--output layer.json"
     )
     text = _TEXT.format(
-        remarks=remarks(planned, missing, "The chunks of a layer are a plan of their own:"),
-        plan=plan, micro_batch=layout.micro_batch, num_micro_batches=planned.num_micro_batches,
+        remarks=remarks(planned, missing), plan=plan, micro_batch=layout.micro_batch,
+        num_micro_batches=planned.num_micro_batches,
         length=job.length, pp=layout.pp, replicas=layout.dp // layout.ep, ep=layout.ep,
         layer=layer, bias=experts.biases > 0, dtype=job.dtype,
     )  # fmt: skip

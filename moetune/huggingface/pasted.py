@@ -67,7 +67,7 @@ def pasted_config(text: str) -> PastedConfig:
         )
     _check_kind(text.lstrip("\ufeff \t\r\n"))
     document = _json(text)
-    _check_fields(document)
+    check_fields(document, _WHERE, _PASTE)
     _check_layers(document)
     return PastedConfig(text=json.dumps(document, separators=(",", ":"), ensure_ascii=False))
 
@@ -160,15 +160,20 @@ def _check_layers(document: Mapping[str, object]) -> None:
             )
 
 
-def _check_fields(document: Mapping[str, object]) -> None:
+def check_fields(document: Mapping[str, object], where: str, hint: str) -> None:
+    """Raise InputError for other documents that lie beside a configuration, by their kind.
+
+    Args:
+        hint: what to give instead of an index of weights.
+    """
     if "model_type" in document:
         return
     name = document.get("_class_name")
     if name is not None or any(key in document for key in _DIFFUSION):
         what = f" ({name[:80]})" if isinstance(name, str) else ""
         raise InputError(
-            f"{_WHERE} is of a diffusion model{what}, and only language models are planned",
-            "paste the config.json of a Mixture-of-Experts or dense language model",
+            f"{where} is of a diffusion model{what}, and only language models are planned",
+            "take the config.json of a Mixture-of-Experts or dense language model",
         )
     if "weight_map" in document:
-        raise InputError(f"{_WHERE} is an index of weights, not a config.json", _PASTE)
+        raise InputError(f"{where} is an index of weights, not a config.json", hint)

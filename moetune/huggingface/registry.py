@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from moetune.domain.architecture import Decoder
+from moetune.domain.document import refuse_pointer
 from moetune.domain.errors import InputError
+from moetune.huggingface.pasted import check_fields
 from moetune.huggingface.reader import read_decoder
 
 _FOLDER = Path(__file__).resolve().parent / "models"
@@ -21,6 +23,7 @@ _SUFFIX = re.compile(
     r"-(instruct|base|chat|hf|it|pt|fp8|bf16|nvfp4|mxfp4|thinking|original|16e|128e|17b"
     r"|v0\.[0-9]+|v1|exp|speciale|[0-9]{4})$"
 )
+_ZIP = b"PK\x03\x04"
 _PREFIX = re.compile(r"^(meta-|nvidia-)")
 
 
@@ -115,12 +118,19 @@ def read_model(path: Path) -> PublishedModel:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        content = file.read_bytes()
     except OSError as error:
         raise InputError(
             f"configuration {file} cannot be read: {error.strerror}",
             "give a config.json, its folder, or a model's name",
         ) from None
+    refuse_pointer(content, f"configuration {file}")
+    if content.startswith(_ZIP):
+        raise InputError(
+            f"configuration {file} is a zip archive", "unpack it, and name the config.json inside"
+        )
+    try:
+        document = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"configuration {file} is not valid JSON: {error}", "download the file again"
@@ -129,6 +139,7 @@ def read_model(path: Path) -> PublishedModel:
         raise InputError(
             f"configuration {file} is not an object of fields", "give a Hugging Face config.json"
         )
+    check_fields(document, f"configuration {file}", "give the config.json beside it")
     name = path.name if path.is_dir() else file.parent.resolve().name
     return PublishedModel(
         title=name, source=str(file), decoder=read_decoder(document, name=name, where=str(file))

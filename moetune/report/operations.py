@@ -10,6 +10,7 @@ from moetune.domain.cluster import placement_name
 from moetune.domain.costs import Interference, LinearCost
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.samples import GemmForm, ResourceClass
+from moetune.domain.units import format_share
 from moetune.fit.curve import Line
 from moetune.fit.index import Points, ProfileIndex
 from moetune.fit.pool import CollectiveKey, CopyKey, Shape
@@ -262,7 +263,7 @@ def _numbers(cells: Sequence[_Cell], names: Sequence[str]) -> dict[str, object]:
         "x": [column for _, column, _ in cells], "y": [row for row, _, _ in cells],
         "text": [f"{speed:.2f}" for _, _, speed in cells],
         "hovertext": [
-            f"{names[row]} with {OVERLAPPED[column]}: {speed:.1%} of its speed alone"
+            f"{names[row]} with {OVERLAPPED[column]}: {format_share(speed)} of its speed alone"
             for row, column, speed in cells
         ],
         "textfont": {"size": 15, "color": "@ink"},

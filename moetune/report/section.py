@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from moetune.domain.units import format_bytes, format_seconds
+from moetune.domain.units import format_bytes, format_seconds, format_share
 
 Drawing: TypeAlias = dict[str, object]
 """plotly's `data` and `layout`; colours are roles of the theme, as in `theme.py`."""
@@ -242,8 +242,7 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
 
 def percent(share: float, *, digits: int = 1, sign: bool = False) -> str:
     """Return a share as "12.3 %", with `sign` as "+12.3 %"."""
-    rounded = round(100 * share, digits) + 0.0  # a negative zero loses its sign
-    return f"{rounded:{'+' if sign else ''},.{digits}f} %"
+    return format_share(share, digits=digits, sign=sign)
 
 
 def percents(*shares: float, sign: bool = False) -> tuple[str, ...]:

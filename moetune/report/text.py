@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, TextIO
 
 from moetune.report.section import Cell, Section, Table
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 NARROWEST = 20
+_GOES_ON = " \\"
+_COMMAND = re.compile(r":\s+(moetune [^`]*?)\.?$")
+"""A command at the end of a sentence, without its full stop."""
 _HARD_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[mµn]?s|[KMGT]?i?B|[GT]FLOP/s)\b|%)")
 
@@ -44,13 +48,8 @@ class SectionPrinter:
         """Print a paragraph of the answer, wrapped; a number and its unit stay together."""
         from rich.text import Text
 
-        lines = textwrap.wrap(
-            _UNIT.sub(_HARD_SPACE, text),
-            max(NARROWEST, min(WIDTH, self._console().width) - indent),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for line in lines or ("",):
+        width = max(NARROWEST, min(WIDTH, self._console().width) - indent)
+        for line in _wrapped(text, width) or ("",):
             self._emit(Text(" " * indent + line.replace(_HARD_SPACE, " "), style=style))
 
     def section(self, section: Section) -> None:
@@ -129,6 +128,34 @@ class SectionPrinter:
             console.print(renderable, width=width, soft_wrap=width is None)
         for line in captured.get().splitlines():
             (self.file or sys.stdout).write(f"{line.rstrip()}\n")
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return lines, in which a command that is cut goes on as a shell reads it."""
+    found = _COMMAND.search(text)
+    if found:
+        lead, command = text[: found.start()] + ":", found[1]
+        return [*_wrapped(lead, width), *_continued(command, width)]
+    lines = textwrap.wrap(
+        _UNIT.sub(_HARD_SPACE, text),
+        width - (len(_GOES_ON) if "`moetune " in text else 0),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    ends = accumulate(line.count("`") for line in lines)
+    return [
+        f"{line}{_GOES_ON}" if quotes % 2 else line
+        for line, quotes in zip(lines, ends, strict=True)
+    ]
+
+
+def _continued(command: str, width: int) -> list[str]:
+    """Return the lines of a command, which end in a backslash, all but the last."""
+    lines = textwrap.wrap(
+        command, width - len(_GOES_ON), subsequent_indent="  ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return [*(f"{line}{_GOES_ON}" for line in lines[:-1]), *lines[-1:]]
 
 
 def _plain(cell: Cell) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moetune.domain.document import encode
-from moetune.domain.units import format_bytes, format_seconds
+from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.layer.degree import TIE
 
 WHY_NOT_SCHEMA = "moetune.why-not/1"
@@ -187,7 +187,7 @@ def _step_words(answer: WhyNotAnswer, other: ComparedChoice) -> Iterator[str]:
         return
     found = answer.difference
     assert found is not None  # noqa: S101 - there is another choice
-    more = f"{format_seconds(abs(found.seconds))} ({abs(found.share):.1%})".replace("%", " %")
+    more = f"{format_seconds(abs(found.seconds))} ({format_share(abs(found.share))})"
     how = f"{more} {'longer' if found.seconds > 0 else 'shorter'} than"
     if abs(found.share) <= TIE:
         how = "as long as"

@@ -73,6 +73,11 @@ def group_of(point: Point, machine: Machine) -> str:
     return _NAMES.get(point.kind, point.kind)
 
 
+def not_measured(sample: Sample, machine: Machine) -> str:
+    """Return what a failed sample is of, and why it failed: "one point of copies (…)"."""
+    return f"one point of {group_of(sample.point, machine)} ({sample.error})"
+
+
 def _collective_group(op: CollectiveOp, group: Group, machine: Machine) -> str:
     """Return the collective's name; with several nodes also the placement of its ranks."""
     if machine.num_devices <= machine.devices_per_node:

@@ -73,8 +73,9 @@ def find_profile(wanted: str | Profile | None, *, stores: StoreFinder) -> FoundP
     """Return the profile of a file, else of a name in the store, else of a bundled name.
 
     Args:
-        wanted: a path that ends in .toml or has a slash, else a name; None takes the newest
-            measured profile of the store. A program may also give the profile itself.
+        wanted: a path that ends in .toml or has a slash, else a name, else a file of another
+            name; None takes the newest measured profile of the store. A program may also give
+            the profile itself.
 
     Raises:
         InputError: the file is missing or broken.
@@ -88,7 +89,12 @@ def find_profile(wanted: str | Profile | None, *, stores: StoreFinder) -> FoundP
     if is_path(wanted):
         return FoundProfile(profile=load_profile_file(Path(wanted)), source="file")
     with stores() as store:
-        return named_profile(wanted, store=store)
+        try:
+            return named_profile(wanted, store=store)
+        except ProfileError:
+            if not Path(wanted).is_file():
+                raise
+    return FoundProfile(profile=load_profile_file(Path(wanted)), source="file")
 
 
 def is_path(wanted: str) -> bool:

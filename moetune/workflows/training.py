@@ -339,7 +339,9 @@ def _too_large(plan: TrainingPlan) -> LayoutTooLargeError:
         f"memory binds: {plan.request.job.decoder.name} needs "
         f"{format_bytes(round(peak))} per device with {layout_words(layout)} (most of it "
         f"{largest}), more than the {format_bytes(plan.limit_bytes)} there are",
-        "take more ranks, leave more of the layout to the solver, or recompute more",
+        "take more ranks, or leave more of the layout to the solver"
+        if "full" in layout.recompute
+        else "take more ranks, leave more of the layout to the solver, or recompute more",
         plan.document,
     )
 

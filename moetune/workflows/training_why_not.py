@@ -25,7 +25,7 @@ from moetune.domain.training_document import (
     TrainingDocument,
     training_from_document,
 )
-from moetune.domain.units import format_seconds
+from moetune.domain.units import format_seconds, format_share
 from moetune.solve.training.search import NOISE
 from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.compared import ComparedChoice, Refusal, WhyNotAnswer
@@ -43,9 +43,10 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "recompute": ("none", *RECOMPUTES),
 }  # fmt: skip
 _RULE = (
-    f"Of layouts within {NOISE:.0%} of each other one that leaves memory free is taken, then the "
-    "simpler one; what is faster than that the search does not try unless it is pinned, such as "
-    "ZeRO stages above the target's lowest: plan again with these pins to take it"
+    f"Of layouts within {format_share(NOISE, digits=0)} of each other one that leaves memory "
+    "free is taken, then the simpler one; what is faster than that the search does not try unless "
+    "it is pinned, such as ZeRO stages above the target's lowest: plan again with these "
+    "pins to take it"
 )
 _ONLY_KEPT = (
     "Profile {!r} is not here, or has changed: this is the fastest such layout that the plan has "

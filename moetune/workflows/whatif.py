@@ -15,7 +15,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs, check_sizes
 from moetune.domain.spelling import Spelling
 from moetune.domain.training_document import AnyPlan, TrainingDocument
-from moetune.domain.units import format_bytes, format_seconds
+from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.solve.layer.memory import device_bytes as layer_bytes
 from moetune.solve.layer.words import STRATEGY_WORDS
@@ -186,12 +186,12 @@ def _is_same(now: float, then: float) -> bool:
 
 
 def _ratio(now: float, then: float) -> str:
-    """Return "1.5% less", "the same" or "2.4 × as long"."""
+    """Return "1.5 % less", "the same" or "2.4 × as long"."""
     if _is_same(now, then):
         return "the same"
     ratio = now / then if then else math.inf
     if 1 / _TWICE < ratio < _TWICE:
-        return f"{abs(ratio - 1):.1%} {'more' if ratio > 1 else 'less'}"
+        return f"{format_share(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
     return f"{ratio:.3g} × as long"
 
 

@@ -17,7 +17,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import LARGEST_BYTES, OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.spelling import AS_FIELDS, Spelling
 from moetune.domain.terms import LayerTerms, PhaseTerms
-from moetune.domain.units import format_seconds
+from moetune.domain.units import format_seconds, format_share
 from moetune.solve.layer.choose import NOISE, WORTH
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layout.words import BINDING_WORDS, name_layout, seconds_by_binding
@@ -38,13 +38,14 @@ _ONLY_KEPT = (
     "has kept, and others were not compared"
 )
 _RULES = (
-    f"Gains below {WORTH:.0%} over one chunk or over keeping all activations are not taken, nor "
-    f"below {NOISE:.0%} over fewer chunks: the errors of measured costs are as large. The plan's "
-    "own reason: {}"
+    f"Gains below {format_share(WORTH, digits=0)} over one chunk or over keeping all activations "
+    f"are not taken, nor below {format_share(NOISE, digits=0)} over fewer chunks: the errors of "
+    "measured costs are as large. The plan's own reason: {}"
 )
 _RULE_OF_LAYOUTS = (
-    f"Of layouts within {NOISE:.0%} of each other one that leaves memory free is taken; a faster "
-    "one than that is not tried unless it is pinned: plan again with these pins to take it"
+    f"Of layouts within {format_share(NOISE, digits=0)} of each other one that leaves memory free "
+    "is taken; a faster one than that is not tried unless it is pinned: plan again with these "
+    "pins to take it"
 )
 
 

@@ -21,6 +21,7 @@ def test_the_file_is_stdout_and_notes_are_stderr(cli: Cli, plan: str) -> None:
     assert result.code == 0
     assert result.out.startswith("#!/usr/bin/env bash\n")
     assert "Launch" in result.err
+    assert "bash own.sh " in cli("export", plan, "--to", "megatron", "--output", "own.sh").err
 
 
 def test_output_writes_the_same_text(cli: Cli, plan: str) -> None:

@@ -39,6 +39,9 @@ def test_the_fewest_gpus_are_the_fewest(cli: Cli) -> None:
     assert fewer.code == 3
     assert not fewer.document["fits"]
     assert len(fewer.document["layouts"]) == 1
+    said = cli("memory", "mixtral-8x7b", "--device-memory", "80G", "--world-size", str(ranks // 2))
+    assert "What fits" not in said.out
+    assert "moetune memory mixtral-8x7b --device-memory 80G\n" in said.err
     peaks = [one["peak_bytes"] for one in found["layouts"]]
     assert max(peaks) <= found["limit_bytes"] < fewer.document["layouts"][0]["peak_bytes"]
     for one in found["layouts"]:

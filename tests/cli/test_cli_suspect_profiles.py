@@ -85,7 +85,7 @@ def test_every_view_of_a_plan_says_so(suspect: Profile) -> None:
     views = (plan_sections, page_sections, explanation_sections)
     for sections in (*(view(explanation) for view in views), whatif_sections(answer)):
         (text,) = said(sections)
-        assert {"GEMM", "14.0", "41.0", "--name"} <= set(text.replace("(", " ").split())
+        assert {"GEMM", "14.0", "41.0", "show"} <= set(text.replace("(", " ").split())
 
 
 def test_a_good_profile_is_not_mentioned() -> None:

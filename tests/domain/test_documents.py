@@ -125,6 +125,14 @@ def test_ranges_of_a_plan_follow_one_another(ranges: tuple[Range, ...], what: st
     assert plan((1, 4, 1, 1), (5, 5, 2, 1)).decide(5).forward_degree == 2
 
 
+def test_no_predicted_time_is_negative() -> None:
+    for name in ("step_seconds", "forward_seconds", "p95_step_seconds"):
+        document = encode(plan())
+        document["predicted"][name] = -1.0
+        with pytest.raises(InputError, match=f"{name} must be at least 0, got -1.0"):
+            plan_from_document(document)
+
+
 def test_a_plan_has_at_least_one_chunk_each_way() -> None:
     one = plan().pipeline
     for none in (replace(one, forward_degree=0), replace(one, backward_degree=0)):

@@ -37,6 +37,11 @@ def test_a_document_is_read_whole_and_written_again() -> None:
         ({**TRAINING, "alternatives": {}}, "alternatives must be a list"),
         ({**TRAINING, "alternatives": [3]}, "alternatives[0] must be a table"),
         ({**TRAINING, "layout": None}, "layout must be a table"),
+        ({**TRAINING, "layout": TRAINING["layout"] | {"tp": 0}}, "tp must be at least 1, got 0"),
+        (
+            {**TRAINING, "predicted": TRAINING["predicted"] | {"step_seconds": 0.0}},
+            "step_seconds must be above 0, got 0.0",
+        ),
         ({**TRAINING, "predicted": {"parts": {}}}, "lacks the key 'step_seconds'"),
         ({**TRAINING, "memory": {"peak_bytes": 0.5, "parts": {}}}, "a whole number"),
         ({**TRAINING, "fits": "yes"}, "fits must be true or false"),

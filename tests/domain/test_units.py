@@ -14,7 +14,9 @@ from moetune.domain.units import (
     format_bytes,
     format_rate,
     format_seconds,
+    format_share,
     full_dtype,
+    parse_age,
     parse_bytes,
     parse_count,
     parse_flops,
@@ -183,3 +185,16 @@ def test_numbers_that_are_none_or_too_large_are_an_error_of_input(text: str) -> 
         with pytest.raises(InputError) as caught:
             parse(text)
         assert len(str(caught.value)) < 600
+
+
+def test_an_age_has_a_unit() -> None:
+    assert [parse_age(text) for text in ("7d", "12h", "90s", "0")] == [604800, 43200, 90, 0]
+    with pytest.raises(InputError, match="has no unit") as error:
+        parse_age("3")
+    assert error.value.hint == "write 3d, 3h or 3s"
+
+
+def test_a_share_has_a_space_and_no_negative_zero() -> None:
+    assert format_share(0.123) == "12.3 %"
+    assert format_share(-0.00001, sign=True) == "+0.0 %"
+    assert format_share(1234.5, digits=0) == "123,450 %"

@@ -139,6 +139,24 @@ def test_files_are_read_from_a_path_or_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n", "Git LFS"),
+        (b"PK\x03\x04rest", "zip archive"),
+        (b'{"_class_name": "UNet2DConditionModel"}', r"diffusion model \(UNet2DConditionModel\)"),
+        (b'{"weight_map": {}}', "index of weights"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=words) as error:
+        read_model(file)
+    assert str(file) in error.value.what
+    assert error.value.hint
+
+
+@pytest.mark.parametrize(
     ("spelling", "name"),
     [
         ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),

@@ -1,6 +1,7 @@
 """Sections carry values for programs, and every medium shows each of them."""
 
 import re
+import shlex
 from html import unescape
 
 import pytest
@@ -20,6 +21,7 @@ from moetune.report.section import (
     sentence,
     values_of,
 )
+from moetune.report.text import WIDTH, text_of
 
 TABLE = Table(
     name="phases",
@@ -201,3 +203,13 @@ def test_shares_that_stand_together_have_digits_for_each(
     shares: tuple[float, ...], expected: tuple[str, ...]
 ) -> None:
     assert percents(*shares, sign=True) == expected
+
+
+def test_a_command_that_is_cut_goes_on_as_a_shell_reads_it() -> None:
+    flags = " ".join(f"--flag-{number} value-{number}" for number in range(12))
+    for text in (f"do this: moetune profile {flags}.", f"do `moetune profile {flags}` today."):
+        lines = text_of([Section(name="one", paragraphs=(text,))]).splitlines()
+        assert len(lines) > 2
+        assert max(map(len, lines)) <= WIDTH
+        typed = "\n".join(lines).partition("moetune")[2].partition("`")[0].replace("\\\n", "")
+        assert shlex.split(f"moetune{typed}") == ["moetune", "profile", *flags.split()]

@@ -74,7 +74,7 @@ def test_it_finds_the_best_degrees_says_so_and_keeps_them(
     (line,) = [record.message for record in caplog.records]
     assert line == (
         f"40 tokens: 6 and 2 chunks, strategy none; {num_steps - 1} steps searched, "
-        "15.0% faster than planned"
+        "15.0 % faster than planned"
     )
     with open_store(f"{tmp_path}/moetune.db") as store:
         assert store.settled(plan_of(1).id) == (settled,)

@@ -118,9 +118,9 @@ def test_a_layout_wins_by_its_two_largest_kinds_of_work_and_against_the_next(
         given = {"best": best, "parts": parts, "binding": "gradients", "runner_up": second}
         return FIGURES.findall(explain_layout(**{**given, **changed}))  # type: ignore[arg-type]
 
-    assert figures() == ["45%", "40%", "50.0%"]
-    assert figures(runner_up=None) == ["45%", "40%"]
-    assert figures(parts=(part("experts", 0.5), part("bubble", 0.0))) == ["50%", "50.0%"]
+    assert figures() == ["45 %", "40 %", "50.0 %"]
+    assert figures(runner_up=None) == ["45 %", "40 %"]
+    assert figures(parts=(part("experts", 0.5), part("bubble", 0.0))) == ["50 %", "50.0 %"]
     bound = [
         explain_layout(best=best, parts=parts, binding=binding, runner_up=second)
         for binding in ("memory", "gradients")

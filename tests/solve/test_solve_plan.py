@@ -185,7 +185,7 @@ def test_where_overlap_cannot_pay_one_chunk_is_chosen_and_the_plan_says_why() ->
     plan = _solve(costs=LinearCosts(interference=DISTURBED))
     assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == (1, 1)
     assert plan.decision.why.startswith("Overlapping cannot pay here: ")
-    assert "transfers run at 50% of their speed and experts at 50%" in plan.decision.why
+    assert "transfers run at 50 % of their speed and experts at 50 %" in plan.decision.why
     assert plan.alternatives[0].step_seconds > plan.predicted.step_seconds
 
 
@@ -493,7 +493,7 @@ def test_the_price_of_a_pin_is_against_the_best_of_all_degrees_where_memory_is_r
     )
     inputs = plan_inputs(tokens_per_rank=65536)
     plan = _solve(inputs, costs=costs, bounds=Bounds(forward_degree=2, strategy="S4"))
-    (found,) = (re.search(r"([\d.]+)% slower than (\d+)", text) for text in plan.warnings)
+    (found,) = (re.search(r"([\d.]+) % slower than (\d+)", text) for text in plan.warnings)
     assert found is not None
     layer = layer_costs(workload=plan.workload, costs=costs)
     times = {

@@ -74,7 +74,7 @@ def test_a_verification_compares_with_one_chunk_with_its_prediction_and_with_the
     reusing = step(6, 7, seconds=0.5, strategy="S4")
     figures = re.compile(r"\d+\.\d\d ×|[+-]?\d+\.\d ?%|\d+ and \d+")
     assert figures.findall(words(verification(ALONE, PLANNED, faster, reusing))) == [
-        "2.00 ×", "-20.0 %", "4 and 5", "25.0%",
+        "2.00 ×", "-20.0 %", "4 and 5", "25.0 %",
     ]  # fmt: skip
     assert figures.findall(words(verification(ALONE, PLANNED))) == ["2.00 ×", "-20.0 %"]
     unknown = replace(PLANNED, predicted_seconds=None)
@@ -87,7 +87,7 @@ def test_a_verification_compares_with_one_chunk_with_its_prediction_and_with_the
         ({}, 2.5, True, "holds here: its step of 1.25 s is inside its range of 1.00 s to 2.00 s"),
         ({"range_seconds": None}, 2.5, True, "takes 1.25 s, and it promised no range"),
         ({"range_seconds": (2.0, 3.0)}, 2.5, False, "missed its own range of 2.00 s to 3.00 s"),
-        ({}, 1.0, False, "lost to one chunk, which is 25.0% faster than its 1.25 s"),
+        ({}, 1.0, False, "lost to one chunk, which is 25.0 % faster than its 1.25 s"),
         ({}, 1.24, True, "holds here"),
         ({"tolerance": 1e-9}, 2.5, False, "changed the numbers"),
     ],

@@ -345,7 +345,7 @@ def test_a_models_summary_has_the_share_of_what_binds(model: Explanation) -> Non
 
     def shares(binding: ModelBinding) -> list[str]:
         plan = replace(model.plan, transformer=replace(known, binding=binding))
-        return re.findall(r"(\d+)%", plan_sections(replace(model, plan=plan))[0].summary)
+        return re.findall(r"(\d+) %", plan_sections(replace(model, plan=plan))[0].summary)
 
     assert shares("gradients") == ["75"]
     assert shares("computation") == ["25"]

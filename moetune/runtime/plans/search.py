@@ -292,7 +292,7 @@ class OnlineSearch:
 
 def _outcome(settled: Settled, violations: int) -> str:
     one, faster = settled.decision, settled.planned_seconds / settled.median_seconds - 1
-    gain = "as planned" if faster <= 0 else f"{faster:.1%} faster than planned"
+    gain = "as planned" if faster <= 0 else f"{100 * faster:.1f} % faster than planned"
     doubt = f"; degrees fall with tokens {violations} times" if violations else ""
     return (
         f"{settled.tokens_per_rank:,} tokens: {one.forward_degree} and {one.backward_degree} "

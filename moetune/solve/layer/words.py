@@ -6,7 +6,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Interference, Trust
 from moetune.domain.plan import Binding
 from moetune.domain.profile import Provenance
-from moetune.domain.units import format_bytes, format_seconds
+from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.times import StepTime
 
@@ -60,16 +60,17 @@ def explain_choice(
         return "One chunk each way is the only choice that the bounds leave."
     speeds = ""
     if not interference.is_none:
+        comm = format_share(interference.comm.comp, digits=0)
+        comp = format_share(interference.comp.comm, digits=0)
         speeds = (
-            f" While they overlap, transfers run at {interference.comm.comp:.0%} of their speed "
-            f"and experts at {interference.comp.comm:.0%}."
+            f" While they overlap, transfers run at {comm} of their speed and experts at {comp}."
         )
     if runner_up.seconds < step.seconds:
         saved = 1 - runner_up.seconds / step.seconds
         return (
             f"Overlapping is not worth it here: {_chunks(runner_up)} promise "
             f"{format_seconds(runner_up.seconds)} instead of {format_seconds(step.seconds)}, and "
-            f"{saved:.1%} of a step is less than such predictions miss.{speeds}"
+            f"{format_share(saved)} of a step is less than such predictions miss.{speeds}"
         )
     return (
         f"Overlapping cannot pay here: {_chunks(runner_up)} would take "
@@ -88,7 +89,7 @@ def explain_declined(*, several: StepTime, one_chunk: StepTime, regret: float) -
         f"One chunk is the safe answer: {_chunks(several)} promise "
         f"{format_seconds(several.seconds)} instead of {format_seconds(one_chunk.seconds)}, but "
         "that rests on times that were not measured; as far as these may be wrong, more is lost "
-        f"by cutting ({regret:.1%} on average) than gained."
+        f"by cutting ({format_share(regret)} on average) than gained."
     )
 
 
@@ -96,7 +97,7 @@ def explain_loss(*, other: StepTime, best: StepTime) -> str:
     """Return by how much the other choice is slower, with its extra work and missing overlap."""
     slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
     if slower < -TIE:
-        return f"{slower:.1%}, within what predictions miss"
+        return f"{format_share(slower)}, within what predictions miss"
     if slower <= TIE:
         return "as fast, with other numbers of chunks"
     work, hidden = (
@@ -127,7 +128,7 @@ def explain_strategy_loss(
         )
     slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
     if slower < -TIE:
-        return f"{slower:.1%}, within what predictions miss"
+        return f"{format_share(slower)}, within what predictions miss"
     if slower <= TIE:
         return "as fast"
     names = ("sends", "computes", "copies")
@@ -209,7 +210,8 @@ def trust_warnings(
 
 def explain_pin(*, phase: str, pinned: int, best: int, slower: float) -> str:
     """Return by how much a pinned degree is slower than the best one; `slower` is relative."""
-    return f"the pinned {phase} degree {pinned} makes the phase {slower:.1%} slower than {best}"
+    longer = format_share(slower)
+    return f"the pinned {phase} degree {pinned} makes the phase {longer} slower than {best}"
 
 
 def count_chunks(degree: int) -> str:

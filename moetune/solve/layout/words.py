@@ -9,7 +9,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import ModelBinding, ModelMemory, Part, PartName
-from moetune.domain.units import format_bytes, format_seconds
+from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.costs import doubts_of
 from moetune.solve.layer.degree import TIE
@@ -167,17 +167,19 @@ def explain_layout(
     kinds = seconds_by_binding(parts)
     most = sorted(kinds, key=kinds.__getitem__, reverse=True)[:2]
     shares = " and ".join(
-        f"{BINDING_WORDS[kind]} {kinds[kind] / best.seconds:.0%}" for kind in most if kinds[kind]
+        f"{BINDING_WORDS[kind]} {format_share(kinds[kind] / best.seconds, digits=0)}"
+        for kind in most
+        if kinds[kind]
     )
     text = f"Layout {name_layout(best.layout)}: {shares} of a step."
     if binding == "memory":
         text += " Memory binds: a faster way of running it does not fit."
     if runner_up is None:
         return f"{text} The pins leave no other layout that fits."
-    slower = runner_up.seconds / best.seconds - 1
+    slower, other = runner_up.seconds / best.seconds - 1, name_layout(runner_up.layout)
     if slower < -TIE:
-        return f"{text} {name_layout(runner_up.layout)} is {-slower:.1%} faster, {_IS_TIGHT}."
-    return f"{text} The next best, {name_layout(runner_up.layout)}, is {slower:.1%} slower."
+        return f"{text} {other} is {format_share(-slower)} faster, {_IS_TIGHT}."
+    return f"{text} The next best, {other}, is {format_share(slower)} slower."
 
 
 def explain_chunks(choice: ChunkChoice, *, num_micro_batches: int) -> str:

@@ -153,7 +153,8 @@ def _speeds(answer: WhatIfAnswer) -> Iterator[str]:
     """Yield the model FLOPs a second of the changed plan, and of the first one."""
     now, then = throughput_of(answer.after), throughput_of(answer.before)
     if now is not None and then is not None:
-        yield f"Model FLOPs: {speed_words(now)}, instead of {speed_words(then)}."
+        new, old = speed_words(now), speed_words(then)
+        yield f"Model FLOPs: {new}, {'as before' if new == old else f'instead of {old}'}."
 
 
 def plan_differences(first: AnyPlan, second: AnyPlan, *, names: tuple[str, str]) -> Section:

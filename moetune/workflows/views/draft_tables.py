@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.plan import Plan
 from moetune.domain.training import FoldedLayout
+from moetune.domain.units import format_share
 from moetune.report.section import EMPTY, Cell, Table, percent, sentence
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.solve.training.search import NOISE, PricedLayout
@@ -102,7 +103,7 @@ def why_not(plan: TrainingPlan, other: PricedLayout) -> str:
     step = best.step.seconds
     slower = other.step.seconds / step - 1
     if slower <= NOISE:
-        return f"As fast within {NOISE:.0%}; {_tie(plan, other)}."
+        return f"As fast within {format_share(NOISE, digits=0)}; {_tie(plan, other)}."
     names = dict.fromkeys((*best.step.parts, *other.step.parts))
     more = {
         name: other.step.parts.get(name, 0.0) - best.step.parts.get(name, 0.0) for name in names

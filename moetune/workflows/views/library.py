@@ -44,7 +44,7 @@ def _plan(one: StoredPlan) -> tuple[Cell, ...]:
     speed = plan_speed(plan) if plan else None
     name = f"{info.profile} (suspect)" if plan and plan.is_suspect else info.profile
     return (
-        Cell(text=info.id[:12], value=info.id, mark="code"),
+        Cell(text=info.id[:8], value=info.id, mark="code"),
         Cell.words(info.model or "a layer"),
         Cell.words("cannot be read") if plan is None else Cell.seconds(step_seconds(plan)),
         tflops_cell(speed),

@@ -4,6 +4,7 @@ from moetune.domain.units import format_bytes
 from moetune.report.section import Cell, Highlight, Section, Table, percent, plural
 from moetune.workflows.memory import USABLE, FittedLayout, MemoryAnswer
 from moetune.workflows.training import layout_words
+from moetune.workflows.views.words import largest_first
 
 SCHEMA = "moetune.memory/1"
 
@@ -51,7 +52,11 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
     )
     return (
         Section(name="answer", paragraphs=(words,), highlights=highlights),
-        Section(name="layouts", title="What fits, the plainest first", tables=(_layouts(answer),)),
+        Section(
+            name="layouts",
+            title="What fits, the plainest first" if answer.fits else "The smallest layout",
+            tables=(_layouts(answer),),
+        ),
         Section(name="memory", title="Where it goes", tables=(_parts(first),)),
     )
 
@@ -89,8 +94,7 @@ def _parts(one: FittedLayout) -> Table:
                 Cell.size(round(size)),
                 Cell.share(size / one.memory.peak_bytes),
             )
-            for name, size in sorted(one.memory.parts.items(), key=lambda part: -part[1])
-            if size > 0
+            for name, size in largest_first(one.memory.parts)
         ),
     )
 

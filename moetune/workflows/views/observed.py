@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from moetune.domain.plan import Plan
 from moetune.domain.throughput import Throughput, observed_throughput, throughput_of
-from moetune.domain.units import format_seconds
+from moetune.domain.units import format_seconds, format_share
 from moetune.report.observed import (
     WINDOW,
     Seen,
@@ -59,7 +59,7 @@ def verdict(plan: Plan, found: Verification) -> str:
     where = "" if found.range_seconds is None else f" of {_span(found.range_seconds)}"
     if found.has_lost:
         gap = found.planned.step_seconds / found.one_chunk.step_seconds - 1
-        return f"{name} lost to one chunk, which is {gap:.1%} faster than its {took}"
+        return f"{name} lost to one chunk, which is {format_share(gap)} faster than its {took}"
     if not found.is_inside:
         return f"{name} missed its own range{where}: a step takes {took}"
     inside = f"its step of {took} is inside its range{where}"
@@ -201,7 +201,7 @@ def _best(found: Verification) -> str:
     exchange = "" if fastest.dispatcher == planned.dispatcher else f", {fastest.dispatcher}"
     return (
         f"The fastest was {fastest.forward_degree} and {fastest.backward_degree} chunks{exchange}, "
-        f"by {gap:.1%}."
+        f"by {format_share(gap)}."
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from moetune.domain.plan import Chunks, Memory, Plan, TransformerPlan
 from moetune.domain.terms import PhaseTerms
 from moetune.domain.throughput import throughput_of
-from moetune.domain.units import format_bytes, format_seconds
+from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.report.section import (
     EMPTY,
     Cell,
@@ -254,7 +254,7 @@ def _model_summary(explanation: Explanation, transformer: TransformerPlan) -> st
     share = by_binding.get(transformer.binding, 0.0) / transformer.step_seconds
     binds = f"{BINDING_WORDS[transformer.binding].capitalize()} binds"
     if share:
-        binds += f", {share:.0%} of the step"
+        binds += f", {format_share(share, digits=0)} of the step"
     return (
         f"One step of the model: {model_span(transformer)}, "
         f"{transformer.tokens_per_second_per_rank:,.0f} tokens a second and "

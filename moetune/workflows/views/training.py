@@ -10,11 +10,16 @@ from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, 
 from moetune.solve.training.search import NOISE
 from moetune.workflows.views.words import (
     how_sure_of_layout,
+    largest_first,
     speed_cell,
     speed_words,
     suspect_words,
 )
 
+_FRONT_NOTE = (
+    "Both as against the line above; steps that save less than "
+    f"{percent(NOISE, digits=0)} are omitted."
+)
 _MUCH = 0.1
 """Of a step, that is worth a hint."""
 
@@ -105,7 +110,7 @@ def _graphs(plan: TrainingDocument) -> str:
     can_replay = "partial" in find_target(plan.inputs.target).cuda_graphs
     if graphs != "none" or share < _MUCH or not can_replay:
         return graphs
-    return f"none: launches are {share:.0%} of the step, see --cuda-graphs partial"
+    return f"none: launches are {percent(share, digits=0)} of the step, see --cuda-graphs partial"
 
 
 def _offloaded(best: TrainingAnswer) -> str:
@@ -152,7 +157,9 @@ def _memory_parts(best: TrainingAnswer) -> Iterator[Table]:
         yield Table(
             name=name,
             header=(first, "bytes"),
-            rows=tuple((Cell.words(one), Cell.size(size)) for one, size in sizes.items() if size),
+            rows=tuple(
+                (Cell.words(one), Cell.size(round(size))) for one, size in largest_first(sizes)
+            ),
         )
 
 
@@ -176,9 +183,7 @@ def _front(plan: TrainingDocument) -> Table:
         name="front",
         header=("memory", "step", "costs", "saves", "layout", "recompute", "overlap"),
         rows=tuple(rows),
-        notes=(
-            f"Both as against the line above; steps that save less than {NOISE:.0%} are omitted.",
-        ),
+        notes=(_FRONT_NOTE,),
     )
 
 

@@ -13,12 +13,17 @@ from moetune.domain.profile import ProfileQuality
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.report.section import Cell, Section, Table, percent, plural, seconds_span
 from moetune.solve.training.search import NOISE
-from moetune.workflows.views.words import how_sure_of_layout, speed_words, suspect_words
+from moetune.workflows.views.words import (
+    how_sure_of_layout,
+    largest_first,
+    speed_words,
+    suspect_words,
+)
 
 SCHEMA = "moetune.training-explanation/1"
 _COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients"})
 _WAITING = frozenset({"launches", "bubble and sends"})
-_TIES = f"Of steps within {NOISE:.0%} of each other the simpler layout is taken."
+_TIES = f"Of steps within {percent(NOISE, digits=0)} of each other the simpler layout is taken."
 _NAMED = 3
 """Parts of a difference that are said."""
 
@@ -128,9 +133,8 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
                 name="memory",
                 header=("part", "bytes"),
                 rows=tuple(
-                    (Cell.words(name), Cell.size(size))
-                    for name, size in best.memory.parts.items()
-                    if size > 0
+                    (Cell.words(name), Cell.size(round(size)))
+                    for name, size in largest_first(best.memory.parts)
                 ),
             ),
         ),

@@ -100,8 +100,13 @@ def suspect_words(profile: str, quality: ProfileQuality | None) -> Iterator[str]
     groups = ", ".join(_suspect_group(one) for one in quality.suspect)
     yield (
         f"The profile {profile!r} is suspect, and so is this plan: {groups}. Measure it again on "
-        f"an idle machine: `moetune profile --name {profile}`."
+        f"an idle machine; `moetune profiles show {profile}` says how."
     )
+
+
+def largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return the parts that are there, the largest first, whichever order a document has."""
+    return sorted(((name, size) for name, size in parts.items() if size), key=lambda one: -one[1])
 
 
 def plan_speed(plan: AnyPlan) -> Throughput | None:
