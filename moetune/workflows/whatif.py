@@ -186,12 +186,12 @@ def _is_same(now: float, then: float) -> bool:
 
 
 def _ratio(now: float, then: float) -> str:
-    """Return "1.5% less", "the same" or "2.4 × as long"."""
+    """Return "1.5 % less", "the same" or "2.4 × as long"."""
     if _is_same(now, then):
         return "the same"
     ratio = now / then if then else math.inf
     if 1 / _TWICE < ratio < _TWICE:
-        return f"{abs(ratio - 1):.1%} {'more' if ratio > 1 else 'less'}"
+        return f"{100 * abs(ratio - 1):.1f} % {'more' if ratio > 1 else 'less'}"
     return f"{ratio:.3g} × as long"
 
 

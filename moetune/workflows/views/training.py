@@ -152,7 +152,11 @@ def _memory_parts(best: TrainingAnswer) -> Iterator[Table]:
         yield Table(
             name=name,
             header=(first, "bytes"),
-            rows=tuple((Cell.words(one), Cell.size(size)) for one, size in sizes.items() if size),
+            rows=tuple(
+                (Cell.words(one), Cell.size(size))
+                for one, size in sorted(sizes.items(), key=lambda part: -part[1])
+                if size
+            ),
         )
 
 
