@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from moetune.cli.session import Json, PlanArgument, example, session_of
-from moetune.domain.targets import TARGETS, find_target
+from moetune.domain.targets import TARGETS
 
 EPILOG = example("moetune export plan.json --to megatron --output layout.sh")
 

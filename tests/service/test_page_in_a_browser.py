@@ -334,3 +334,30 @@ def test_a_model_and_a_profile_are_reached_with_the_keyboard_alone(
     page.keyboard.press("Enter")
     page.wait_for_url("**/profiles/by%20hand")
     assert page.locator("h1").inner_text() == "by hand"
+
+
+def test_plans_are_filtered_and_compared_with_the_keyboard_alone(
+    page: Page, plans: tuple[Plan, Plan]
+) -> None:
+    def tab_to(name: str) -> None:
+        for _ in range(80):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.name") == name:
+                return
+        raise AssertionError(f"{name} is not reached")
+
+    first, second = (plan.id for plan in plans)
+    page.goto("/")
+    tab_to("profile")
+    page.keyboard.type("lab-after")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**profile=lab-after**")
+    assert "No plan matches." in page.locator("main").inner_text()
+    page.goto(f"/compare?first={first}")
+    assert page.get_by_label("First plan").input_value() == first[:12]
+    tab_to("second")
+    page.keyboard.type(second[:8])
+    page.keyboard.press("Enter")
+    page.wait_for_url("**second=**")
+    assert draw_all(page) == 2
+    assert f"{second[:6]} has" in page.locator("main").inner_text()

@@ -1,6 +1,7 @@
 """The page as HTML: what is on it, what it refuses, and what it never does."""
 
 import csv
+import html
 import io
 import json
 import re
@@ -470,3 +471,25 @@ def test_a_profile_says_how_good_it_is_and_what_to_measure_next(full: Client) ->
     published = unescape(full.get("/profiles/rtx2080ti-x64").text)
     assert "Its quality is not known" in published
     assert "Measure next" not in published
+
+
+def test_a_training_plan_leads_with_its_memory_and_to_a_new_plan(full: Client) -> None:
+    page = full.get(f"/plans/{TRAINING}").text
+    figures = re.findall(r'data-figure="([\w-]+)"', page)
+    assert figures[:2] == ["memory-parts", "phases"]
+    assert "/new?kind=model" in page
+    rows = list(csv.DictReader(full.get(f"/plans/{TRAINING}/memory-parts.csv").text.splitlines()))
+    plan = training_plan()
+    sizes = {row["part"]: int(float(row["bytes"])) for row in rows}
+    free = sizes.pop("free below the limit")
+    assert sizes == {name: size for name, size in plan.memory.parts.items() if size}
+    assert free == plan.inputs.memory_limit_bytes - sum(sizes.values())
+
+
+def test_a_model_and_a_new_plan_lead_to_each_other(full: Client) -> None:
+    model = full.get("/models/olmoe").text
+    there = re.search(r'href="(/new\?[^"]+)"', model)
+    assert there is not None
+    answer = full.get(html.unescape(there[1]))
+    assert answer.status_code == 200
+    assert 'href="/models/olmoe"' in answer.text

@@ -143,7 +143,7 @@ def test_the_words_say_what_changed_by_how_much_and_why(plan: Plan) -> None:
     before, after = answer.before.predicted.step_seconds, answer.after.predicted.step_seconds
     assert words[0].startswith("With 16,384 tokens per rank instead of 8,192, communication 8 ×")
     change = abs(after / before - 1)
-    assert f"{change:.1%}" in words[1] or "× as long" in words[1]
+    assert f"{100 * change:.1f} %" in words[1] or "× as long" in words[1]
     assert "for each token" in words[1]
     now, then = answer.after.pipeline, answer.before.pipeline
     assert (now.forward_degree, now.backward_degree) != (then.forward_degree, then.backward_degree)

@@ -15,9 +15,11 @@ from moetune.service.pages.page import Page, address
 from moetune.service.problems import problem_of
 from moetune.workflows.memory import MemoryAnswer, MemoryQuestion, fit_memory
 from moetune.workflows.models import FoundModel, find_decoder_model
-from moetune.workflows.views.memory import memory_sections
+from moetune.workflows.views.memory import memory_page
 from moetune.workflows.views.models import decoder_sections, model_section
 
+_OF_PAPERS, _OF_MODELS = "rtx2080ti-x64", "h100-x8"
+"""Reference machines of the papers' layers, and of whole models."""
 _DEVICE, _LENGTH, _RANKS = "80GB", "4k", 8
 _TARGET = "megatron"
 
@@ -86,7 +88,7 @@ def model_page(library: Library, name: str, form: MemoryForm) -> Page:
         return _layer_page(known, found)
     try:
         answer = library.planner.solver.run(fit_memory, form.question(found))
-        memory: tuple[Section, ...] = memory_sections(answer)
+        memory: tuple[Section, ...] = memory_page(answer)
         problem: MoetuneError | None = None
         length = form.length
     except MoetuneError as error:
@@ -99,7 +101,12 @@ def model_page(library: Library, name: str, form: MemoryForm) -> Page:
         context={
             "form": form, "name": known, "device": _DEVICE, "length": _LENGTH, "problem": problem,
             "commands": _commands(known, answer, form),
+            "new_plan": _new_plan(known, answer),
         },
+        csv=lambda figure: address(
+            "models", known, f"{figure.name}.csv", device_memory=form.device_memory,
+            world_size=form.world_size, seq=form.seq,
+        ),
         status=int(problem_of(problem).status) if problem else 200,
     )  # fmt: skip
 
@@ -114,7 +121,10 @@ def _layer_page(name: str, found: FoundModel) -> Page:
         sections=(section,),
         context={
             "form": None, "name": name, "problem": None,
-            "commands": {"Plan it": f"moetune plan --model {name} --profile rtx2080ti-x64"},
+            "commands": {
+                "The same in a terminal": f"moetune plan --model {name} --profile {_OF_PAPERS}"
+            },
+            "new_plan": address("new", kind="layer", model=name, profile=_OF_PAPERS),
         },
     )  # fmt: skip
 
@@ -130,10 +140,23 @@ def _commands(name: str, answer: MemoryAnswer | None, form: MemoryForm) -> Mappi
         return same
     job = answer.job
     plan = (
-        f"moetune plan --model {name} --profile h100-x8 --world-size {job.world_size} "
+        f"moetune plan --model {name} --profile {_OF_MODELS} --world-size {job.world_size} "
         f"--global-batch {job.global_batch} --seq {job.length}"
     )
-    return {"Plan it": plan, **same}
+    return {"Plan it in a terminal": plan, **same}
+
+
+def _new_plan(name: str, answer: MemoryAnswer | None) -> str:
+    """Return the address of New plan with the model; "" of a paper's, which it does not have."""
+    if name in MODELS:
+        return ""
+    if answer is None or not answer.fits:
+        return address("new", kind="model", decoder=name)
+    job = answer.job
+    return address(
+        "new", kind="model", decoder=name, profile=_OF_MODELS, world_size=str(job.world_size),
+        global_batch=str(job.global_batch), seq=str(job.length),
+    )  # fmt: skip
 
 
 def _list(name: str, title: str, what: str, rows: list[tuple[str, str, str]]) -> Section:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.service.pages.new_plan_form import PASTED, Form
+from moetune.service.pages.page import address
 from moetune.service.workers import WorkerPools
 from moetune.solve.layer.memory import device_bytes
 from moetune.workflows.commands import layer_command, training_command
@@ -26,6 +27,7 @@ class Answer:
         command: that asks the same on the command line.
         exports: of a model's plan.
         paste_note: where the configuration of the command has to be.
+        model_address, profile_address: of their pages; "" of a model without one.
     """
 
     view: DraftView
@@ -33,6 +35,8 @@ class Answer:
     command: str
     exports: tuple[TargetExport, ...] = ()
     paste_note: str = ""
+    model_address: str = ""
+    profile_address: str = ""
 
 
 async def answer_of(pools: WorkerPools, form: Form) -> Answer:
@@ -75,6 +79,8 @@ async def _layer(pools: WorkerPools, form: Form) -> Answer:
             f"{pipeline.forward_degree} and {pipeline.backward_degree} chunks, {size} a device"
         ),
         command=layer_command(request, profile=plan.inputs.profile),
+        model_address=address("models", request.model) if request.model else "",
+        profile_address=address("profiles", plan.inputs.profile),
     )
 
 
@@ -92,5 +98,7 @@ async def _model(pools: WorkerPools, form: Form) -> Answer:
             model=f"{PASTED}/config.json" if is_pasted else form["decoder"],
         ),
         exports=draft.exports,
+        model_address="" if is_pasted else address("models", form["decoder"]),
+        profile_address=address("profiles", plan.profile),
         paste_note=f"Save the configuration as {PASTED}/config.json first." if is_pasted else "",
     )

@@ -7,6 +7,7 @@ from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.records import PlanInfo
 from moetune.domain.training_document import TrainingDocument
+from moetune.huggingface.registry import resolve_name
 from moetune.report.observed import drift_figure, seen
 from moetune.report.section import Section, Table
 from moetune.service.pages.library import Library
@@ -131,7 +132,8 @@ def plan_page(library: Library, plan_id: str) -> Page:
 
 
 def _training_page(plan: TrainingDocument) -> Page:
-    sections = training_page(plan)
+    sections, inputs = training_page(plan), plan.inputs
+    known = resolve_name(inputs.model)
     return Page(
         template="training.html",
         title=f"{sections[0].title}, plan {plan.id[:6]}",
@@ -140,11 +142,30 @@ def _training_page(plan: TrainingDocument) -> Page:
         csv=lambda figure: f"/plans/{plan.id}/{figure.name}.csv",
         context={
             "plan": plan,
-            "profile_address": address("profiles", plan.inputs.profile),
+            "profile_address": address("profiles", inputs.profile),
             "compare_address": address("compare", what="plans", first=plan.id),
             "document": f"/v1/plans/{plan.id}",
+            "model_address": address("models", known) if known else "",
+            "new_address": _asked_anew(plan, known) if known else "",
+            "commands": {
+                f"Give it to {inputs.target}": (
+                    f"moetune export {plan.id[:12]} --to {inputs.target}"
+                ),
+                "Ask why, and why not another layout": f"moetune explain {plan.id[:12]}",
+                "See what the step depends on": f"moetune sensitivity {plan.id[:12]}",
+            },
         },
     )
+
+
+def _asked_anew(plan: TrainingDocument, model: str) -> str:
+    """Return the address of New plan with the plan's inputs, without its pins."""
+    inputs = plan.inputs
+    return address(
+        "new", kind="model", decoder=model, profile=inputs.profile, target=inputs.target,
+        world_size=str(inputs.world_size), global_batch=str(inputs.global_batch),
+        seq=str(inputs.seq),
+    )  # fmt: skip
 
 
 def compare_page(library: Library, *, what: str, first: str, second: str) -> Page:
@@ -175,14 +196,19 @@ def compare_page(library: Library, *, what: str, first: str, second: str) -> Pag
         ),
         context={
             "what": what,
-            "first": first,
-            "second": second,
+            "first": _short(first) if what == "plans" else first,
+            "second": _short(second) if what == "plans" else second,
             "names": names,
             "links": [address(what, first), address(what, second)],
             "plans": library.plan_choices(),
             "profiles": library.profile_names(),
         },
     )
+
+
+def _short(plan_id: str) -> str:
+    """Return as much of an id as a field shows."""
+    return plan_id[:12]
 
 
 _Comparison = tuple[tuple[str, str], tuple[Section, ...]]

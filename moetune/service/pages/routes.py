@@ -78,14 +78,23 @@ def _add_models(router: APIRouter, library: Library, show: _Show) -> None:
     def models() -> Response:
         return show(models_page())
 
+    @router.get("/models/{name:path}/{figure}.csv")
+    def model_csv(
+        name: str, figure: str, device_memory: _Text = "", world_size: _Text = "", seq: _Text = ""
+    ) -> Response:
+        return model_page(library, name, _memory_form(device_memory, world_size, seq)).data(figure)
+
     @router.get("/models/{name:path}")
     def model(
         name: str, device_memory: _Text = "", world_size: _Text = "", seq: _Text = ""
     ) -> Response:
-        form = MemoryForm(
-            device_memory=device_memory.strip(), world_size=world_size.strip(), seq=seq.strip()
-        )
-        return show(model_page(library, name, form))
+        return show(model_page(library, name, _memory_form(device_memory, world_size, seq)))
+
+
+def _memory_form(device_memory: str, world_size: str, seq: str) -> MemoryForm:
+    return MemoryForm(
+        device_memory=device_memory.strip(), world_size=world_size.strip(), seq=seq.strip()
+    )
 
 
 def _add_observed(router: APIRouter, library: Library, show: _Show) -> None:

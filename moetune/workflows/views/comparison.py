@@ -1,6 +1,6 @@
 """Two plans or two profiles side by side, as sections."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from moetune.domain.document import encode
@@ -12,7 +12,7 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.fits import overlay_figure
 from moetune.report.operations import operations_of
 from moetune.report.plan_figures import degree_figure, phases_figure, stacked_figure
-from moetune.report.section import EMPTY, Cell, Figure, Section, Table, plural, sentence
+from moetune.report.section import EMPTY, Cell, Figure, Section, Table, percent, plural, sentence
 from moetune.solve.layout.words import seconds_by_binding
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.profiles import compare_profiles
@@ -36,6 +36,9 @@ from moetune.workflows.whatif import WhatIfAnswer, compare_plans, input_changes,
 _MOST_OVERLAYS = 6
 _NOW, _CHANGED = "now", "changed"
 _LARGE = 100
+_SIZES = ("memory.parts.", "memory.activations.")
+_TIMES = ("predicted.parts.",)
+_SHARES = ("probability_best", "expected_regret", ".mfu", "_ratio")
 _RATES = {"_per_byte": (1e9, "GB"), "_per_mac": (1e12, "TMAC"), "_per_element": (1e9, "G")}
 
 
@@ -250,21 +253,35 @@ def _value(key: str, value: object) -> Cell:
         return Cell(text="–")
     if key.endswith("_fingerprint"):
         return Cell(text=str(value)[:12], value=str(value), mark="code")
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool):
+        return Cell.words("yes" if value else "no")
+    if not isinstance(value, int | float):
         return Cell.words(str(value))
     return Cell(text=_number(key, value), value=value)
 
 
 def _number(key: str, value: float) -> str:
     """Return a number in the unit that its key ends with."""
-    if key.endswith("_bytes"):
-        return format_bytes(value)
-    if key.endswith("_seconds"):
-        return format_seconds(value)
+    for is_of, words in _UNITS:
+        if is_of(key):
+            return words(value)
     for ending, (factor, name) in _RATES.items():
         if key.endswith(ending):
             return f"{format_seconds(value * factor)} per {name}"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+_UNITS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
+    (lambda key: key.endswith("_bytes") or key.startswith(_SIZES), format_bytes),
+    (lambda key: key.endswith("_seconds") or key.startswith(_TIMES), format_seconds),
+    (
+        lambda key: key.endswith("flops_per_second_per_device"),
+        lambda value: f"{value / 1e12:,.3g} TFLOP/s",
+    ),
+    (lambda key: key.endswith(_SHARES), percent),
+    (lambda key: "tokens_per_second" in key, lambda value: f"{value:,.0f}"),
+)
+"""How a field's number is written, by its key."""
 
 
 def _ratio(first: object, second: object) -> Cell:

@@ -1,6 +1,9 @@
 """What fits where, as sections: the layouts, and the plainest one part by part."""
 
+from dataclasses import replace
+
 from moetune.domain.units import format_bytes
+from moetune.report.memory_figure import memory_parts_figure
 from moetune.report.section import Cell, Highlight, Section, Table, percent, plural
 from moetune.workflows.memory import USABLE, FittedLayout, MemoryAnswer
 from moetune.workflows.training import layout_words
@@ -24,6 +27,17 @@ def memory_document(answer: MemoryAnswer) -> dict[str, object]:
         "num_fitting": answer.num_fitting,
         "layouts": [_layout_document(one) for one in answer.found],
     }  # fmt: skip
+
+
+def memory_page(answer: MemoryAnswer) -> tuple[Section, ...]:
+    """Return the same for a page: the first layout's parts and their limit before the layouts."""
+    words, layouts, parts = memory_sections(answer)
+    first = answer.found[0]
+    figure = memory_parts_figure(
+        first.memory.parts, limit_bytes=answer.question.limit_bytes,
+        words=f"Of a device with {layout_words(first.layout)}:",
+    )  # fmt: skip
+    return words, replace(parts, figures=(figure,)), layouts
 
 
 def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
@@ -65,7 +79,7 @@ def _layouts(answer: MemoryAnswer) -> Table:
     more = answer.num_fitting - len(answer.found)
     return Table(
         name="layouts",
-        header=("layout", "zero", "recompute", "memory", "of it states", "activations"),
+        header=("layout", "zero", "recompute", "memory", "states", "activations"),
         rows=tuple(
             (
                 Cell.words(layout_words(one.layout)),

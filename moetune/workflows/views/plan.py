@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from moetune.domain.plan import Chunks, Memory, Plan, TransformerPlan
+from moetune.domain.plan import Chunks, Memory, ModelMemory, Plan, TransformerPlan
 from moetune.domain.terms import PhaseTerms
 from moetune.domain.throughput import throughput_of
 from moetune.domain.units import format_bytes, format_seconds, format_share
+from moetune.report.memory_figure import memory_parts_figure
 from moetune.report.section import (
     EMPTY,
     Cell,
@@ -52,8 +53,28 @@ def plan_sections(explanation: Explanation) -> tuple[Section, ...]:
 
 
 def page_sections(explanation: Explanation) -> tuple[Section, ...]:
-    """Return the same without layouts and parts, for a page that `explanation.reasons` follow."""
-    return answer_section(explanation, has_reasons=True), _uncertainty(explanation.plan)
+    """Return the same without layouts and parts, for a page that `explanation.reasons` follow.
+
+    A whole model's answer is followed by its memory part by part.
+    """
+    answer = answer_section(explanation, has_reasons=True)
+    transformer = explanation.plan.transformer
+    memory = () if transformer is None else (_model_memory(explanation, transformer.memory),)
+    return answer, *memory, _uncertainty(explanation.plan)
+
+
+def _model_memory(explanation: Explanation, memory: ModelMemory) -> Section:
+    parts = {
+        "parameters": memory.parameter_bytes, "gradients": memory.gradient_bytes,
+        "optimizer": memory.optimizer_bytes, "activations": memory.activation_bytes,
+        "buffers": memory.buffer_bytes,
+    }  # fmt: skip
+    figure = memory_parts_figure(
+        {**parts, "others": max(0, memory.total_bytes - sum(parts.values()))},
+        limit_bytes=explanation.memory_limit_bytes,
+        words="Predicted for the device that needs most:",
+    )
+    return Section(name="model-memory", title="Memory of one device", figures=(figure,))
 
 
 def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Section:

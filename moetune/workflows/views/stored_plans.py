@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from moetune.domain.plan import Plan
 from moetune.domain.training import Degrees
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.report.section import EMPTY, Cell, Table
-from moetune.solve.layout.words import name_layout
 from moetune.workflows.library import StoredPlan
 from moetune.workflows.views.words import (
     kind_of,
@@ -18,8 +18,8 @@ from moetune.workflows.views.words import (
 from moetune.workflows.whatif import needed_bytes, step_seconds
 
 _HEADER = (
-    "plan", "kind", "model", "step", "tokens/s", "FLOP/s", "MFU", "memory", "layout", "chunks",
-    "trust", "profile", "ranks", "tokens per rank", "age",
+    "plan", "kind", "model", "step", "tokens/s", "FLOP/s", "MFU", "memory", "trust", "layout",
+    "chunks", "profile", "ranks", "tokens per rank", "age",
 )  # fmt: skip
 _NOTE = (
     "step: of the model, of a layer's plan of that layer. tokens/s: of all ranks together. FLOP/s: "
@@ -95,7 +95,7 @@ def _facts(plan: AnyPlan | None) -> tuple[Cell, ...]:
     if isinstance(plan, TrainingDocument):
         layout, chunks = plan.best.words, _degree(plan.layout.degree)
     else:
-        layout = name_layout(plan.layout)
+        layout = _layout(plan)
         degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
         chunks = Cell.words(f"{degrees[0]} and {degrees[1]}")
     return (
@@ -105,10 +105,19 @@ def _facts(plan: AnyPlan | None) -> tuple[Cell, ...]:
         speed_cell(speed),
         mfu_cell(speed),
         Cell.size(needed_bytes(plan)),
+        Cell.words(trust_words(plan), mark="suspect" if plan.is_suspect else ""),
         Cell.words(layout),
         chunks,
-        Cell.words(trust_words(plan), mark="suspect" if plan.is_suspect else ""),
     )
+
+
+def _layout(plan: Plan) -> str:
+    """Return the sizes above 1, and how experts are shared where it is not by exchanges."""
+    layout = plan.layout
+    sizes = {"dp": layout.dp, "ep": layout.ep, "tp": layout.tp, "pp": layout.pp}
+    named = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+    tensor = ["tensor"] if layout.expert_parallel == "tensor" else []
+    return " · ".join([*named, *tensor]) or "one rank"
 
 
 def _degree(degree: Degrees | None) -> Cell:

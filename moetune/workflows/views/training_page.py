@@ -5,12 +5,16 @@ from dataclasses import replace
 
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.plan_figures import stacked_figure
-from moetune.report.section import Cell, Figure, Highlight, Section, percent, plural
+from moetune.report.memory_figure import memory_parts_figure
+from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
+from moetune.report.section import Cell, Figure, Highlight, Section, percent, plural, sentence
 from moetune.workflows.views.training import training_sections
 from moetune.workflows.views.training_explanation import explain_training
+from moetune.workflows.views.words import how_sure_of_layout, suspect_words
 
 _STEP_WORDS = "Predicted seconds on the slowest pipeline rank."
+_SLOW, _LARGE = 4.0, 1.5
+"""Multiples of the plan's step, and of the memory limit, up to which a front is drawn."""
 
 
 def training_scope(plan: TrainingDocument) -> str:
@@ -21,8 +25,8 @@ def training_scope(plan: TrainingDocument) -> str:
 
 
 def training_page(plan: TrainingDocument) -> tuple[Section, ...]:
-    """Return a training plan's sections for a page, the numbers to read first on top."""
-    answer, *rest = training_sections(plan)
+    """Return a training plan's sections for a page: the numbers to read first, then its memory."""
+    answer, time, memory_section, *rest = training_sections(plan)
     predicted, memory, sure = plan.best.predicted, plan.best.memory, plan.confidence
     low, high = map(format_seconds, (sure.p05_step_seconds, sure.p95_step_seconds))
     limit = plan.inputs.memory_limit_bytes
@@ -33,6 +37,13 @@ def training_page(plan: TrainingDocument) -> tuple[Section, ...]:
             answer,
             title=f"Training {plan.inputs.model}: {plan.best.words}",
             scope=training_scope(plan),
+            paragraphs=(
+                _decision(plan),
+                *suspect_words(plan.inputs.profile, plan.profile_quality),
+                how_sure_of_layout(sure),
+            ),
+            notes=tuple(map(sentence, plan.warnings)),
+            tables=(),
             highlights=(
                 Highlight(
                     name="One step", cell=Cell.seconds(predicted.step_seconds),
@@ -47,10 +58,66 @@ def training_page(plan: TrainingDocument) -> tuple[Section, ...]:
                     note=f"of {format_bytes(limit)}, {share}",
                 ),
             ),
-            figures=tuple(training_figures({"this plan": plan})),
         ),
-        *rest,
+        replace(memory_section, figures=(_memory_figure(plan),)),
+        replace(time, figures=tuple(training_figures({"this plan": plan}))),
+        Section(name="settings", title="Layout and settings", tables=answer.tables),
+        *(_drawn(one, plan) for one in rest),
     )  # fmt: skip
+
+
+def _decision(plan: TrainingDocument) -> str:
+    layout = plan.layout
+    again = "nothing" if layout.recompute == ("none",) else ", ".join(layout.recompute)
+    exchange = "no overlap" if layout.overlap == "none" else f"overlap {layout.overlap}"
+    return (
+        f"Lay it out as {plan.best.words}; recompute {again}, exchange with {layout.dispatcher} "
+        f"and {exchange}."
+    )
+
+
+def _memory_figure(plan: TrainingDocument) -> Figure:
+    memory = plan.best.memory
+    return memory_parts_figure(
+        memory.parts, limit_bytes=plan.inputs.memory_limit_bytes,
+        words=f"Predicted peak of a device of pipeline rank {memory.rank}, which needs most:",
+    )  # fmt: skip
+
+
+def _drawn(section: Section, plan: TrainingDocument) -> Section:
+    """Return the section of the front with its figure, and others as they are."""
+    if section.name != "front":
+        return section
+    options = _front_options(plan)
+    if len(options) <= 1:
+        return section
+    limit = plan.inputs.memory_limit_bytes
+    figure = pareto_figure(options, limit_bytes=limit)
+    num_far = sum(one.layout != plan.layout for one in plan.front) + 1 - len(options)
+    far = (
+        f" {plural(num_far, 'layout')} of more than {_SLOW:g} × the plan's time or {_LARGE:g} × "
+        f"the limit {'is' if num_far == 1 else 'are'} only in the table."
+    )
+    words = f"{figure.words}{far if num_far else ''}"
+    return replace(section, figures=(replace(figure, words=words, is_wide=True),))
+
+
+def _front_options(plan: TrainingDocument) -> list[Option]:
+    """Return the plan, and the layouts of its front that are not far from it."""
+    best, limit = plan.best, plan.inputs.memory_limit_bytes
+    others = [one for one in plan.front if one.layout != best.layout]
+    return [
+        Option(
+            name=one.words,
+            group="with a pipeline" if one.layout.pp > 1 else "without a pipeline",
+            step_seconds=one.predicted.step_seconds,
+            memory_bytes=one.memory.peak_bytes,
+            is_chosen=at == 0,
+        )
+        for at, one in enumerate((best, *others))
+        if one.predicted.step_seconds <= _SLOW * best.predicted.step_seconds
+        and one.memory.peak_bytes <= _LARGE * limit
+    ]
 
 
 def training_figures(plans: Mapping[str, TrainingDocument]) -> Iterator[Figure]:
