@@ -15,9 +15,10 @@ from moetune.domain.costs import Estimate, Interference
 from moetune.domain.layer import Phase
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.costs import LayerCosts, total
+from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import middle_elements
 from moetune.solve.layer.timeline import COMPUTE, LINK, Task, Timeline, simulate
+from moetune.solve.layer.totals import total
 
 COPIES = "copies"
 _AHEAD = 2
