@@ -43,6 +43,7 @@ def main() -> None:
             "300 ms",
             _plan_seconds(profile),
         ),
+        ("the same with strategy S1 pinned", "300 ms", _plan_seconds(profile, strategy="S1")),
         ("the same with strategy S4 pinned", "300 ms", _plan_seconds(profile, strategy="S4")),
         ("plan-book hit", "1 µs", _hit_seconds()),
         ("range-table look-up", "10 µs", _range_seconds()),

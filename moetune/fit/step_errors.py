@@ -8,6 +8,7 @@ itself move and narrow it, most for the same layer, tokens and number of chunks.
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,7 @@ _FEWEST_VISITS = 10
 _MOST, _NINE_OF_TEN = 0.9, 1.645
 
 _Floats = NDArray[np.floating]
+_OCTAVES: _Floats = np.arange(NUM_OCTAVES, dtype=float)
 
 
 class MachineErrors:
@@ -62,18 +64,27 @@ class MachineErrors:
             self._found[key, tokens] = self._posterior(key, tokens)
         return self._found[key, tokens]
 
+    @cached_property
+    def _unmeasured(self) -> StepErrors:
+        """Of a layer that no measured step is like, with any number of tokens."""
+        roots = _roots(self._prior + self._drift**2)
+        return StepErrors(mean=(0.0,) * NUM_OCTAVES, roots=roots)
+
+    @cached_property
+    def _prior(self) -> _Floats:
+        prior: _Floats = self._own**2 * _shared(_OCTAVES, _OCTAVES)
+        return prior
+
     def _posterior(self, key: LayerKey, tokens: int) -> StepErrors:
-        octaves = np.arange(NUM_OCTAVES, dtype=float)
-        prior = self._own**2 * _shared(octaves, octaves)
         near = tuple(one for one in self._records if _likeness(one.workload.key, key))
         if not near:
-            return StepErrors(mean=(0.0,) * NUM_OCTAVES, roots=_roots(prior + self._drift**2))
+            return self._unmeasured
         sizes = np.log2([one.workload.tokens_per_rank for one in near])
         degrees = np.log2([one.degree for one in near])
         keys = [one.workload.key for one in near]
         among = self._own**2 * _shared(degrees, degrees) * _near(sizes, sizes)
         among *= [[_likeness(one, other) for other in keys] for one in keys]
-        across = self._own**2 * _shared(octaves, degrees)
+        across = self._own**2 * _shared(_OCTAVES, degrees)
         across *= _near(np.log2([tokens]), sizes) * [_likeness(key, one) for one in keys]
         residuals = np.array([one.residual for one in near])
         usual = float(np.median(residuals)) if len(near) >= _FEWEST_ALIKE else 0.0
@@ -84,7 +95,7 @@ class MachineErrors:
         )
         return StepErrors(
             mean=tuple((gain @ residuals).tolist()),
-            roots=_roots(prior - gain @ across.T + self._drift**2),
+            roots=_roots(self._prior - gain @ across.T + self._drift**2),
             records=near,
             gain=_rows(exact),
         )

@@ -8,7 +8,7 @@ gate, and collectives of the layer's ranks. `solve.layer.parallelism` has its im
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -17,18 +17,17 @@ from moetune.domain.costs import (
     CommSpeed,
     CompSpeed,
     Costs,
-    Doubt,
     Estimate,
     Interference,
     LinearCost,
     OverlapSpeeds,
-    least_trust,
 )
 from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
 from moetune.domain.quantization import Quantization, measured_dtype
 from moetune.domain.samples import CollectiveOp, GemmForm
 from moetune.domain.step_errors import StepErrors
 from moetune.solve.layer.timeline import Task
+from moetune.solve.layer.totals import total
 
 COUNT_BYTES = 8
 """Of a number of tokens, which ranks exchange as int64."""
@@ -75,6 +74,9 @@ class LayerCosts(ABC):
         default_factory=dict, init=False, repr=False, compare=False
     )
     _speeds: dict[tuple[float, float], OverlapSpeeds] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _step_errors: dict[int, StepErrors] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -185,7 +187,11 @@ class LayerCosts(ABC):
 
     def step_errors(self, *, tokens: int) -> StepErrors:
         """Return by how much whole steps differ from the sum of their operations."""
-        return self.errors or self.costs.step_errors(self.key, tokens=tokens)
+        found = self._step_errors.get(tokens)
+        if found is None:
+            found = self.errors or self.costs.step_errors(self.key, tokens=tokens)
+            self._step_errors[tokens] = found
+        return found
 
     def in_step(self, estimate: Estimate, *, rows: float, degree: int) -> Estimate:
         """Return the time that an operation of a phase's chunk takes within a whole step.
@@ -393,27 +399,3 @@ class LayerCosts(ABC):
         return self.costs.collective_line(
             op=op, group_size=self.world_size, num_nodes=self.num_nodes
         )
-
-
-def total(*parts: Estimate | None) -> Estimate:
-    """Return the sum.
-
-    Args:
-        parts: None for what was not measured, which counts as 0 s.
-    """
-    known = [part for part in parts if part is not None]
-    trusts = {part.trust for part in known}
-    return Estimate(
-        seconds=sum([part.seconds for part in known], 0.0),
-        trust=least_trust(trusts) if len(trusts) != 1 else trusts.pop(),
-        doubts=doubts_of(known) if any(part.doubts for part in known) else (),
-    )
-
-
-def doubts_of(parts: Iterable[Estimate]) -> tuple[Doubt, ...]:
-    """Return the doubts in any of the estimates, each once, those about the longest first."""
-    doubted = [part for part in parts if part.doubts]
-    if not doubted:
-        return ()
-    doubted.sort(key=lambda part: -part.seconds)
-    return tuple(dict.fromkeys(doubt for part in doubted for doubt in part.doubts))

@@ -1,21 +1,24 @@
 """Best degrees where memory is reused: few are simulated, as bounds exclude the others."""
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from heapq import heapify, heappop, heapreplace
 
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.choose import NOISE, DegreeChooser
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.reuse import lower_bound_seconds
+from moetune.solve.layer.reuse import link_seconds, lower_bound_seconds
 from moetune.solve.layer.times import PhaseTime
 
 
 class SimulatedDegrees:
     """The allowed degrees of a phase, or of both in as many chunks, simulated when first wanted.
 
+    Most degrees are excluded by what their transfers alone take, so that their lower bounds are
+    worked out when they are wanted, too.
+
     Args:
         phases: one, or both where they are paired.
-        bounds: lower bounds of their times in seconds by degree, ascending.
     """
 
     def __init__(self, chooser: DegreeChooser, phases: Sequence[Phase], tokens: int) -> None:
@@ -24,11 +27,36 @@ class SimulatedDegrees:
         self._tokens = tokens
         self._times: dict[int, tuple[PhaseTime, ...]] = {}
         self._seconds: dict[int, float] = {}
-        bounds = (
-            (degree, sum([self._bound(phase, degree) for phase in phases]))
-            for degree in chooser.allowed(phases[0], tokens)
-        )
-        self.bounds = dict(sorted(bounds, key=itemgetter(1)))
+        self._allowed = chooser.allowed(phases[0], tokens)
+        self._ordered: list[tuple[float, int]] = []
+        self._bounds: dict[int, float] = {}
+
+    @cached_property
+    def _waiting(self) -> list[tuple[float, int]]:
+        """Degrees that are not in order yet, with what they take at least, as a heap."""
+        found = [(self._sum(link_seconds, one), one) for one in self._allowed]
+        heapify(found)
+        return found
+
+    def ascending(self) -> Iterator[tuple[float, int]]:
+        """Yield each degree behind the lower bound of its time in seconds, ascending."""
+        at = 0
+        while at < len(self._allowed):
+            while at == len(self._ordered):
+                at_least, degree = self._waiting[0]
+                if self._bounds.get(degree) == at_least:
+                    self._ordered.append(heappop(self._waiting))
+                else:
+                    heapreplace(self._waiting, (self.bound(degree), degree))
+            yield self._ordered[at]
+            at += 1
+
+    def bound(self, degree: int) -> float:
+        """Return the lower bound of the time of all phases in so many chunks."""
+        found = self._bounds.get(degree)
+        if found is None:
+            found = self._bounds[degree] = self._sum(lower_bound_seconds, degree)
+        return found
 
     def times(self, degree: int) -> tuple[PhaseTime, ...]:
         """Return each phase's time in so many chunks."""
@@ -49,31 +77,37 @@ class SimulatedDegrees:
 
         Others are simulated, those with the smallest bounds first, until that is certain.
         """
-        if degree not in self.bounds:
+        if degree not in self._allowed:
             return False
         if not self._seconds:
-            self.seconds(next(iter(self.bounds)))
+            self.seconds(next(self.ascending())[1])
         longer = 1 + tolerance
         limit = min(self._seconds.values()) * longer
-        if self.bounds[degree] > limit:
+        if self.bound(degree) > limit:
             return False
         seconds = self.seconds(degree)
         if seconds > limit:
             return False
-        for other, at_least in self.bounds.items():
+        for at_least, other in self.ascending():
             if seconds <= at_least * longer:
                 return True
             if seconds > self.seconds(other) * longer:
                 return False
         return True
 
-    def _bound(self, phase: Phase, degree: int) -> float:
-        return lower_bound_seconds(
-            costs=self._chooser.costs,
-            phase=phase,
-            strategy=self._chooser.strategy,
-            tokens=self._tokens,
-            degree=degree,
+    def _sum(self, least: Callable[..., float], degree: int) -> float:
+        chooser = self._chooser
+        return sum(
+            [
+                least(
+                    costs=chooser.costs,
+                    phase=phase,
+                    strategy=chooser.strategy,
+                    tokens=self._tokens,
+                    degree=degree,
+                )
+                for phase in self._phases
+            ]
         )
 
 
@@ -81,7 +115,7 @@ def near_best(chooser: DegreeChooser, phase: Phase, tokens: int) -> dict[int, fl
     """Return the seconds of all degrees within `NOISE` of the best, and of some others."""
     degrees = SimulatedDegrees(chooser, [phase], tokens)
     found: dict[int, float] = {}
-    for degree, at_least in degrees.bounds.items():
+    for at_least, degree in degrees.ascending():
         if found and at_least > min(found.values()) * (1 + NOISE):
             break
         found[degree] = degrees.seconds(degree)
@@ -105,8 +139,8 @@ def fewest_near_best(
     forward, backward = (SimulatedDegrees(chooser, [phase], tokens) for phase in PHASES)
     pairs = sorted(
         (one + other, (first, second))
-        for first, one in forward.bounds.items()
-        for second, other in backward.bounds.items()
+        for one, first in forward.ascending()
+        for other, second in backward.ascending()
         if first == second or not chooser.is_paired
     )
 

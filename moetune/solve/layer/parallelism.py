@@ -15,7 +15,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerKey, Phase, Workload
 from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.costs import COUNT_BYTES, NOTHING, LayerCosts, total
+from moetune.solve.layer.costs import COUNT_BYTES, NOTHING, LayerCosts
 from moetune.solve.layer.degree import (
     best_degree,
     best_tensor_parallel_degree,
@@ -24,6 +24,7 @@ from moetune.solve.layer.degree import (
 )
 from moetune.solve.layer.quantized import dispatched_bytes, once_a_phase, quantized_chunk
 from moetune.solve.layer.timeline import Task, pipeline_tasks, tensor_parallel_tasks
+from moetune.solve.layer.totals import total
 
 _WEIGHT_BYTES = 4
 """A weight of the gate is no narrower than float32."""

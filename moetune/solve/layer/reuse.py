@@ -15,9 +15,10 @@ from moetune.domain.costs import Estimate, Interference
 from moetune.domain.layer import Phase
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.costs import LayerCosts, total
+from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import middle_elements
 from moetune.solve.layer.timeline import COMPUTE, LINK, Task, Timeline, simulate
+from moetune.solve.layer.totals import total
 
 COPIES = "copies"
 _AHEAD = 2
@@ -87,7 +88,6 @@ def chunk_of(
     Raises:
         ProfileError: the strategy copies, and no copies were measured.
     """
-    is_backward = phase == "backward"
     before, after = costs.halves(phase, rows, recompute=strategy in {"S3", "S4"})
     layer = costs.layer
 
@@ -102,7 +102,7 @@ def chunk_of(
         after=after.scaled(factor),
         copy_input=copy(layer.d_model) if strategy in OFFLOADS_INPUT else None,
         copy_middle=copy(middle_elements(layer)) if strategy in OFFLOADS_MIDDLE else None,
-        sends_again=is_backward and strategy in {"S2", "S4"},
+        sends_again=sends_again(phase, strategy),
         copies_overlap=costs.costs.copy_mode == "pinned",
         sorts_rows=costs.sorts_rows,
     )
@@ -120,6 +120,21 @@ def reuse_timeline(
         reuse_tasks(chunk=chunk, phase=phase, degree=degree),
         interference=costs.interference(rows=rows, degree=degree),
     )
+
+
+def link_seconds(
+    *, costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
+) -> float:
+    """Return the time of a phase's transfers alone, a lower bound of the phase's."""
+    rows = costs.rows(tokens, degree=degree)
+    num_transfers = degree * (3 if sends_again(phase, strategy) else 2)
+    factor = costs.step_factor(rows=rows, degree=degree)
+    return num_transfers * costs.transfer(rows=rows, degree=degree).seconds * factor
+
+
+def sends_again(phase: Phase, strategy: Strategy) -> bool:
+    """Return whether T_DI is dispatched a second time."""
+    return phase == "backward" and strategy in {"S2", "S4"}
 
 
 def lower_bound_seconds(

@@ -142,9 +142,11 @@ class _Refit:
         chosen = best = self.overhead_seconds
         for phase, (first, *others) in zip(PHASES, contenders, strict=True):
             seconds = least = self._phase(phase, first, strategy)
-            for degree in others:
-                if self._least(phase, degree, strategy) < least:
-                    least = min(least, self._phase(phase, degree, strategy))
+            bounds = sorted((self._least(phase, degree, strategy), degree) for degree in others)
+            for at_least, degree in bounds:
+                if at_least >= least:
+                    break
+                least = min(least, self._phase(phase, degree, strategy))
             chosen += seconds
             best += least
         return chosen, best

@@ -11,8 +11,8 @@ from moetune.domain.model import Transformer
 from moetune.domain.plan import ModelBinding, ModelMemory, Part, PartName
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.chunks.choose import ChunkChoice
-from moetune.solve.layer.costs import doubts_of
 from moetune.solve.layer.degree import TIE
+from moetune.solve.layer.totals import doubts_of
 from moetune.solve.layout.candidates import Batching, Candidate
 from moetune.solve.model.costs import CostPart
 from moetune.solve.model.stages import Stage

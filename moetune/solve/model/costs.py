@@ -15,9 +15,10 @@ from moetune.domain.plan import PartName
 from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.choose import DegreeChooser
-from moetune.solve.layer.costs import NOTHING, PHASE_GEMMS, total
+from moetune.solve.layer.costs import NOTHING, PHASE_GEMMS
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import PhaseTime, StepTime
+from moetune.solve.layer.totals import total
 from moetune.solve.model.groups import Group
 from moetune.solve.runtime import FULL_BYTES, MOETUNE, TargetRuntime
 

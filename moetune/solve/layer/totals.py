@@ -1,0 +1,29 @@
+"""Sums of estimates: their seconds, the least of their trusts, and all of their doubts."""
+
+from collections.abc import Iterable
+
+from moetune.domain.costs import Doubt, Estimate, least_trust
+
+
+def total(*parts: Estimate | None) -> Estimate:
+    """Return the sum.
+
+    Args:
+        parts: None for what was not measured, which counts as 0 s.
+    """
+    known = [part for part in parts if part is not None]
+    trusts = {part.trust for part in known}
+    return Estimate(
+        seconds=sum([part.seconds for part in known], 0.0),
+        trust=least_trust(trusts) if len(trusts) != 1 else trusts.pop(),
+        doubts=doubts_of(known),
+    )
+
+
+def doubts_of(parts: Iterable[Estimate]) -> tuple[Doubt, ...]:
+    """Return the doubts in any of the estimates, each once, those about the longest first."""
+    doubted = [part for part in parts if part.doubts]
+    if not doubted:
+        return ()
+    doubted.sort(key=lambda part: -part.seconds)
+    return tuple(dict.fromkeys(doubt for part in doubted for doubt in part.doubts))
