@@ -291,9 +291,7 @@ def test_the_plan_is_among_its_options_with_its_own_time_and_memory() -> None:
     for plan in (lab_plan(), lab_plan(memory_limit_bytes=120 * 2**20)):
         options = options_of(explain_plan(plan, profile=lab_profile()))
         (chosen,) = [one for one in options if one.is_chosen]
-        memory = plan.memory
-        total = memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
-        assert chosen.memory_bytes == total
+        assert chosen.memory_bytes == plan.memory.peak_bytes
         assert chosen.step_seconds == pytest.approx(plan.predicted.step_seconds)
         assert len(options) > 8
         figure = pareto_figure(options, limit_bytes=plan.inputs.memory_limit_bytes)

@@ -171,7 +171,7 @@ def test_drift_has_percentages_and_a_line_at_zero() -> None:
     figure = drift_figure(seen(kept(lab_plan(), 60)))
     labels = [one.text or "" for one in parsed(figure).iter("text")]
     assert "0%" in labels
-    assert any(re.fullmatch(r"\+\d+%", one) for one in labels)
+    assert any(re.fullmatch(r"-\d+%", one) for one in labels)
     assert any(one.get("class") == "zero" for one in area_of(figure).iter("line"))
 
 
