@@ -171,7 +171,7 @@ def _front(plan: TrainingDocument) -> Table:
         more, saved = EMPTY, EMPTY
         if before is not None:
             more = Cell.size(peak - before.memory.peak_bytes)
-            saved = Cell.share(step / before.predicted.step_seconds - 1, sign=True)
+            saved = Cell.share(1 - step / before.predicted.step_seconds)
         rows.append(
             (
                 replace(Cell.size(peak), mark="" if peak <= limit else "suspect"),
