@@ -41,9 +41,8 @@ def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
     """
     if name in MODELS:
         return _paper(MODELS[name], world_size)
-    path = Path(name).expanduser()
-    if path.exists() or name.endswith(".json"):
-        found = read_model(path)
+    if _is_there(name):
+        found = read_model(Path(name).expanduser())
     elif resolve_name(name) is not None:
         found = named_model(name)
     else:
@@ -61,7 +60,12 @@ def is_decoder_name(name: str) -> bool:
     """Return whether a name is that of a Hugging Face model, and not one of the papers'."""
     if name in MODELS:
         return False
-    return resolve_name(name) is not None or Path(name).exists() or name.endswith(".json")
+    return resolve_name(name) is not None or _is_there(name)
+
+
+def _is_there(name: str) -> bool:
+    """Return whether a name is a path; the empty one, which is the working directory's, is none."""
+    return bool(name) and (Path(name).expanduser().exists() or name.endswith(".json"))
 
 
 def _unknown(name: str) -> InputError:

@@ -310,7 +310,7 @@ def plan_decoder(
             opened.
     """
     stores = partial(wiring.find_store, settings)
-    found = find_profile(profile or settings.profile, stores=stores)
+    found = find_profile(settings.profile if profile is None else profile, stores=stores)
     request = flags.training_request(found.profile)
     plan = plan_training(request, found.profile, with_front=flags.front).stored
     if save:

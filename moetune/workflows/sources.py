@@ -169,7 +169,9 @@ class LocalSources:
 
     def profile(self, name: str | None) -> FoundProfile:
         """Return the profile of the first: `name`, `named`, the setting, the newest measured."""
-        return find_profile(name or self.named or self.default_profile, stores=self.stores)
+        wanted = (name, self.named, self.default_profile)
+        first = next((one for one in wanted if one is not None), None)
+        return find_profile(first, stores=self.stores)
 
     def profile_of(self, plan: AnyPlan) -> FoundProfile:
         """Return the profile that the command line names, else the one of the plan's name."""

@@ -22,6 +22,8 @@ def _lines(text: str) -> list[str]:
     [
         (("plan",), 2, ("nothing to plan for", "--model")),
         (("plan", "--model", "gpt-xll"), 2, ("'gpt-xll' is unknown", "did you mean gpt-xl?")),
+        (("plan", "--model", ""), 2, ("model '' is unknown",)),
+        (("plan", "--model", "gpt-xl", "--profile", ""), 5, ("profile '' is unknown",)),
         (("plan", "--model", "gpt-s"), 5, ("none was measured", "moetune profile")),
         (("plan", "--model", "gpt-s", "--d-model", "8"), 2, ("exclude each other",)),
         (("plan", "--model", "gpt-s", "--top-k", "2"), 2, ("--top-k exclude each other",)),
