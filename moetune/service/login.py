@@ -27,11 +27,12 @@ _PAGE = """<!doctype html>
 <body>
 <main>
 <h1>moetune</h1>
-<form method="post" action="{action}">
-{problem}<label for="token">Token of this service</label>
+{problem}<form class="form" method="post" action="{action}">
+<label>Token of this service
 <input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
+</label>
 <input name="next" type="hidden" value="{target}">
-<button type="submit">Log in</button>
+<div class="actions"><button class="primary" type="submit">Log in</button></div>
 </form>
 </main>
 </body>
