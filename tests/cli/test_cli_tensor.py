@@ -88,7 +88,7 @@ def test_a_predicted_trace_has_experts_and_sums(with_sums: Cli) -> None:
         (("--order", "interleaved"), 2, "omit --order"),
         (("--num-experts", "18"), 2, "use 16 or 20 experts"),
         (("--world-size", "8"), 5, "all_reduce"),
-        (("--memory-limit", "64MiB"), 3, "smallest plan (64 and 64 chunks"),
+        (("--memory-limit", "64MiB"), 3, "smallest plan (1 and 1 chunk,"),
     ],
 )
 def test_what_a_tensor_plan_cannot_have_is_refused_with_a_hint(

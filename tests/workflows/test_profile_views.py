@@ -147,7 +147,7 @@ def test_samples_that_vary_are_counted_and_good_ones_need_no_note() -> None:
     ):  # fmt: skip
         head = profile_sections(found(replace(profile, samples=samples)))[0]
         assert [number for note in head.notes for number in re.findall(r"\d+", note)] == numbers
-        (words,) = head.paragraphs
+        words = head.paragraphs[0]
         assert f"{len(samples)} sample" in words
 
 

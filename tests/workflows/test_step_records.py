@@ -105,7 +105,7 @@ def test_a_profile_shows_its_steps_beside_the_sums(lab: Profile) -> None:
     for sections in (profile_sections(found), profile_page(found), profile_report(found)):
         (steps,) = (one for one in sections if one.name == "steps")
         (row,) = steps.tables[0].rows
-        assert row[-1].value == pytest.approx(0.15, abs=0.02)
+        assert row[-1].value == pytest.approx(1 / 1.15 - 1, abs=0.02)
         assert row[-2].value == pytest.approx(1.15 * float(row[-3].value or 0), rel=0.02)
 
 
@@ -119,7 +119,7 @@ def test_an_explanation_says_what_measured_steps_change(lab: Profile) -> None:
         note="",
     )  # fmt: skip
     (section,) = (one for one in reasons(explanation) if one.name == "terms")
-    assert any("+13" in note or "+14" in note for note in section.tables[0].notes)
+    assert any("Times 1.13" in note or "Times 1.14" in note for note in section.tables[0].notes)
     plain = replace(explanation, profile=lab)
     (section,) = (one for one in reasons(plain) if one.name == "terms")
     assert not any("sum of their operations" in note for note in section.tables[0].notes)
