@@ -4,7 +4,7 @@ import base64
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -167,7 +167,7 @@ def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Ch
 def notebook_cell(
     *, name: str, sections: Sequence[Section], more: Sequence[Section] = (), summary: str = "More"
 ) -> str:
-    """Return sections without figures for the cell of a notebook, with their styles and no script.
+    """Return a notebook cell of sections without their figures, with styles and no script.
 
     Args:
         name: of letters, digits and hyphens; unique in the notebook.
@@ -182,8 +182,8 @@ def notebook_cell(
         name=name,
         colors="\n  ".join(colors),
         style=(STATIC / "notebook.css").read_text(encoding="utf-8"),
-        sections=sections,
-        more=more,
+        sections=[replace(one, figures=()) for one in sections],
+        more=[replace(one, figures=()) for one in more],
         summary=summary,
     )  # fmt: skip
 
