@@ -26,6 +26,7 @@ from moetune.domain.training_document import (
     training_from_document,
 )
 from moetune.domain.units import format_seconds, format_share
+from moetune.solve.training.chunks import MOST_CHUNKS
 from moetune.solve.training.search import NOISE
 from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.compared import ComparedChoice, Refusal, WhyNotAnswer
@@ -106,11 +107,9 @@ def _asked(question: WhyNot, world_size: int) -> _Asked:
             f"{question.spelling('strategy')} is for layers, and this is the plan of a training",
             f"ask with {question.spelling('layout')} recompute=moe_act or recompute=full",
         )
-    forward, backward = question.degrees
     texts, pins, dp = {}, {}, None
-    degrees = None
-    if forward is not None or backward is not None:
-        degrees = Degrees(forward=forward or backward or 1, backward=backward or forward or 1)
+    degrees = _degrees(question)
+    if degrees is not None:
         texts = {"forward-degree": str(degrees.forward), "backward-degree": str(degrees.backward)}
     if question.layout is not None:
         flag = question.spelling("layout")
@@ -119,6 +118,19 @@ def _asked(question: WhyNot, world_size: int) -> _Asked:
         pins = _pins(text)
         dp = _dp(text, pins, flag, world_size)
     return _Asked(texts=texts, pins=pins, dp=dp, degrees=degrees)
+
+
+def _degrees(question: WhyNot) -> Degrees | None:
+    forward, backward = question.degrees
+    for name, degree in (("forward-degree", forward), ("backward-degree", backward)):
+        if degree is not None and not 1 <= degree <= MOST_CHUNKS:
+            raise InputError(
+                f"{question.pin_spelling(name)} must be from 1 to {MOST_CHUNKS} for the plan of a "
+                f"training, got {degree}"
+            )
+    if forward is None and backward is None:
+        return None
+    return Degrees(forward=forward or backward or 1, backward=backward or forward or 1)
 
 
 def _pins(text: LayoutText) -> dict[str, object]:

@@ -90,6 +90,15 @@ class WhyNot:
             )
         return self.degree, self.degree
 
+    @property
+    def pin_spelling(self) -> Spelling:
+        """The caller's names of pins: `degree` for those of both phases, where it was given."""
+        if self.degree is None:
+            return self.spelling
+        both = self.spelling("degree")
+        phases = {"forward-degree": both, "backward-degree": both}
+        return replace(self.spelling, names={**self.spelling.names, **phases})
+
     def pins(self, plan: Plan) -> dict[str, str]:
         """Return what is asked of a plan, as constraints by flag.
 
@@ -103,7 +112,7 @@ class WhyNot:
         texts = {flag: str(value) for flag, value in found.items() if value is not None}
         if self.layout is not None:
             texts |= self._layout_pins(plan, self.layout)
-        Constraints.decode(texts, self.spelling).check_sizes(self.spelling)
+        Constraints.decode(texts, self.pin_spelling).check_sizes(self.pin_spelling)
         return texts
 
     def _layout_pins(self, plan: Plan, layout: str) -> Mapping[str, str]:
@@ -129,7 +138,7 @@ def compare_choices(plan: Plan, *, profile: Profile, question: WhyNot) -> WhyNot
         ProfileError: the profile lacks an operation that cannot be estimated.
     """
     asked = question.pins(plan)
-    changed = WhatIf(changes={"constraints": asked}, spelling=question.spelling)
+    changed = WhatIf(changes={"constraints": asked}, spelling=question.pin_spelling)
     check_changes(plan, changed)
     limit = limit_of(plan.inputs, device_memory_bytes=profile.machine.plannable_bytes)
     answer = WhyNotAnswer(
@@ -159,7 +168,7 @@ def answer_from_plan(plan: Plan, question: WhyNot) -> WhyNotAnswer | None:
         InputError: a value is none that it could have, or the plan has no such choice.
     """
     asked = question.pins(plan)
-    check_changes(plan, WhatIf(changes={"constraints": asked}, spelling=question.spelling))
+    check_changes(plan, WhatIf(changes={"constraints": asked}, spelling=question.pin_spelling))
     own = _choice(plan)
     answer = WhyNotAnswer(plan=plan.id, asked=asked, source="plan", chosen=own)
     if asked.items() <= own.decision.items():

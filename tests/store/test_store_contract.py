@@ -539,6 +539,6 @@ class TestStore:
 
     def test_a_training_plan_with_a_time_that_no_step_takes_is_refused(self, store: Store) -> None:
         predicted = TRAINING["predicted"] | {"step_seconds": 0.0}
-        with pytest.raises(InputError, match=r"predicted\.step_seconds"):
+        with pytest.raises(InputError, match=r"plan\.predicted: step_seconds must be above 0"):
             store.save_training_plan(training_plan(predicted=predicted))
         assert store.plans() == ()
