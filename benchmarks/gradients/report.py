@@ -47,9 +47,10 @@ def _method(cell: Cell) -> str:
     shape, moe = cell.work.transformer, cell.work.transformer.moe
     rounds = len(next(iter(cell.seconds.values())))
     gradients = [one.gradient_bytes for one in cell.predicted.values()]
+    every = "every one" if shape.moe_every == 1 else f"one of {shape.moe_every}"
     size = f", {gradients[0] / 1e6:.0f} MB of dense gradients" if gradients else ""
     return (
-        f"A language model of {shape.num_layers} blocks, experts in every {shape.moe_every}., "
+        f"A language model of {shape.num_layers} blocks, experts in {every}, "
         f"d_model {moe.d_model}, d_hidden {moe.d_hidden}, {moe.num_experts} experts, top-"
         f"{moe.top_k}, {cell.work.sequences * shape.length} tokens a rank, float32{size}. "
         "Forward and backward pass with reduced gradients, without an optimizer. Variants take "

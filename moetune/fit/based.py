@@ -50,13 +50,13 @@ class Scaled:
 
     @property
     def gemm_factor(self) -> float:
-        """What a GEMM takes, over the base's time, beyond its start-up."""
+        """Factor on the base's time of a GEMM beyond its start-up."""
         both = self.computation
         return parse_flops(both.base) / parse_flops(both.here) if both else 1.0
 
     @property
     def link_factor(self) -> float:
-        """The same of what travels between the GPUs of a node."""
+        """Factor on the base's time of what travels between the GPUs of a node."""
         both = self.links
         return parse_rate(both.base) / parse_rate(both.here) if both else 1.0
 

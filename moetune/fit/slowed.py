@@ -30,6 +30,7 @@ COLLECTIVE_PARTS = tuple(
 PARTS = (GEMM_RATE, GEMM_START, *COLLECTIVE_PARTS, ATTENTION, ROWS, COPIES, INTERFERENCE)
 """Of a machine, by the names that documents have."""
 _SMALLEST_BYTES = 1.0
+"""Stands for the smallest message, whose time is all start-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
-from moetune.huggingface.reader import read_decoder
+from moetune.huggingface.kinds import LAYERS
+from moetune.huggingface.reader import PREDICTIONS, read_decoder
 
 MOST_BYTES = 256 * 2**10
 """Of a configuration: the largest known has 30 KiB, most of it names of labels."""
@@ -23,7 +24,7 @@ NAME = "pasted"
 _WHERE = "the configuration"
 _MOST_DEPTH = 16
 _LARGEST = 2**53
-_LAYERS = frozenset({"num_hidden_layers", "num_layers", "n_layers", "n_layer"})
+_LAYERS = frozenset({*LAYERS, *PREDICTIONS})
 _MOST_LAYERS = 1024
 _PASTE = "paste the text of a config.json from a model's page on Hugging Face"
 _DIFFUSION = ("_diffusers_version", "sample_size", "cross_attention_dim")

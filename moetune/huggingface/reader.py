@@ -15,7 +15,7 @@ from moetune.huggingface.mixers import HEADS, WIDTH
 from moetune.huggingface.sparse import blocks_with_experts
 
 _NESTED = ("text_config", "thinker_config", "llm_config", "language_config", "language_model")
-_PREDICTIONS = (
+PREDICTIONS = (
     "num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_hidden_layers",
     "mtp_num_layers",
 )  # fmt: skip
@@ -187,7 +187,7 @@ def _predictions(
     d_model = fields.count(*WIDTH)
     fields.skip("mtp_transformer_layers", "mtp_use_dedicated_embeddings", "mtp_layer_types",
                 "mtp_mlp_layer_types")  # fmt: skip
-    steps = fields.count(*_PREDICTIONS, default=0, least=0)
+    steps = fields.count(*PREDICTIONS, default=0, least=0)
     if not fields.flag("use_mtp", default=True):
         steps = 0
     block = blocks[-1]

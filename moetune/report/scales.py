@@ -90,12 +90,8 @@ class Scale:
         )
 
 
-def scale_of(axis: Mapping[str, Any], values: Iterable[Place], *, from_zero: bool = False) -> Scale:
-    """Return the scale of an axis of `theme.axis` for everything that stands on it.
-
-    Args:
-        from_zero: whether bars begin on it, so that it has to show 0.
-    """
+def scale_of(axis: Mapping[str, Any], values: Iterable[Place]) -> Scale:
+    """Return the scale of an axis of `theme.axis` for everything that stands on it."""
     found = list(values)
     kind = _kind(axis, found)
     is_reversed = axis.get("autorange") == "reversed"
@@ -108,7 +104,7 @@ def scale_of(axis: Mapping[str, Any], values: Iterable[Place], *, from_zero: boo
         low, high = axis["range"]
         return Scale(kind=kind, low=low, high=high)
     numbers = [_number(one, kind, ()) for one in found] or [0.0, 1.0]
-    low, high = _padded(numbers, to_zero=from_zero or axis.get("rangemode") == "tozero", kind=kind)
+    low, high = _padded(numbers, to_zero=axis.get("rangemode") == "tozero", kind=kind)
     return Scale(kind=kind, low=low, high=high)
 
 

@@ -35,7 +35,7 @@ def read_token_file(path: Path) -> str:
             content = file.read(_MAX_FILE_BYTES)
     except OSError as error:
         raise InputError(
-            f"token file {path} cannot be read: {error.strerror}", _MAKE_ONE.format(path)
+            f"token file '{path}' cannot be read: {error.strerror}", _MAKE_ONE.format(path)
         ) from None
     return _checked(path, content)
 
@@ -56,10 +56,10 @@ def check_secret_file(path: Path, what: str) -> None:
 
 def _check_mode(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise InputError(f"token file {path} is not a regular file", _MAKE_ONE.format(path))
+        raise InputError(f"token file '{path}' is not a regular file", _MAKE_ONE.format(path))
     if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InputError(
-            f"token file {path} is open to others (mode {stat.S_IMODE(found.st_mode):04o})",
+            f"token file '{path}' is open to others (mode {stat.S_IMODE(found.st_mode):04o})",
             f"chmod 600 {path}, and make a new token if others may have read it",
         )
 
@@ -74,7 +74,7 @@ def _checked(path: Path, content: bytes) -> str:
     elif not all("!" <= character <= "~" for character in token):
         problem = "holds spaces, or characters beyond printable ASCII"
     if problem:
-        raise InputError(f"token file {path} {problem}", _MAKE_ONE.format(path))
+        raise InputError(f"token file '{path}' {problem}", _MAKE_ONE.format(path))
     return token
 
 

@@ -32,7 +32,7 @@ _QUERY = Spelling(
     key="{}", constraint="{}",
     names={name.replace("_", "-"): name for name in _CHOICES},
 )  # fmt: skip
-"""How the parameters of a query are written."""
+"""Spelling of a query's parameters."""
 
 
 class PlainRoute(APIRoute):

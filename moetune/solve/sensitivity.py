@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-T = TypeVar("T")
 PERCENT = 0.01
 SLOWER = (1.05, 1.1, 1.25, 1.5, 2.0)
 """Factors on a part's times at which the choice is asked for; the turning point is between two."""

@@ -63,6 +63,12 @@ def is_decoder_name(name: str) -> bool:
     return resolve_name(name) is not None or _is_there(name)
 
 
+def check_known(name: str) -> None:
+    """Raise InputError where a name is of no model, with the nearest of all names."""
+    if name not in MODELS and not is_decoder_name(name):
+        raise _unknown(name)
+
+
 def _is_there(name: str) -> bool:
     """Return whether a name is a path; the empty one, which is the working directory's, is none."""
     return bool(name) and (Path(name).expanduser().exists() or name.endswith(".json"))
@@ -74,7 +80,7 @@ def _unknown(name: str) -> InputError:
     meant = f"did you mean {near[0]}? " if near else ""
     return InputError(
         f"model {name!r} is unknown, and no such file or folder exists",
-        f"{meant}known: {', '.join(names)}; or give the path of a config.json",
+        f"{meant}`moetune models list` names them; or give the path of a config.json",
     )
 
 

@@ -19,7 +19,6 @@ from moetune.domain.constraints import (
 )
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layer import Activation, ExpertParallel
-from moetune.domain.model import MODELS
 from moetune.domain.pipeline import SCHEDULES, read_stages
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
@@ -35,7 +34,7 @@ from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import full_dtype
 from moetune.workflows import wiring
 from moetune.workflows.flags import LayerFlags, model_sizes, modules_of, parsed, tokens_of
-from moetune.workflows.models import find_decoder_model, is_decoder_name
+from moetune.workflows.models import check_known, find_decoder_model, is_decoder_name
 from moetune.workflows.plan import Planned
 from moetune.workflows.planner import local_planner
 from moetune.workflows.profiles import find_profile
@@ -133,6 +132,8 @@ class PlanFlags:
 
     def __post_init__(self) -> None:
         check_positive(self, *_COUNTS)
+        if self.model is not None:
+            check_known(self.model)
         if self.moe_every is not None and self.moe_every < 0:
             raise InputError(f"moe_every must be at least 0, got {self.moe_every}")
         if self.zero is not None and not 0 <= self.zero <= _LARGEST_ZERO:
@@ -217,8 +218,6 @@ class PlanFlags:
                 f"{flag} is for layers and the models of the papers, not for {self.model}",
                 "omit it; pin the layout with --tp, --pp, --ep and the like",
             )
-        if self.model is not None and self.model not in MODELS:
-            find_decoder_model(self.model, world_size=1)  # raises, with the names that there are
         raise InputError(
             f"{flag} is for Hugging Face models",
             "omit it, or name such a model with --model, such as qwen3-30b-a3b",

@@ -41,6 +41,7 @@ from moetune.fit.dispatchers import SmTimes
 from moetune.solve.training.front import memory_front
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch, PricedLayout
+from moetune.solve.training.step import StepPrices
 from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.plan import host_memory_bytes, sound_numbers
 from moetune.workflows.profile_quality import quality_of
@@ -194,6 +195,22 @@ class TrainingPlan:
         )
 
 
+def search_of(
+    request: TrainingRequest, prices: StepPrices, profile: Profile, *, limit_bytes: float
+) -> FoldedSearch:
+    """Return the search of a request's layouts, within a device's memory and the host's."""
+    return FoldedSearch(
+        job=request.job,
+        prices=prices,
+        memory=MemoryModel(
+            job=request.job, stages=prices.stages, logit_bytes=request.target.logit_bytes
+        ),
+        limit_bytes=limit_bytes,
+        target=request.target,
+        host_bytes=host_memory_bytes(profile) or inf,
+    )
+
+
 def plan_training(
     request: TrainingRequest,
     profile: Profile,
@@ -214,25 +231,15 @@ def plan_training(
     """
     _check_sms(request.pins, profile)
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
-    host = host_memory_bytes(profile) or inf
     with sound_numbers(profile.name):
         costs = costs or costs_of(profile, allow_modelled=True)
         prices = step_prices(request.job, request.target, profile, costs)
-        search = FoldedSearch(
-            job=request.job,
-            prices=prices,
-            memory=MemoryModel(
-                job=request.job, stages=prices.stages, logit_bytes=request.target.logit_bytes
-            ),
-            limit_bytes=limit,
-            target=request.target,
-            host_bytes=host,
-        )
+        search = search_of(request, prices, profile, limit_bytes=limit)
         found = search.best(request.pins)
         plan = TrainingPlan(
             request=request, profile=profile.name, profile_fingerprint=profile.digest,
             limit_bytes=limit,
-            trust=prices.device.trusts.least, found=tuple(found), host_bytes=host,
+            trust=prices.device.trusts.least, found=tuple(found), host_bytes=search.host_bytes,
             ranks_per_node=min(request.job.world_size, profile.machine.devices_per_node),
             quality=quality_of(profile), device=profile.machine.device,
             stand_ins=stand_ins_of(request.job, request.target, profile, found[0], costs),

@@ -11,10 +11,8 @@ from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingDocument
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import PARTS, Slowdown, slowed
-from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import NOISE, FoldedSearch
 from moetune.solve.training.step import StepPrices
-from moetune.workflows.plan import host_memory_bytes
 from moetune.workflows.planned_training import PlannedTraining, read_planned_training
 from moetune.workflows.sensitivity import (
     GIB,
@@ -23,7 +21,7 @@ from moetune.workflows.sensitivity import (
     check_same,
     sensitivity_of,
 )
-from moetune.workflows.training import layout_words
+from moetune.workflows.training import layout_words, search_of
 from moetune.workflows.training_prices import step_prices
 
 LAUNCHES, POSTED = "launches", "posted messages"
@@ -109,7 +107,7 @@ class TrainingSubject:
             found = search.best(replace(pins, **sizes))[0]
         except (InputError, InfeasiblePlanError, ProfileError) as error:
             return KnobEffect(knob=knob, choice=words, note=error.what)
-        fits = found.memory.peak_bytes <= search.limit_bytes
+        fits = search.fits(found.layout)
         seconds = found.step.seconds - self.recorded_seconds
         return KnobEffect(
             knob=knob, choice=f"{words}: {layout_words(found.layout)}", seconds=seconds,
@@ -126,17 +124,8 @@ class TrainingSubject:
         )  # fmt: skip
 
     def _search(self, limit_bytes: float) -> FoldedSearch:
-        request = self.planned.request
-        return FoldedSearch(
-            job=request.job,
-            prices=self.prices,
-            memory=MemoryModel(
-                job=request.job, stages=self.prices.stages, logit_bytes=request.target.logit_bytes
-            ),
-            limit_bytes=limit_bytes,
-            target=request.target,
-            host_bytes=host_memory_bytes(self.planned.profile) or inf,
-        )
+        planned = self.planned
+        return search_of(planned.request, self.prices, planned.profile, limit_bytes=limit_bytes)
 
     @property
     def _own(self) -> FoldedLayout:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moetune.domain.document import encode
@@ -12,13 +12,13 @@ from moetune.domain.errors import (
     LayoutTooLargeError,
 )
 from moetune.domain.profile import Profile
+from moetune.domain.spelling import Spelling
 from moetune.domain.training import (
     OVERLAPS,
     RECOMPUTES,
     TOKEN_DISPATCHERS,
     Degrees,
     FoldedLayout,
-    LayoutRequest,
 )
 from moetune.domain.training_document import (
     TrainingAnswer,
@@ -62,12 +62,14 @@ class _Asked:
     """What is asked of a training plan, in texts, and as pins.
 
     Args:
+        spelling: the caller's names, for errors.
         dp: that the layout has to have.
         degrees: chunks of the chosen layout's exchanges.
     """
 
     texts: Mapping[str, str]
-    pins: Mapping[str, object]
+    pins: Mapping[str, Any]
+    spelling: Spelling
     dp: int | None = None
     degrees: Degrees | None = None
 
@@ -88,7 +90,7 @@ def compare_layouts(
     Raises:
         InputError: a value is none that it could have.
     """
-    asked = _asked(question, plan.inputs.world_size)
+    asked = _asked(question, plan)
     return _compare(read_planned_training(plan, profile=profile, model=model), asked)
 
 
@@ -98,29 +100,30 @@ def kept_layout(plan: TrainingDocument, question: WhyNot) -> WhyNotAnswer | None
     Raises:
         InputError: a value is none that it could have.
     """
-    return _kept(plan, _asked(question, plan.inputs.world_size))
+    return _kept(plan, _asked(question, plan))
 
 
-def _asked(question: WhyNot, world_size: int) -> _Asked:
+def _asked(question: WhyNot, plan: TrainingDocument) -> _Asked:
     if question.strategy is not None:
         raise InputError(
             f"{question.spelling('strategy')} is for layers, and this is the plan of a training",
             f"ask with {question.spelling('layout')} recompute=moe_act or recompute=full",
         )
     texts, pins, dp = {}, {}, None
-    degrees = _degrees(question)
+    degrees = _degrees(question, plan.layout.degree)
     if degrees is not None:
-        texts = {"forward-degree": str(degrees.forward), "backward-degree": str(degrees.backward)}
+        texts = _degree_texts(degrees)
     if question.layout is not None:
         flag = question.spelling("layout")
         text = read_layout(question.layout, flag=flag, numbers=_SIZES, words=_WORDS)
         texts |= text.values
         pins = _pins(text)
-        dp = _dp(text, pins, flag, world_size)
-    return _Asked(texts=texts, pins=pins, dp=dp, degrees=degrees)
+        dp = _dp(text, pins, flag, plan.inputs.world_size)
+    return _Asked(texts=texts, pins=pins, spelling=question.spelling, dp=dp, degrees=degrees)
 
 
-def _degrees(question: WhyNot) -> Degrees | None:
+def _degrees(question: WhyNot, own: Degrees | None) -> Degrees | None:
+    """Return what is asked of both phases; a phase that is not asked for keeps the plan's own."""
     forward, backward = question.degrees
     for name, degree in (("forward-degree", forward), ("backward-degree", backward)):
         if degree is not None and not 1 <= degree <= MOST_CHUNKS:
@@ -130,12 +133,17 @@ def _degrees(question: WhyNot) -> Degrees | None:
             )
     if forward is None and backward is None:
         return None
-    return Degrees(forward=forward or backward or 1, backward=backward or forward or 1)
+    own = own or Degrees(forward=1, backward=1)
+    return Degrees(forward=forward or own.forward, backward=backward or own.backward)
 
 
-def _pins(text: LayoutText) -> dict[str, object]:
+def _degree_texts(degrees: Degrees) -> dict[str, str]:
+    return {"forward-degree": str(degrees.forward), "backward-degree": str(degrees.backward)}
+
+
+def _pins(text: LayoutText) -> dict[str, Any]:
     """Return fields of a `LayoutRequest`; sizes that a printed layout omits are 1."""
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     if text.is_whole:
         found = {name.replace("-", "_"): 1 for name in _PINNED}
     for name, value in text.values.items():
@@ -181,7 +189,7 @@ def _compare(planned: PlannedTraining, asked: _Asked) -> WhyNotAnswer:
     )  # fmt: skip
     if asked.degrees is not None:
         return _in_chunks(planned, asked, answer)
-    pinned = replace(request, pins=replace(request.pins, **_typed(asked.pins)))
+    pinned = replace(request, pins=replace(request.pins, **asked.pins))
     try:
         found = plan_training(pinned, profile)
     except LayoutTooLargeError as error:
@@ -203,13 +211,14 @@ def _in_chunks(planned: PlannedTraining, asked: _Asked, answer: WhyNotAnswer) ->
     layout, request = planned.layouts[0], planned.request
     if asked.pins:
         raise InputError(
-            "--degree and --layout exclude each other for the plan of a training",
+            f"{asked.spelling('degree')} and {asked.spelling('layout')} exclude each other for the "
+            "plan of a training",
             "ask one of them: the degree is that of the plan's own layout",
         )
     if layout.overlap != "chunks":
         raise InputError(
             f"the plan's layout hides exchanges by overlap {layout.overlap}, not in chunks",
-            "ask with --layout, or plan with --target moetune --overlap chunks",
+            f"ask with {asked.spelling('layout')}, or plan with --target moetune --overlap chunks",
         )
     prices = step_prices(request.job, request.target, planned.profile)
     step = prices.step(replace(layout, degree=asked.degrees))
@@ -257,6 +266,8 @@ def _own_choice(plan: TrainingDocument) -> ComparedChoice:
 
 
 def _choice(answer: TrainingAnswer) -> ComparedChoice:
+    degree = answer.layout.degree
+    chunks = {} if degree is None else _degree_texts(degree)
     return ComparedChoice(
         name=answer.words,
         decision={
@@ -264,7 +275,7 @@ def _choice(answer: TrainingAnswer) -> ComparedChoice:
             else str(value)
             for name, value in encode(answer.layout).items()
             if value is not None and not isinstance(value, dict)
-        },
+        } | chunks,
         step_seconds=answer.predicted.step_seconds,
         parts=answer.predicted.parts,
         needed_bytes=answer.memory.peak_bytes,
@@ -282,9 +293,3 @@ def _drifted(recorded: float, now: float) -> Iterator[str]:
             f"This version of moetune predicts {format_seconds(now)} for the plan's own layout: "
             "make the plan again to compare like with like"
         )
-
-
-def _typed(pins: Mapping[str, object]) -> dict[str, Any]:
-    """Return the pins as fields of a layout's request."""
-    known = {item.name for item in fields(LayoutRequest)}
-    return {name: value for name, value in pins.items() if name in known}

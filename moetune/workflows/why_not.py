@@ -322,7 +322,7 @@ def _candidates(plan: Plan) -> Iterator[Alternative]:
                 order=plan.pipeline.order if one.strategy == "none" else "interleaved",
                 strategy=one.strategy, step_seconds=one.step_seconds,
                 dispatcher=plan.pipeline.dispatcher, lost_because=one.lost_because,
-                memory_bytes=one.needed_bytes,
+                memory_bytes=one.peak_bytes,
             )  # fmt: skip
 
 

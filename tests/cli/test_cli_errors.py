@@ -22,6 +22,7 @@ def _lines(text: str) -> list[str]:
     [
         (("plan",), 2, ("nothing to plan for", "--model")),
         (("plan", "--model", "gpt-xll"), 2, ("'gpt-xll' is unknown", "did you mean gpt-xl?")),
+        (("plan", "--model", "mixtral-8x7"), 2, ("did you mean mixtral-8x7b?", "models list")),
         (("plan", "--model", ""), 2, ("model '' is unknown",)),
         (("plan", "--model", "gpt-xl", "--profile", ""), 5, ("profile '' is unknown",)),
         (("plan", "--model", "gpt-s"), 5, ("none was measured", "moetune profile")),

@@ -197,7 +197,11 @@ def test_chunks_of_a_training_plan_are_priced_in_its_layout(cli: Cli) -> None:
         cli, "plan.json", "--forward-degree", str(degree["forward"]), "--backward-degree",
         str(degree["backward"]),
     )  # fmt: skip
+    assert same["verdict"] == "chosen"
     assert same["other"]["step_seconds"] == pytest.approx(same["chosen"]["step_seconds"], rel=1e-9)
+    ahead = why(cli, "plan.json", "--forward-degree", str(degree["forward"]))
+    assert ahead["asked"]["backward-degree"] == str(degree["backward"])
+    assert ahead["verdict"] == "chosen"
     found = why(cli, "plan.json", "--degree", "1")
     assert found["verdict"] == "slower"
     # In one chunk nothing is hidden, which is what the plan says that its overlap saves.

@@ -55,7 +55,7 @@ WRONG = [
     (("export", "PLAN"), "--to", "zz9"),
     *((("serve",), flag, "zz9") for flag in (
         "--port", "--max-body", "--deadline", "--max-store", "--plans-per-hour", "--log-format",
-        "--observations-per-hour", "--token-file",
+        "--observations-per-hour", "--read-token-file", "--write-token-file",
     )),
 ]  # fmt: skip
 

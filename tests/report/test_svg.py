@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from moetune.domain.plan import StageTime
 from moetune.report.marks import SPAN, paint
 from moetune.report.observed import drift_figure, seen
-from moetune.report.operations import interference_figure, operations_of
+from moetune.report.operations import interference_figure
 from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
 from moetune.report.scales import scale_of
 from moetune.report.section import Figure
@@ -191,4 +191,3 @@ def test_only_figures_with_more_than_fits_can_be_zoomed(drawn: Mapping[str, Figu
     assert {name for name, one in drawn.items() if one.is_zoomable} == {
         "fit", "timeline", "observed", "drift",
     }  # fmt: skip
-    assert operations_of(lab_profile())

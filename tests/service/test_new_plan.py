@@ -81,8 +81,7 @@ def test_a_layer_has_the_numbers_of_its_command(
     assert chosen[0] == f"{degrees[0]} and {degrees[1]}"
     assert chosen[1] == plan["memory"]["strategy"]
     assert chosen[3] == format_seconds(plan["predicted"]["step_seconds"])
-    sizes = [plan["memory"][f"{part}_bytes"] for part in ("state", "activation", "buffer")]
-    assert chosen[6] == format_bytes(sum(sizes))
+    assert chosen[6] == format_bytes(plan["memory"]["peak_bytes"])
     assert [row[3] for row in others] == [
         format_seconds(one["step_seconds"]) for one in plan["alternatives"]
     ]
@@ -256,6 +255,7 @@ def test_a_configuration_that_no_address_can_hold_is_planned_all_the_same(steady
         ('{"model_type": "qwen3_moe", "num_experts": 1' + "0" * 30 + "}", "larger than any"),
         ('{"a":' * 40 + "1" + "}" * 40, "nested"),
         (json.dumps({"text_config": {**CONFIG, "num_hidden_layers": 10**7}}), "10,000,000"),
+        (json.dumps({**CONFIG, "num_nextn_predict_layers": 10**7}), "10,000,000"),
         ("[1, 2]", "not an object"),
         ("{}", "model_type"),
         ('{"model_type": "elephant"}', "elephant"),

@@ -1,14 +1,16 @@
 """The peak against its limit, by brute force over tokens and over every pair of degrees."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.constraints import STRATEGIES, Bounds, Dispatcher, Strategy
+from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InfeasiblePlanError
-from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.layer import LayerShape, Phase, Workload
 from moetune.solve.layer.budget import MOST_TOKENS, MemoryBudget
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
@@ -125,3 +127,57 @@ def test_the_smallest_plan_of_an_error_is_that_of_all_pairs(
         forward, backward = (int(word) for word in error.what.split("(")[1].split()[:3:2])
         peaks = peaks_of(budget, strategy, tokens)
         assert peaks[forward, backward] == min(peaks.values())
+
+
+@settings(max_examples=150, deadline=None)
+@example(
+    budget=MemoryBudget(
+        workload=Workload(
+            layer=replace(LAYER, activation="gelu"), world_size=8, tokens_per_rank=17,
+            dtype="bfloat16",
+        ),
+        limit_bytes=0,
+    ),
+    pinned=1, place=3, is_forward=True, beta=3e-10,
+)  # fmt: skip
+@given(
+    budget=budgets,
+    pinned=st.sampled_from(DEGREES),
+    place=st.integers(0, 8),
+    is_forward=st.booleans(),
+    beta=st.sampled_from([3e-10, 3e-8]),
+)
+def test_beside_a_pinned_degree_the_best_of_those_that_fit_is_chosen(
+    budget: MemoryBudget, pinned: int, place: int, beta: float, *, is_forward: bool
+) -> None:
+    """Memory may leave out degrees between two that fit, where closed forms have their best."""
+    workload = budget.workload
+    line = LinearCost(alpha_seconds=1e-7, beta_seconds=beta)
+    costs = layer_costs(
+        workload=workload,
+        costs=LinearCosts(
+            transfer_cost=line,
+            sum_cost=line,
+            group_size=workload.world_size,
+            gemm_cost=LinearCost(alpha_seconds=1e-7, beta_seconds=4e-12),
+        ),
+    )
+    phase: Phase = "backward" if is_forward else "forward"
+    pairs = {one: (pinned, one) if is_forward else (one, pinned) for one in DEGREES}
+    peaks = {
+        one: budget.peak(strategy="none", degrees=pair).device_bytes for one, pair in pairs.items()
+    }
+    limited = with_limit(budget, sorted(peaks.values())[place])
+    bounds = Bounds(
+        max_degree=DEGREES[-1], forward_degree=pinned if is_forward else None,
+        backward_degree=None if is_forward else pinned,
+    )  # fmt: skip
+    chooser = DegreeChooser(costs=costs, bounds=bounds, budget=limited)
+    tokens = workload.tokens_per_rank
+    fitting = [one for one, peak in peaks.items() if peak <= limited.limit_bytes]
+    least = min(chooser.time(phase, tokens, one).seconds for one in fitting)
+    found = chooser.degrees_that_fit(tokens)
+    assert found is not None
+    assert chooser.fits(tokens, found)
+    chosen = found[1] if is_forward else found[0]
+    assert chooser.time(phase, tokens, chosen).seconds == pytest.approx(least, rel=1e-9)

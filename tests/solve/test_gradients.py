@@ -73,7 +73,7 @@ def test_a_piece_is_cut_where_the_next_exchange_begins() -> None:
 
 def test_without_experts_gradients_go_as_they_are_made() -> None:
     plan = best_pieces(backward_of(stage(0, 0, 0, (1, 1), (2, 1), (2, 1))))
-    assert [piece.end_bytes for piece in plan.schedule.pieces] == [1000, 2000, 3000][:2]
+    assert [piece.end_bytes for piece in plan.schedule.pieces] == [1000, 2000]
     assert plan.seconds == pytest.approx(6)
 
 
@@ -159,6 +159,5 @@ def test_pieces_never_lose_against_all_gradients_at_the_end(
     backward = backward_of(*stages, alpha=alpha, interference=SLOWED if slowed else None)
     plan = best_pieces(backward)
     assert plan.alone_seconds - 1e-9 <= plan.seconds <= plan.at_end_seconds
-    # What is predicted is the simulation of these pieces, and they have only what is made.
     ends = [piece.end_bytes for piece in plan.schedule.pieces]
     assert all(end <= backward.num_bytes for end in ends)

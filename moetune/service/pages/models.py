@@ -1,5 +1,6 @@
 """Pages of models: the list, and of each one what fits where, before its sizes."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -134,7 +135,7 @@ def _commands(name: str, answer: MemoryAnswer | None, form: MemoryForm) -> Mappi
     flags = {
         "--device-memory": form.device_memory, "--world-size": form.world_size, "--seq": form.seq,
     }  # fmt: skip
-    given = "".join(f" {flag} {text}" for flag, text in flags.items() if text)
+    given = "".join(f" {flag} {shlex.quote(text)}" for flag, text in flags.items() if text)
     same = {"The same in a terminal": f"moetune memory {name}{given}"}
     if answer is None or not answer.fits:
         return same

@@ -20,7 +20,7 @@ from moetune.workflows.views.drafts import DraftView, layer_view, model_view
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the page shows of one question.
+    """Everything that the page shows of one question.
 
     Args:
         summary: of a few words, which is read aloud.

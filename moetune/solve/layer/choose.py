@@ -1,5 +1,6 @@
 """Degree of each phase: bounds, ranking, and closed forms where costs are lines."""
 
+from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product, takewhile
@@ -197,7 +198,12 @@ class DegreeChooser:
             return among[0]
         rows = self.costs.rows(tokens)
         best = self.costs.best_degree(lines, rows=rows, max_degree=among[-1])
-        return max(best, among[0])
+        if best in among or best < among[0]:
+            return max(best, among[0])
+        # Beside a pinned degree, memory may leave out degrees between two that fit.
+        place = bisect(among, best)
+        near = among[place - 1], among[place]
+        return min(near, key=lambda one: self.time(phase, tokens, one).seconds)
 
     def _simulated(self, tokens: int, among: Sequence[Sequence[int]]) -> Degrees:
         """Return the smallest degrees that tie with the best, or are within noise of it."""

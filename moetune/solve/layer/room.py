@@ -1,4 +1,4 @@
-"""Which degrees fit into a layer's memory, for any number of tokens."""
+"""Degrees that fit into a layer's memory, for any number of tokens."""
 
 from collections.abc import Sequence
 

@@ -277,6 +277,7 @@ def _fits(workload: Workload, limit_bytes: int | None, decision: Decision) -> bo
         forward_degree=decision.forward_degree,
         backward_degree=decision.backward_degree,
         strategy=decision.strategy,
+        dispatcher=decision.dispatcher,
         is_grouped=workload.dtype == "bfloat16",  # as on a GPU, where it takes more
     )
     return peak.device_bytes <= limit_bytes

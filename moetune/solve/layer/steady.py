@@ -62,7 +62,7 @@ class _Program(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What a phase's tasks depend on, beside the number of its chunks."""
+    """All that a phase's tasks depend on but the number of its chunks."""
 
     phase: Phase
     copies_input: bool

@@ -179,7 +179,8 @@ class FoldedSearch:
             most = float(self.target.offloads_optimizer)
         return self.memory.least(layout, on_host=most) > self.limit_bytes
 
-    def _fits(self, layout: FoldedLayout) -> bool:
+    def fits(self, layout: FoldedLayout) -> bool:
+        """Return whether a layout fits into the memory of the devices and of their host."""
         peak, host = self.memory.needs(layout)
         ranks = min(self.job.world_size, self.prices.device.per_node)
         return host * ranks <= self.host_bytes and peak <= self.limit_bytes
@@ -207,7 +208,7 @@ class FoldedSearch:
         return not _on_host(layout) and peak <= self.limit_bytes * (1 - HEADROOM)
 
     def _is_candidate(self, layout: FoldedLayout) -> bool:
-        return self.space.is_allowed(layout) and self._fits(layout)
+        return self.space.is_allowed(layout) and self.fits(layout)
 
     def _cuts_that_fit(
         self, layout: FoldedLayout, pins: LayoutRequest, smallest: "_Smallest"
@@ -220,7 +221,7 @@ class FoldedSearch:
         for cut in cuts:
             peak, _ = self.memory.needs(cut)
             smallest.see(peak, cut)
-            if self._fits(cut):
+            if self.fits(cut):
                 fitting.append(cut)
         if len(fitting) > 1:
             equal, balanced = map(self.prices.least, fitting)

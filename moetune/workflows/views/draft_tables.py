@@ -7,6 +7,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.training import FoldedLayout
 from moetune.domain.units import format_share
 from moetune.report.section import EMPTY, Cell, Table, percent, sentence
+from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.solve.training.search import NOISE, PricedLayout
 from moetune.workflows.drafts import LayerDraft
@@ -59,7 +60,7 @@ def choices(draft: LayerDraft) -> Table:
         Cell.words(memory.strategy), Cell.words(plan.pipeline.dispatcher),
         Cell.seconds(plan.predicted.step_seconds), EMPTY,
         _speed(plan.inputs.tokens_per_rank, plan.predicted.step_seconds),
-        Cell.size(memory.state_bytes + memory.activation_bytes + memory.buffer_bytes),
+        Cell.size(device_bytes(memory)),
         Cell.words("The plan."),
     )  # fmt: skip
     return Table(

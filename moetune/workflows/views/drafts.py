@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moetune.domain.training import FoldedLayout
-from moetune.domain.units import format_seconds
+from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.charts import (
     FrontChart,
     LaneChart,
@@ -15,6 +15,7 @@ from moetune.report.charts import (
 )
 from moetune.report.plan_figures import Option
 from moetune.report.section import Cell, Highlight, Section, Table, sentence
+from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.timeline import Timeline
 from moetune.solve.training.block_timeline import HIDDEN
 from moetune.solve.training.pipeline import PassSpan
@@ -83,7 +84,9 @@ def layer_view(draft: LayerDraft) -> DraftView:
         step_table=step_table(passes),
         memory=bytes_chart(
             "memory", "Memory of one device",
-            "What the layer keeps on each device. A layer has no pipeline: all ranks have as much.",
+            "What the layer keeps on each device, by the papers' formulas; a step peaks at "
+            f"{format_bytes(device_bytes(memory))}. A layer has no pipeline: all ranks have as "
+            "much.",
             kept,
             tones=dict(zip(_OF_LAYERS, _TONES, strict=False)),
             limit_bytes=explanation.memory_limit_bytes,
