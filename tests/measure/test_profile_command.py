@@ -221,7 +221,7 @@ def test_plan_only_of_a_whole_model_counts_its_attention(planner: Desk) -> None:
         (("--dtype", "int3"), "dtype 'int3' is unknown"),
         (("--d-model", "64"), "lacks --d-hidden, --num-experts"),
         (("--model", "gpt-s", "--d-model", "64"), "exclude each other"),
-        (("--group-sizes", "4"), "group size 4 is not possible with 1 ranks"),
+        (("--group-sizes", "4"), "--group-sizes: group_sizes 4 is not possible with 1 ranks"),
         (("--budget", "0.001ms"), "a budget of 1.00 µs"),
     ],
 )

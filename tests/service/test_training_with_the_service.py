@@ -113,7 +113,7 @@ def test_two_ranks_train_with_a_plan_of_the_service_and_outlive_it(tmp_path: Pat
     ):
         assert client.get(f"/v1/plans/{plan_id}").json()["inputs"]["world_size"] == 2
         page = client.get("/observed", params={"plan": plan_id}).text
-        rows = re.findall(r"<tr>.*?</tr>", page.partition("<tbody>")[2], re.DOTALL)
+        rows = re.findall(r"<tr>.*?</tr>", page.rpartition("<tbody>")[2], re.DOTALL)
         stored = client.get("/v1/observations", params={"plan": plan_id}).json()["items"]
         assert len(rows) == len(stored) >= len(observed)
         assert "training" in rows[0]

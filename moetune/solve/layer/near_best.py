@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from heapq import heapify, heappop, heapreplace
+from math import isfinite
 
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.choose import NOISE, DegreeChooser
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.reuse import link_seconds, lower_bound_seconds
 from moetune.solve.layer.times import PhaseTime
+
+_NOT_FINITE = "the times of a phase are no finite numbers"
 
 
 class SimulatedDegrees:
@@ -52,10 +55,17 @@ class SimulatedDegrees:
             at += 1
 
     def bound(self, degree: int) -> float:
-        """Return the lower bound of the time of all phases in so many chunks."""
+        """Return the lower bound of the time of all phases in so many chunks.
+
+        Raises:
+            ArithmeticError: it is no finite number, which has no place in an order.
+        """
         found = self._bounds.get(degree)
         if found is None:
-            found = self._bounds[degree] = self._sum(lower_bound_seconds, degree)
+            found = self._sum(lower_bound_seconds, degree)
+            if not isfinite(found):
+                raise ArithmeticError(_NOT_FINITE)
+            self._bounds[degree] = found
         return found
 
     def times(self, degree: int) -> tuple[PhaseTime, ...]:
@@ -160,6 +170,6 @@ def fewest_near_best(
     near = sorted((sum(degrees), degrees) for at_least, degrees in pairs if at_least <= limit)
     few = next((two for _, two in near if fits(two) and seconds(two) <= limit), None)
     if few is None:
-        raise ArithmeticError("the times of a phase are no finite numbers")
+        raise ArithmeticError(_NOT_FINITE)
     (first,), (second,) = forward.times(few[0]), backward.times(few[1])
     return first, second
