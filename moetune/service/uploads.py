@@ -1,4 +1,4 @@
-"""Forms with files: their fields, who may send them, and the profile in one.
+"""Forms that add a profile: their fields, who may send them, and the profile in a file.
 
 The body is `multipart/form-data` (RFC 7578) of a few fields, as browsers send it. A form needs no
 Content-Type that other sites could not send, too, so that it has to come from this service's page.
@@ -59,12 +59,17 @@ def check_own_page(request: Request) -> None:
 
 def check_write(request: Request, access: Access, fields: Mapping[str, bytes]) -> None:
     """Raise ForbiddenError where neither the request nor the form has the write token."""
-    token = fields.get("token", b"").decode(errors="replace").strip()
+    token = text_of(fields, "token")
     if right_in(request.scope) != "write" and access.right_of(token) != "write":
         raise ForbiddenError(
             "adding a profile needs the write token, and this is not it",
             "give it in the field Write token",
         )
+
+
+def text_of(fields: Mapping[str, bytes], name: str) -> str:
+    """Return the text of a field, "" where it was not sent."""
+    return fields.get(name, b"").decode(errors="replace").strip()
 
 
 def parse_form(content: bytes, boundary: bytes) -> dict[str, bytes]:
@@ -96,11 +101,11 @@ def uploaded_profile(fields: Mapping[str, bytes], planner: ServicePlanner) -> Pr
     """
     content = fields.get("file", b"")
     _check_file(content)
-    name = fields.get("name", b"").decode(errors="replace").strip()
+    name = text_of(fields, "name")
     profile = profile_in(TOML, content)
     if name:
         profile = replace(profile, name=check_name(name))
-    _check_machine(profile, planner)
+    check_same_machine(profile, planner)
     return profile
 
 
@@ -120,7 +125,7 @@ def _check_file(content: bytes) -> None:
         )
 
 
-def _check_machine(profile: Profile, planner: ServicePlanner) -> None:
+def check_same_machine(profile: Profile, planner: ServicePlanner) -> None:
     """Raise InputError where the name is that of another machine's profile."""
     try:
         known = planner.sources.profile(profile.name).profile
