@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from moetune.runtime.parallel.fsdp import prepare_fsdp
     from moetune.runtime.parallel.gradient_plan import plan_gradients
     from moetune.runtime.parallel.gradients import prepare_ddp
+    from moetune.runtime.parallel.overlap import BatchOverlap
     from moetune.runtime.parallel.replicate import no_sync, replicate
     from moetune.runtime.plans.book import PlanBook
     from moetune.runtime.sharded.model_chunks import model_chunks
@@ -52,6 +53,7 @@ __all__ = [
     "AbandonedError",
     "AllocationError",
     "BadStoreError",
+    "BatchOverlap",
     "BusyError",
     "CollectiveError",
     "GradientPiece",
@@ -91,6 +93,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BatchOverlap": "moetune.runtime.parallel.overlap",
     "GradientPiece": "moetune.domain.gradients",
     "GradientSchedule": "moetune.domain.gradients",
     "MoELayer": "moetune.runtime.moe.layer",

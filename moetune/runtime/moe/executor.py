@@ -20,6 +20,7 @@ from moetune.domain.layer import Activation, Phase
 from moetune.domain.quantization import Quantization
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.moe.dispatch import PhaseOrder
+from moetune.runtime.moe.turns import Turn
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 
@@ -111,7 +112,11 @@ class NoGradients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineContext:
-    """Everything but the memory policy that both phases of a step share."""
+    """Everything but the memory policy that both phases of a step share.
+
+    Args:
+        turn: of the step's batch, where it overlaps another one.
+    """
 
     communicator: Communicator
     activation: Activation
@@ -120,6 +125,7 @@ class PipelineContext:
     gradients: GradientMean = field(default_factory=GradientMean)
     quantization: Quantization | None = None
     gradient_queue: GradientQueue = field(default_factory=NoGradients)
+    turn: Turn | None = None
 
     @property
     def tracker(self) -> MemoryTracker:
@@ -203,6 +209,8 @@ class Executor:
         """
         transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._degree}")
         transfer = self._context.recorder.transfer(self._phase, step, chunk, transfer, num_bytes)
+        if self._context.turn is not None:
+            transfer = self._context.turn.during(transfer)
         self._last = transfer
         return transfer
 

@@ -48,6 +48,7 @@ from moetune.runtime.moe.inputs import (
 from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.quantized import check_keeps, checked_quantization
+from moetune.runtime.moe.turns import NUM_BATCHES, current_batch, current_turn
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.timers import NoWatch, Watch
@@ -83,8 +84,6 @@ class ExpertLayer(nn.Module, ABC):
     """
 
     expert_parallel: ClassVar[ExpertParallel]
-
-    aux_loss: torch.Tensor
 
     def __init__(
         self,
@@ -155,7 +154,8 @@ class ExpertLayer(nn.Module, ABC):
             key, rank=self.communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
             plan=plan, planbook=planbook,
         )  # fmt: skip
-        self._workspace = Workspace(self._tracker)
+        self._workspaces = [Workspace(self._tracker) for _ in range(NUM_BATCHES)]
+        self._aux_losses: dict[int, torch.Tensor] = {}
         self._loads = LoadRecorder(self.experts.local_experts)
         self.reset_parameters()
 
@@ -212,7 +212,8 @@ class ExpertLayer(nn.Module, ABC):
             self.aux_loss = routing.aux_loss
             x_TD = routing.x_TD.to(dtype)
             watch: Watch = NoWatch()
-            if not is_capturing(x):
+            # Beside another batch a phase takes as long as that one computes.
+            if not is_capturing(x) and current_turn() is None:
                 watch = self._decisions.watch(step.num_tokens, dtype, x.device)
             policy = step.policy(x_TD, self._context(watch.recorder))
             watch.begin()
@@ -235,7 +236,16 @@ class ExpertLayer(nn.Module, ABC):
 
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use, to find reads of old values; slow."""
-        self._workspace = Workspace(self._tracker, poison=True)
+        self._workspaces = [Workspace(self._tracker, poison=True) for _ in range(NUM_BATCHES)]
+
+    @property
+    def aux_loss(self) -> torch.Tensor:
+        """Balance loss of the last forward pass, of the batch that asks where two overlap."""
+        return self._aux_losses[current_batch()]
+
+    @aux_loss.setter
+    def aux_loss(self, loss: torch.Tensor) -> None:
+        self._aux_losses[current_batch()] = loss
 
     @property
     def num_dropped(self) -> int:
@@ -319,8 +329,9 @@ class ExpertLayer(nn.Module, ABC):
             recorder = self.recorder
         return PipelineContext(
             communicator=self._exchanging, activation=self.shape.activation, recorder=recorder,
-            workspace=self._workspace, gradients=self.experts.gradients,
+            workspace=self._workspaces[current_batch()], gradients=self.experts.gradients,
             quantization=self.quantization, gradient_queue=self.gradient_queue,
+            turn=current_turn(),
         )  # fmt: skip
 
     @property

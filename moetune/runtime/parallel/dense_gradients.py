@@ -6,9 +6,10 @@ the exchanges that were issued before. Both follow the graph. A parameter that a
 holds back that rank's pieces until the end of its backward pass; no rank ever leaves one out.
 """
 
+import contextlib
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from moetune.domain.document import digest
 from moetune.domain.errors import InputError
 from moetune.domain.gradients import AT_START, GradientPiece, GradientSchedule
 from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.turns import current_batch
 from moetune.runtime.parallel.flat import FlatGradients
 from moetune.runtime.parallel.senders import sender_of
 from moetune.runtime.trace import NoRecorder, SpanRecorder
@@ -77,6 +79,7 @@ class DenseGradients:
     ) -> None:
         self.is_synced = True
         self.recorder: SpanRecorder = NoRecorder()
+        self._num_batches = 1
         self._dense, self._schedule, self._communicator = dense, schedule, communicator
         self._names = [name for name, each in dense.items() if each.requires_grad][::-1]
         self._position: Position = _AT_START
@@ -102,8 +105,31 @@ class DenseGradients:
         with self.recorder.compute("backward", PHASE_MARK, 0):
             pass
 
+    @contextlib.contextmanager
+    def of_batches(self, num_batches: int) -> Iterator[None]:
+        """Take a gradient as made once all batches have added to it, and reduce at the end.
+
+        The places of pieces are those of the last batch, which is behind the others.
+
+        Raises:
+            InputError: the timeline of one batch is being recorded.
+        """
+        if not isinstance(self.recorder, NoRecorder):
+            raise InputError(
+                "gradients are planned by the timeline of one batch, and two overlap",
+                "give moetune.plan_gradients a step of one batch",
+            )
+        self._abandon()  # a backward pass that failed
+        self._num_batches = num_batches
+        try:
+            yield
+            if self._is_active:
+                self._finish()
+        finally:
+            self._num_batches = 1
+
     def _reach(self, chunk: float, behind: Transfer | None) -> None:
-        if not self.is_synced:
+        if not self.is_synced or current_batch() != self._num_batches - 1:
             return
         self._begin()
         if self._position[1] == math.inf:
@@ -119,15 +145,20 @@ class DenseGradients:
         self._is_active, self._position = True, _AT_START
         self._num_made, self._num_sent = 0, 0
         self._is_made = [False] * len(self._names)
+        self._num_added = [0] * len(self._names)
         if not self._has_order:  # an earlier one has failed
             self._recorded = {}
-        Variable._execution_engine.queue_callback(self._finish)  # noqa: SLF001 - as DDP and FSDP2 do
+        if self._num_batches == 1:
+            Variable._execution_engine.queue_callback(self._finish)  # noqa: SLF001 - as DDP and FSDP2 do
 
     def _made(self, number: int, parameter: torch.Tensor) -> None:
         """Take note of a parameter's gradient."""
         if not self.is_synced:
             return
         self._begin()
+        self._num_added[number] += 1
+        if self._num_added[number] < self._num_batches:
+            return
         with self.recorder.compute("backward", GRADIENT_MARK, number):
             pass
         place = self._places[number]
@@ -262,7 +293,7 @@ class DenseGradients:
     def _abandon(self, *_: Any) -> None:  # noqa: ANN401 - a hook's arguments
         """Forget a backward pass that has failed, before the next step's forward pass."""
         in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - as FSDP2 does
-        if self._is_active and not in_backward:
+        if self._is_active and not in_backward and self._num_batches == 1:
             self._is_active = False
             self._sender.finish()
 

@@ -19,6 +19,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.gradients import GradientSchedule
 from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.turns import NUM_BATCHES
 from moetune.runtime.parallel.dense_gradients import DenseGradients
 from moetune.runtime.parallel.gradients import average_experts
 from moetune.runtime.parallel.replicas import equalize, spread_layers
@@ -80,6 +81,21 @@ def no_sync(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         gradients.is_synced = before
+
+
+@contextlib.contextmanager
+def batches_of(model: nn.Module) -> Iterator[None]:
+    """Run the backward passes of two batches in turns, and average their sum at the end.
+
+    Raises:
+        InputError: a plan of the gradients is being recorded.
+    """
+    gradients = getattr(model, _ATTRIBUTE, None)
+    if not isinstance(gradients, DenseGradients):
+        yield
+        return
+    with gradients.of_batches(NUM_BATCHES):
+        yield
 
 
 def dense_gradients_of(model: nn.Module) -> DenseGradients:

@@ -11,8 +11,6 @@ from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.reuse import link_seconds, lower_bound_seconds
 from moetune.solve.layer.times import PhaseTime
 
-_NOT_FINITE = "the times of a phase are no finite numbers"
-
 
 class SimulatedDegrees:
     """The allowed degrees of a phase, or of both in as many chunks, simulated when first wanted.
@@ -58,14 +56,11 @@ class SimulatedDegrees:
         """Return the lower bound of the time of all phases in so many chunks.
 
         Raises:
-            ArithmeticError: it is no finite number, which has no place in an order.
+            ArithmeticError: the costs are absurd, and it is no finite number.
         """
         found = self._bounds.get(degree)
         if found is None:
-            found = self._sum(lower_bound_seconds, degree)
-            if not isfinite(found):
-                raise ArithmeticError(_NOT_FINITE)
-            self._bounds[degree] = found
+            found = self._bounds[degree] = _finite(self._sum(lower_bound_seconds, degree))
         return found
 
     def times(self, degree: int) -> tuple[PhaseTime, ...]:
@@ -79,7 +74,7 @@ class SimulatedDegrees:
         if found is None:
             times = tuple(self._chooser.time(phase, self._tokens, degree) for phase in self._phases)
             self._times[degree] = times
-            found = self._seconds[degree] = sum(time.seconds for time in times)
+            found = self._seconds[degree] = _finite(sum(time.seconds for time in times))
         return found
 
     def is_near_best(self, degree: int, tolerance: float) -> bool:
@@ -119,6 +114,13 @@ class SimulatedDegrees:
                 for phase in self._phases
             ]
         )
+
+
+def _finite(seconds: float) -> float:
+    """Return a time; one that is no finite number has no place in an order."""
+    if not isfinite(seconds):
+        raise ArithmeticError("the times of a phase are no finite numbers")
+    return seconds
 
 
 def near_best(chooser: DegreeChooser, phase: Phase, tokens: int) -> dict[int, float]:
@@ -168,8 +170,6 @@ def fewest_near_best(
         return None
     limit = best * (1 + (NOISE if chooser.is_measured else TIE))
     near = sorted((sum(degrees), degrees) for at_least, degrees in pairs if at_least <= limit)
-    few = next((two for _, two in near if fits(two) and seconds(two) <= limit), None)
-    if few is None:
-        raise ArithmeticError(_NOT_FINITE)
+    few = next(two for _, two in near if fits(two) and seconds(two) <= limit)
     (first,), (second,) = forward.times(few[0]), backward.times(few[1])
     return first, second

@@ -1,0 +1,142 @@
+"""Turns of batches that share a device: one computes while the other waits for the wire.
+
+Each batch runs in a thread of its own, so that the model's code, and autograd's, stay as they are.
+A batch gives its turn away where it waits for an exchange, and gets it back when the other batch
+waits. Turns alternate whether or not an exchange has ended: then all ranks issue their exchanges in
+the same order.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+
+from moetune.comm.transfer import Transfer
+
+NUM_BATCHES = 2
+
+
+class OtherBatchError(Exception):
+    """The other batch has failed, and this one cannot go on."""
+
+
+class Turns:
+    """Whose turn it is; the first batch begins."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = set(range(NUM_BATCHES))
+        self._now = 0
+        self._failed = False
+
+    def take(self, batch: int) -> None:
+        """Wait for a batch's turn.
+
+        Raises:
+            OtherBatchError: the other batch failed meanwhile.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed or self._now == batch)
+            if self._failed:
+                raise OtherBatchError
+
+    def pass_on(self, batch: int) -> None:
+        """Give the turn to the other batch, if it is still running."""
+        with self._changed:
+            others = self._running - {batch}
+            if others and self._now == batch:
+                self._now = others.pop()
+            self._changed.notify_all()
+
+    def end(self, batch: int) -> None:
+        """Give the turn away for good."""
+        with self._changed:
+            self._running.discard(batch)
+        self.pass_on(batch)
+
+    def fail(self) -> None:
+        """Wake the other batch, which raises."""
+        with self._changed:
+            self._failed = True
+            self._changed.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One batch's place in the turns.
+
+    Args:
+        batch: 0 for the batch that goes first, 1 for the one that follows.
+    """
+
+    turns: Turns
+    batch: int
+
+    def during(self, transfer: Transfer) -> Transfer:
+        """Return the transfer, whose wait gives the turn away."""
+        return _TurnTransfer(transfer, self)
+
+    @contextlib.contextmanager
+    def given(self) -> Iterator[None]:
+        """Give the turn away while the body waits."""
+        self.turns.pass_on(self.batch)
+        yield
+        self.turns.take(self.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _TurnTransfer:
+    """A transfer beside whose wait the other batch computes."""
+
+    transfer: Transfer
+    turn: Turn
+
+    def wait(self) -> None:
+        """Give the turn away, wait, and take it back.
+
+        Raises:
+            CollectiveError: the collective failed.
+            OtherBatchError: the other batch failed.
+        """
+        with self.turn.given():
+            self.transfer.wait()
+
+    def future(self) -> torch.futures.Future[object] | None:
+        """Return the transfer's future."""
+        return self.transfer.future()
+
+
+_CURRENT: ContextVar[Turn | None] = ContextVar("moetune_turn", default=None)
+
+
+def current_turn() -> Turn | None:
+    """Return the turn of the batch that this thread runs; None where batches do not overlap."""
+    return _CURRENT.get()
+
+
+def current_batch() -> int:
+    """Return the number of the batch that this thread runs; 0 where batches do not overlap."""
+    turn = current_turn()
+    return 0 if turn is None else turn.batch
+
+
+@contextlib.contextmanager
+def in_turn(turn: Turn) -> Iterator[None]:
+    """Run the body in the turns of a batch, from its first turn on; then end them, or fail them.
+
+    Raises:
+        OtherBatchError: the other batch failed.
+    """
+    token = _CURRENT.set(turn)
+    try:
+        turn.turns.take(turn.batch)
+        yield
+    except BaseException:
+        turn.turns.fail()
+        raise
+    finally:
+        _CURRENT.reset(token)
+        turn.turns.end(turn.batch)
