@@ -22,7 +22,8 @@ T = TypeVar("T")
 _LONGEST_KEY = 60
 UNLESS_DEFAULT = MappingProxyType({"encoded": "unless default"})
 """Metadata of a field that documents had not from the start: absent while it has its default."""
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_LFS_POINTER = b"version https://git-lfs.github.com/"
+_ZIP = b"PK\x03\x04"
 LARGEST = 2**63 - 1
 """The largest whole number of a document: what a database's column holds."""
 
@@ -87,11 +88,22 @@ def digest(value: object) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
+def is_pointer(text: str | bytes) -> bool:
+    """Return whether a file's text is the pointer that Git LFS left in its place."""
+    start = len(_LFS_POINTER)
+    return (text[:start].encode() if isinstance(text, str) else text[:start]) == _LFS_POINTER
+
+
 def refuse_pointer(text: str | bytes, where: str) -> None:
     """Raise InputError where a file's text is the pointer that Git LFS left in its place."""
-    start = text.encode() if isinstance(text, str) else text
-    if start.startswith(_LFS_POINTER):
+    if is_pointer(text):
         raise InputError(f"{where} is a Git LFS pointer, not the file itself", "run:  git lfs pull")
+
+
+def refuse_zip(content: bytes, where: str, hint: str) -> None:
+    """Raise InputError where a file is a zip archive, which people send without unpacking it."""
+    if content.startswith(_ZIP):
+        raise InputError(f"{where} is a zip archive", hint)
 
 
 def shown(plain: object) -> str:

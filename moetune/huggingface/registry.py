@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moetune.domain.architecture import Decoder
-from moetune.domain.document import refuse_pointer
+from moetune.domain.document import refuse_pointer, refuse_zip
 from moetune.domain.errors import InputError
 from moetune.huggingface.pasted import check_fields
 from moetune.huggingface.reader import read_decoder
@@ -23,7 +23,6 @@ _SUFFIX = re.compile(
     r"-(instruct|base|chat|hf|it|pt|fp8|bf16|nvfp4|mxfp4|thinking|original|16e|128e|17b"
     r"|v0\.[0-9]+|v1|exp|speciale|[0-9]{4})$"
 )
-_ZIP = b"PK\x03\x04"
 _PREFIX = re.compile(r"^(meta-|nvidia-)")
 
 
@@ -125,10 +124,7 @@ def read_model(path: Path) -> PublishedModel:
             "give a config.json, its folder, or a model's name",
         ) from None
     refuse_pointer(content, f"configuration {file}")
-    if content.startswith(_ZIP):
-        raise InputError(
-            f"configuration {file} is a zip archive", "unpack it, and name the config.json inside"
-        )
+    refuse_zip(content, f"configuration {file}", "unpack it, and name the config.json inside")
     try:
         document = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -22,7 +22,7 @@ from moetune.domain.units import DTYPE_BYTES
 from moetune.huggingface.registry import model_names
 from moetune.service.access import Access
 from moetune.service.bodies import FORM, read_body
-from moetune.service.middleware import KEEP_PATH, right_in
+from moetune.service.middleware import KEEP_PATH, may_write, right_in
 from moetune.service.pages.library import Library
 from moetune.service.pages.new_plan_answers import answer_of, model_draft
 from moetune.service.pages.new_plan_form import CUSTOM, LABELS, PASTED, Form
@@ -185,8 +185,7 @@ class _Shows:
             ForbiddenError: neither the request nor the form has the write token.
             QuotaError, StoreFullError: the client may not add it.
         """
-        may_write = right_in(request.scope) == "write"
-        if not may_write and self.access.right_of(given.get("token", "").strip()) != "write":
+        if not may_write(request.scope, self.access, given.get("token", "").strip()):
             raise ForbiddenError(
                 "keeping a plan needs the write token, and this is not it",
                 "go back and give it in the field beside Keep",
