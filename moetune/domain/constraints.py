@@ -4,7 +4,6 @@ Flags, JSON and forms all become a mapping of texts by flag name, which `Constra
 and `Constraints.encode` writes; `inputs.constraints` of a plan file is that mapping.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
@@ -17,7 +16,7 @@ from moetune.domain.layout import AXES, Layout
 from moetune.domain.model import Transformer, find_model
 from moetune.domain.quantization import Quantization
 from moetune.domain.routing import LayerRouting
-from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
+from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range, nearest_or
 
 Order = Literal["dispatch_first", "interleaved"]
 Dispatcher = Literal["flat", "hierarchical"]
@@ -365,6 +364,5 @@ def parse_quantization(text: str) -> str:
 
 
 def _unknown(flag: str, spelling: Spelling) -> InputError:
-    near = difflib.get_close_matches(flag, _PLACES, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(_PLACES))}"
+    hint = nearest_or(f"known: {', '.join(sorted(_PLACES))}", flag, _PLACES)
     return InputError(f"{spelling.constraint.format(shown(flag))} is unknown", hint)

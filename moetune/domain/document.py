@@ -5,7 +5,6 @@ dataclass; whatever is wrong is named with its path, as in `profile.gemm[2].alph
 """
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import json
@@ -17,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from moetune.domain.errors import InputError
+from moetune.domain.spelling import nearest_or
 
 T = TypeVar("T")
 _LONGEST_KEY = 60
@@ -201,8 +201,7 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
     items = {item.name: item for item in dataclasses.fields(kind)}
     for key in plain:
         if key not in items:
-            near = difflib.get_close_matches(str(key), items, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {_names(items)}"
+            hint = nearest_or(f"known keys: {_names(items)}", key, items)
             raise InputError(f"{where} has the unknown key {shown(key)}", hint)
     hints = _hints(kind)
     values: dict[str, object] = {}

@@ -4,7 +4,6 @@ Each file has the model's `title`, the `source` of its configuration, `aliases`,
 published, and the `config`, which is read like a user's file.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 from moetune.domain.architecture import Decoder
 from moetune.domain.document import refuse_pointer, refuse_zip
 from moetune.domain.errors import InputError
+from moetune.domain.spelling import nearest_then
 from moetune.huggingface.pasted import check_fields
 from moetune.huggingface.reader import read_decoder
 
@@ -94,11 +94,13 @@ def named_model(name: str) -> PublishedModel:
     known = resolve_name(name)
     if known is None:
         names = model_names()
-        near = difflib.get_close_matches(name.rpartition("/")[2].lower(), names, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
         raise InputError(
             f"model {name!r} is unknown",
-            f"{meant}known: {', '.join(names)}; or give the path of a config.json",
+            nearest_then(
+                f"known: {', '.join(names)}; or give the path of a config.json",
+                name.rpartition("/")[2].lower(),
+                names,
+            ),
         )
     entry = _entry(known)
     return PublishedModel(

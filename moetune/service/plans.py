@@ -21,7 +21,7 @@ from moetune.service.describe import Limit, PlanCursor
 from moetune.service.workers import KnownPlans, WorkerPools
 from moetune.workflows.files import plan_to_json
 from moetune.workflows.plan import InputsDocument
-from moetune.workflows.views.training_explanation import explain_training
+from moetune.workflows.views.training_explanation import TrainingExplanation
 from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf
 from moetune.workflows.why_not import WhyNot
 
@@ -145,7 +145,7 @@ def _add_reasons(app: FastAPI, pools: WorkerPools) -> None:
             answer = await pools.solve(pools.planner.why_not, plan, question)
             return document(answer.document)
         if training is not None:
-            return document(explain_training(training).document)
+            return document(TrainingExplanation(plan=training).document)
         found = await pools.solve(pools.planner.explain, plan_id)
         return document(found.document)
 

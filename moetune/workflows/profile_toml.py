@@ -3,7 +3,6 @@
 Text becomes plain values, keys with units their SI keys, a file with a base the whole profile.
 """
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -13,6 +12,7 @@ from moetune.domain.document import decode, encode, refuse_pointer, shown
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.profile_keys import in_si
+from moetune.domain.spelling import nearest_then
 from moetune.fit.based import Scaled, scaled_base, without_foreign
 
 _UNIQUE: Mapping[str, tuple[str, ...]] = {
@@ -95,11 +95,9 @@ def _per_node(document: Mapping[str, object]) -> object:
 
 def _reference(name: object, references: Mapping[str, Path]) -> Profile:
     if not isinstance(name, str) or name not in references:
-        near = difflib.get_close_matches(str(name), references, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
         raise InputError(
             f"base: no reference profile is named {shown(name)}",
-            f"{meant}use one of {', '.join(references)}",
+            nearest_then(f"use one of {', '.join(references)}", name, references),
         )
     return reference_profile(references[name])
 
