@@ -29,7 +29,7 @@ class Peaks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaled:
+class BaseScaling:
     """The table `[scaled]` of a profile file: peaks by which the base's times are scaled.
 
     Args:
@@ -61,7 +61,7 @@ class Scaled:
         return parse_rate(both.base) / parse_rate(both.here) if both else 1.0
 
 
-def scaled_base(base: Profile, scaled: Scaled) -> Profile:
+def scaled_base(base: Profile, scaled: BaseScaling) -> Profile:
     """Return the reference with the peaks of another GPU: the start-up of each table stays.
 
     Equal peaks change no time, and widen its range all the same.

@@ -187,7 +187,7 @@ def _add_whatif(app: FastAPI, pools: WorkerPools) -> None:
 
 
 def _add_list(app: FastAPI, pools: WorkerPools) -> None:
-    @app.get("/v1/plans", summary="Stored plans", responses=describe.answers(describe.Page))
+    @app.get("/v1/plans", summary="Stored plans", responses=describe.answers(describe.PageDocument))
     async def plans(after: PlanCursor = "", limit: Limit = 50) -> Response:
         """List the plans, newest first."""
         rows = await pools.read(pools.planner.reading.plan_page, after=after, limit=limit + 1)

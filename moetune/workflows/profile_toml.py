@@ -13,7 +13,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.profile_keys import in_si
 from moetune.domain.spelling import nearest_then
-from moetune.fit.based import Scaled, scaled_base, without_foreign
+from moetune.fit.based import BaseScaling, scaled_base, without_foreign
 
 _UNIQUE: Mapping[str, tuple[str, ...]] = {
     "gemm": ("dtype",),
@@ -77,7 +77,7 @@ def _on_base(own: Mapping[str, object], base: Profile, scaled: object) -> Profil
     per_node = _per_node(own) or base.machine.devices_per_node
     values = in_si(own, devices_per_node=per_node)
     if scaled is not None:
-        base = scaled_base(base, decode(Scaled, scaled, "profile.scaled"))
+        base = scaled_base(base, decode(BaseScaling, scaled, "profile.scaled"))
     whole: dict[str, object] = encode(base)
     for key, value in values.items():
         known = whole.get(key)
