@@ -20,7 +20,7 @@ from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range, ne
 
 Order = Literal["dispatch_first", "interleaved"]
 Dispatcher = Literal["flat", "hierarchical"]
-"""How rows travel to their experts: to all ranks at once, or across nodes and then inside them."""
+"""Ways of rows to their experts: to all ranks at once, or across nodes and then inside them."""
 DISPATCHERS: tuple[Dispatcher, ...] = get_args(Dispatcher)
 _NOT_RUN: Mapping[str, str] = MappingProxyType(
     {

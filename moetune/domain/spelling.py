@@ -21,7 +21,7 @@ _INPUTS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """How a caller writes a request's keys, so that errors name them alike.
+    """A caller's names of a request's keys, for errors.
 
     Args:
         key, constraint: templates with `{}` for the name of an input and of a constraint.

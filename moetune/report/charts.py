@@ -1,7 +1,9 @@
 """Charts that a page draws as SVG without a script: bars on lanes, and points with a front.
 
 Positions are percentages, so that a chart is as wide as its page and its texts keep their size;
-`charts.html` draws them, in colours of the stylesheet.
+`charts.html` draws them, in colours of the stylesheet. They are apart from `svg.py`, which draws
+every `Figure` from plotly's JSON, with its axes and panels: a lane is a row of HTML with its name
+and its total, which the stylesheet lays out, and the page New plan draws them at every change.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -107,7 +107,7 @@ class WhyNotAnswer:
 
     @property
     def verdict(self) -> ComparedVerdict:
-        """How the other choice compares."""
+        """The result of the comparison."""
         if self.other is None:
             return "refused"
         if self.refused is not None or not self.fits:

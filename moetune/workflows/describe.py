@@ -27,7 +27,7 @@ _SIZES = "describe it by --tflops and --memory-bandwidth, with --memory and --li
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What is known of a machine. Rates and sizes are texts with units, as they are written.
+    """A machine as people know it. Rates and sizes are texts with units, as they are written.
 
     Args:
         gpu: of a reference machine, or any name beside `tflops`.

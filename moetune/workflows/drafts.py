@@ -85,7 +85,7 @@ class ModelQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetExport:
-    """What a runtime reads of a plan, or why it cannot run it.
+    """A plan as a runtime reads it, or the reason why it cannot.
 
     Args:
         problem: "" where there is an export.

@@ -1,4 +1,4 @@
-"""What fits where: layouts of a decoder's training by their memory, without any profile."""
+"""Layouts of a decoder's training that fit into memory, without any profile."""
 
 import itertools
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ MOST_LAYOUTS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryQuestion:
-    """What is trained, and on what.
+    """A training, and the GPUs that it has to fit on.
 
     Args:
         world_size: GPUs; None for the fewest, a power of two.
@@ -43,7 +43,7 @@ class MemoryQuestion:
 
     @property
     def limit_bytes(self) -> int:
-        """What may be filled."""
+        """Bytes of a GPU that may be filled."""
         return int(USABLE * self.device_bytes)
 
     def job(self, ranks: int) -> TrainingJob:

@@ -22,7 +22,7 @@ _UNIQUE: Mapping[str, tuple[str, ...]] = {
     "copy": ("direction", "pinned", "both_ways"),
     "rows": ("op", "dtype"),
 }
-"""What two rows of a table may not have in common: the second one would not count."""
+"""Keys of a table, of which no two rows have all in common: the second would not count."""
 
 
 def parse_toml(text: str, where: str) -> dict[str, object]:

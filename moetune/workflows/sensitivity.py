@@ -1,4 +1,4 @@
-"""What a plan's step follows: the parts of its machine, and its own decisions.
+"""Sensitivity of a plan's step to the parts of its machine, and to its own decisions.
 
 Each part of the machine is made 1 % slower and 1 % faster with the plan's choice held fixed, then
 so much slower or faster that another choice would be best. Each decision is moved to its
@@ -128,7 +128,7 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """What a plan's step follows.
+    """Effects on a plan's step.
 
     Args:
         plan: its id.

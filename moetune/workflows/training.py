@@ -109,7 +109,7 @@ class TrainingPlan:
 
     @property
     def confidence(self) -> Confidence:
-        """How sure the choice among the layouts found is, by the record of public runs."""
+        """Confidence in the choice among the layouts found, by the record of public runs."""
         seconds = [one.step.seconds for one in self.found]
         return confidence_of(seconds, ratios=self.stand_ins.ratios)
 
@@ -133,7 +133,7 @@ class TrainingPlan:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What was asked."""
+        """The question, in plain values."""
         job = self.request.job
         return {
             "model": job.decoder.name,
@@ -171,7 +171,7 @@ class TrainingPlan:
 
     @property
     def document(self) -> dict[str, object]:
-        """What `moetune plan --json` prints."""
+        """The JSON document of `moetune plan`."""
         return self.stored.document
 
     def _answer(self, one: PricedLayout) -> TrainingAnswer:

@@ -1,4 +1,4 @@
-"""Why not this layout: another one of a training plan beside the plan's own."""
+"""Another layout of a training plan beside the plan's own."""
 
 import math
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ _RULE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What is asked of a training plan, in texts, and as pins.
+    """Another choice that is asked of a training plan, in texts, and as pins.
 
     Args:
         spelling: the caller's names, for errors.

@@ -1,4 +1,4 @@
-"""Why not this one: another choice of a plan beside the plan's own.
+"""Another choice of a plan beside the plan's own: the answer to "why not this one".
 
 `Planner.why_not` finds the plan and its profile. The other choice is the plan for the same request
 with what was asked pinned, which `change_plan` makes as for a what-if. Without the profile it is

@@ -277,7 +277,7 @@ _UNITS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
     (lambda key: key.endswith(_SHARES), percent),
     (lambda key: "tokens_per_second" in key, lambda value: f"{value:,.0f}"),
 )
-"""How a field's number is written, by its key."""
+"""Units of a field's number, by its key."""
 
 
 def _ratio(first: object, second: object) -> Cell:

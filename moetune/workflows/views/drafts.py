@@ -41,7 +41,7 @@ _OF_LAYERS = ("states", "activations", "buffers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftView:
-    """What a page shows of a draft.
+    """A draft as a page shows it.
 
     Args:
         sections: the answer first.

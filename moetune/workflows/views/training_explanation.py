@@ -1,4 +1,4 @@
-"""Why a training plan's layout is the fastest: what its step is made of, and what others have more.
+"""Reasons of a training plan's layout: the parts of its step, and what others have more.
 
 Everything is in the plan's own document, so that no profile is needed.
 """
