@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.domain.profile import CollectiveLine, GemmLine, Profile
+from moetune.domain.profile import CollectiveLine, GemmLine, LinkBurst, Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.fit.based import BaseScaling, Peaks, scaled_base, without_foreign
 from moetune.fit.costs import costs_of
@@ -148,6 +148,16 @@ def test_lines_are_scaled_too() -> None:
         factor = 2 if is_inside else 1
         assert after.beta_seconds_per_byte == before.beta_seconds_per_byte * factor
         assert after.alpha_seconds == before.alpha_seconds
+
+
+def test_a_bursts_lead_takes_as_much_longer_as_the_link_and_stays_in_its_node() -> None:
+    inside, across = (LinkBurst(op="all_to_all", group_size=size, seconds=1e-4) for size in (8, 16))
+    base = replace(H100, bursts=(inside, across))
+    slower = scaled_base(base, BaseScaling(links=Peaks(here="225GB/s", base="450GB/s")))
+    assert slower.bursts == (replace(inside, seconds=2e-4), across)
+    smaller = replace(base, machine=replace(base.machine, devices_per_node=4))
+    assert without_foreign(smaller, base, own=("machine",)).bursts == ()
+    assert without_foreign(smaller, base, own=("machine", "bursts")).bursts == base.bursts
 
 
 def test_equal_peaks_widen_and_change_nothing_else() -> None:
