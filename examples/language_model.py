@@ -15,7 +15,7 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.domain.layout import check_layout, stage_blocks
 from moetune.domain.model import Transformer
 from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.parallel.block import Attention, Block, FeedForward
+from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.stages import Shapes, Stages
 from moetune.runtime.parallel.tensor import (
@@ -61,7 +61,7 @@ class LanguageModel(nn.Module):
             experts = shape.has_experts(block)
             ffn = make_moe() if experts else FeedForward(d_model, d_hidden, communicator)
             attention = Attention(d_model, shape.num_heads, communicator)
-            self.blocks[str(block)] = Block(attention, ffn, d_model, balance)
+            self.blocks[str(block)] = TransformerBlock(attention, ffn, d_model, balance)
         if self.is_last:
             self.norm = nn.LayerNorm(d_model)
             self.head = VocabParallelHead(d_model, shape.vocab_size, communicator)

@@ -3,7 +3,6 @@
 Rank 0 prints one JSON line; a step's time is the maximum over the ranks.
 """
 
-import argparse
 import contextlib
 import json
 import resource
@@ -18,9 +17,9 @@ import torch.distributed as dist
 
 from benchmarks.chunks.oracle import fewest_gathers
 from benchmarks.chunks.variants import make_model, make_step, traffic
+from benchmarks.netlab.ranks import work_and_rounds
 from examples.language_model import LanguageModel
 from moetune import InputError, model_chunks
-from moetune.domain.document import decode
 from moetune.domain.model import Transformer
 from moetune.workflows.launch import leave
 
@@ -52,14 +51,10 @@ class Work:
 
 def main() -> None:
     """Measure what the arguments ask for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", required=True, help="a Work as JSON")
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    work = decode(Work, json.loads(given.work), "--work")
+    work, rounds = work_and_rounds(Work, __doc__)
     dist.init_process_group("gloo", timeout=_TIMEOUT)
     with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed talks on stdout
-        line = _measure(work, given.rounds)
+        line = _measure(work, rounds)
     if dist.get_rank() == 0:
         print(json.dumps(line))
     dist.barrier()

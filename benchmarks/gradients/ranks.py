@@ -6,7 +6,6 @@ plan), `planned`. All variants take turns in one process, in another order each 
 one JSON line; a step's time is the maximum over the ranks.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -20,9 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import moetune
 from benchmarks.layouts.balanced import Gates, balanced_gates
-from benchmarks.netlab.ranks import time_steps
+from benchmarks.netlab.ranks import time_steps, work_and_rounds
 from examples.language_model import LanguageModel, next_token_loss
-from moetune.domain.document import decode
 from moetune.domain.model import Transformer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.workflows.launch import leave
@@ -61,15 +59,11 @@ class Prediction:
 
 def main() -> None:
     """Measure what the arguments ask for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", required=True, help="a Work as JSON")
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    work = decode(Work, json.loads(given.work), "--work")
+    work, rounds = work_and_rounds(Work, __doc__)
     dist.init_process_group("gloo", timeout=_TIMEOUT)
     steps, predictions = _steps(work)
     time_steps(steps, rounds=_WARM_UP_ROUNDS)
-    seconds = time_steps(steps, rounds=given.rounds)
+    seconds = time_steps(steps, rounds=rounds)
     if dist.get_rank() == 0:
         told = {name: dataclasses.asdict(one) for name, one in predictions.items()}
         print(json.dumps({"seconds": seconds, "predicted": told}))

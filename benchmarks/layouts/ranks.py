@@ -4,7 +4,6 @@ All layouts train from the same weights on the same sequences. Rank 0 prints one
 step's time is the maximum over the ranks.
 """
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -15,9 +14,8 @@ import torch.distributed as dist
 
 from benchmarks.layouts.balanced import Gates, balanced_gates
 from benchmarks.netlab.cell import Step
-from benchmarks.netlab.ranks import time_steps
+from benchmarks.netlab.ranks import time_steps, work_and_rounds
 from examples.language_model import LanguageModel, staged_language_model
-from moetune.domain.document import decode
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import Decision
@@ -55,11 +53,7 @@ class Work:
 
 def main() -> None:
     """Measure what the arguments ask for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", required=True, help="a Work as JSON")
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    work = decode(Work, json.loads(given.work), "--work")
+    work, rounds = work_and_rounds(Work, __doc__)
     dist.init_process_group("gloo", timeout=_TIMEOUT)
     text = torch.randint(
         work.transformer.vocab_size,
@@ -71,7 +65,7 @@ def main() -> None:
     loss = _loss(stages, text)
     step = {"step": _step(stages, text)}
     time_steps(step, rounds=_WARM_UP_ROUNDS)
-    seconds = time_steps(step, rounds=given.rounds)["step"]
+    seconds = time_steps(step, rounds=rounds)["step"]
     imbalance = _imbalance(stages, text)
     if dist.get_rank() == 0:
         print(json.dumps({"loss": loss, "seconds": seconds, "imbalance": imbalance}))

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from moetune.domain.document import decode
 from moetune.domain.layer import LayerShape
 from moetune.workflows.launch import leave
 
+T = TypeVar("T")
 _TIMEOUT = timedelta(minutes=2)
 _WARM_UP_ROUNDS = 2
 _SEED = 20261121
@@ -56,6 +58,19 @@ def main() -> None:
         print("\n".join(json.dumps(line) for line in lines))
     dist.destroy_process_group()
     leave(0)
+
+
+def work_and_rounds(kind: type[T], doc: str | None) -> tuple[T, int]:
+    """Return the work of a rank's arguments, a dataclass in JSON, and how often to time it.
+
+    Args:
+        doc: of the rank's program, for its help.
+    """
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--work", required=True, help="what to run, as JSON")
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    return decode(kind, json.loads(given.work), "--work"), given.rounds
 
 
 def make_step(variant: str, cell: Cell) -> Step:

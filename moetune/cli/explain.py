@@ -92,11 +92,11 @@ def explain(
 def _explain_training(session: Session, plan: "TrainingDocument", *, as_json: bool) -> None:
     """Explain the plan of a Hugging Face model's training."""
     from moetune.workflows.views.training_explanation import (
-        explain_training,
+        TrainingExplanation,
         training_explanation_sections,
     )
 
-    why = explain_training(plan)
+    why = TrainingExplanation(plan=plan)
     if as_json:
         session.screen.document(why.document)
     else:

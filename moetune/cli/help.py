@@ -1,4 +1,4 @@
-"""How help is printed: options in groups, and summaries of commands that are never cut."""
+"""Layout of help: options in groups, and summaries of commands that are never cut."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

@@ -20,7 +20,7 @@ from moetune.domain.units import parse_bytes, parse_count
 from moetune.workflows.flags import parsed
 
 if TYPE_CHECKING:
-    from moetune.workflows.plan import Planned
+    from moetune.workflows.plan import NewPlan
     from moetune.workflows.plan_flags import PlanFlags
 
 EPILOG = example("moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16")
@@ -314,7 +314,7 @@ def _print_layer(
             screen.line(how_to_verify(made, used.machine))
 
 
-def _show(session: Session, planned: "Planned") -> None:
+def _show(session: Session, planned: "NewPlan") -> None:
     from moetune.workflows.explain import explain_plan
     from moetune.workflows.profiles import machine_note
     from moetune.workflows.views.plan import plan_sections

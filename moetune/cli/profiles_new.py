@@ -134,7 +134,7 @@ def _model_for(num_devices: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What flags say, and then answers; None for nothing yet."""
+    """A machine as flags, and then answers, describe it; None for nothing yet."""
 
     gpu: str | None
     gpus_per_node: int | None

@@ -21,7 +21,7 @@ OPENING_VALUES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What a rank tells the others at the beginning of a layer's step.
+    """Message of a rank to the others at the beginning of a layer's step.
 
     Args:
         num_tokens: of this rank.

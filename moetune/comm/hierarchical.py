@@ -29,7 +29,7 @@ from moetune.comm.gloo import ReceivesFirst, new_communicator
 from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator
 from moetune.comm.relay import Counts, Relay, columns
-from moetune.comm.steps import Exchange, OnStreams, OnThreads, Step
+from moetune.comm.steps import Exchange, ExchangeStep, OnStreams, OnThreads
 from moetune.comm.transfer import Transfer
 from moetune.domain.errors import InputError
 
@@ -116,9 +116,13 @@ class HierarchicalCommunicator(ReceivesFirst):
 
     def _steps(
         self, give: Counts, take: Counts, relay: Relay, name: str, *, is_alone: bool
-    ) -> tuple[Step, Step]:
-        across = partial(Step, level=self._across, name=f"{name}, across nodes", is_alone=is_alone)
-        inside = partial(Step, level=self._inside, name=f"{name}, in a node", is_alone=is_alone)
+    ) -> tuple[ExchangeStep, ExchangeStep]:
+        across = partial(
+            ExchangeStep, level=self._across, name=f"{name}, across nodes", is_alone=is_alone
+        )
+        inside = partial(
+            ExchangeStep, level=self._inside, name=f"{name}, in a node", is_alone=is_alone
+        )
         passing = columns(relay.counts)
         if relay.is_homeward:
             first = inside(give=columns(give), take=passing)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ExchangeStep:
     """One of an exchange's two steps, with the blocks that it moves.
 
     Args:
@@ -56,8 +56,8 @@ class Exchange:
 
     output: torch.Tensor
     rows: torch.Tensor
-    first: Step
-    second: Step
+    first: ExchangeStep
+    second: ExchangeStep
     is_homeward: bool
 
     def buffers(self) -> "Buffers":

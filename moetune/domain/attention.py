@@ -72,7 +72,7 @@ class GroupedQueryAttention:
 
     @property
     def name(self) -> str:
-        """What the attention is called in tables."""
+        """The attention's name in tables."""
         if self.chunk is not None:
             return f"attention, chunks of {self.chunk}"
         return "attention" if self.window is None else f"attention, window {self.window}"
@@ -176,7 +176,7 @@ class LatentAttention:
 
     @property
     def name(self) -> str:
-        """What the attention is called in tables."""
+        """The attention's name in tables."""
         sparse = "" if self._selected is None else f", top {self._selected} keys"
         if self.top_keys is not None:
             sparse += " of an earlier block"
@@ -267,7 +267,7 @@ class CompressedAttention:
 
     @property
     def name(self) -> str:
-        """What the attention is called in tables."""
+        """The attention's name in tables."""
         if not self.rate:
             return f"attention, window {self.window}"
         sparse = "" if self.indexer is None else f", top {self.indexer.top_k}"

@@ -4,7 +4,6 @@ Flags, JSON and forms all become a mapping of texts by flag name, which `Constra
 and `Constraints.encode` writes; `inputs.constraints` of a plan file is that mapping.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
@@ -17,11 +16,11 @@ from moetune.domain.layout import AXES, Layout
 from moetune.domain.model import Transformer, find_model
 from moetune.domain.quantization import Quantization
 from moetune.domain.routing import LayerRouting
-from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
+from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range, nearest_or
 
 Order = Literal["dispatch_first", "interleaved"]
 Dispatcher = Literal["flat", "hierarchical"]
-"""How rows travel to their experts: to all ranks at once, or across nodes and then inside them."""
+"""Ways of rows to their experts: to all ranks at once, or across nodes and then inside them."""
 DISPATCHERS: tuple[Dispatcher, ...] = get_args(Dispatcher)
 _NOT_RUN: Mapping[str, str] = MappingProxyType(
     {
@@ -365,6 +364,5 @@ def parse_quantization(text: str) -> str:
 
 
 def _unknown(flag: str, spelling: Spelling) -> InputError:
-    near = difflib.get_close_matches(flag, _PLACES, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(_PLACES))}"
+    hint = nearest_or(f"known: {', '.join(sorted(_PLACES))}", flag, _PLACES)
     return InputError(f"{spelling.constraint.format(shown(flag))} is unknown", hint)

@@ -13,7 +13,7 @@ Trust = Literal["measured", "interpolated", "extrapolated", "modelled"]
 TRUSTS: tuple[Trust, ...] = get_args(Trust)
 _RANKS = {trust: rank for rank, trust in enumerate(TRUSTS)}
 CopyMode = Literal["pinned", "pageable", "inline"]
-"""How activations are offloaded: by a copy engine while everything else runs ("pinned"), or in the
+"""Ways to offload activations: by a copy engine while everything else runs ("pinned"), or in the
 place of computation (from "pageable" memory, and "inline" on a CPU, which copies itself)."""
 
 
@@ -58,7 +58,7 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burst:
-    """How far collectives are ahead of their rate when they begin after a pause of the link.
+    """Lead of collectives over their rate when they begin after a pause of the link.
 
     Args:
         seconds: on the link at most; a pause of that length gives it back in full.
@@ -182,7 +182,7 @@ class Costs(Protocol):
 
     @property
     def interference(self) -> Interference:
-        """How operations of different classes disturb each other."""
+        """Speeds of operations of different classes beside each other."""
         ...
 
     def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
@@ -276,7 +276,7 @@ class Costs(Protocol):
 
     @property
     def copy_mode(self) -> CopyMode | None:
-        """How activations are offloaded; None where copies were not measured both ways."""
+        """Way to offload activations; None where copies were not measured both ways."""
         ...
 
     def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:

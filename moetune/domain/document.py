@@ -5,7 +5,6 @@ dataclass; whatever is wrong is named with its path, as in `profile.gemm[2].alph
 """
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import json
@@ -17,12 +16,14 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from moetune.domain.errors import InputError
+from moetune.domain.spelling import nearest_or
 
 T = TypeVar("T")
 _LONGEST_KEY = 60
 UNLESS_DEFAULT = MappingProxyType({"encoded": "unless default"})
 """Metadata of a field that documents had not from the start: absent while it has its default."""
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_LFS_POINTER = b"version https://git-lfs.github.com/"
+_ZIP = b"PK\x03\x04"
 LARGEST = 2**63 - 1
 """The largest whole number of a document: what a database's column holds."""
 
@@ -87,11 +88,22 @@ def digest(value: object) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
+def is_pointer(text: str | bytes) -> bool:
+    """Return whether a file's text is the pointer that Git LFS left in its place."""
+    start = len(_LFS_POINTER)
+    return (text[:start].encode() if isinstance(text, str) else text[:start]) == _LFS_POINTER
+
+
 def refuse_pointer(text: str | bytes, where: str) -> None:
     """Raise InputError where a file's text is the pointer that Git LFS left in its place."""
-    start = text.encode() if isinstance(text, str) else text
-    if start.startswith(_LFS_POINTER):
+    if is_pointer(text):
         raise InputError(f"{where} is a Git LFS pointer, not the file itself", "run:  git lfs pull")
+
+
+def refuse_zip(content: bytes, where: str, hint: str) -> None:
+    """Raise InputError where a file is a zip archive, which people send without unpacking it."""
+    if content.startswith(_ZIP):
+        raise InputError(f"{where} is a zip archive", hint)
 
 
 def shown(plain: object) -> str:
@@ -189,8 +201,7 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
     items = {item.name: item for item in dataclasses.fields(kind)}
     for key in plain:
         if key not in items:
-            near = difflib.get_close_matches(str(key), items, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {_names(items)}"
+            hint = nearest_or(f"known keys: {_names(items)}", key, items)
             raise InputError(f"{where} has the unknown key {shown(key)}", hint)
     hints = _hints(kind)
     values: dict[str, object] = {}

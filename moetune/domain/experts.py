@@ -9,7 +9,7 @@ from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layer import Activation, LayerShape
 
 RouterScore = Literal["softmax", "softmax_of_top_k", "sigmoid", "sqrtsoftplus", "sparsemixer"]
-"""How scores become weights: softmax over all experts or over the chosen ones, or of each alone."""
+"""Weights by scores: softmax over all experts or over the chosen ones, or of each score alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,12 @@ from moetune.domain.units import dtype_bytes
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 ExpertParallel = Literal["all_to_all", "tensor"]
-"""How ranks share the experts: tokens travel to them by all-to-all, or every rank has all tokens
+"""Parallelism of experts: tokens travel to them by all-to-all, or every rank has all tokens
 and the experts' outputs are summed (PPMoE §3.3)."""
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 QUANTIZED_STEP = "bfloat16"
-"""What 8-bit products give, and so the dtype of a step that is planned with them."""
+"""Dtype of 8-bit products, and so of a step that is planned with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -121,7 +121,7 @@ class Workload:
 
     @property
     def skew(self) -> RankSkew:
-        """How full the fullest rank is."""
+        """Load of the fullest rank, as a multiple of the even one."""
         if not self.routing:
             return RankSkew()
         return LayerRouting.of(self.routing).skew(

@@ -18,7 +18,7 @@ AXES = ("dp", "ep", "tp", "pp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How ranks share the work."""
+    """Degrees of parallelism of a model's training."""
 
     expert_parallel: ExpertParallel
     dp: int
@@ -44,7 +44,7 @@ class LayoutSizes(Protocol):
 
     @property
     def expert_parallel(self) -> ExpertParallel | None:
-        """How ranks share the experts."""
+        """Parallelism of the experts."""
         ...
 
     @property

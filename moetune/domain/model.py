@@ -1,12 +1,12 @@
 """Models of the papers by name: MoE layers, and whole transformers."""
 
-import difflib
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layer import Activation, LayerShape
 from moetune.domain.layout import nearest_divisors
+from moetune.domain.spelling import nearest_then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,9 +242,11 @@ def find_model(name: str) -> Model:
     """
     if name in MODELS:
         return MODELS[name]
-    near = difflib.get_close_matches(name.lower(), MODELS, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
     raise InputError(
         f"model {name!r} is unknown",
-        f"{meant}known: {', '.join(MODELS)}; or give --d-model, --d-hidden and --num-experts",
+        nearest_then(
+            f"known: {', '.join(MODELS)}; or give --d-model, --d-hidden and --num-experts",
+            name.lower(),
+            MODELS,
+        ),
     )

@@ -3,7 +3,6 @@
 Profiles themselves have SI keys only. A file, which people write, may have either of them.
 """
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
@@ -13,6 +12,7 @@ from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, RowsLine
 from moetune.domain.reference import Network
+from moetune.domain.spelling import nearest_or
 from moetune.domain.units import full_dtype, parse_bytes, parse_flops, parse_rate, parse_startup
 
 
@@ -119,8 +119,7 @@ def _check_known(table: Mapping[str, object], section: str, where: str) -> None:
     known = [*own, *UNIT_KEYS[section], *(_CARDS if section == "network" else ())]
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+            hint = nearest_or(f"known keys: {', '.join(known)}", key, known)
             raise InputError(f"{where} has the unknown key {shown(key)}", hint)
 
 

@@ -40,7 +40,7 @@ class GatedDeltaNet:
 
     @property
     def name(self) -> str:
-        """What the mixer is called in tables."""
+        """The mixer's name in tables."""
         return "gated delta net" if not self.gate_rank else "delta attention"
 
     @property
@@ -108,7 +108,7 @@ class StateSpace:
 
     @property
     def name(self) -> str:
-        """What the mixer is called in tables."""
+        """The mixer's name in tables."""
         return "mamba" if self.rank else "mamba 2"
 
     @property
@@ -166,7 +166,7 @@ class LinearAttention:
 
     @property
     def name(self) -> str:
-        """What the mixer is called in tables."""
+        """The mixer's name in tables."""
         return "linear attention"
 
     @property
@@ -213,7 +213,7 @@ class ShortConvolution:
 
     @property
     def name(self) -> str:
-        """What the mixer is called in tables."""
+        """The mixer's name in tables."""
         return "convolution"
 
     @property

@@ -25,7 +25,7 @@ from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
 from moetune.domain.units import DTYPE_BYTES
 
 OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
-"""What the experts received goes to host memory; S2 and S4 send it again (MPipeMoE Table II)."""
+"""The experts' inputs go to host memory; S2 and S4 send them again (MPipeMoE Table II)."""
 OFFLOADS_MIDDLE: frozenset[Strategy] = frozenset({"S1", "S2"})
 """Pre-activations go to host memory; S3 and S4 compute them again."""
 LARGEST_RANKS = 2**20
@@ -210,7 +210,7 @@ class PlanInputs:
 
     @property
     def expert_parallel(self) -> ExpertParallel:
-        """How a single layer's ranks share its experts: as pinned, else all_to_all."""
+        """Parallelism of a single layer's experts: as pinned, else all_to_all."""
         return self.pinned.pins.expert_parallel or "all_to_all"
 
     def workload(self, layout: Layout) -> Workload:

@@ -1,6 +1,10 @@
-"""Spellings of a request's keys: flags, keys of JSON, fields of a form, as errors name them."""
+"""Spellings of a request's keys, as errors name them, and the name that a wrong one is nearest to.
 
-from collections.abc import Mapping
+Keys are flags, keys of JSON, or fields of a form.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -17,7 +21,7 @@ _INPUTS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """How a caller writes a request's keys, so that errors name them alike.
+    """A caller's names of a request's keys, for errors.
 
     Args:
         key, constraint: templates with `{}` for the name of an input and of a constraint.
@@ -53,6 +57,23 @@ AS_FLAGS = Spelling(
 )
 AS_KEYS = Spelling(key="inputs.{}", constraint="inputs.constraints.{}")
 AS_FIELDS = Spelling(key="{}", constraint="{}")
+
+
+def nearest_or(otherwise: str, name: object, known: Iterable[str]) -> str:
+    """Return the hint "did you mean 'degree'?" for an unknown key, else the other hint."""
+    near = _nearest(name, known)
+    return f"did you mean {near!r}?" if near else otherwise
+
+
+def nearest_then(hint: str, name: object, known: Iterable[str]) -> str:
+    """Return the hint, behind "did you mean gpt-xl? " where the name of a known thing is near."""
+    near = _nearest(name, known)
+    return f"did you mean {near}? {hint}" if near else hint
+
+
+def _nearest(name: object, known: Iterable[str]) -> str:
+    """Return the known name that is spelled most like it; "" where none is."""
+    return next(iter(difflib.get_close_matches(str(name), known, n=1)), "")
 
 
 def check_range(name: str, value: int, smallest: int, largest: int) -> None:

@@ -1,7 +1,7 @@
-"""What a store accepts: times that steps and operations can take, so that every page can show them.
+"""Checks of what a store accepts: times that steps and operations can take.
 
-Values are checked where they enter a store, and not where they are read: rows of older versions
-stay readable, and `moetune db check` names them.
+Every page can show these. Values are checked where they enter a store, and not where they are
+read: rows of older versions stay readable, and `moetune db check` names them.
 """
 
 from collections.abc import Iterable, Iterator

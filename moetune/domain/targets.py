@@ -31,7 +31,7 @@ TARGETS: tuple[TargetName, ...] = get_args(TargetName)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a runtime can do.
+    """A runtime, with what it can do.
 
     Args:
         version: that the facts were read in.

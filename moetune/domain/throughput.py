@@ -124,8 +124,9 @@ def throughput_of(plan: Plan) -> Throughput | None:
 
 def observed_throughput(plan: Plan, tokens_per_rank: int, seconds: float) -> Throughput | None:
     """Return the throughput of an observed step of the plan's layer; None for a step of no time."""
-    times = plan.predicted
-    known = times.model_flops_per_second_per_device
-    peak = known / times.mfu if known and times.mfu else None
+    times, peak = plan.predicted, None
+    if times.model_flops_per_second_per_device is not None:
+        known = Throughput(flops_per_second=times.model_flops_per_second_per_device, mfu=times.mfu)
+        peak = known.peak_flops_per_second
     workload = replace(plan.workload, tokens_per_rank=tokens_per_rank)
     return rate(layer_flops(workload), seconds, peak)

@@ -34,7 +34,7 @@ Overlap = Literal["none", "batch", "chunks"]
 chunks, with the experts of other chunks."""
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 CudaGraphs = Literal["none", "partial", "full"]
-"""What the host replays instead of launching it: nothing, attention and the router, or a step."""
+"""Replayed by the host instead of launched: nothing, attention and the router, or a step."""
 CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 TrainingDtype = Literal["bfloat16", "fp8", "mxfp8", "nvfp4"]
@@ -59,7 +59,7 @@ class Degrees:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedLayout:
-    """How ranks share a decoder's training.
+    """Layout of a decoder's training over ranks, those of attention and of experts folded.
 
     Args:
         dp: replicas of attention; those of the experts follow (`edp`).
@@ -181,7 +181,7 @@ class LayoutRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """What is trained, and on how many ranks.
+    """A training, and the number of its ranks.
 
     Args:
         global_batch: sequences of a step.

@@ -31,7 +31,7 @@ _SIZES = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingInputs:
-    """What a training plan was asked for.
+    """The question of a training plan.
 
     Args:
         global_batch: sequences of a step, of `seq` tokens each.

@@ -64,7 +64,7 @@ class Planned:
 
     @property
     def head(self) -> tuple[str, ...]:
-        """What the export is of, line by line."""
+        """The plan that the export is of, line by line."""
         job, layout = self.job, self.layout
         sizes = " · ".join(f"{name} {getattr(layout, name)}" for name in _SIZES)
         what = f"Layout of {self.decoder.name} on {job.world_size} ranks"
@@ -80,7 +80,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What a runtime reads.
+    """The file and the command that a runtime reads.
 
     Args:
         text: the file.

@@ -5,15 +5,17 @@ machine: of groups inside a node, and between nodes where nodes and cards are th
 The rule for more ranks (`fit.nodes`) has the other groups.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from moetune.domain.cluster import Group, Machine, nodes_of
 from moetune.domain.errors import InputError
-from moetune.domain.profile import Profile
+from moetune.domain.profile import CollectiveLine, LinkBurst, Profile
 from moetune.domain.reference import GemmTable, Rows, Table
 from moetune.domain.units import parse_flops, parse_rate
 
+T = TypeVar("T", CollectiveLine, LinkBurst)
 _GEMM_SPREAD, _LINK_SPREAD = 0.2, 0.3
 """Of times scaled by data sheets: root mean squares over the published references, each predicted
 from each other (docs/decisions/0094-a-machine-by-description.md)."""
@@ -29,7 +31,7 @@ class Peaks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaled:
+class BaseScaling:
     """The table `[scaled]` of a profile file: peaks by which the base's times are scaled.
 
     Args:
@@ -61,7 +63,7 @@ class Scaled:
         return parse_rate(both.base) / parse_rate(both.here) if both else 1.0
 
 
-def scaled_base(base: Profile, scaled: Scaled) -> Profile:
+def scaled_base(base: Profile, scaled: BaseScaling) -> Profile:
     """Return the reference with the peaks of another GPU: the start-up of each table stays.
 
     Equal peaks change no time, and widen its range all the same.
@@ -87,6 +89,12 @@ def scaled_base(base: Profile, scaled: Scaled) -> Profile:
             if _is_inside((line.group_size, line.num_nodes), base.machine)
             else line
             for line in base.collective
+        ),
+        bursts=tuple(
+            replace(burst, seconds=burst.seconds * scaled.link_factor)
+            if _is_inside((burst.group_size, burst.num_nodes), base.machine)
+            else burst
+            for burst in base.bursts
         ),
         tables=tuple(map(of_table, base.tables)),
     )
@@ -131,13 +139,15 @@ def without_foreign(profile: Profile, base: Profile, *, own: Collection[str]) ->
     if "tables" not in own:
         profile = replace(profile, tables=tuple(filter(holds, profile.tables)))
     if "collective" not in own:
-        kept = tuple(
-            line
-            for line in profile.collective
-            if _holds((line.group_size, line.num_nodes), profile, base)
-        )
-        profile = replace(profile, collective=kept)
+        profile = replace(profile, collective=_that_hold(profile.collective, profile, base))
+    if "bursts" not in own:
+        profile = replace(profile, bursts=_that_hold(profile.bursts, profile, base))
     return profile
+
+
+def _that_hold(lines: Iterable[T], profile: Profile, base: Profile) -> tuple[T, ...]:
+    """Return those lines of the base that are of a group whose times are the machine's, too."""
+    return tuple(line for line in lines if _holds((line.group_size, line.num_nodes), profile, base))
 
 
 def _holds(group: Group, profile: Profile, base: Profile) -> bool:

@@ -183,7 +183,7 @@ class ProfileCosts:
 
     @cached_property
     def copy_mode(self) -> CopyMode | None:
-        """How activations are offloaded; None where copies were not measured both ways."""
+        """Way to offload activations; None where copies were not measured both ways."""
         known = {
             pinned: {way for way, how, both in self._index.copies() if how == pinned and not both}
             for pinned in (True, False)

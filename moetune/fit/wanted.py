@@ -51,7 +51,7 @@ def wanted_by(
 
 
 class _Notes:
-    """What was asked for: the point of the query that is being answered, and those before."""
+    """Operations asked for: at the point of the query that is being answered, and before."""
 
     def __init__(self) -> None:
         self.point: Point | None = None

@@ -21,7 +21,7 @@ wide as an expert."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What a `model_type` means.
+    """Models of some `model_type`s, and the reader of their configurations.
 
     Args:
         types: values of `model_type`.

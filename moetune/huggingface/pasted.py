@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moetune.domain.architecture import Decoder
+from moetune.domain.document import is_pointer
 from moetune.domain.errors import InputError
 from moetune.huggingface.kinds import LAYERS
 from moetune.huggingface.reader import PREDICTIONS, read_decoder
@@ -106,7 +107,7 @@ def unpacked_config(packed: str) -> PastedConfig:
 
 def _check_kind(start: str) -> None:
     """Raise InputError for files that people take for a configuration."""
-    if start.startswith("version https://git-lfs.github.com"):
+    if is_pointer(start):
         raise InputError(
             f"{_WHERE} is a Git LFS pointer: it names a file, and does not have its text",
             "run `git lfs pull`, or copy the text from the model's page",

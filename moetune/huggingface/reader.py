@@ -1,10 +1,10 @@
 """Reading of a `config.json`: from its fields to a decoder, or to an error that names a field."""
 
-import difflib
 from collections.abc import Mapping
 
 from moetune.domain.architecture import Block, Decoder, Part, Prediction
 from moetune.domain.errors import InputError
+from moetune.domain.spelling import nearest_then
 from moetune.huggingface.families import FAMILIES
 from moetune.huggingface.family import Family
 from moetune.huggingface.ffn import dense_ffn, routed_experts
@@ -90,12 +90,10 @@ def _unknown(fields: Fields, name: str) -> InputError:
     if not name:
         return fields.missing("model_type")
     relevant = [key for key in sorted(fields.values) if looks_relevant(key)]
-    near = difflib.get_close_matches(name, FAMILIES, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
     return InputError(
         f"{fields.where}: architecture {name!r} is unknown; its fields that were not understood: "
         f"{', '.join(relevant) or 'none'}",
-        f"{meant}known are {', '.join(sorted(FAMILIES))}",
+        nearest_then(f"known are {', '.join(sorted(FAMILIES))}", name, FAMILIES),
     )
 
 

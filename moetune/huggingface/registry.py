@@ -4,7 +4,6 @@ Each file has the model's `title`, the `source` of its configuration, `aliases`,
 published, and the `config`, which is read like a user's file.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from moetune.domain.architecture import Decoder
-from moetune.domain.document import refuse_pointer
+from moetune.domain.document import refuse_pointer, refuse_zip
 from moetune.domain.errors import InputError
+from moetune.domain.spelling import nearest_then
 from moetune.huggingface.pasted import check_fields
 from moetune.huggingface.reader import read_decoder
 
@@ -23,7 +23,6 @@ _SUFFIX = re.compile(
     r"-(instruct|base|chat|hf|it|pt|fp8|bf16|nvfp4|mxfp4|thinking|original|16e|128e|17b"
     r"|v0\.[0-9]+|v1|exp|speciale|[0-9]{4})$"
 )
-_ZIP = b"PK\x03\x04"
 _PREFIX = re.compile(r"^(meta-|nvidia-)")
 
 
@@ -95,11 +94,13 @@ def named_model(name: str) -> PublishedModel:
     known = resolve_name(name)
     if known is None:
         names = model_names()
-        near = difflib.get_close_matches(name.rpartition("/")[2].lower(), names, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
         raise InputError(
             f"model {name!r} is unknown",
-            f"{meant}known: {', '.join(names)}; or give the path of a config.json",
+            nearest_then(
+                f"known: {', '.join(names)}; or give the path of a config.json",
+                name.rpartition("/")[2].lower(),
+                names,
+            ),
         )
     entry = _entry(known)
     return PublishedModel(
@@ -125,10 +126,7 @@ def read_model(path: Path) -> PublishedModel:
             "give a config.json, its folder, or a model's name",
         ) from None
     refuse_pointer(content, f"configuration {file}")
-    if content.startswith(_ZIP):
-        raise InputError(
-            f"configuration {file} is a zip archive", "unpack it, and name the config.json inside"
-        )
+    refuse_zip(content, f"configuration {file}", "unpack it, and name the config.json inside")
     try:
         document = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:

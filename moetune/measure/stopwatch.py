@@ -29,7 +29,7 @@ class FailedPointError(MoetuneError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class TimedBlock:
     """One block, equal on all ranks.
 
     Args:
@@ -60,7 +60,7 @@ class Stopwatch:
         """Restart the elapsed time."""
         self._start = time.perf_counter()
 
-    def block(self, iterations: int) -> Block:
+    def block(self, iterations: int) -> TimedBlock:
         """Run and time one block.
 
         Raises:
@@ -86,14 +86,14 @@ class Stopwatch:
         )
         if failed:
             raise FailedPointError(first_text(self._control, text, "the failure of a block"))
-        return Block(
+        return TimedBlock(
             seconds=max(slowest, _CLOCK_SECONDS),
             counts=not uncounted,
             turn_seconds=turn,
             elapsed_seconds=elapsed,
         )
 
-    def stream(self, iterations: int) -> list[Block]:
+    def stream(self, iterations: int) -> list[TimedBlock]:
         """Run blocks without a pause between them, and time all but the first, the lead-in.
 
         Raises:
@@ -120,7 +120,7 @@ class Stopwatch:
             raise FailedPointError(first_text(self._control, text, "the failure of a stream"))
         slowest, uncounted = rest[:NUM_STREAM_BLOCKS], rest[NUM_STREAM_BLOCKS:]
         return [
-            Block(
+            TimedBlock(
                 seconds=max(one, _CLOCK_SECONDS), counts=not is_void, turn_seconds=0.0,
                 elapsed_seconds=elapsed,
             )

@@ -1,7 +1,9 @@
 """Charts that a page draws as SVG without a script: bars on lanes, and points with a front.
 
 Positions are percentages, so that a chart is as wide as its page and its texts keep their size;
-`charts.html` draws them, in colours of the stylesheet.
+`charts.html` draws them, in colours of the stylesheet. They are apart from `svg.py`, which draws
+every `Figure` from plotly's JSON, with its axes and panels: a lane is a row of HTML with its name
+and its total, which the stylesheet lays out, and the page New plan draws them at every change.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,7 +75,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class AxisMark:
     """A mark of an axis, in percent."""
 
     at: str
@@ -96,7 +98,7 @@ class LaneChart:
     title: str
     words: str
     lanes: tuple[Lane, ...]
-    ticks: tuple[Tick, ...]
+    ticks: tuple[AxisMark, ...]
     legend: tuple[tuple[str, str], ...] = ()
     limit: str = ""
     limit_words: str = ""
@@ -132,8 +134,8 @@ class FrontChart:
     words: str
     dots: tuple[Dot, ...]
     front: tuple[Stroke, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
+    x_ticks: tuple[AxisMark, ...]
+    y_ticks: tuple[AxisMark, ...]
     legend: tuple[tuple[str, str], ...]
 
 
@@ -212,7 +214,7 @@ def front_chart(words: str, options: Sequence[Option]) -> FrontChart:
         front=tuple(_stairs([dot(one) for one in pareto_front(options)])),
         x_ticks=memory.ticks(format_bytes),
         y_ticks=tuple(
-            Tick(at=_percent(1 - at / _TICKS), text=format_seconds(time.value(at / _TICKS)))
+            AxisMark(at=_percent(1 - at / _TICKS), text=format_seconds(time.value(at / _TICKS)))
             for at in range(1, _TICKS + 1)
         ),
         legend=tuple((tones[group], group) for group in groups),
@@ -238,10 +240,10 @@ class _Axis:
     def value(self, share: float) -> float:
         return self.low + share * (self.high - self.low)
 
-    def ticks(self, words: Callable[[float], str]) -> tuple[Tick, ...]:
+    def ticks(self, words: Callable[[float], str]) -> tuple[AxisMark, ...]:
         shares = [at / _TICKS for at in range(_TICKS + 1)]
         return tuple(
-            Tick(at=_percent(one), text=words(self.value(one)) if self.value(one) else "0")
+            AxisMark(at=_percent(one), text=words(self.value(one)) if self.value(one) else "0")
             for one in shares
         )
 

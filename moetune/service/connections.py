@@ -25,7 +25,7 @@ Stage = Literal["idle", "headers", "body"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What one connection may take, and how many there may be.
+    """Limits of one connection, and of their number.
 
     Args:
         connections: open at once; for one more the longest idle one is closed.

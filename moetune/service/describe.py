@@ -54,7 +54,7 @@ class Observations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class PageDocument:
     """One page of a list; `next` is the following page's `after`, null on the last one."""
 
     schema: str

@@ -143,6 +143,11 @@ def right_in(scope: Scope) -> Right:
     return right
 
 
+def may_write(scope: Scope, access: Access, token: str) -> bool:
+    """Return whether the request, or the token in its form, has the right to write."""
+    return "write" in (right_in(scope), access.right_of(token))
+
+
 def _check_right(scope: Scope, headers: Mapping[bytes, str], right: Right) -> None:
     path, method = scope["path"], scope["method"]
     is_open = path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)

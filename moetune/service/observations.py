@@ -57,7 +57,9 @@ def add_observations(app: FastAPI, pools: WorkerPools) -> None:
         return answer
 
     @app.get(
-        "/v1/observations", summary="Measured steps", responses=describe.answers(describe.Page)
+        "/v1/observations",
+        summary="Measured steps",
+        responses=describe.answers(describe.PageDocument),
     )
     async def observations(
         plan: PlanCursor = "", after: RowCursor = 0, limit: Limit = 200

@@ -21,7 +21,7 @@ from moetune.service.describe import Limit, PlanCursor
 from moetune.service.workers import KnownPlans, WorkerPools
 from moetune.workflows.files import plan_to_json
 from moetune.workflows.plan import InputsDocument
-from moetune.workflows.views.training_explanation import explain_training
+from moetune.workflows.views.training_explanation import TrainingExplanation
 from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf
 from moetune.workflows.why_not import WhyNot
 
@@ -47,7 +47,8 @@ def add_plans(app: FastAPI, pools: WorkerPools) -> None:
     """Add the routes; the most frequent one comes first, as routes are matched in order."""
     _add_known_plan(app, pools)
     _add_resolve(app, pools)
-    _add_reasons(app, pools)
+    _add_explain(app, pools)
+    _add_trace(app, pools)
     _add_whatif(app, pools)
     _add_list(app, pools)
 
@@ -108,7 +109,7 @@ async def resolved(request: Request, pools: WorkerPools, inputs: Mapping[str, ob
     return plan
 
 
-def _add_reasons(app: FastAPI, pools: WorkerPools) -> None:
+def _add_explain(app: FastAPI, pools: WorkerPools) -> None:
     @app.get(
         "/v1/plans/{plan_id}/explain",
         summary="The reasons of a plan, or why it is not another choice",
@@ -134,21 +135,24 @@ def _add_reasons(app: FastAPI, pools: WorkerPools) -> None:
             strategy=strategy, layout=layout, spelling=_QUERY,
         )  # fmt: skip
         _check_query(request)
-        await _require(pools, plan_id)
-        training = await pools.read(pools.planner.reading.training_plan, plan_id)
-        if question.is_asked:
-            plan: AnyPlan
-            if training is None:
-                plan = await pools.read(pools.planner.plan, plan_id)
-            else:
-                plan = training
-            answer = await pools.solve(pools.planner.why_not, plan, question)
-            return document(answer.document)
-        if training is not None:
-            return document(explain_training(training).document)
-        found = await pools.solve(pools.planner.explain, plan_id)
-        return document(found.document)
+        return document(await _explained(pools, plan_id, question))
 
+
+async def _explained(pools: WorkerPools, plan_id: str, question: WhyNot) -> dict[str, object]:
+    """Return the document of a plan's reasons, or of the other choice that is asked for."""
+    await _require(pools, plan_id)
+    training = await pools.read(pools.planner.reading.training_plan, plan_id)
+    if question.is_asked:
+        plan: AnyPlan | None = training
+        if plan is None:
+            plan = await pools.read(pools.planner.plan, plan_id)
+        return (await pools.solve(pools.planner.why_not, plan, question)).document
+    if training is not None:
+        return TrainingExplanation(plan=training).document
+    return (await pools.solve(pools.planner.explain, plan_id)).document
+
+
+def _add_trace(app: FastAPI, pools: WorkerPools) -> None:
     @app.get(
         "/v1/plans/{plan_id}/trace",
         summary="A plan's predicted timeline",
@@ -187,7 +191,7 @@ def _add_whatif(app: FastAPI, pools: WorkerPools) -> None:
 
 
 def _add_list(app: FastAPI, pools: WorkerPools) -> None:
-    @app.get("/v1/plans", summary="Stored plans", responses=describe.answers(describe.Page))
+    @app.get("/v1/plans", summary="Stored plans", responses=describe.answers(describe.PageDocument))
     async def plans(after: PlanCursor = "", limit: Limit = 50) -> Response:
         """List the plans, newest first."""
         rows = await pools.read(pools.planner.reading.plan_page, after=after, limit=limit + 1)

@@ -54,19 +54,19 @@ def check_name(name: str) -> str:
 def _add_lists(app: FastAPI, pools: WorkerPools) -> None:
     reading = pools.planner.reading
 
-    @app.get("/v1/machines", summary="Machines", responses=describe.answers(describe.Page))
+    @app.get("/v1/machines", summary="Machines", responses=describe.answers(describe.PageDocument))
     async def machines(after: RowCursor = 0, limit: Limit = 50) -> Response:
         """List the machines that were measured, newest first."""
         rows = await pools.read(reading.machines, after=after, limit=limit + 1)
         return page("moetune.machines/1", rows, limit=limit, cursor=lambda row: row.id)
 
-    @app.get("/v1/fits", summary="Fits", responses=describe.answers(describe.Page))
+    @app.get("/v1/fits", summary="Fits", responses=describe.answers(describe.PageDocument))
     async def fits(after: RowCursor = 0, limit: Limit = 50) -> Response:
         """List the fits of all profiles, newest first."""
         rows = await pools.read(reading.fits, after=after, limit=limit + 1)
         return page("moetune.fits/1", rows, limit=limit, cursor=lambda row: row.id)
 
-    @app.get("/v1/profiles", summary="Profiles", responses=describe.answers(describe.Page))
+    @app.get("/v1/profiles", summary="Profiles", responses=describe.answers(describe.PageDocument))
     async def profiles(after: NameCursor = "", limit: Limit = 50) -> Response:
         """List the profiles of the store, newest first, and the reference machines."""
         found = await pools.read(list_profiles, reading)

@@ -1,4 +1,4 @@
-"""What a client may add in an hour, and how large the store may grow.
+"""Limits of what a client may add in an hour, and of the size of the store.
 
 A client is an address, of IPv6 the network of 64 bits; all clients behind a proxy are one. What
 was not used in an hour does not add up.
@@ -58,7 +58,7 @@ class QuotaLimits:
 
 @dataclass(slots=True, kw_only=True)
 class _Allowance:
-    """What is left of one client's hour."""
+    """Rest of one client's hour."""
 
     left: float
     at_seconds: float

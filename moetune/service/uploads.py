@@ -11,12 +11,13 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
+from moetune.domain.document import is_pointer, refuse_zip
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.profile import Profile
 from moetune.domain.units import format_bytes
 from moetune.service.access import Access
 from moetune.service.bodies import TOML, read_body
-from moetune.service.middleware import right_in
+from moetune.service.middleware import may_write
 from moetune.service.problems import ForbiddenError, UnreadableBodyError
 from moetune.service.profiles import check_name, profile_in
 from moetune.workflows.planner import ServicePlanner
@@ -26,8 +27,6 @@ MULTIPART = "multipart/form-data"
 _MOST_FIELDS = 10
 _BOUNDARY = re.compile(r'boundary="?([0-9A-Za-z\'()+_,./:=? -]{1,70})"?\s*(?:;|$)')
 _NAME = re.compile(rb'content-disposition:[^\r\n]*[; ]name="([^"\r\n]*)"', re.IGNORECASE)
-_ZIP = b"PK\x03\x04"
-_LFS = b"version https://git-lfs.github.com/"
 
 
 async def read_form(request: Request) -> dict[str, bytes]:
@@ -59,8 +58,7 @@ def check_own_page(request: Request) -> None:
 
 def check_write(request: Request, access: Access, fields: Mapping[str, bytes]) -> None:
     """Raise ForbiddenError where neither the request nor the form has the write token."""
-    token = text_of(fields, "token")
-    if right_in(request.scope) != "write" and access.right_of(token) != "write":
+    if not may_write(request.scope, access, text_of(fields, "token")):
         raise ForbiddenError(
             "adding a profile needs the write token, and this is not it",
             "give it in the field Write token",
@@ -117,9 +115,8 @@ def _check_file(content: bytes) -> None:
             f"the file has {format_bytes(len(content))}, more than {format_bytes(MAX_FILE_BYTES)}",
             "import it on the server:  moetune profiles import FILE",
         )
-    if content.startswith(_ZIP):
-        raise InputError("the file is a zip archive", "unpack it, and send the .toml in it")
-    if content.startswith(_LFS):
+    refuse_zip(content, "the file", "unpack it, and send the .toml in it")
+    if is_pointer(content):
         raise InputError(
             "the file is a pointer of Git LFS, not the profile itself", "fetch it:  git lfs pull"
         )

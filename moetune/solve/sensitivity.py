@@ -1,4 +1,4 @@
-"""How a step follows a part of the machine, and at which change of it the choice turns."""
+"""Sensitivity of a step to a part of the machine, and the change of it that turns the choice."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the drift alarm thinks of each series of a store's observations: steps and operations."""
+"""The drift alarm of each series of a store's observations: steps and operations."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class WatchedSeries:
 
     @property
     def share(self) -> float:
-        """How far the sums are from an alarm now: 0 to 1."""
+        """Share of the way to an alarm that the sums have gone: 0 to 1."""
         return max(self.states[-1].longer, self.states[-1].shorter) / LIMIT
 
     @property

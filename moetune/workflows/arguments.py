@@ -1,6 +1,5 @@
 """Arguments of a program in place of the command line's flags: reading them, and naming them."""
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from typing import Any, cast, get_type_hints
 
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.spelling import nearest_or
 from moetune.domain.units import parse_bytes, parse_count
 from moetune.workflows.flags import parsed
 from moetune.workflows.plan_flags import PlanFlags
@@ -34,8 +34,7 @@ def read_flags(arguments: Mapping[str, object]) -> PlanFlags:
     values: dict[str, Any] = {}
     for name, value in arguments.items():
         if name not in _HINTS:
-            near = difflib.get_close_matches(name, _HINTS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_HINTS)}"
+            hint = nearest_or(f"known: {', '.join(_HINTS)}", name, _HINTS)
             raise InputError(f"a plan has no argument {name!r}", hint)
         if value is not None:
             values[name] = decode(_HINTS[name], _plain(name, value), name)

@@ -1,10 +1,12 @@
 """Two choices of one plan side by side: the answer to "why not this one", in words and numbers."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from moetune.domain.document import encode
+from moetune.domain.plan import Alternative, Decision
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.layer.degree import TIE
 
@@ -18,6 +20,8 @@ _SMALL = 5e-4
 """Of the step: smaller differences of parts are not said."""
 _NOTHING = 1e-9
 """Of the step: parts that are smaller in both choices are left out."""
+_SAME = 1e-9
+"""Of a step, between two versions of moetune."""
 _WAYS = (
     "recompute", "dispatcher", "dispatcher-sms", "overlap", "zero", "schedule", "stages",
     "cuda-graphs", "offload-activations", "offload-optimizer",
@@ -103,7 +107,7 @@ class WhyNotAnswer:
 
     @property
     def verdict(self) -> ComparedVerdict:
-        """How the other choice compares."""
+        """The result of the comparison."""
         if self.other is None:
             return "refused"
         if self.refused is not None or not self.fits:
@@ -156,6 +160,42 @@ class WhyNotAnswer:
             "difference": encode(self.difference),
             "words": list(self.words),
         }
+
+
+def is_same_step(now: float, recorded: float) -> bool:
+    """Return whether this version of moetune predicts the seconds that a plan has."""
+    return math.isclose(now, recorded, rel_tol=_SAME)
+
+
+def drift_notes(now: float, recorded: float, *, what: str) -> tuple[str, ...]:
+    """Return a note where this version predicts another step for the plan's own choice.
+
+    Args:
+        what: the plan chooses: "choice" or "layout".
+    """
+    if is_same_step(now, recorded):
+        return ()
+    note = f"This version of moetune predicts {format_seconds(now)} for the plan's own {what}: "
+    return (f"{note}make the plan again to compare like with like",)
+
+
+def only_kept_note(profile: str, *, what: str) -> str:
+    """Return the note of an answer that is looked for among what the plan has kept.
+
+    Args:
+        what: the plan keeps: "candidate" or "layout".
+    """
+    return (
+        f"Profile {profile!r} is not here, or has changed: this is the fastest such {what} that "
+        "the plan has kept, and others were not compared"
+    )
+
+
+def degrees_name(choice: Decision | Alternative) -> str:
+    """Return "8 and 8 chunks, strategy none"."""
+    name = f"{choice.forward_degree} and {choice.backward_degree} chunks"
+    name += f", strategy {choice.strategy}"
+    return name if choice.dispatcher == "flat" else f"{name}, dispatcher {choice.dispatcher}"
 
 
 def _words(answer: WhyNotAnswer) -> Iterator[str]:

@@ -3,7 +3,6 @@
 Whatever the description does not say is the reference's, and the file names it in a comment.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from types import MappingProxyType
 from moetune.domain.data_sheets import LINK_BYTES_PER_SECOND, peak_flops
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
+from moetune.domain.spelling import nearest_then
 from moetune.domain.units import format_bytes, format_rate, parse_flops, parse_rate
 from moetune.report.section import plural
 from moetune.workflows.files import bundled_profiles, toml_value
@@ -27,7 +27,7 @@ _SIZES = "describe it by --tflops and --memory-bandwidth, with --memory and --li
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What is known of a machine. Rates and sizes are texts with units, as they are written.
+    """A machine as people know it. Rates and sizes are texts with units, as they are written.
 
     Args:
         gpu: of a reference machine, or any name beside `tflops`.
@@ -82,11 +82,9 @@ def reference_of(gpu: str) -> Profile:
     known = gpus()
     name = gpu.strip().lower().removeprefix("nvidia ")
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
         raise InputError(
             f"no reference machine has the GPU {gpu!r}",
-            f"{meant}known: {', '.join(known)}\n  or {_SIZES}",
+            nearest_then(f"known: {', '.join(known)}\n  or {_SIZES}", name, known),
         )
     return _reference(known[name])
 
@@ -135,10 +133,10 @@ def _named_base(description: Description) -> Profile:
     name, known = description.base, bundled_profiles()
     if name not in known or _reference(name).network is None:
         usable = [one for one in known if one in gpus().values() or one.endswith("-efa")]
-        near = difflib.get_close_matches(name, usable, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
         why = "has no rule for other nodes" if name in known else "is no reference machine"
-        raise InputError(f"--base: {name!r} {why}", f"{meant}known: {', '.join(usable)}")
+        raise InputError(
+            f"--base: {name!r} {why}", nearest_then(f"known: {', '.join(usable)}", name, usable)
+        )
     if not description.tflops and reference_of(description.gpu).machine.device != (
         _reference(name).machine.device
     ):

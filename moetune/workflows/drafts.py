@@ -26,7 +26,7 @@ from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.timeline import Timeline
 from moetune.solve.predict import plan_timelines
 from moetune.solve.training.block_timeline import block_timeline
-from moetune.solve.training.memory import MemoryModel, RankMemory
+from moetune.solve.training.memory import RankMemory
 from moetune.solve.training.pipeline import PassSpan, pass_spans
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.explain import Explanation, explain_plan
@@ -38,6 +38,7 @@ from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.training import (
     TrainingPlan,
     TrainingRequest,
+    memory_model,
     plan_training,
     training_job,
 )
@@ -84,7 +85,7 @@ class ModelQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetExport:
-    """What a runtime reads of a plan, or why it cannot run it.
+    """A plan as a runtime reads it, or the reason why it cannot.
 
     Args:
         problem: "" where there is an export.
@@ -221,9 +222,7 @@ def _drawn(
 ) -> ModelDraft:
     request, layout = plan.request, plan.best.layout
     prices = step_prices(request.job, request.target, profile, costs)
-    memory = MemoryModel(
-        job=request.job, stages=prices.stages, logit_bytes=request.target.logit_bytes
-    )
+    memory = memory_model(request.job, request.target, prices.stages)
     pipeline = prices.pipeline(layout)
     shown = _few(pipeline.num_micro_batches, pipeline.pp, len(pipeline.stages))
     block, forward, backward = _block(plan, prices)

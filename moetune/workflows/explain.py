@@ -3,7 +3,6 @@
 Used by `Planner.explain`, between the look-up of plan and profile and `views.explanation`.
 """
 
-import math
 from dataclasses import dataclass
 
 from moetune.domain.document import encode
@@ -14,9 +13,9 @@ from moetune.fit.costs import costs_of
 from moetune.solve.layer.plan import SolvedPlan, rank_layer
 from moetune.solve.model.groups import groups_of
 from moetune.solve.predict import plan_step
+from moetune.workflows.compared import is_same_step
 
 EXPLANATION_SCHEMA = "moetune.explanation/1"
-_SAME = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +99,7 @@ def _terms_of_schema_1(plan: Plan, profile: Profile) -> LayerTerms | None:
         groups = groups_of(plan.layout, per_node=profile.machine.devices_per_node)
         num_nodes = groups.experts.num_nodes
     step = plan_step(plan=plan, costs=costs, num_nodes=num_nodes)
-    is_same = math.isclose(step.seconds, plan.predicted.step_seconds, rel_tol=_SAME)
+    is_same = is_same_step(step.seconds, plan.predicted.step_seconds)
     if ranked is not None:
         chosen = ranked.best.strategy, ranked.step.degrees
         is_same &= chosen == (plan.memory.strategy, step.degrees)

@@ -22,7 +22,7 @@ _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportDocument:
-    """What `moetune export --json` prints.
+    """The JSON document of `moetune export`.
 
     Args:
         plan: its id.
@@ -50,7 +50,7 @@ class PlanExport:
 
     @property
     def document(self) -> ExportDocument:
-        """What `moetune export --json` prints."""
+        """The JSON document of `moetune export`."""
         return ExportDocument(
             plan=self.plan_id,
             target=self.target.name,

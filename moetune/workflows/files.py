@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from moetune.domain.corrections import Correction
-from moetune.domain.document import canonical_json, encode, refuse_pointer
+from moetune.domain.document import canonical_json, encode, refuse_pointer, refuse_zip
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.profile import (
@@ -32,7 +32,6 @@ from moetune.workflows.wiring import StoreFinder
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _MOST_BYTES = 16 * 2**20
-_ZIP = b"PK\x03\x04"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _Row: TypeAlias = (
     GemmLine | CollectiveLine | CopyLine | RowsLine | Correction | Table | Network | Sample
@@ -124,8 +123,7 @@ def read_text(path: Path, what: str) -> str:
         raise InputError(f"{what} {path} cannot be read: {error.strerror}") from None
     if len(content) > _MOST_BYTES:
         raise InputError(f"{what} {path} is larger than {format_bytes(_MOST_BYTES)}")
-    if content.startswith(_ZIP):
-        raise InputError(f"{what} {path} is a zip archive", "unpack it, and name the file inside")
+    refuse_zip(content, f"{what} {path}", "unpack it, and name the file inside")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:

@@ -10,10 +10,10 @@ from moetune.domain.request import PlanInputs
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import PARTS, Slowdown, slowed
 from moetune.solve.layer.memory import limit_of
-from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.plan import choose_quickly, rank_layer
 from moetune.solve.layer.strategies import RankedLayer, all_contenders
-from moetune.solve.layer.times import StepTime, step_time
+from moetune.solve.predict import plan_step
+from moetune.workflows.compared import degrees_name
 from moetune.workflows.plan import drawn_costs
 from moetune.workflows.sensitivity import GIB, KnobEffect, check_same
 
@@ -47,7 +47,7 @@ class LayerSubject:
     @property
     def name(self) -> str:
         """The plan's degrees, strategy and dispatcher."""
-        return _name(self.decision)
+        return degrees_name(self.decision)
 
     @property
     def decision(self) -> Decision:
@@ -66,14 +66,14 @@ class LayerSubject:
 
     def step(self, slowdown: Slowdown | None) -> float:
         """Return the seconds of the plan's own choice."""
-        return self._timed(self.decision, slowed(self.costs, slowdown)).seconds
+        return self._seconds(self.decision, slowed(self.costs, slowdown))
 
     def best(self, slowdown: Slowdown | None) -> str:
         """Return what the solver would choose."""
         if slowdown is not None and slowdown.factor == 1:
             slowdown = None
         if slowdown not in self._known:
-            self._known[slowdown] = _name(self._chosen(slowdown, self.plan.inputs))
+            self._known[slowdown] = degrees_name(self._chosen(slowdown, self.plan.inputs))
         return self._known[slowdown]
 
     def knobs(self) -> Iterator[KnobEffect]:
@@ -115,28 +115,20 @@ class LayerSubject:
         taken = inputs.pinned.memory_taken_bytes
         roomy = replace(inputs, memory_limit_bytes=limit + taken + GIB)
         other = self._chosen(None, roomy)
-        seconds = self._timed(other, self.costs).seconds - self.step(None)
+        seconds = self._seconds(other, self.costs) - self.step(None)
         return KnobEffect(
-            knob="memory-limit", choice=f"1 GiB more memory: {_name(other)}", seconds=seconds,
-            share=seconds / self.step(None),
+            knob="memory-limit", choice=f"1 GiB more memory: {degrees_name(other)}",
+            seconds=seconds, share=seconds / self.step(None),
         )  # fmt: skip
 
     def _knob(self, knob: str, other: Decision) -> KnobEffect:
-        seconds = self._timed(other, self.costs).seconds - self.step(None)
+        seconds = self._seconds(other, self.costs) - self.step(None)
         return KnobEffect(
-            knob=knob, choice=_name(other), seconds=seconds, share=seconds / self.step(None)
+            knob=knob, choice=degrees_name(other), seconds=seconds, share=seconds / self.step(None)
         )
 
-    def _timed(self, decision: Decision, costs: Costs) -> StepTime:
-        load = self.plan.workload
-        return step_time(
-            costs=layer_costs(workload=load, costs=costs, dispatcher=decision.dispatcher),
-            tokens=load.tokens_per_rank,
-            forward_degree=decision.forward_degree,
-            backward_degree=decision.backward_degree,
-            order=decision.order,
-            strategy=decision.strategy,
-        )
+    def _seconds(self, decision: Decision, costs: Costs) -> float:
+        return plan_step(plan=self.plan, costs=costs, decision=decision).seconds
 
     def _ranked(self) -> RankedLayer:
         """Return all candidates of the plan's own inputs."""
@@ -159,10 +151,3 @@ class LayerSubject:
             forward_degree=forward, backward_degree=backward, order=found.order,
             strategy=found.strategy, dispatcher=found.costs.dispatcher,
         )  # fmt: skip
-
-
-def _name(decision: Decision) -> str:
-    """Return "2 and 4 chunks, strategy none"."""
-    name = f"{decision.forward_degree} and {decision.backward_degree} chunks"
-    name += f", strategy {decision.strategy}"
-    return name if decision.dispatcher == "flat" else f"{name}, dispatcher {decision.dispatcher}"

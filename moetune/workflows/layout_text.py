@@ -1,11 +1,11 @@
 """Layouts that a caller writes: "tp=2,pp=4", or as plans print them, "dp 8 · tp 2 · pp 4"."""
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
+from moetune.domain.spelling import nearest_or
 
 _PRINTED = "·"
 _MOST_LETTERS = 300
@@ -41,8 +41,7 @@ def read_layout(
     found: dict[str, str] = {}
     for name, value in _pairs(text, flag, words):
         if name not in (*numbers, *words):
-            near = difflib.get_close_matches(name, (*numbers, *words), n=1)
-            hint = f"did you mean {near[0]}?" if near else _known(numbers, words)
+            hint = nearest_or(_known(numbers, words), name, (*numbers, *words))
             raise InputError(f"{flag} has the unknown size {shown(name)}", hint)
         if name in found:
             raise InputError(f"{flag} names {name} twice", "name it once")

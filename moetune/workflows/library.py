@@ -16,7 +16,7 @@ _MOST_DAYS = 36_500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFilter:
-    """Which stored plans are wanted.
+    """A choice among stored plans.
 
     Args:
         model: its name; None for every model and layer.

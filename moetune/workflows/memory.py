@@ -1,4 +1,4 @@
-"""What fits where: layouts of a decoder's training by their memory, without any profile."""
+"""Layouts of a decoder's training that fit into memory, without any profile."""
 
 import itertools
 from collections.abc import Iterator
@@ -9,9 +9,10 @@ from moetune.domain.errors import InputError
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype, TrainingJob
-from moetune.solve.training.memory import MemoryModel, RankMemory
+from moetune.solve.training.memory import RankMemory
 from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.stages import DecoderStages
+from moetune.workflows.training import memory_model
 
 USABLE = 0.92
 """Share of a GPU's memory that plans may fill, as `Machine.plannable_bytes`."""
@@ -21,7 +22,7 @@ MOST_LAYOUTS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryQuestion:
-    """What is trained, and on what.
+    """A training, and the GPUs that it has to fit on.
 
     Args:
         world_size: GPUs; None for the fewest, a power of two.
@@ -42,7 +43,7 @@ class MemoryQuestion:
 
     @property
     def limit_bytes(self) -> int:
-        """What may be filled."""
+        """Bytes of a GPU that may be filled."""
         return int(USABLE * self.device_bytes)
 
     def job(self, ranks: int) -> TrainingJob:
@@ -106,8 +107,7 @@ def fit_memory(question: MemoryQuestion) -> MemoryAnswer:
 
 def _fit(question: MemoryQuestion, ranks: int) -> MemoryAnswer:
     job = question.job(ranks)
-    stages = DecoderStages(question.decoder)
-    memory = MemoryModel(job=job, stages=stages, logit_bytes=question.target.logit_bytes)
+    memory = memory_model(job, question.target, DecoderStages(question.decoder))
     space = LayoutSpace(job=job, target=question.target)
     fitting: list[FittedLayout] = []
     smallest: FittedLayout | None = None

@@ -1,6 +1,5 @@
 """Models by name or by path: those of the papers, of the registry, and of a `config.json`."""
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS, Model
 from moetune.domain.paper_decoder import paper_decoder
+from moetune.domain.spelling import nearest_then
 from moetune.huggingface.registry import model_names, named_model, read_model, resolve_name
 
 
@@ -76,11 +76,13 @@ def _is_there(name: str) -> bool:
 
 def _unknown(name: str) -> InputError:
     names = (*MODELS, *model_names())
-    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), names, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
     return InputError(
         f"model {name!r} is unknown, and no such file or folder exists",
-        f"{meant}`moetune models list` names them; or give the path of a config.json",
+        nearest_then(
+            "`moetune models list` names them; or give the path of a config.json",
+            name.rpartition("/")[2].lower(),
+            names,
+        ),
     )
 
 

@@ -9,10 +9,10 @@ from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.fit.model_error import OF_MODELS
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.times import StepTime, step_time
 from moetune.solve.layer.uncertainty import TimedChoice, chance_of_faster
 from moetune.solve.layout.choose import ChosenLayout, choose_layout
 from moetune.solve.layout.uncertainty import judge_layout
+from moetune.solve.predict import plan_step
 from moetune.workflows.plan import drawn_costs, layout_problem
 
 
@@ -39,21 +39,13 @@ def probability_faster(chosen: Plan, other: Plan, profile: Profile) -> float:
 
 def timed_choice(plan: Plan, profile: Profile) -> TimedChoice:
     """Return a layer's choice with its nominal time, as this version of moetune predicts it."""
-    decision, load = plan.decide(plan.inputs.tokens_per_rank), plan.workload
-    costs = layer_costs(
-        workload=load,
-        costs=costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled),
-        dispatcher=decision.dispatcher,
-    )
-    step: StepTime = step_time(
-        costs=costs,
-        tokens=load.tokens_per_rank,
-        forward_degree=decision.forward_degree,
-        backward_degree=decision.backward_degree,
+    decision = plan.decide(plan.inputs.tokens_per_rank)
+    costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
+    return TimedChoice(
+        costs=layer_costs(workload=plan.workload, costs=costs, dispatcher=decision.dispatcher),
+        step=plan_step(plan=plan, costs=costs, decision=decision),
         order=decision.order,
-        strategy=decision.strategy,
     )
-    return TimedChoice(costs=costs, step=step, order=decision.order)
 
 
 def chosen_layout(plan: Plan, whole: Transformer, profile: Profile) -> ChosenLayout:

@@ -144,7 +144,7 @@ class CompleteRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class NewPlan:
     """A new plan and the profile it was made with."""
 
     plan: Plan

@@ -35,7 +35,7 @@ from moetune.domain.units import full_dtype
 from moetune.workflows import wiring
 from moetune.workflows.flags import LayerFlags, model_sizes, modules_of, parsed, tokens_of
 from moetune.workflows.models import check_known, find_decoder_model, is_decoder_name
-from moetune.workflows.plan import Planned
+from moetune.workflows.plan import NewPlan
 from moetune.workflows.planner import local_planner
 from moetune.workflows.profiles import find_profile
 from moetune.workflows.routing_files import read_layer_routing, read_routing
@@ -281,7 +281,7 @@ def _one_of(flag: str, value: str | None, known: tuple[T, ...]) -> T | None:
 
 def plan_layer(
     flags: PlanFlags, settings: Settings, *, profile: str | Profile | None, save: bool
-) -> Planned:
+) -> NewPlan:
     """Return the plan of a layer or a paper's model, and its profile.
 
     Args:

@@ -29,7 +29,7 @@ from moetune.workflows.views.explanation import explanation_sections, reasons
 from moetune.workflows.views.plan import page_sections, plan_sections
 from moetune.workflows.views.training import training_sections
 from moetune.workflows.views.training_explanation import (
-    explain_training,
+    TrainingExplanation,
     training_explanation_sections,
 )
 from moetune.workflows.views.training_page import training_page
@@ -191,7 +191,7 @@ class TrainingPlanView(Drawn):
 
     def explain(self) -> ExplanationView:
         """Return the reasons, as `moetune explain` prints them."""
-        why = explain_training(self.plan)
+        why = TrainingExplanation(plan=self.plan)
         return ExplanationView(
             plan_id=self.id,
             sections=tuple(training_explanation_sections(why)),

@@ -3,7 +3,6 @@
 `open_planbook` is the job's first step; `MoELayer` looks its batch up in the book.
 """
 
-import difflib
 import importlib.util
 import os
 import re
@@ -18,6 +17,7 @@ from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.domain.request import PlanInputs
+from moetune.domain.spelling import nearest_or
 from moetune.runtime.plans.book import FoundPlans, PlanBook, read_plans, share_plans
 from moetune.runtime.plans.client import ServiceClient
 from moetune.runtime.plans.compare import OwnPlans
@@ -46,8 +46,7 @@ def checked_inputs(inputs: Mapping[object, object], *, num_ranks: int) -> dict[s
     names = [item.name for item in fields(PlanInputs)]
     for key in inputs:
         if key not in names:
-            near = difflib.get_close_matches(str(key), names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+            hint = nearest_or(f"known: {', '.join(names)}", key, names)
             raise InputError(f"a plan has no input {key!r}", hint)
     plain: dict[str, object] = {
         str(key): encode(value) for key, value in inputs.items() if value is not None

@@ -22,7 +22,7 @@ from moetune.workflows.compared import WhyNotAnswer
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.layer_sensitivity import LayerSubject
 from moetune.workflows.model_sensitivity import ModelSubject
-from moetune.workflows.plan import CompleteRequest, Planned, make_plan, read_inputs, sound_numbers
+from moetune.workflows.plan import CompleteRequest, NewPlan, make_plan, read_inputs, sound_numbers
 from moetune.workflows.profiles import is_path
 from moetune.workflows.sensitivity import Sensitivity, sensitivity_of
 from moetune.workflows.single_flight import SingleFlight
@@ -88,7 +88,7 @@ class Planner:
         """
         return self.sources.stored(self._read(inputs).inputs.plan_id)
 
-    def plan_anew(self, request: PlanRequest) -> Planned:
+    def plan_anew(self, request: PlanRequest) -> NewPlan:
         """Solve for a request's plan even where one is stored, and store it.
 
         Raises:
@@ -97,7 +97,7 @@ class Planner:
         complete = self._complete(request)
         plan = self._solve(complete)
         self.sources.save(plan)
-        return Planned(plan=plan, found=complete.found)
+        return NewPlan(plan=plan, found=complete.found)
 
     def plan(self, wanted: str) -> Plan:
         """Return the plan of an id or its beginning; on the command line also of a file.

@@ -3,7 +3,6 @@
 Text becomes plain values, keys with units their SI keys, a file with a base the whole profile.
 """
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -13,7 +12,8 @@ from moetune.domain.document import decode, encode, refuse_pointer, shown
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.profile_keys import in_si
-from moetune.fit.based import Scaled, scaled_base, without_foreign
+from moetune.domain.spelling import nearest_then
+from moetune.fit.based import BaseScaling, scaled_base, without_foreign
 
 _UNIQUE: Mapping[str, tuple[str, ...]] = {
     "gemm": ("dtype",),
@@ -22,7 +22,7 @@ _UNIQUE: Mapping[str, tuple[str, ...]] = {
     "copy": ("direction", "pinned", "both_ways"),
     "rows": ("op", "dtype"),
 }
-"""What two rows of a table may not have in common: the second one would not count."""
+"""Keys of a table, of which no two rows have all in common: the second would not count."""
 
 
 def parse_toml(text: str, where: str) -> dict[str, object]:
@@ -77,7 +77,7 @@ def _on_base(own: Mapping[str, object], base: Profile, scaled: object) -> Profil
     per_node = _per_node(own) or base.machine.devices_per_node
     values = in_si(own, devices_per_node=per_node)
     if scaled is not None:
-        base = scaled_base(base, decode(Scaled, scaled, "profile.scaled"))
+        base = scaled_base(base, decode(BaseScaling, scaled, "profile.scaled"))
     whole: dict[str, object] = encode(base)
     for key, value in values.items():
         known = whole.get(key)
@@ -95,11 +95,9 @@ def _per_node(document: Mapping[str, object]) -> object:
 
 def _reference(name: object, references: Mapping[str, Path]) -> Profile:
     if not isinstance(name, str) or name not in references:
-        near = difflib.get_close_matches(str(name), references, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
         raise InputError(
             f"base: no reference profile is named {shown(name)}",
-            f"{meant}use one of {', '.join(references)}",
+            nearest_then(f"use one of {', '.join(references)}", name, references),
         )
     return reference_profile(references[name])
 

@@ -1,6 +1,5 @@
 """Look-up, list, comparison, import and removal of profiles in files, store and package."""
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -12,6 +11,7 @@ from moetune.domain.errors import MoetuneError, ProfileError
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile, Provenance
 from moetune.domain.records import RunInfo
+from moetune.domain.spelling import nearest_then
 from moetune.workflows import wiring
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.staleness import stale_note
@@ -211,12 +211,12 @@ def machine_note(profile: Profile) -> str:
 
 def _unknown(name: str, known: set[str], bundled: Mapping[str, Path]) -> MoetuneError:
     names = sorted({*known, *bundled})
-    near = difflib.get_close_matches(name, names, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
     there = f"known: {', '.join(names)}" if names else "there are no profiles yet"
     return ProfileError(
         f"profile {name!r} is unknown",
-        f"{meant}{there}\n  measure it on the cluster:  moetune profile --name {name}",
+        nearest_then(
+            f"{there}\n  measure it on the cluster:  moetune profile --name {name}", name, names
+        ),
     )
 
 

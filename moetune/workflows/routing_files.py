@@ -1,4 +1,4 @@
-"""How evenly tokens reach the experts, by name or from a file."""
+"""Loads of the experts, by name or from a file."""
 
 from pathlib import Path
 

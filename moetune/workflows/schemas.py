@@ -1,6 +1,5 @@
 """JSON schemas of the documents that are dataclasses, by name."""
 
-import difflib
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,6 +11,7 @@ from moetune.domain.json_schema import schema_of
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.routing_record import RoutingRecord
+from moetune.domain.spelling import nearest_or
 from moetune.domain.training_document import TrainingDocument
 from moetune.workflows.compared import (
     WHY_NOT_SCHEMA,
@@ -58,7 +58,6 @@ def schema_text(name: str) -> str:
         NotFoundError: no schema has this name; the hint lists those there are.
     """
     if name not in SCHEMAS:
-        near = difflib.get_close_matches(name, SCHEMAS, n=1)
-        known = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(SCHEMAS)}"
+        known = nearest_or(f"use one of {', '.join(SCHEMAS)}", name, SCHEMAS)
         raise NotFoundError(f"no schema is named {name!r}", known)
     return json.dumps(SCHEMAS[name](), indent=2, ensure_ascii=False) + "\n"

@@ -1,11 +1,10 @@
-"""What a plan's step follows: the parts of its machine, and its own decisions.
+"""Sensitivity of a plan's step to the parts of its machine, and to its own decisions.
 
 Each part of the machine is made 1 % slower and 1 % faster with the plan's choice held fixed, then
 so much slower or faster that another choice would be best. Each decision is moved to its
 neighbours. `Planner.sensitivity` finds the plan and its profile; nothing is stored.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,6 +15,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.units import format_seconds
 from moetune.fit.slowed import BANDWIDTH, INTERFERENCE, START, Slowdown
 from moetune.solve.sensitivity import FASTER, PERCENT, SLOWER, seconds_per_percent, turn_of
+from moetune.workflows.compared import is_same_step
 
 SENSITIVITY_SCHEMA = "moetune.sensitivity/1"
 GIB = 2**30
@@ -128,7 +128,7 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """What a plan's step follows.
+    """Effects on a plan's step.
 
     Args:
         plan: its id.
@@ -160,7 +160,7 @@ class Sensitivity:
 
 def check_same(plan_id: str, *, now: float, then: float) -> None:
     """Raise InputError where this version predicts another step than the plan has."""
-    if not math.isclose(now, then, rel_tol=_TIE):
+    if not is_same_step(now, then):
         raise InputError(
             f"this version of moetune predicts {format_seconds(now)} for plan {plan_id[:6]}, which "
             f"has {format_seconds(then)}",

@@ -70,7 +70,7 @@ CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolverLimits:
-    """What one question may take.
+    """Limits of one question.
 
     Args:
         seconds: of solving; as long a question waits for its turn at most.

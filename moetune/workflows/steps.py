@@ -26,7 +26,7 @@ from moetune.measure.session import Assignment, News, run_session
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
-from moetune.runtime.parallel.block import Attention, Block, FeedForward
+from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.runtime.plans.phases import PhaseRecorder
 from moetune.runtime.trace import NoRecorder, RecordedSpan, recorder_of
 from moetune.workflows.launch import rank_device, run_on_ranks
@@ -65,9 +65,9 @@ def _moe(width: int) -> nn.Module:
 
 def _block(
     make_ffn: Callable[[int], nn.Module], point: RowsPoint, device: Device
-) -> tuple[Block, torch.Tensor]:
+) -> tuple[TransformerBlock, torch.Tensor]:
     attention = Attention(point.width, 1, OneRank())
-    block = Block(attention, make_ffn(point.width), point.width, balance=0.0)
+    block = TransformerBlock(attention, make_ffn(point.width), point.width, balance=0.0)
     dtype = getattr(torch, point.dtype)
     x_BSD = torch.ones(1, point.rows, point.width, dtype=dtype, device=device.torch_device)
     return block.to(device.torch_device, dtype), x_BSD.requires_grad_()

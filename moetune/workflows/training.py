@@ -41,6 +41,7 @@ from moetune.fit.dispatchers import SmTimes
 from moetune.solve.training.front import memory_front
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch, PricedLayout
+from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.plan import host_memory_bytes, sound_numbers
@@ -108,7 +109,7 @@ class TrainingPlan:
 
     @property
     def confidence(self) -> Confidence:
-        """How sure the choice among the layouts found is, by the record of public runs."""
+        """Confidence in the choice among the layouts found, by the record of public runs."""
         seconds = [one.step.seconds for one in self.found]
         return confidence_of(seconds, ratios=self.stand_ins.ratios)
 
@@ -118,17 +119,21 @@ class TrainingPlan:
         job = self.request.job
         return _id_of({**self.inputs, "decoder": repr(job.decoder), "loads": job.routing.loads})
 
+    def tokens_per_second(self, one: PricedLayout) -> float:
+        """Return the tokens a second of one device with a layout."""
+        job = self.request.job
+        return job.tokens / one.step.seconds / job.world_size
+
     def throughput(self, one: PricedLayout) -> Throughput:
         """Return the model FLOPs a second of one device with a layout, of the dtype's peak."""
-        job, seconds = self.request.job, one.step.seconds
-        tokens = job.tokens / seconds / job.world_size
-        found = tokens * job.decoder.flops_per_token(job.length).total
+        job = self.request.job
+        found = self.tokens_per_second(one) * job.decoder.flops_per_token(job.length).total
         peak = peak_flops(self.device, job.dtype)
         return Throughput(flops_per_second=found, mfu=None if peak is None else found / peak)
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What was asked."""
+        """The question, in plain values."""
         job = self.request.job
         return {
             "model": job.decoder.name,
@@ -166,18 +171,18 @@ class TrainingPlan:
 
     @property
     def document(self) -> dict[str, object]:
-        """What `moetune plan --json` prints."""
+        """The JSON document of `moetune plan`."""
         return self.stored.document
 
     def _answer(self, one: PricedLayout) -> TrainingAnswer:
-        job, seconds, memory = self.request.job, one.step.seconds, one.memory
+        job, memory = self.request.job, one.memory
         speed = self.throughput(one)
         return TrainingAnswer(
             layout=_layout(one.layout, job),
             predicted=TrainingStep(
-                step_seconds=seconds,
+                step_seconds=one.step.seconds,
                 parts=dict(one.step.parts),
-                tokens_per_second_per_device=job.tokens / seconds / job.world_size,
+                tokens_per_second_per_device=self.tokens_per_second(one),
                 model_tflops_per_device=speed.flops_per_second / 1e12,
                 model_flops_per_second_per_device=speed.flops_per_second,
                 mfu=speed.mfu,
@@ -195,6 +200,11 @@ class TrainingPlan:
         )
 
 
+def memory_model(job: TrainingJob, target: Target, stages: DecoderStages) -> MemoryModel:
+    """Return the memory of a job's layouts as the target runs them."""
+    return MemoryModel(job=job, stages=stages, logit_bytes=target.logit_bytes)
+
+
 def search_of(
     request: TrainingRequest, prices: StepPrices, profile: Profile, *, limit_bytes: float
 ) -> FoldedSearch:
@@ -202,9 +212,7 @@ def search_of(
     return FoldedSearch(
         job=request.job,
         prices=prices,
-        memory=MemoryModel(
-            job=request.job, stages=prices.stages, logit_bytes=request.target.logit_bytes
-        ),
+        memory=memory_model(request.job, request.target, prices.stages),
         limit_bytes=limit_bytes,
         target=request.target,
         host_bytes=host_memory_bytes(profile) or inf,

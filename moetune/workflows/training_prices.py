@@ -28,7 +28,7 @@ _ENDS = (0.05, 0.95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIns:
-    """What a profile does not have of a layout's operations.
+    """Operations of a layout that a profile does not have.
 
     Args:
         words: a sentence for each kind.

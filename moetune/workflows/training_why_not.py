@@ -1,7 +1,7 @@
-"""Why not this layout: another one of a training plan beside the plan's own."""
+"""Another layout of a training plan beside the plan's own."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,11 +25,17 @@ from moetune.domain.training_document import (
     TrainingDocument,
     training_from_document,
 )
-from moetune.domain.units import format_seconds, format_share
+from moetune.domain.units import format_share
 from moetune.solve.training.chunks import MOST_CHUNKS
 from moetune.solve.training.search import NOISE
 from moetune.solve.training.uncertainty import confidence_of
-from moetune.workflows.compared import ComparedChoice, Refusal, WhyNotAnswer
+from moetune.workflows.compared import (
+    ComparedChoice,
+    Refusal,
+    WhyNotAnswer,
+    drift_notes,
+    only_kept_note,
+)
 from moetune.workflows.layout_text import LayoutText, read_layout
 from moetune.workflows.planned_training import PlannedTraining, read_planned_training
 from moetune.workflows.training import layout_words, plan_training
@@ -49,17 +55,11 @@ _RULE = (
     "it is pinned, such as ZeRO stages above the target's lowest: plan again with these "
     "pins to take it"
 )
-_ONLY_KEPT = (
-    "Profile {!r} is not here, or has changed: this is the fastest such layout that the plan has "
-    "kept, and others were not compared"
-)
-_SAME = 1e-9
-"""Of a step, between two versions of moetune."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What is asked of a training plan, in texts, and as pins.
+    """Another choice that is asked of a training plan, in texts, and as pins.
 
     Args:
         spelling: the caller's names, for errors.
@@ -185,7 +185,9 @@ def _compare(planned: PlannedTraining, asked: _Asked) -> WhyNotAnswer:
     answer = WhyNotAnswer(
         plan=planned.plan.id, asked=asked.texts, source="solved", chosen=own,
         limit_bytes=request.memory_limit_bytes,
-        notes=tuple(_drifted(own.step_seconds, prices.step(planned.layouts[0]).seconds)),
+        notes=drift_notes(
+            prices.step(planned.layouts[0]).seconds, own.step_seconds, what="layout"
+        ),
     )  # fmt: skip
     if asked.degrees is not None:
         return _in_chunks(planned, asked, answer)
@@ -251,7 +253,7 @@ def _kept(plan: TrainingDocument, asked: _Asked) -> WhyNotAnswer | None:
     return WhyNotAnswer(
         plan=plan.id, asked=asked.texts, source="plan", chosen=own, other=other,
         limit_bytes=plan.inputs.memory_limit_bytes, probability_faster=_chance(own, other),
-        notes=(_ONLY_KEPT.format(plan.inputs.profile),),
+        notes=(only_kept_note(plan.inputs.profile, what="layout"),),
     )  # fmt: skip
 
 
@@ -285,11 +287,3 @@ def _choice(answer: TrainingAnswer) -> ComparedChoice:
 def _chance(own: ComparedChoice, other: ComparedChoice) -> float:
     """Return the chance that the other one is faster, by the record of public runs."""
     return 1.0 - confidence_of([own.step_seconds, other.step_seconds]).probability_best
-
-
-def _drifted(recorded: float, now: float) -> Iterator[str]:
-    if not math.isclose(now, recorded, rel_tol=_SAME):
-        yield (
-            f"This version of moetune predicts {format_seconds(now)} for the plan's own layout: "
-            "make the plan again to compare like with like"
-        )

@@ -1,27 +1,34 @@
-"""Why not this one: another choice of a plan beside the plan's own.
+"""Another choice of a plan beside the plan's own: the answer to "why not this one".
 
 `Planner.why_not` finds the plan and its profile. The other choice is the plan for the same request
 with what was asked pinned, which `change_plan` makes as for a what-if. Without the profile it is
 one of the candidates that the plan has kept.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import Constraints
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.layout import Layout
-from moetune.domain.plan import Alternative, Plan
+from moetune.domain.plan import Alternative, Decision, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import LARGEST_BYTES, OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.spelling import AS_FIELDS, Spelling
 from moetune.domain.terms import LayerTerms, PhaseTerms
-from moetune.domain.units import format_seconds, format_share
+from moetune.domain.units import format_share
 from moetune.solve.layer.choose import NOISE, WORTH
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layout.words import BINDING_WORDS, name_layout, seconds_by_binding
-from moetune.workflows.compared import ComparedChoice, Refusal, WhyNotAnswer
+from moetune.workflows.compared import (
+    ComparedChoice,
+    Refusal,
+    WhyNotAnswer,
+    degrees_name,
+    drift_notes,
+    is_same_step,
+    only_kept_note,
+)
 from moetune.workflows.layout_text import read_layout
 from moetune.workflows.pairs import chosen_layout, probability_faster, timed_choice
 from moetune.workflows.whatif import WhatIf, change_plan, check_changes, needed_bytes, step_seconds
@@ -32,11 +39,6 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "zero": ("0", "1"),
 }
 _ZERO = {"0": "false", "1": "true"}
-_SAME = 1e-9
-_ONLY_KEPT = (
-    "Profile {!r} is not here, or has changed: this is the fastest such candidate that the plan "
-    "has kept, and others were not compared"
-)
 _RULES = (
     f"Gains below {format_share(WORTH, digits=0)} over one chunk or over keeping all activations "
     f"are not taken, nor below {format_share(NOISE, digits=0)} over fewer chunks: the errors of "
@@ -143,7 +145,7 @@ def compare_choices(plan: Plan, *, profile: Profile, question: WhyNot) -> WhyNot
     limit = limit_of(plan.inputs, device_memory_bytes=profile.machine.plannable_bytes)
     answer = WhyNotAnswer(
         plan=plan.id, asked=asked, source="solved", chosen=_choice(plan), limit_bytes=limit,
-        notes=tuple(_drifted(plan, profile)),
+        notes=_drift_notes(plan, profile),
     )  # fmt: skip
     try:
         other = change_plan(plan, profile=profile, question=changed).after
@@ -182,7 +184,7 @@ def answer_from_plan(plan: Plan, question: WhyNot) -> WhyNotAnswer | None:
         answer,
         other=choice,
         kept_because=one.lost_because,
-        notes=(_ONLY_KEPT.format(plan.inputs.profile),),
+        notes=(only_kept_note(plan.inputs.profile, what="candidate"),),
     )
 
 
@@ -202,18 +204,13 @@ def _with_more_memory(
     return replace(refused, other=_choice(found.after))
 
 
-def _drifted(plan: Plan, profile: Profile) -> Iterator[str]:
-    """Yield a note where this version predicts another step for the plan's own choice."""
+def _drift_notes(plan: Plan, profile: Profile) -> tuple[str, ...]:
     whole = plan.inputs.request.whole
     if whole is None:
         now = timed_choice(plan, profile).step.seconds
     else:
         now = chosen_layout(plan, whole, profile).found.best[0].seconds
-    if not math.isclose(now, step_seconds(plan), rel_tol=_SAME):
-        yield (
-            f"This version of moetune predicts {format_seconds(now)} for the plan's own choice: "
-            "make the plan again to compare like with like"
-        )
+    return drift_notes(now, step_seconds(plan), what="choice")
 
 
 def _choice(plan: Plan) -> ComparedChoice:
@@ -231,14 +228,9 @@ def _choice(plan: Plan) -> ComparedChoice:
             needed_bytes=needed_bytes(plan),
         )  # fmt: skip
     decision = plan.decide(plan.inputs.tokens_per_rank)
-    found = {
-        "forward-degree": str(decision.forward_degree),
-        "backward-degree": str(decision.backward_degree),
-        "strategy": decision.strategy, "order": decision.order, "dispatcher": decision.dispatcher,
-    }  # fmt: skip
     return ComparedChoice(
-        name=_degrees_name(found),
-        decision=found,
+        name=degrees_name(decision),
+        decision=_layer_decision(decision),
         step_seconds=times.step_seconds,
         p05_step_seconds=times.p05_step_seconds,
         p95_step_seconds=times.p95_step_seconds,
@@ -276,13 +268,6 @@ def _copy_seconds(phase: PhaseTerms) -> float:
     return max(0.0, work - phase.total_transfer_seconds - phase.total_compute_seconds)
 
 
-def _degrees_name(found: Mapping[str, str]) -> str:
-    """Return "8 and 8 chunks, strategy none"."""
-    name = f"{found['forward-degree']} and {found['backward-degree']} chunks"
-    name += f", strategy {found['strategy']}"
-    return name if found["dispatcher"] == "flat" else f"{name}, dispatcher {found['dispatcher']}"
-
-
 def _layout_name(plan: Plan) -> str:
     transformer = plan.transformer
     assert transformer is not None  # noqa: S101 - only whole models have a layout
@@ -299,6 +284,14 @@ def _layout_decision(layout: Layout, micro_batch: int | None = None) -> dict[str
     found = {name: str(getattr(layout, name)) for name in ("dp", "ep", "tp", "pp")}
     found["expert-parallel"] = layout.expert_parallel
     return found if micro_batch is None else {**found, "micro-batch": str(micro_batch)}
+
+
+def _layer_decision(choice: Decision | Alternative) -> dict[str, str]:
+    return {
+        "forward-degree": str(choice.forward_degree),
+        "backward-degree": str(choice.backward_degree),
+        "strategy": choice.strategy, "order": choice.order, "dispatcher": choice.dispatcher,
+    }  # fmt: skip
 
 
 def _degrees_of(plan: Plan) -> dict[str, str]:
@@ -332,12 +325,8 @@ def _kept_choice(one: Alternative) -> ComparedChoice:
             name=name_layout(one.layout), decision=_layout_decision(one.layout),
             step_seconds=one.step_seconds, needed_bytes=one.memory_bytes,
         )  # fmt: skip
-    found = {
-        "forward-degree": str(one.forward_degree), "backward-degree": str(one.backward_degree),
-        "strategy": one.strategy, "order": one.order, "dispatcher": one.dispatcher,
-    }  # fmt: skip
     return ComparedChoice(
-        name=_degrees_name(found), decision=found, step_seconds=one.step_seconds,
+        name=degrees_name(one), decision=_layer_decision(one), step_seconds=one.step_seconds,
         needed_bytes=one.memory_bytes,
     )  # fmt: skip
 
@@ -348,6 +337,6 @@ def _kept_like(plan: Plan, other: Plan) -> Alternative | None:
     for one in _candidates(plan):
         kept = _kept_choice(one)
         is_same = kept.decision.items() <= decision.items()
-        if is_same and math.isclose(kept.step_seconds, step_seconds(other), rel_tol=_SAME):
+        if is_same and is_same_step(kept.step_seconds, step_seconds(other)):
             return one
     return None

@@ -50,7 +50,7 @@ class WorthyOperations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanWorth:
-    """What to measure for a plan.
+    """Measurements that would make a plan surer, by their worth.
 
     Args:
         before, after: confidence in the plan as it is, and expected once everything here is known;

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.domain.profile import CollectiveLine, GemmLine, Profile
+from moetune.domain.profile import CollectiveLine, GemmLine, LinkBurst, Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
-from moetune.fit.based import Peaks, Scaled, scaled_base, without_foreign
+from moetune.fit.based import BaseScaling, Peaks, scaled_base, without_foreign
 from moetune.fit.costs import costs_of
 from moetune.workflows.files import bundled_profiles, load_profile_file
 
@@ -110,7 +110,7 @@ def table(profile: Profile) -> dict[tuple[float, ...], float]:
 def test_published_gpus_are_predicted_from_each_other_within_the_spread(
     base: str, other: str, peaks: Peaks
 ) -> None:
-    scaled = scaled_base(reference(base), Scaled(computation=peaks))
+    scaled = scaled_base(reference(base), BaseScaling(computation=peaks))
     spread = next(one.spread for one in scaled.tables if isinstance(one, GemmTable))
     predicted, published = table(scaled), table(reference(other))
     errors = [
@@ -123,7 +123,7 @@ def test_published_gpus_are_predicted_from_each_other_within_the_spread(
 
 
 def test_links_are_scaled_inside_a_node_only_and_start_ups_never() -> None:
-    peaks = Scaled(links=Peaks(here="100GB/s", base="200GB/s"))
+    peaks = BaseScaling(links=Peaks(here="100GB/s", base="200GB/s"))
     scaled = scaled_base(H800, peaks)
     for before, after in zip(H800.tables, scaled.tables, strict=True):
         if isinstance(before, GemmTable) or before.group_size > 8:
@@ -137,7 +137,7 @@ def test_links_are_scaled_inside_a_node_only_and_start_ups_never() -> None:
 
 def test_lines_are_scaled_too() -> None:
     base = reference("v100-x256")
-    both = Scaled(
+    both = BaseScaling(
         computation=Peaks(here="250TFLOP/s", base="125TFLOP/s"),
         links=Peaks(here="150GB/s", base="300GB/s"),
     )
@@ -150,9 +150,19 @@ def test_lines_are_scaled_too() -> None:
         assert after.alpha_seconds == before.alpha_seconds
 
 
+def test_a_bursts_lead_takes_as_much_longer_as_the_link_and_stays_in_its_node() -> None:
+    inside, across = (LinkBurst(op="all_to_all", group_size=size, seconds=1e-4) for size in (8, 16))
+    base = replace(H100, bursts=(inside, across))
+    slower = scaled_base(base, BaseScaling(links=Peaks(here="225GB/s", base="450GB/s")))
+    assert slower.bursts == (replace(inside, seconds=2e-4), across)
+    smaller = replace(base, machine=replace(base.machine, devices_per_node=4))
+    assert without_foreign(smaller, base, own=("machine",)).bursts == ()
+    assert without_foreign(smaller, base, own=("machine", "bursts")).bursts == base.bursts
+
+
 def test_equal_peaks_widen_and_change_nothing_else() -> None:
     same = Peaks(here="900GB/s", base="900GB/s")
-    scaled = scaled_base(H100, Scaled(links=same))
+    scaled = scaled_base(H100, BaseScaling(links=same))
     assert [one.points for one in scaled.tables] == [
         tuple((*sizes, pytest.approx(seconds)) for *sizes, seconds in one.points)
         for one in H100.tables
@@ -163,4 +173,4 @@ def test_equal_peaks_widen_and_change_nothing_else() -> None:
 @pytest.mark.parametrize("here", ["1GB/s", "0TFLOP/s", "0.1TFLOP/s", "989"])
 def test_peaks_that_cannot_be_are_refused(here: str) -> None:
     with pytest.raises(InputError):
-        Scaled(computation=Peaks(here=here, base="989TFLOP/s"))
+        BaseScaling(computation=Peaks(here=here, base="989TFLOP/s"))

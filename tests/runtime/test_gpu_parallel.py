@@ -13,7 +13,7 @@ from moetune.comm.agree import vote
 from moetune.comm.gloo import communicator_of
 from moetune.domain.layout import Layout
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.parallel.block import Attention, Block, FeedForward
+from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Shapes, Stages
 from moetune.runtime.parallel.tensor import (
@@ -28,9 +28,9 @@ from tests.runtime.gpu_runs import GPU, NCCL, on_every_rank
 WIDTH, VOCABULARY = 8, 10
 
 
-def _block() -> Block:
+def _block() -> TransformerBlock:
     group = communicator_of(None)
-    return Block(
+    return TransformerBlock(
         Attention(WIDTH, 2, group), FeedForward(WIDTH, 2 * WIDTH, group), WIDTH, balance=0.0
     )
 

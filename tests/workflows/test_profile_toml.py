@@ -71,7 +71,7 @@ def test_a_node_of_the_base_shares_the_files_cards(tmp_path: Path) -> None:
         ("schema = 1\nname = 'own'\n", "lacks the key"),
         (BASED.replace('name = "own"\n', ""), "lacks the key 'name'"),
         (BASED.replace("schema = 1\n", ""), "lacks the key 'schema'"),
-        (BASED.replace("h100-x8", "h100x8"), "did you mean 'h100-x8'"),
+        (BASED.replace("h100-x8", "h100x8"), "did you mean h100-x8? use one of"),
         (BASED.replace("h100-x8", "../own.toml"), "no reference profile"),
         (BASED + "[netwrok]\nnics = 8\n", "did you mean 'network'"),
         (BASED + "[scaled]\ncompute = 1\n", "did you mean 'computation'"),

@@ -48,7 +48,7 @@ class FeedForward(nn.Module):
         return result
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention, then experts or a dense FFN, each after a norm and with a residual connection.
 
     Args:

@@ -1,4 +1,4 @@
-"""What plans the ranks have themselves, compared in the exchanges that a job begins with.
+"""Plans that the ranks have themselves, compared in the exchanges that a job begins with.
 
 The first rank's plans decide for all. A rank whose own file says something else was meant to run
 something else: that is an error, and no rank goes on.

@@ -5,7 +5,7 @@ import os
 from torch import nn
 
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Chunks, Plan
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.plans.book import plans_of
 from moetune.runtime.sharded.options import ShardOptions
@@ -36,31 +36,38 @@ def planned_options(
     found, *others = plans_of(plan) or (None,)
     if found is None or others:
         raise InputError(f"{plan} is a folder, not a plan", "name one of its files")
-    name, chosen = f"plan {found.id[:6]}", found.chunks
+    name = f"plan {found.id[:6]}"
     if own != ShardOptions(pin=own.pin):
         raise InputError(
             f"{name} and other options of chunks are given",
             "omit chunk_bytes, cache_bytes, scatter and offload, or the plan",
         )
-    if chosen is None:
-        kind = "one layer" if found.transformer is None else "a model whose states are kept whole"
-        raise InputError(f"{name} has no chunks: it is for {kind}", _ELSE)
-    if found.layout.dp != replicas.num_ranks:
-        raise InputError(
-            f"{name} shards over {found.layout.dp} ranks, the data-parallel group has "
-            f"{replicas.num_ranks}",
-            _ELSE,
-        )
+    chosen = _chunks_of(found, name)
+    _check_ranks(found, replicas, name)
     _check_experts(found, model, name)
     _check_size(found, model, name)
     return ShardOptions(
-        chunk_bytes=chosen.chunk_bytes,
-        cache_bytes=chosen.cache_bytes,
-        scatter=chosen.scatter,
-        offload=chosen.offload,
-        pin=own.pin,
-        plan=found.id,
-    )
+        chunk_bytes=chosen.chunk_bytes, cache_bytes=chosen.cache_bytes, scatter=chosen.scatter,
+        offload=chosen.offload, pin=own.pin, plan=found.id,
+    )  # fmt: skip
+
+
+def _chunks_of(plan: Plan, name: str) -> Chunks:
+    """Return the plan's chunks; InputError where it has none."""
+    if plan.chunks is None:
+        kind = "one layer" if plan.transformer is None else "a model whose states are kept whole"
+        raise InputError(f"{name} has no chunks: it is for {kind}", _ELSE)
+    return plan.chunks
+
+
+def _check_ranks(plan: Plan, replicas: ReplicaGroup, name: str) -> None:
+    """Raise InputError unless the group has as many ranks as the plan's states are spread over."""
+    if plan.layout.dp != replicas.num_ranks:
+        raise InputError(
+            f"{name} shards over {plan.layout.dp} ranks, the data-parallel group has "
+            f"{replicas.num_ranks}",
+            _ELSE,
+        )
 
 
 def _check_experts(plan: Plan, model: nn.Module, name: str) -> None:

@@ -27,7 +27,7 @@ _TARGET = "megatron"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryForm:
-    """What a model's page asks: texts of the fields, "" for the usual value."""
+    """Fields of a model's page: texts of the fields, "" for the usual value."""
 
     device_memory: str = ""
     world_size: str = ""

@@ -22,10 +22,10 @@ from moetune.domain.units import DTYPE_BYTES
 from moetune.huggingface.registry import model_names
 from moetune.service.access import Access
 from moetune.service.bodies import FORM, read_body
-from moetune.service.middleware import KEEP_PATH, right_in
+from moetune.service.middleware import KEEP_PATH, may_write, right_in
 from moetune.service.pages.library import Library
 from moetune.service.pages.new_plan_answers import answer_of, model_draft
-from moetune.service.pages.new_plan_form import CUSTOM, LABELS, PASTED, Form
+from moetune.service.pages.new_plan_form import CUSTOM, LABELS, PASTED, NewPlanForm
 from moetune.service.pages.page import Page, PageRenderer, address
 from moetune.service.plans import resolved
 from moetune.service.problems import ForbiddenError, problem_of
@@ -124,14 +124,14 @@ class _Shows:
     pools: WorkerPools
     access: Access
 
-    async def form(self, given: Mapping[str, str]) -> Form:
+    async def form(self, given: Mapping[str, str]) -> NewPlanForm:
         """Return the form of an address or a body, with the defaults of what it leaves out."""
         asked = _asked(given)
         own = asked.get("profile") or await self.pools.read(self._own_profile)
         first = {"profile": own or _REFERENCE}
         if not asked:
             first |= _FIRST_ON_OWN if own else _FIRST_VISIT
-        return Form.of({**_DEFAULTS, **first, **asked})
+        return NewPlanForm.of({**_DEFAULTS, **first, **asked})
 
     def _own_profile(self) -> str:
         """Return the profile that plans are made with where none is named; "" where none is."""
@@ -140,7 +140,7 @@ class _Shows:
         except ProfileError:
             return ""
 
-    async def page(self, request: Request, form: Form) -> Response:
+    async def page(self, request: Request, form: NewPlanForm) -> Response:
         """Return the page with its answer."""
         context, status = await self._answered(request, form)
         more = await self.pools.read(self._choices, form)
@@ -185,8 +185,7 @@ class _Shows:
             ForbiddenError: neither the request nor the form has the write token.
             QuotaError, StoreFullError: the client may not add it.
         """
-        may_write = right_in(request.scope) == "write"
-        if not may_write and self.access.right_of(given.get("token", "").strip()) != "write":
+        if not may_write(request.scope, self.access, given.get("token", "").strip()):
             raise ForbiddenError(
                 "keeping a plan needs the write token, and this is not it",
                 "go back and give it in the field beside Keep",
@@ -198,7 +197,7 @@ class _Shows:
             plan_id = (await resolved(request, self.pools, form.layer_inputs())).id
         return RedirectResponse(address("plans", plan_id), HTTPStatus.SEE_OTHER)
 
-    async def _keep_model(self, request: Request, form: Form) -> str:
+    async def _keep_model(self, request: Request, form: NewPlanForm) -> str:
         plan = (await model_draft(self.pools, form)).plan
         planner = self.pools.planner
         if await self.pools.read(planner.reading.training_plan, plan.id) is None:
@@ -206,7 +205,7 @@ class _Shows:
             await self.pools.write(planner.store.save_training_plan, plan.stored)
         return plan.id
 
-    async def _answered(self, request: Request, form: Form) -> tuple[dict[str, object], int]:
+    async def _answered(self, request: Request, form: NewPlanForm) -> tuple[dict[str, object], int]:
         """Return the variables of the answer's template, and the status."""
         try:
             answer = await answer_of(self.pools, form)
@@ -223,7 +222,7 @@ class _Shows:
             "kept_fields": query or {name: text for name, text in form.fields.items() if text},
         }, HTTPStatus.OK
 
-    def _choices(self, form: Form) -> dict[str, object]:
+    def _choices(self, form: NewPlanForm) -> dict[str, object]:
         """Return the variables of the form's template."""
         return {
             "values": {name: form[name] or _SIZES.get(name, "") for name in LABELS},
@@ -260,7 +259,7 @@ def _problem(error: MoetuneError) -> tuple[dict[str, object], int]:
     return {"problem": error, "address": None}, int(problem_of(error).status)
 
 
-def _address(form: Form) -> str | None:
+def _address(form: NewPlanForm) -> str | None:
     """Return the address of a question without an answer; None where it has none."""
     try:
         query = form.query
@@ -269,7 +268,7 @@ def _address(form: Form) -> str | None:
     return None if query is None else address("new", **query)
 
 
-def _shown_config(form: Form) -> str:
+def _shown_config(form: NewPlanForm) -> str:
     """Return the configuration to show in its field: as it was pasted, or from the address."""
     if form["config_text"]:
         return form["config_text"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.service.pages.new_plan_form import PASTED, Form
+from moetune.service.pages.new_plan_form import PASTED, NewPlanForm
 from moetune.service.pages.page import address
 from moetune.service.workers import WorkerPools
 from moetune.solve.layer.memory import device_bytes
@@ -39,7 +39,7 @@ class Answer:
     profile_address: str = ""
 
 
-async def answer_of(pools: WorkerPools, form: Form) -> Answer:
+async def answer_of(pools: WorkerPools, form: NewPlanForm) -> Answer:
     """Return the answer to a form's question; nothing is stored.
 
     Raises:
@@ -48,7 +48,7 @@ async def answer_of(pools: WorkerPools, form: Form) -> Answer:
     return await (_model(pools, form) if form.is_model else _layer(pools, form))
 
 
-async def model_draft(pools: WorkerPools, form: Form) -> ModelDraft:
+async def model_draft(pools: WorkerPools, form: NewPlanForm) -> ModelDraft:
     """Return the draft of a model.
 
     Raises:
@@ -63,7 +63,7 @@ async def model_draft(pools: WorkerPools, form: Form) -> ModelDraft:
     return await pools.solve(solve)
 
 
-async def _layer(pools: WorkerPools, form: Form) -> Answer:
+async def _layer(pools: WorkerPools, form: NewPlanForm) -> Answer:
     request, planner = form.layer_request(), pools.planner
 
     def solve() -> LayerDraft:
@@ -84,7 +84,7 @@ async def _layer(pools: WorkerPools, form: Form) -> Answer:
     )
 
 
-async def _model(pools: WorkerPools, form: Form) -> Answer:
+async def _model(pools: WorkerPools, form: NewPlanForm) -> Answer:
     draft = await model_draft(pools, form)
     plan, best = draft.plan, draft.plan.best
     is_pasted = form["decoder"] == PASTED

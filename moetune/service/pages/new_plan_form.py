@@ -70,7 +70,7 @@ LONGEST_FIELD = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class NewPlanForm:
     """The fields' texts, by their names; "" and missing ones are their defaults.
 
     Args:
@@ -90,7 +90,7 @@ class Form:
             raise InputError(f"{LABELS['kind']} must be layer or model, got {shown(self['kind'])}")
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "Form":
+    def of(cls, given: Mapping[str, str]) -> "NewPlanForm":
         """Return the form of an address or a body, without what is no field of it."""
         return cls(fields={name: given.get(name, "").strip() for name in LABELS})
 

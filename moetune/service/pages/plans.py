@@ -25,7 +25,7 @@ PAGE_SIZE = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ListFilter:
     """The list's filter as its form has it; "" for every one.
 
     Args:
@@ -49,7 +49,7 @@ class Wanted:
         return {"model": self.model, "profile": self.profile, "kind": self.kind}
 
 
-def plans_page(library: Library, *, wanted: Wanted, after: str) -> Page:
+def plans_page(library: Library, *, wanted: ListFilter, after: str) -> Page:
     """Return a page of the plans that are wanted, newest first; of an empty store the first steps.
 
     Raises:
@@ -77,7 +77,7 @@ def plans_page(library: Library, *, wanted: Wanted, after: str) -> Page:
     )
 
 
-def _infos(library: Library, wanted: Wanted, after: str) -> tuple[PlanInfo, ...]:
+def _infos(library: Library, wanted: ListFilter, after: str) -> tuple[PlanInfo, ...]:
     """Return a page of list entries; kinds stand in the documents, and are not looked at."""
     if not wanted.model and not wanted.profile:
         return library.store.plan_page(after=after, limit=PAGE_SIZE)

@@ -15,8 +15,8 @@ from moetune.service.pages.machines import Upload, machines_page, observed_page,
 from moetune.service.pages.models import MemoryForm, model_page, models_page
 from moetune.service.pages.new_plan import new_plan_router
 from moetune.service.pages.page import Page, PageRenderer, address, static_router
-from moetune.service.pages.plans import Wanted, compare_page, plan_page, plans_page
-from moetune.service.pages.whatif import FIELDS, Form, whatif_page
+from moetune.service.pages.plans import ListFilter, compare_page, plan_page, plans_page
+from moetune.service.pages.whatif import FIELDS, WhatIfForm, whatif_page
 from moetune.service.profiles import store_profile
 from moetune.service.uploads import check_write, read_form, text_of, uploaded_profile
 from moetune.service.workers import WorkerPools
@@ -40,7 +40,7 @@ def _add_plans(router: APIRouter, library: Library, show: _Show) -> None:
     def plans(
         after: _Text = "", model: _Text = "", profile: _Text = "", kind: _Text = ""
     ) -> Response:
-        wanted = Wanted(model=model.strip(), profile=profile.strip(), kind=kind.strip())
+        wanted = ListFilter(model=model.strip(), profile=profile.strip(), kind=kind.strip())
         return show(plans_page(library, wanted=wanted, after=after))
 
     @router.get("/plans")
@@ -115,7 +115,7 @@ def _add_questions(router: APIRouter, library: Library, show: _Show) -> None:
     def answered(request: Request) -> Page:
         query = request.query_params
         fields = {name: query.get(name, "").strip()[:200] for name in FIELDS}
-        return whatif_page(library, Form(plan=query.get("plan", "").strip(), fields=fields))
+        return whatif_page(library, WhatIfForm(plan=query.get("plan", "").strip(), fields=fields))
 
     @router.get("/compare/{figure}.csv")
     def compare_csv(

@@ -19,7 +19,7 @@ FIELDS = ("tokens_per_rank", "world_size", "memory_limit_bytes", "dtype", *SPEED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class WhatIfForm:
     """The form's fields as text; "" for inputs that do not change."""
 
     plan: str
@@ -79,7 +79,7 @@ def form_context(plan: Plan | None, fields: Mapping[str, str]) -> dict[str, obje
     }
 
 
-def whatif_page(library: Library, form: Form) -> Page:
+def whatif_page(library: Library, form: WhatIfForm) -> Page:
     """Return the form, and for a filled one the plan before and after the change.
 
     Errors in the fields are shown above the form, which stays filled in.
@@ -108,7 +108,7 @@ def whatif_page(library: Library, form: Form) -> Page:
 
 
 def _ask(
-    library: Library, form: Form, plan: Plan | None
+    library: Library, form: WhatIfForm, plan: Plan | None
 ) -> tuple[WhatIfAnswer | None, MoetuneError | None]:
     if plan is None or not form.is_filled:
         return None, None

@@ -38,9 +38,9 @@ class LayoutSearch:
     limit_bytes: int
     host_bytes: int | None = None
 
-    def trial(self, layout: Layout) -> "Trial":
+    def trial(self, layout: Layout) -> "LayoutTrial":
         """Return the trial of one layout."""
-        return Trial(search=self, layout=layout, groups=self.prices.groups(layout))
+        return LayoutTrial(search=self, layout=layout, groups=self.prices.groups(layout))
 
     def ranked(self, among: Sequence[Candidate]) -> list[Candidate]:
         """Return candidates by time; where the first leaves little memory, one that ties leads."""
@@ -55,7 +55,7 @@ class LayoutSearch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class LayoutTrial:
     """One layout, tried with every micro-batch."""
 
     search: LayoutSearch

@@ -63,7 +63,7 @@ class Priced:
     seconds: Seconds
 
 
-class Cache:
+class PriceCache:
     """Values by key, each computed when it is first wanted. Not safe for several threads."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Prices:
         per_node: int,
         runtime: TargetRuntime = MOETUNE,
         runs_ahead: bool = False,
-        structure: "Cache | None" = None,
+        structure: "PriceCache | None" = None,
     ) -> None:
         self.model = model
         self.dtype = dtype
@@ -104,8 +104,8 @@ class Prices:
         self._bounds = bounds
         self._per_node = per_node
         self._runs_ahead = runs_ahead
-        self.structure = structure or Cache()
-        self._priced = Cache()
+        self.structure = structure or PriceCache()
+        self._priced = PriceCache()
 
     @property
     def fewest_chunks(self) -> tuple[int, int]:

@@ -76,7 +76,7 @@ def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[
     if (
         not isinstance(first, Plan)
         or not isinstance(second, Plan)
-        or not _is_same_kind(first, second)
+        or kind_of(first) != kind_of(second)
     ):
         yield "Their steps are not of the same work, so that their times are not compared."
         return
@@ -97,10 +97,6 @@ def _of(plan: AnyPlan) -> str:
         inputs, step = plan.inputs, format_seconds(plan.best.predicted.step_seconds)
         return f"{inputs.model}: {step} a step, {training_scope(plan)}"
     return f"{plan_name(plan)}: {format_seconds(step_seconds(plan))} a step, {plan_scope(plan)}"
-
-
-def _is_same_kind(first: Plan, second: Plan) -> bool:
-    return kind_of(first) == kind_of(second)
 
 
 def machine_sections(
@@ -281,7 +277,7 @@ _UNITS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
     (lambda key: key.endswith(_SHARES), percent),
     (lambda key: "tokens_per_second" in key, lambda value: f"{value:,.0f}"),
 )
-"""How a field's number is written, by its key."""
+"""Units of a field's number, by its key."""
 
 
 def _ratio(first: object, second: object) -> Cell:

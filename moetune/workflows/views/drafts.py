@@ -41,7 +41,7 @@ _OF_LAYERS = ("states", "activations", "buffers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftView:
-    """What a page shows of a draft.
+    """A draft as a page shows it.
 
     Args:
         sections: the answer first.
@@ -147,8 +147,7 @@ def model_view(draft: ModelDraft) -> DraftView:
 def _answer(draft: ModelDraft) -> Section:
     plan = draft.plan
     job, best, sure = plan.request.job, plan.best, plan.confidence
-    per_device = job.tokens / best.step.seconds / job.world_size
-    flops = per_device * job.decoder.flops_per_token(job.length).total
+    per_device, flops = plan.tokens_per_second(best), plan.throughput(best).flops_per_second
     low, high = map(format_seconds, (sure.p05_step_seconds, sure.p95_step_seconds))
     binds = max(best.step.parts, key=best.step.parts.__getitem__)
     return Section(

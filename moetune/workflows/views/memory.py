@@ -1,4 +1,4 @@
-"""What fits where, as sections: the layouts, and the plainest one part by part."""
+"""Layouts that fit into memory, as sections: all of them, and the plainest one part by part."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a plan's step follows, as sections: sentences, parts of the machine, and decisions."""
+"""A plan's sensitivity as sections: sentences, parts of the machine, and decisions."""
 
 from collections.abc import Iterator, Sequence
 

@@ -6,7 +6,16 @@ from dataclasses import replace
 from moetune.domain.targets import find_target
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument, TrainingLayout
 from moetune.domain.units import format_bytes
-from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, seconds_span
+from moetune.report.section import (
+    EMPTY,
+    Cell,
+    Section,
+    Table,
+    facts,
+    percent,
+    seconds_span,
+    sentence,
+)
 from moetune.solve.training.search import NOISE
 from moetune.workflows.views.words import (
     how_sure_of_layout,
@@ -34,7 +43,7 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
         paragraphs=(
             *suspect_words(inputs.profile, plan.profile_quality),
             how_sure_of_layout(sure),
-            *map(_sentence, plan.warnings),
+            *map(sentence, plan.warnings),
         ),
         tables=(
             facts(
@@ -66,7 +75,7 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
         ),
     )
     yield Section(name="time", title="Time of a step, on the slowest pipeline rank",
-                  tables=(_time(best),))  # fmt: skip
+                  tables=(time_table(best),))  # fmt: skip
     yield Section(name="memory", title=f"Memory of pipeline rank {best.memory.rank}",
                   tables=tuple(_memory_parts(best)))  # fmt: skip
     if plan.alternatives:
@@ -96,10 +105,6 @@ def _overlap(best: TrainingAnswer) -> str:
         return overlap
     share = percent(saved / (step + saved))
     return f"{overlap}: saves {Cell.seconds(saved).text}, {share} of the step"
-
-
-def _sentence(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}."
 
 
 def _graphs(plan: TrainingDocument) -> str:
@@ -135,7 +140,8 @@ def _memory(plan: TrainingDocument) -> str:
     return f"{peak} of {Cell.size(plan.inputs.memory_limit_bytes).text}"
 
 
-def _time(best: TrainingAnswer) -> Table:
+def time_table(best: TrainingAnswer) -> Table:
+    """Return the parts of a step, the longest first."""
     parts = sorted(best.predicted.parts.items(), key=lambda item: -item[1])
     step = best.predicted.step_seconds
     return Table(

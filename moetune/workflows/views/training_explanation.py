@@ -1,4 +1,4 @@
-"""Why a training plan's layout is the fastest: what its step is made of, and what others have more.
+"""Reasons of a training plan's layout: the parts of its step, and what others have more.
 
 Everything is in the plan's own document, so that no profile is needed.
 """
@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from math import fsum
 
 from moetune.domain.document import encode
-from moetune.domain.plan import Confidence
-from moetune.domain.profile import ProfileQuality
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.report.section import Cell, Section, Table, percent, plural, seconds_span
 from moetune.solve.training.search import NOISE
+from moetune.workflows.views.training import time_table
 from moetune.workflows.views.words import (
     how_sure_of_layout,
     largest_first,
@@ -32,24 +31,22 @@ _NAMED = 3
 class TrainingExplanation:
     """A training plan's answer, and those of the layouts that it was compared with."""
 
-    plan_id: str
-    model: str
-    best: TrainingAnswer
-    others: tuple[TrainingAnswer, ...]
-    confidence: Confidence
-    limit_bytes: int
-    profile: str = ""
-    quality: ProfileQuality | None = None
+    plan: TrainingDocument
+
+    @property
+    def best(self) -> TrainingAnswer:
+        """The chosen layout."""
+        return self.plan.best
 
     @property
     def document(self) -> dict[str, object]:
-        """What `moetune explain --json` prints."""
+        """The JSON document of `moetune explain`."""
         return {
             "schema": SCHEMA,
-            "plan": self.plan_id,
+            "plan": self.plan.id,
             "step_seconds": self.best.predicted.step_seconds,
-            "confidence": encode(self.confidence),
-            "profile_quality": encode(self.quality),
+            "confidence": encode(self.plan.confidence),
+            "profile_quality": encode(self.plan.profile_quality),
             "kinds": self.kinds,
             "saved_by_overlap_seconds": self.best.predicted.saved_by_overlap_seconds,
             "model_tflops_per_device": self.best.predicted.model_tflops_per_device,
@@ -57,7 +54,7 @@ class TrainingExplanation:
             "parts": dict(self.best.predicted.parts),
             "memory": {
                 "peak_bytes": self.best.memory.peak_bytes,
-                "limit_bytes": self.limit_bytes,
+                "limit_bytes": self.plan.inputs.memory_limit_bytes,
                 "parts": dict(self.best.memory.parts),
             },
             "alternatives": [
@@ -66,7 +63,7 @@ class TrainingExplanation:
                     "step_seconds": one.predicted.step_seconds,
                     "differences": self.differences(one),
                 }
-                for one in self.others
+                for one in self.plan.alternatives
             ],
         }
 
@@ -91,39 +88,26 @@ class TrainingExplanation:
         return dict(sorted(more.items(), key=lambda item: -abs(item[1])))
 
 
-def explain_training(plan: TrainingDocument) -> TrainingExplanation:
-    """Return the explanation of a training plan."""
-    return TrainingExplanation(
-        plan_id=plan.id,
-        model=plan.inputs.model,
-        best=plan.best,
-        others=plan.alternatives,
-        confidence=plan.confidence,
-        limit_bytes=plan.inputs.memory_limit_bytes,
-        profile=plan.inputs.profile,
-        quality=plan.profile_quality,
-    )
-
-
 def training_explanation_sections(found: TrainingExplanation) -> Iterator[Section]:
     """Yield the sections: where the time goes, the memory, and why the others are slower."""
-    best = found.best
+    plan, best = found.plan, found.best
+    inputs, others = plan.inputs, plan.alternatives
     step = best.predicted.step_seconds
-    sure, limit = found.confidence, Cell.size(found.limit_bytes).text
+    sure, limit = plan.confidence, Cell.size(inputs.memory_limit_bytes).text
     span = seconds_span(step, sure.p05_step_seconds, sure.p95_step_seconds)
     kinds = ", ".join(f"{name} {percent(of / step)}" for name, of in found.kinds.items())
     speed = speed_words(best.predicted.throughput)
     longest = max(best.predicted.parts, key=best.predicted.parts.__getitem__)
     yield Section(
         name="time",
-        title=f"A step of {found.model}: {best.words}",
+        title=f"A step of {inputs.model}: {best.words}",
         paragraphs=(
             f"{span} a step, {speed}: {kinds}. Most of it: {longest}.",
-            *suspect_words(found.profile, found.quality),
+            *suspect_words(inputs.profile, plan.profile_quality),
             *_saved(best),
             how_sure_of_layout(sure),
         ),
-        tables=(_parts(best, step),),
+        tables=(time_table(best),),
     )
     yield Section(
         name="memory",
@@ -139,11 +123,11 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
             ),
         ),
     )
-    if found.others:
-        shortest = min(one.predicted.step_seconds for one in found.others)
+    if others:
+        shortest = min(one.predicted.step_seconds for one in others)
         yield Section(
             name="alternatives",
-            title=f"The next {plural(len(found.others), 'layout')}",
+            title=f"The next {plural(len(others), 'layout')}",
             tables=(_others(found),),
             notes=(_TIES,) if shortest < step else (),
         )
@@ -166,19 +150,6 @@ def _saved(best: TrainingAnswer) -> Iterator[str]:
     yield f"{words}: that saves {Cell.seconds(saved).text}, {share} of the {without} without it."
 
 
-def _parts(best: TrainingAnswer, step: float) -> Table:
-    parts = sorted(best.predicted.parts.items(), key=lambda item: -item[1])
-    return Table(
-        name="time",
-        header=("part", "seconds", "share"),
-        rows=tuple(
-            (Cell.words(name), Cell.seconds(seconds), Cell.share(seconds / step))
-            for name, seconds in parts
-            if seconds > 0
-        ),
-    )
-
-
 def _others(found: TrainingExplanation) -> Table:
     step = found.best.predicted.step_seconds
     return Table(
@@ -191,7 +162,7 @@ def _others(found: TrainingExplanation) -> Table:
                 Cell.share(one.predicted.step_seconds / step - 1, sign=True),
                 Cell.words(_most(found.differences(one), step)),
             )
-            for one in found.others
+            for one in found.plan.alternatives
         ),
     )
 

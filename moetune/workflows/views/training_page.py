@@ -9,7 +9,7 @@ from moetune.report.memory_figure import memory_parts_figure
 from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
 from moetune.report.section import Cell, Figure, Highlight, Section, percent, plural, sentence
 from moetune.workflows.views.training import training_sections
-from moetune.workflows.views.training_explanation import explain_training
+from moetune.workflows.views.training_explanation import TrainingExplanation
 from moetune.workflows.views.words import how_sure_of_layout, suspect_words
 
 _STEP_WORDS = "Predicted seconds on the slowest pipeline rank."
@@ -122,7 +122,7 @@ def _front_options(plan: TrainingDocument) -> list[Option]:
 
 def training_figures(plans: Mapping[str, TrainingDocument]) -> Iterator[Figure]:
     """Yield the plans' steps by kind of time."""
-    kinds = {name: explain_training(one).kinds for name, one in plans.items()}
+    kinds = {name: TrainingExplanation(plan=one).kinds for name, one in plans.items()}
     yield stacked_figure(kinds, title="One step", words=_STEP_WORDS)
 
 
