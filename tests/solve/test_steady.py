@@ -50,9 +50,7 @@ def all_chunks(chunk: ReusedChunk, phase: Phase, degree: int, table: Interferenc
 def test_a_phase_takes_as_long_as_all_its_chunks(
     chunk: ReusedChunk, phase: Phase, table: Interference, degree: int
 ) -> None:
-    found = reused_seconds(
-        chunk.kind(phase), chunk.durations, degree=degree, interference=table
-    )
+    found = reused_seconds(chunk.kind(phase), chunk.durations, degree=degree, interference=table)
     assert found == pytest.approx(all_chunks(chunk, phase, degree, table), rel=1e-11, abs=1e-300)
 
 

@@ -208,9 +208,7 @@ class LayerCosts(ABC):
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""
         seconds = self.transfer(rows=rows, degree=degree).seconds
-        return self.costs.interference.overlapped(
-            self.speeds(rows=rows, transfer_seconds=seconds)
-        )
+        return self.costs.interference.overlapped(self.speeds(rows=rows, transfer_seconds=seconds))
 
     def speeds(self, *, rows: float, transfer_seconds: float) -> OverlapSpeeds:
         """Return the speeds of the experts and of the collectives of such chunks, overlapped."""

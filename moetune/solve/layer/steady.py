@@ -25,6 +25,7 @@ _FEW = 11
 _SAME = 1e-13
 """Share of a chunk's time by which the streams may differ and still stand as one chunk before."""
 
+
 class _Step(NamedTuple):
     """A task of a stream.
 
@@ -115,9 +116,7 @@ class _Run:
         settled_seconds: of each chunk, once the streams have settled; None before.
     """
 
-    def __init__(
-        self, program: _Program, durations: Durations, interference: Interference
-    ) -> None:
+    def __init__(self, program: _Program, durations: Durations, interference: Interference) -> None:
         self._program = program
         self._durations = durations
         self._interference = interference

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs
-from moetune.domain.layer import PHASES
 from moetune.domain.plan import Confidence
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
