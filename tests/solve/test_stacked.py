@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost
+from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Estimate, Interference, LinearCost
+from moetune.domain.layer import ExpertParallel
+from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.stacked import each, stacked
 from moetune.solve.layer.times import step_time
@@ -26,11 +28,11 @@ REFITS = [
 
 @pytest.mark.parametrize("kind", ["all_to_all", "tensor"])
 @pytest.mark.parametrize("degree", [1, 4, 7])
-def test_a_stacked_step_is_that_of_each_refit(kind: str, degree: int) -> None:
+def test_a_stacked_step_is_that_of_each_refit(kind: ExpertParallel, degree: int) -> None:
     workload = replace(WORKLOAD, expert_parallel=kind)
     layers = [layer_costs(workload=workload, costs=one) for one in REFITS]
 
-    def seconds(layer: object) -> float:
+    def seconds(layer: LayerCosts) -> float:
         return step_time(
             costs=layer, tokens=4096, forward_degree=degree, backward_degree=degree
         ).seconds
@@ -45,8 +47,12 @@ def test_stacked_costs_have_times_and_no_lines_nor_table() -> None:
     assert costs.gemm_line(dtype="float32") is None
     assert costs.collective_line(op="all_to_all", group_size=8) is None
     assert costs.rows_op(op="gelu", dtype="float32", rows=2.0, width=4) is None
-    sizes = {"num_sequences": 2.0, "length": 8, "num_heads": 2, "head_dim": 4, "backward": True}
-    alone = [one.attention(dtype="float32", **sizes) for one in REFITS]
-    found = costs.as_measured.attention(dtype="float32", **sizes)
+
+    def attention(one: Costs) -> Estimate | None:
+        return one.attention(
+            dtype="float32", num_sequences=2.0, length=8, num_heads=2, head_dim=4, backward=True
+        )
+
+    alone, found = [attention(one) for one in REFITS], attention(costs.as_measured)
     assert found is not None
     assert each(found.seconds, 3) == [one.seconds for one in alone if one is not None]
