@@ -87,7 +87,7 @@ class Estimate:
 
     def scaled(self, factor: float) -> "Estimate":
         """Return the estimate with so many times the seconds."""
-        if factor == 1:
+        if (factor == 1) is True:  # no array of factors, either
             return self
         return Estimate(seconds=self.seconds * factor, trust=self.trust, doubts=self.doubts)
 
@@ -148,6 +148,14 @@ class MemSpeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapSpeeds:
+    """Speeds of computation and communication while both run, 1.0 = undisturbed."""
+
+    comp: float
+    comm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
     """Speed of each class while each set of the others runs (MPipeMoE §II-C, Fig. 3)."""
 
@@ -163,18 +171,20 @@ class Interference:
         key = "all" if len(others) > 1 else next(iter(others))
         return float(getattr(getattr(self, victim), key))
 
+    def overlapped(self, speeds: OverlapSpeeds) -> "Interference":
+        """Return the table with these speeds of computation and communication beside each other."""
+        if (speeds.comp, speeds.comm) == (self.comp.comm, self.comm.comp):
+            return self
+        return Interference(
+            comp=CompSpeed(comm=speeds.comp, mem=self.comp.mem, all=self.comp.all),
+            comm=CommSpeed(comp=speeds.comm, mem=self.comm.mem, all=self.comm.all),
+            mem=self.mem,
+        )
+
     @property
     def is_none(self) -> bool:
         """Whether no class slows another one down."""
         return self == Interference()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapSpeeds:
-    """Speeds of computation and communication while both run, 1.0 = undisturbed."""
-
-    comp: float
-    comm: float
 
 
 class Costs(Protocol):

@@ -32,6 +32,7 @@ _DISTRIBUTIONS: Mapping[str, BaseDistribution] = {
     "strategy": CategoricalDistribution(STRATEGIES),
 }
 _FORWARD, _BACKWARD, _ORDER = "forward_seconds", "backward_seconds", "order"
+_DISPATCHER = "dispatcher"
 
 
 class TuningStudy:
@@ -75,8 +76,10 @@ class TuningStudy:
         if next_decision(space=self._space, tried=self.tried) is None:
             return None
         self._trial = self._study.ask(dict(_DISTRIBUTIONS))
-        self._trial.set_user_attr(_ORDER, self._space.seed.order)
-        return Decision(order=self._space.seed.order, **self._trial.params)
+        seed = self._space.seed
+        self._trial.set_user_attr(_ORDER, seed.order)
+        self._trial.set_user_attr(_DISPATCHER, seed.dispatcher)
+        return _decision(self._trial)
 
     def report(self, *, forward_seconds: float, backward_seconds: float) -> bool:
         """Record one step of the trial and return whether the trial goes on."""
@@ -146,9 +149,14 @@ def _tried(study: Study) -> tuple[Tried, ...]:
     return tuple(map(_one_tried, study.get_trials(deepcopy=False, states=ended)))
 
 
+def _decision(trial: Trial | FrozenTrial) -> Decision:
+    attrs = trial.user_attrs  # older studies are of flat exchanges
+    return Decision(order=attrs[_ORDER], dispatcher=attrs.get(_DISPATCHER, "flat"), **trial.params)
+
+
 def _one_tried(trial: FrozenTrial) -> Tried:
     return Tried(
-        decision=Decision(order=trial.user_attrs[_ORDER], **trial.params),
+        decision=_decision(trial),
         forward_seconds=tuple(trial.user_attrs[_FORWARD]),
         backward_seconds=tuple(trial.user_attrs[_BACKWARD]),
     )

@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,13 @@ def test_optuna_says_nothing_on_the_trainers_screen(
     run(study_in(tmp_path))
     assert optuna.logging.get_verbosity() == before == logging.INFO
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_hierarchical_plan_is_searched_with_its_dispatcher(tmp_path: Path) -> None:
+    seed = replace(SPACE.seed, dispatcher="hierarchical")
+    study = TuningStudy(file=tmp_path / "study", name=NAME, space=replace(SPACE, seed=seed))
+    assert study.ask() == seed
+    while study.report(forward_seconds=1.0, backward_seconds=1.0):
+        pass
+    assert [one.decision for one in study.tried] == [seed]
+    assert study.planned() == study.tried[0]

@@ -50,7 +50,7 @@ def all_chunks(chunk: ReusedChunk, phase: Phase, degree: int, table: Interferenc
 def test_a_phase_takes_as_long_as_all_its_chunks(
     chunk: ReusedChunk, phase: Phase, table: Interference, degree: int
 ) -> None:
-    found = reused_seconds(chunk=chunk, phase=phase, degree=degree, interference=table)
+    found = reused_seconds(chunk.kind(phase), chunk.durations, degree=degree, interference=table)
     assert found == pytest.approx(all_chunks(chunk, phase, degree, table), rel=1e-11, abs=1e-300)
 
 
@@ -72,7 +72,9 @@ def test_streams_that_take_turns_over_several_chunks_run_to_the_end(
         copy_middle=copy_middle,
     )  # fmt: skip
     for degree in (5, 12, 40, 64):
-        found = reused_seconds(chunk=chunk, phase=phase, degree=degree, interference=Interference())
+        found = reused_seconds(
+            chunk.kind(phase), chunk.durations, degree=degree, interference=Interference()
+        )
         whole = all_chunks(chunk, phase, degree, Interference())
         assert found == pytest.approx(whole, rel=1e-11)
 
@@ -81,4 +83,6 @@ def test_streams_that_take_turns_over_several_chunks_run_to_the_end(
 def test_durations_that_are_none_are_refused(seconds: float) -> None:
     absurd = replace(CHUNK, after=Estimate(seconds=seconds, trust="measured"))
     with pytest.raises(ValueError, match="0 or more seconds"):
-        reused_seconds(chunk=absurd, phase="forward", degree=2, interference=Interference())
+        reused_seconds(
+            absurd.kind("forward"), absurd.durations, degree=2, interference=Interference()
+        )

@@ -1,6 +1,6 @@
 """The memory that a layer's plan has to fit into: the peak of a step as the layer runs it."""
 
-from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -77,12 +77,17 @@ class MemoryBudget:
         return peak.device_bytes <= self.limit_bytes
 
     def most_tokens(self, *, strategy: Strategy, degrees: Degrees) -> int:
-        """Return the most tokens per rank that fit; 0 when not even one does."""
+        """Return the most tokens per rank that fit; 0 when not even one does.
 
-        def is_too_large(tokens: int) -> bool:
-            return not self.fits(strategy=strategy, degrees=degrees, tokens=tokens)
+        A peak grows with the tokens, and nearly in proportion: what is guessed from two of them is
+        seldom off by more than the tokens that a chunk is rounded up by.
+        """
 
-        return bisect_left(range(1, MOST_TOKENS), True, key=is_too_large)  # noqa: FBT003
+        def spare_bytes(tokens: int) -> int:
+            peak = self.peak(strategy=strategy, degrees=degrees, tokens=tokens)
+            return self.limit_bytes - peak.device_bytes
+
+        return _last_not_negative(spare_bytes, most=MOST_TOKENS - 1)
 
     def most_tokens_from(self, degree: int, *, strategy: Strategy, largest: int) -> int:
         """Return the most tokens for which any two degrees from `degree` to `largest` fit."""
@@ -100,3 +105,31 @@ class MemoryBudget:
             if most and not self.fits(strategy=strategy, degrees=degrees, tokens=most):
                 most = self.most_tokens(strategy=strategy, degrees=degrees)
         return most
+
+
+def _last_not_negative(falling: Callable[[int], int], *, most: int) -> int:
+    """Return the last of 1 to `most` where a falling function is not negative; 0 without any.
+
+    A line through both ends tells where to look. Where that stays on one side of what is sought,
+    steps that double reach over it, and then the rest is halved.
+    """
+    low, high = 1, most
+    at_low, at_high = falling(low), falling(high)
+    if at_low < 0 or at_high >= 0:
+        return 0 if at_low < 0 else most
+    reach, was_low = 0, None
+    while high - low > 1:
+        guess = low + (high - low) * at_low // (at_low - at_high)
+        guess += reach if was_low else -reach
+        if high - low <= reach:
+            guess = (low + high) // 2
+        guess = min(max(guess, low + 1), high - 1)
+        found = falling(guess)
+        is_low = found >= 0
+        if is_low:
+            low, at_low = guess, found
+        else:
+            high, at_high = guess, found
+        reach = max(2 * reach, 1) if is_low is was_low else reach
+        was_low = is_low
+    return low

@@ -14,8 +14,6 @@ from types import MappingProxyType
 
 from moetune.domain.constraints import Dispatcher, Order
 from moetune.domain.costs import (
-    CommSpeed,
-    CompSpeed,
     Costs,
     Estimate,
     Interference,
@@ -27,7 +25,7 @@ from moetune.domain.quantization import Quantization, measured_dtype
 from moetune.domain.samples import CollectiveOp, GemmForm
 from moetune.domain.step_errors import StepErrors
 from moetune.solve.layer.timeline import Task
-from moetune.solve.layer.totals import total
+from moetune.solve.layer.totals import is_many, total
 
 COUNT_BYTES = 8
 """Of a number of tokens, which ranks exchange as int64."""
@@ -209,25 +207,23 @@ class LayerCosts(ABC):
 
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""
-        table = self.costs.interference
         seconds = self.transfer(rows=rows, degree=degree).seconds
-        speeds = self.speeds(rows=rows, transfer_seconds=seconds)
-        if (speeds.comp, speeds.comm) == (table.comp.comm, table.comm.comp):
-            return table
-        return Interference(
-            comp=CompSpeed(comm=speeds.comp, mem=table.comp.mem, all=table.comp.all),
-            comm=CommSpeed(comp=speeds.comm, mem=table.comm.mem, all=table.comm.all),
-            mem=table.mem,
-        )
+        return self.costs.interference.overlapped(self.speeds(rows=rows, transfer_seconds=seconds))
 
     def speeds(self, *, rows: float, transfer_seconds: float) -> OverlapSpeeds:
         """Return the speeds of the experts and of the collectives of such chunks, overlapped."""
+        if is_many(transfer_seconds):
+            return self._overlap_speeds(rows, transfer_seconds)
         found = self._speeds.get((rows, transfer_seconds))
         if found is None:
-            found = self._speeds[rows, transfer_seconds] = self.costs.overlap_speeds(
-                exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
-            )
+            found = self._overlap_speeds(rows, transfer_seconds)
+            self._speeds[rows, transfer_seconds] = found
         return found
+
+    def _overlap_speeds(self, rows: float, transfer_seconds: float) -> OverlapSpeeds:
+        return self.costs.overlap_speeds(
+            exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
+        )
 
     def overhead(self, *, tokens: float) -> Estimate:
         """Return the time outside both pipelines: gate, permutation and small collectives."""

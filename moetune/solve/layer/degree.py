@@ -9,8 +9,11 @@ reduce-scatter: t_s.
 import math
 from collections.abc import Callable, Iterable, Iterator
 
+import numpy as np
+
 from moetune.domain.constraints import Order
 from moetune.domain.costs import LinearCost
+from moetune.solve.layer.totals import is_many, longer, shorter
 
 TIE = 1e-12
 """Relative difference below which two times are one, and the smaller degree is taken."""
@@ -52,13 +55,13 @@ def makespan(
     link = 2 * degree * transfer_seconds
     device = degree * compute_seconds
     waits = order == "interleaved" and degree > 1
-    if not waits and comm_speed == comp_speed == 1.0:
-        return max(link, 2 * transfer_seconds + device)
+    if not waits and _is_undisturbed(comm_speed, comp_speed):
+        return longer(link, 2 * transfer_seconds + device)
     slowed_compute = compute_seconds / comp_speed
     slowed_transfer = transfer_seconds / comm_speed
-    overlap = min((2 * degree - 2) * slowed_transfer, degree * slowed_compute)
+    overlap = shorter((2 * degree - 2) * slowed_transfer, degree * slowed_compute)
     if waits:
-        overlap = min(overlap, 2 * slowed_transfer + (degree - 2) * slowed_compute)
+        overlap = shorter(overlap, 2 * slowed_transfer + (degree - 2) * slowed_compute)
     return link + device + (1 - comm_speed - comp_speed) * overlap
 
 
@@ -88,12 +91,18 @@ def tensor_parallel_makespan(
         comm_speed: μ, above 0 and at most 1.
         comp_speed: σ, above 0 and at most 1.
     """
-    slower = max(transfer_seconds, compute_seconds)
-    if comm_speed == comp_speed == 1.0:
+    slower = longer(transfer_seconds, compute_seconds)
+    if _is_undisturbed(comm_speed, comp_speed):
         return compute_seconds + transfer_seconds + (degree - 1) * slower
-    overlap = min(transfer_seconds / comm_speed, compute_seconds / comp_speed)
+    overlap = shorter(transfer_seconds / comm_speed, compute_seconds / comp_speed)
     work = degree * (compute_seconds + transfer_seconds)
     return work + (1 - comm_speed - comp_speed) * (degree - 1) * overlap
+
+
+def _is_undisturbed(comm_speed: float, comp_speed: float) -> bool:
+    if is_many(comm_speed) or is_many(comp_speed):
+        return bool(np.all(comm_speed == 1.0) and np.all(comp_speed == 1.0))
+    return comm_speed == comp_speed == 1.0
 
 
 def best_degree(

@@ -11,6 +11,7 @@ from moetune.domain.units import format_bytes
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.refits import refits_of
+from moetune.solve.layer.stacked import each, stacked
 from moetune.solve.layer.times import StepTime, step_time
 
 NUM_NAMED = 5
@@ -49,10 +50,12 @@ def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | N
         return None
     if not resamples or not (best.doubts or one_chunk.doubts):
         return None
-    ratios = []
-    for costs in refits_of(ranking.costs, resamples, tokens=ranking.tokens):
-        several, single = (_seconds(costs, ranking, step) for step in (best, one_chunk))
-        ratios.append(several / single)
+    refits = refits_of(ranking.costs, resamples, tokens=ranking.tokens)
+    layer = stacked(refits)
+    several, single = (
+        each(_seconds(layer, ranking, step), len(refits)) for step in (best, one_chunk)
+    )
+    ratios = [one / other for one, other in zip(several, single, strict=True)]
     regret = sum(max(ratio - 1, 0.0) for ratio in ratios) / len(ratios)
     regret_of_one = sum(max(1 / ratio - 1, 0.0) for ratio in ratios) / len(ratios)
     if regret < regret_of_one:

@@ -24,7 +24,7 @@ from moetune.solve.layer.degree import (
 )
 from moetune.solve.layer.quantized import dispatched_bytes, once_a_phase, quantized_chunk
 from moetune.solve.layer.timeline import Task, pipeline_tasks, tensor_parallel_tasks
-from moetune.solve.layer.totals import total
+from moetune.solve.layer.totals import longer, shorter, total
 
 _WEIGHT_BYTES = 4
 """A weight of the gate is no narrower than float32."""
@@ -80,9 +80,9 @@ class AllToAllCosts(LayerCosts):
         )
         if not burst.seconds:
             return found
-        most = min(burst.seconds, burst.share * degree * found.seconds)
+        most = shorter(burst.seconds, burst.share * degree * found.seconds)
         pauses = self._pause_seconds(rows, degree, found.seconds)
-        ahead = sum(min(most, pause) for pause in pauses) / (self.num_transfers * degree)
+        ahead = sum(shorter(most, pause) for pause in pauses) / (self.num_transfers * degree)
         return Estimate(seconds=found.seconds - ahead, trust=found.trust, doubts=found.doubts)
 
     def _pause_seconds(self, rows: float, degree: int, seconds: float) -> tuple[float, float]:
@@ -95,7 +95,7 @@ class AllToAllCosts(LayerCosts):
         moves_seconds = sum((move.seconds for move in moves if move is not None), 0.0)
         experts_seconds = degree * self.compute(phase="forward", rows=rows).seconds
         overlapped_seconds = (self.num_transfers * degree - 2) * seconds
-        return moves_seconds, max(experts_seconds - overlapped_seconds, 0.0)
+        return moves_seconds, longer(experts_seconds - overlapped_seconds, 0.0)
 
     def gathering(self, *, tokens: float) -> Estimate:  # noqa: ARG002 - of sequence shards
         """Return 0: a rank dispatches its own tokens."""
@@ -122,7 +122,7 @@ class AllToAllCosts(LayerCosts):
         rows = tokens * self.layer.top_k
         gate = self.gate(phase, tokens=tokens)
         small: list[Estimate] = []
-        if phase == "forward" and gate.seconds:
+        if phase == "forward" and gate is not NOTHING:
             ops: tuple[CollectiveOp, ...] = ("all_to_all", self.exchange_op)
             if self.dispatcher == "hierarchical":
                 ops = (*ops, self.exchange_op)

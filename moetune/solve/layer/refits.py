@@ -12,6 +12,7 @@ from moetune.domain.costs import Costs
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepRecord
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.stacked import each, stacked
 from moetune.solve.layer.times import step_time
 
 IMPLAUSIBLE = 0.2
@@ -35,29 +36,36 @@ def refits_of(
     errors = nominal.step_errors(tokens=tokens)
     if not errors.records:
         return tuple(replace(nominal, costs=one) for one in resamples)
-    drawn = [(one, [_residual(record, one) for record in errors.records]) for one in resamples]
-    largest = [max(map(abs, residuals)) for _, residuals in drawn]
+    if not resamples:
+        return ()
+    drawn = list(zip(*(_residuals(one, resamples) for one in errors.records), strict=True))
+    largest = [max(map(abs, residuals)) for residuals in drawn]
     limit = max(IMPLAUSIBLE, sorted(largest)[math.ceil(LEAST_SHARE * len(largest)) - 1])
     return tuple(
         replace(nominal, costs=one, errors=errors.given(residuals))
-        for (one, residuals), size in zip(drawn, largest, strict=True)
+        for one, residuals, size in zip(resamples, drawn, largest, strict=True)
         if size <= limit
     )
 
 
-def _residual(record: StepRecord, costs: Costs) -> float:
-    load = record.workload
+def _residuals(record: StepRecord, resamples: Sequence[Costs]) -> list[float]:
+    """Return the record's residual under each refit."""
+    load, num = record.workload, len(resamples)
     # Corrections are of a later time than the measured step.
-    measured = layer_costs(workload=load, costs=costs.as_measured)
-    summed = replace(measured, errors=NO_STEP_ERRORS)
+    measured = layer_costs(workload=load, costs=resamples[0].as_measured)
+    summed = stacked(
+        [replace(measured, costs=one.as_measured, errors=NO_STEP_ERRORS) for one in resamples]
+    )
     step = step_time(
         costs=summed,
         tokens=load.tokens_per_rank,
         forward_degree=record.degree,
         backward_degree=record.degree,
     )
-    return replace(
-        record,
-        chunks_seconds=step.forward.seconds + step.backward.seconds,
-        overhead_seconds=step.overhead.seconds,
-    ).residual
+    chunks = each(step.forward.seconds + step.backward.seconds, num)
+    return [
+        replace(record, chunks_seconds=chunks_seconds, overhead_seconds=overhead_seconds).residual
+        for chunks_seconds, overhead_seconds in zip(
+            chunks, each(step.overhead.seconds, num), strict=True
+        )
+    ]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import permutations
+from typing import NamedTuple
 
 from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Estimate, Interference
@@ -23,6 +24,26 @@ from moetune.solve.layer.totals import total
 COPIES = "copies"
 _AHEAD = 2
 """Dispatches ahead of the experts: T_DI has two buffers."""
+
+
+Durations = tuple[float, float, float, float, float]
+"""Of a chunk's transfer, its experts before and after T_M's last use, and its two copies."""
+
+
+class ChunkKind(NamedTuple):
+    """All that a phase's tasks depend on but their durations and the number of its chunks."""
+
+    phase: Phase
+    copies_input: bool
+    copies_middle: bool
+    sends_again: bool
+    copies_overlap: bool
+    sorts_rows: bool
+
+
+def num_transfers(*, is_sent_again: bool) -> int:
+    """Return the exchanges of a chunk: dispatch and combine, and T_DI again."""
+    return 3 if is_sent_again else 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +72,7 @@ class ReusedChunk:
     @property
     def num_transfers(self) -> int:
         """Exchanges of the chunk: dispatch and combine, and T_DI again."""
-        return 3 if self.sends_again else 2
+        return num_transfers(is_sent_again=self.sends_again)
 
     @property
     def compute(self) -> Estimate:
@@ -59,20 +80,29 @@ class ReusedChunk:
         return total(self.before, self.after)
 
     @property
-    def compute_seconds(self) -> float:
-        """Seconds of `compute`."""
-        return self.before.seconds + self.after.seconds
-
-    @property
     def copies(self) -> Estimate:
         """All copies."""
         return total(self.copy_input, self.copy_middle)
 
     @property
-    def copy_seconds(self) -> float:
-        """Seconds of `copies`."""
-        copies = self.copy_input, self.copy_middle
-        return sum([copy.seconds for copy in copies if copy is not None], 0.0)
+    def durations(self) -> Durations:
+        """Seconds of each operation, 0 of a copy that there is none of."""
+        copies = (0.0 if copy is None else copy.seconds for copy in self._copies)
+        copy_input, copy_middle = copies
+        return (
+            self.transfer.seconds, self.before.seconds, self.after.seconds, copy_input, copy_middle,
+        )  # fmt: skip
+
+    def kind(self, phase: Phase) -> ChunkKind:
+        """Return what the phase's tasks are, whatever they take."""
+        return ChunkKind(
+            phase, self.copy_input is not None, self.copy_middle is not None, self.sends_again,
+            self.copies_overlap, self.sorts_rows,
+        )  # fmt: skip
+
+    @property
+    def _copies(self) -> tuple[Estimate | None, Estimate | None]:
+        return self.copy_input, self.copy_middle
 
     @property
     def copy_stream(self) -> str:
@@ -127,9 +157,9 @@ def link_seconds(
 ) -> float:
     """Return the time of a phase's transfers alone, a lower bound of the phase's."""
     rows = costs.rows(tokens, degree=degree)
-    num_transfers = degree * (3 if sends_again(phase, strategy) else 2)
+    transfers = degree * num_transfers(is_sent_again=sends_again(phase, strategy))
     factor = costs.step_factor(rows=rows, degree=degree)
-    return num_transfers * costs.transfer(rows=rows, degree=degree).seconds * factor
+    return transfers * costs.transfer(rows=rows, degree=degree).seconds * factor
 
 
 def sends_again(phase: Phase, strategy: Strategy) -> bool:
@@ -140,7 +170,17 @@ def sends_again(phase: Phase, strategy: Strategy) -> bool:
 def lower_bound_seconds(
     *, costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
 ) -> float:
-    """Return a lower bound of the phase's time, from how much its streams overlap at best.
+    """Return a lower bound of the phase's time: `least_seconds` of its chunks."""
+    rows = costs.rows(tokens, degree=degree)
+    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
+    table = costs.interference(rows=rows, degree=degree)
+    return least_seconds(chunk.kind(phase), chunk.durations, degree=degree, interference=table)
+
+
+def least_seconds(
+    kind: ChunkKind, durations: Durations, *, degree: int, interference: Interference
+) -> float:
+    """Return a lower bound of a phase's time, from how much its streams overlap at best.
 
         T >= Σ w·work      for weights w >= 0 with Σ w·speed <= 1 in every set of classes that run
 
@@ -148,11 +188,10 @@ def lower_bound_seconds(
     which the sets do all the work. The experts wait for the first chunk's dispatch, and the last
     combine for them, so that these exchanges overlap none of them.
     """
-    rows = costs.rows(tokens, degree=degree)
-    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
-    ends = chunk.num_transfers * chunk.transfer.seconds
-    device, copies = degree * chunk.compute_seconds, degree * chunk.copy_seconds
-    speeds = _speeds(costs.interference(rows=rows, degree=degree), chunk)
+    transfer, before, after, copy_input, copy_middle = durations
+    ends = num_transfers(is_sent_again=kind.sends_again) * transfer
+    device, copies = degree * (before + after), degree * (copy_input + copy_middle)
+    speeds = _speeds(interference, copies=copies > 0, copies_overlap=kind.copies_overlap)
     return max(
         comm * degree * ends + comp * device + max((1 - comm) * ends, mem * copies)
         for comm, comp, mem in _weights(speeds)
@@ -164,13 +203,13 @@ _OfClasses = tuple[float, float, float]
 _ALONE: tuple[_OfClasses, ...] = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
 
 
-def _speeds(table: Interference, chunk: ReusedChunk) -> tuple[_OfClasses, ...]:
+def _speeds(table: Interference, *, copies: bool, copies_overlap: bool) -> tuple[_OfClasses, ...]:
     """Return the speeds in every set of classes that may run at once, 0 of those that do not."""
     comp, comm, mem = table.comp, table.comm, table.mem
     sets = [*_ALONE, (comm.comp, comp.comm, 0.0)]
-    if chunk.copy_seconds:
+    if copies:
         sets.append((comm.mem, 0.0, mem.comm))
-    if chunk.copy_seconds and chunk.copies_overlap:
+    if copies and copies_overlap:
         sets += [(0.0, comp.mem, mem.comp), (comm.all, comp.all, mem.all)]
     return tuple(sets)
 

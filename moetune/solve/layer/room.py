@@ -17,13 +17,24 @@ class Room:
         self._budget = budget
         self._strategy: Strategy = strategy
         self._max_degree = max_degree
-        self._peaks: dict[tuple[int, Degrees], int] = {}
+        self._asked: dict[Degrees, tuple[int, bool]] = {}
+        self._most_of: dict[Degrees, int] = {}
         self._most: dict[int, int] = {}
         self._equal: int | None = None
 
     def fits(self, tokens: int, degrees: Degrees) -> bool:
-        """Return whether a step in so many chunks fits."""
-        return self._peak(tokens, degrees) <= self._budget.limit_bytes
+        """Return whether a step in so many chunks fits.
+
+        Degrees that are asked for with a second number of tokens will be with many: then the most
+        tokens that fit answer all of them.
+        """
+        asked, found = self._asked.get(degrees, (tokens, None))
+        if asked != tokens:
+            return tokens <= self.most_tokens(degrees)
+        if found is None:
+            found = self._peak(tokens, degrees) <= self._budget.limit_bytes
+            self._asked[degrees] = tokens, found
+        return found
 
     def fitting(self, tokens: int, pairs: Sequence[Degrees]) -> Sequence[Degrees]:
         """Return the pairs that fit; where none does, the first or the last, which takes less."""
@@ -50,7 +61,11 @@ class Room:
 
     def most_tokens(self, degrees: Degrees) -> int:
         """Return the most tokens that fit in so many chunks; 0 when not even one does."""
-        return self._budget.most_tokens(strategy=self._strategy, degrees=degrees)
+        found = self._most_of.get(degrees)
+        if found is None:
+            found = self._budget.most_tokens(strategy=self._strategy, degrees=degrees)
+            self._most_of[degrees] = found
+        return found
 
     def most_tokens_from(self, degree: int) -> int:
         """Return the most tokens for which any two degrees from `degree` on fit."""
@@ -70,8 +85,5 @@ class Room:
         return self._equal
 
     def _peak(self, tokens: int, degrees: Degrees) -> int:
-        found = self._peaks.get((tokens, degrees))
-        if found is None:
-            peak = self._budget.peak(strategy=self._strategy, degrees=degrees, tokens=tokens)
-            found = self._peaks[tokens, degrees] = peak.device_bytes
-        return found
+        peak = self._budget.peak(strategy=self._strategy, degrees=degrees, tokens=tokens)
+        return peak.device_bytes

@@ -9,9 +9,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from moetune.domain.costs import Estimate, Interference
-from moetune.domain.layer import Phase
 from moetune.domain.samples import ResourceClass
-from moetune.solve.layer.reuse import COPIES, ReusedChunk, reuse_tasks
+from moetune.solve.layer.reuse import COPIES, ChunkKind, Durations, ReusedChunk, reuse_tasks
 from moetune.solve.layer.timeline import COMPUTE, LINK
 
 _STREAMS = LINK, COMPUTE, COPIES
@@ -26,15 +25,12 @@ _FEW = 11
 _SAME = 1e-13
 """Share of a chunk's time by which the streams may differ and still stand as one chunk before."""
 
-_Durations = tuple[float, float, float, float, float]
-"""Of a chunk's transfer, its experts before and after T_M's last use, and its two copies."""
-
 
 class _Step(NamedTuple):
     """A task of a stream.
 
     Args:
-        duration: its index in `_Durations`.
+        duration: its index in `Durations`.
         classes: its class, in the bits of its stream.
         needs: how many tasks of each stream end before it starts.
     """
@@ -61,30 +57,16 @@ class _Program(NamedTuple):
     ended_chunk: dict[int, int]
 
 
-class _Kind(NamedTuple):
-    """All that a phase's tasks depend on but the number of its chunks."""
-
-    phase: Phase
-    copies_input: bool
-    copies_middle: bool
-    sends_again: bool
-    copies_overlap: bool
-    sorts_rows: bool
-
-
 def reused_seconds(
-    *, chunk: ReusedChunk, phase: Phase, degree: int, interference: Interference
+    kind: ChunkKind, durations: Durations, *, degree: int, interference: Interference
 ) -> float:
-    """Return the makespan of the phase's `reuse_tasks`.
+    """Return the makespan of a phase's `reuse_tasks`.
 
     Raises:
         ValueError: a duration is negative or not finite.
     """
-    kind = _Kind(
-        phase, chunk.copy_input is not None, chunk.copy_middle is not None, chunk.sends_again,
-        chunk.copies_overlap, chunk.sorts_rows,
-    )  # fmt: skip
-    durations = _durations(chunk)
+    if not all(0 <= seconds < math.inf for seconds in durations):
+        raise ValueError(f"a task must take 0 or more seconds, got {durations}")
     run = _Run(_program(kind, min(degree, _FEW)), durations, interference)
     seconds = run.finish()
     if degree > _FEW and run.settled_seconds is None:
@@ -92,17 +74,8 @@ def reused_seconds(
     return seconds + max(0, degree - _FEW) * (run.settled_seconds or 0.0)
 
 
-def _durations(chunk: ReusedChunk) -> _Durations:
-    parts = chunk.transfer, chunk.before, chunk.after, chunk.copy_input, chunk.copy_middle
-    first, *rest = (0.0 if part is None else part.seconds for part in parts)
-    if not all(0 <= seconds < math.inf for seconds in (first, *rest)):
-        raise ValueError(f"a task must take 0 or more seconds, got {(first, *rest)}")
-    before, after, copy_input, copy_middle = rest
-    return first, before, after, copy_input, copy_middle
-
-
 @lru_cache(maxsize=1024)
-def _program(kind: _Kind, degree: int) -> _Program:
+def _program(kind: ChunkKind, degree: int) -> _Program:
     """Return the tasks of `reuse_tasks` as numbers; their durations are indices meanwhile."""
     transfer, before, after, copy_input, copy_middle = (
         Estimate(seconds=float(index), trust="measured") for index in range(5)
@@ -143,9 +116,7 @@ class _Run:
         settled_seconds: of each chunk, once the streams have settled; None before.
     """
 
-    def __init__(
-        self, program: _Program, durations: _Durations, interference: Interference
-    ) -> None:
+    def __init__(self, program: _Program, durations: Durations, interference: Interference) -> None:
         self._program = program
         self._durations = durations
         self._interference = interference

@@ -156,8 +156,8 @@ def phase_time(
     rows = costs.rows(tokens, degree=degree)
     chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
     seconds = reused_seconds(
-        chunk=chunk,
-        phase=phase,
+        chunk.kind(phase),
+        chunk.durations,
         degree=degree,
         interference=costs.interference(rows=rows, degree=degree),
     )

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from moetune.domain.costs import Doubt, Estimate, least_trust
 
 
@@ -27,3 +29,22 @@ def doubts_of(parts: Iterable[Estimate]) -> tuple[Doubt, ...]:
         return ()
     doubted.sort(key=lambda part: -part.seconds)
     return tuple(dict.fromkeys(doubt for part in doubted for doubt in part.doubts))
+
+
+def is_many(number: object) -> bool:
+    """Return whether an array stands in the place of a number (`solve.layer.stacked`)."""
+    return isinstance(number, np.ndarray)
+
+
+def shorter(one: float, other: float) -> float:
+    """Return the smaller of two times, or of each two in arrays."""
+    if is_many(one) or is_many(other):
+        return np.minimum(one, other)  # type: ignore[no-any-return]
+    return min(one, other)
+
+
+def longer(one: float, other: float) -> float:
+    """Return the larger of two times, or of each two in arrays."""
+    if is_many(one) or is_many(other):
+        return np.maximum(one, other)  # type: ignore[no-any-return]
+    return max(one, other)

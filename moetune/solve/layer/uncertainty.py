@@ -1,19 +1,15 @@
 """Uncertainty of a choice, compared with others under many refits of the measurements."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs
-from moetune.domain.layer import PHASES, Phase
 from moetune.domain.plan import Confidence
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.model_error import StepErrorDraws
-from moetune.solve.layer.refits import refits_of
-from moetune.solve.layer.reuse import lower_bound_seconds
-from moetune.solve.layer.times import PhaseTime, StepTime, phase_time
+from moetune.solve.layer.refitted import RefittedTimes
+from moetune.solve.layer.times import PhaseTime, StepTime
 
 NUM_CONTENDERS = 4
 HOPELESS = 1.2
@@ -46,21 +42,12 @@ def judge_choice(
     limit_seconds = _hopeless_seconds(costs, tokens, forward, backward)
     rivals = [one for one in rivals if one.seconds <= limit_seconds]
     contenders = _shortlist(forward), _shortlist(backward)
-    refits = refits_of(costs, resamples, tokens=tokens) or (costs,)
-    draws = StepErrorDraws(costs.step_errors(tokens=tokens), num=len(refits))
+    refits = RefittedTimes.of(costs, resamples, tokens=tokens, order=order)
     found: list[tuple[float, float]] = []
-    for draw, one in enumerate(refits):
-        refit = _Refit(
-            costs=one,
-            overhead_seconds=one.overhead(tokens=tokens).seconds,
-            tokens=tokens,
-            order=order,
-            draws=draws,
-            draw=draw,
-        )
-        chosen, best = refit.compare(contenders, strategy)
+    for draw in range(refits.num):
+        chosen, best = refits.compare(draw, contenders, strategy)
         for rival in rivals:
-            best = refit.faster(rival, best)
+            best = refits.faster(draw, rival, best)
         found.append((chosen, best))
     return confidence_of(found)
 
@@ -98,99 +85,12 @@ def chance_of_faster(
     Args:
         resamples: without any the nominal costs count as certain.
     """
-    own, theirs = (_seconds_of(one, resamples, tokens) for one in (chosen, other))
+    own, theirs = (
+        RefittedTimes.of(one.costs, resamples, tokens=tokens, order=one.order).seconds(one.step)
+        for one in (chosen, other)
+    )
     wins = [its < mine * (1 - TIE) for mine, its in zip(own, theirs, strict=True)]
     return sum(wins) / len(wins)
-
-
-def _seconds_of(one: TimedChoice, resamples: Sequence[Costs], tokens: int) -> list[float]:
-    """Return a choice's step under each refit."""
-    refits = refits_of(one.costs, resamples, tokens=tokens) or (one.costs,)
-    draws = StepErrorDraws(one.costs.step_errors(tokens=tokens), num=len(refits))
-    return [
-        _Refit(
-            costs=costs,
-            overhead_seconds=costs.overhead(tokens=tokens).seconds,
-            tokens=tokens,
-            order=one.order,
-            draws=draws,
-            draw=draw,
-        ).seconds(one.step)
-        for draw, costs in enumerate(refits)
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Refit:
-    """A layer's times under one refit of the costs, with that draw of the model's error."""
-
-    costs: LayerCosts
-    overhead_seconds: float
-    tokens: int
-    order: Order
-    draws: StepErrorDraws
-    draw: int
-
-    def compare(
-        self, contenders: Sequence[Sequence[int]], strategy: Strategy
-    ) -> tuple[float, float]:
-        """Return the seconds of the chosen step and of the best one.
-
-        Args:
-            contenders: degrees of each phase, the chosen one first.
-        """
-        chosen = best = self.overhead_seconds
-        for phase, (first, *others) in zip(PHASES, contenders, strict=True):
-            seconds = least = self._phase(phase, first, strategy)
-            bounds = sorted((self._least(phase, degree, strategy), degree) for degree in others)
-            for at_least, degree in bounds:
-                if at_least >= least:
-                    break
-                least = min(least, self._phase(phase, degree, strategy))
-            chosen += seconds
-            best += least
-        return chosen, best
-
-    def faster(self, step: StepTime, seconds: float) -> float:
-        """Return the smaller of the seconds and those of the step's degrees and strategy.
-
-        Strategies that reuse memory are simulated, unless a lower bound is too long already.
-        """
-        strategy: Strategy = "none" if max(step.degrees) == 1 else step.strategy
-        phases = tuple(zip(PHASES, step.degrees, strict=True))
-        known = [self._least(phase, degree, strategy) for phase, degree in phases]
-        for at, (phase, degree) in enumerate(phases):
-            if self.overhead_seconds + sum(known) >= seconds:
-                return seconds
-            known[at] = self._phase(phase, degree, strategy)
-        return min(seconds, self.overhead_seconds + sum(known))
-
-    def seconds(self, step: StepTime) -> float:
-        """Return the step of these degrees and that strategy."""
-        strategy: Strategy = "none" if max(step.degrees) == 1 else step.strategy
-        phases = zip(PHASES, step.degrees, strict=True)
-        times = [self._phase(phase, degree, strategy) for phase, degree in phases]
-        return math.fsum([self.overhead_seconds, *times])
-
-    def _least(self, phase: Phase, degree: int, strategy: Strategy) -> float:
-        """Return a lower bound of a phase that would be simulated, 0 of others."""
-        if strategy == "none":
-            return 0.0
-        seconds = lower_bound_seconds(
-            costs=self.costs, phase=phase, strategy=strategy, tokens=self.tokens, degree=degree
-        )
-        return seconds * self.draws.factor(strategy, degree, self.draw)
-
-    def _phase(self, phase: Phase, degree: int, strategy: Strategy) -> float:
-        seconds = phase_time(
-            costs=self.costs,
-            phase=phase,
-            tokens=self.tokens,
-            degree=degree,
-            order=self.order,
-            strategy=strategy,
-        ).seconds
-        return seconds * self.draws.factor(strategy, degree, self.draw)
 
 
 def _hopeless_seconds(

@@ -1,0 +1,184 @@
+"""A layer's costs under many refits at once: every time is an array, one entry for each refit.
+
+Sums and products of times hold for arrays as they hold for numbers, so that `LayerCosts` and the
+closed forms work out a layer once, and not once a refit.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from moetune.domain.costs import (
+    Burst,
+    CopyMode,
+    Costs,
+    Estimate,
+    Interference,
+    LinearCost,
+    OverlapSpeeds,
+)
+from moetune.domain.layer import LayerKey
+from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.domain.step_errors import StepErrors
+from moetune.solve.layer.costs import LayerCosts
+
+
+def stacked(refits: Sequence[LayerCosts]) -> LayerCosts:
+    """Return one layer's costs under all of the refits, whose estimates have arrays of seconds.
+
+    Args:
+        refits: of the same layer, at least one, with tables of interference of their own.
+    """
+    first = refits[0]
+    errors = None
+    if first.errors is not None:
+        errors = _stacked_errors([one.errors for one in refits if one.errors is not None])
+    return replace(first, costs=_StackedCosts([one.costs for one in refits]), errors=errors)
+
+
+def each(seconds: float, num: int) -> list[float]:
+    """Return the seconds under each of so many refits, of stacked costs or the same for all."""
+    return cast("list[float]", np.broadcast_to(seconds, num).tolist())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ErrorsOfEach(StepErrors):
+    """Errors that differ between refits."""
+
+    refits: tuple[StepErrors, ...]
+
+    def factor(self, degree: int) -> float:
+        return _array([one.factor(degree) for one in self.refits])
+
+
+def _stacked_errors(errors: Sequence[StepErrors]) -> StepErrors:
+    first = errors[0]
+    if all(one is first for one in errors):
+        return first
+    return _ErrorsOfEach(refits=tuple(errors))
+
+
+def _array(numbers: Sequence[float]) -> float:
+    """Return an array in the place of a number."""
+    return cast("float", np.array(numbers))
+
+
+class _StackedCosts:
+    """Costs (`domain.costs.Costs`) with an array of seconds in each estimate."""
+
+    def __init__(self, refits: Sequence[Costs]) -> None:
+        self._refits = refits
+        self._first = refits[0]
+
+    @property
+    def interference(self) -> Interference:
+        """Nothing: no table holds for all refits."""
+        raise TypeError("each refit has its own table of interference")
+
+    @property
+    def as_measured(self) -> Costs:
+        """The same without corrections."""
+        return _StackedCosts([one.as_measured for one in self._refits])
+
+    @property
+    def copy_mode(self) -> CopyMode | None:
+        """That of all refits."""
+        return self._first.copy_mode
+
+    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
+        """Return arrays of speeds."""
+        seconds = each(exchange_seconds, len(self._refits))
+        found = [
+            one.overlap_speeds(exchange_bytes=exchange_bytes, exchange_seconds=its)
+            for one, its in zip(self._refits, seconds, strict=True)
+        ]
+        return OverlapSpeeds(
+            comp=_array([one.comp for one in found]), comm=_array([one.comm for one in found])
+        )
+
+    def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
+        """Return that of all refits: it is not drawn."""
+        return self._first.burst(op=op, group_size=group_size, num_nodes=num_nodes)
+
+    def gemm_line(self, *, dtype: str) -> LinearCost | None:  # noqa: ARG002 - of no refit
+        """Return None: lines are drawn, too."""
+        return None
+
+    def collective_line(
+        self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0  # noqa: ARG002 - of no refit
+    ) -> LinearCost | None:  # fmt: skip
+        """Return None: lines are drawn, too."""
+        return None
+
+    def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
+        """Return the errors of each refit."""
+        return _stacked_errors([one.step_errors(key, tokens=tokens) for one in self._refits])
+
+    def gemm(
+        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
+    ) -> Estimate:
+        """Return the times."""
+        return _stack(
+            lambda one: one.gemm(
+                dtype=dtype, product=product, num_experts=num_experts, rows=rows, d_in=d_in,
+                d_out=d_out,
+            ),
+            self._refits,
+        )  # fmt: skip
+
+    def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> Estimate | None:
+        """Return the times; None where they were not measured."""
+        found = [one.rows_op(op=op, dtype=dtype, rows=rows, width=width) for one in self._refits]
+        return _of_known([one for one in found if one is not None])
+
+    def collective(
+        self,
+        *,
+        op: CollectiveOp,
+        group_size: int,
+        num_bytes: float,
+        in_flight: int = 1,
+        num_nodes: int = 0,
+    ) -> Estimate:
+        """Return the times."""
+        return _stack(
+            lambda one: one.collective(
+                op=op, group_size=group_size, num_bytes=num_bytes, in_flight=in_flight,
+                num_nodes=num_nodes,
+            ),
+            self._refits,
+        )  # fmt: skip
+
+    def attention(
+        self, *, dtype: str, num_sequences: float, length: int, num_heads: int, head_dim: int,
+        backward: bool,
+    ) -> Estimate | None:  # fmt: skip
+        """Return the times; None where they were not measured."""
+        found = [
+            one.attention(
+                dtype=dtype, num_sequences=num_sequences, length=length, num_heads=num_heads,
+                head_dim=head_dim, backward=backward,
+            )
+            for one in self._refits
+        ]  # fmt: skip
+        return _of_known([one for one in found if one is not None])
+
+    def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
+        """Return the times."""
+        return _stack(
+            lambda one: one.copy(direction=direction, pinned=pinned, num_bytes=num_bytes),
+            self._refits,
+        )
+
+
+def _stack(estimate: Callable[[Costs], Estimate], refits: Sequence[Costs]) -> Estimate:
+    seconds = _array([estimate(one).seconds for one in refits])
+    return Estimate(seconds=seconds, trust="measured")
+
+
+def _of_known(found: Sequence[Estimate]) -> Estimate | None:
+    if not found:
+        return None
+    return Estimate(seconds=_array([one.seconds for one in found]), trust="measured")
