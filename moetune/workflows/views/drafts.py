@@ -19,7 +19,7 @@ from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.timeline import Timeline
 from moetune.solve.training.block_timeline import HIDDEN
 from moetune.solve.training.pipeline import PassSpan
-from moetune.solve.training.search import PricedLayout
+from moetune.solve.training.ties import PricedLayout
 from moetune.workflows.drafts import LayerDraft, ModelDraft
 from moetune.workflows.training import layout_words
 from moetune.workflows.views.draft_tables import choices, layouts, memory_table, step_table
@@ -33,8 +33,8 @@ _PASSES = {
     "W": ("4", "gradients of weights"),
 }  # fmt: skip
 _OF_MODELS = (
-    "parameters", "gradients", "optimizer", "activations", "workspace", "logits", "optimizer step",
-    "fragmentation", "libraries",
+    "parameters", "gradients", "optimizer", "gathered", "activations", "workspace", "logits",
+    "optimizer step", "fragmentation", "libraries",
 )  # fmt: skip
 _OF_LAYERS = ("states", "activations", "buffers")
 

@@ -7,7 +7,7 @@ from moetune.domain.targets import find_target
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument, TrainingLayout
 from moetune.domain.units import format_bytes
 from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, seconds_span
-from moetune.solve.training.search import NOISE
+from moetune.solve.training.ties import NOISE
 from moetune.workflows.views.words import (
     how_sure_of_layout,
     largest_first,

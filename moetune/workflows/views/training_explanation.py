@@ -12,7 +12,7 @@ from moetune.domain.plan import Confidence
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.report.section import Cell, Section, Table, percent, plural, seconds_span
-from moetune.solve.training.search import NOISE
+from moetune.solve.training.ties import NOISE
 from moetune.workflows.views.words import (
     how_sure_of_layout,
     largest_first,
