@@ -36,6 +36,7 @@ _OF_MODELS = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "workspace", "logits",
     "optimizer step", "fragmentation", "libraries",
 )  # fmt: skip
+_MODEL_TONES = (*_TONES[:3], "10", *_TONES[3:])
 _OF_LAYERS = ("states", "activations", "buffers")
 
 
@@ -132,7 +133,7 @@ def model_view(draft: ModelDraft) -> DraftView:
             "memory", "Memory of each pipeline rank",
             "What a device of each pipeline rank takes at its peak, part by part.",
             kept,
-            tones=dict(zip(_OF_MODELS, _TONES, strict=True)), limit_bytes=limit,
+            tones=dict(zip(_OF_MODELS, _MODEL_TONES, strict=True)), limit_bytes=limit,
         ),
         timelines=(block, *stages, step),
         no_stages="" if stages else "This layout has no pipeline: every rank has all blocks.",
