@@ -176,6 +176,13 @@ class Decoder:
         return tuple(dict.fromkeys(self.blocks))
 
     @cached_property
+    def head_counts(self) -> tuple[int, ...]:
+        """Distinct numbers of heads of its mixers."""
+        parts = (part for kind in self.kinds for part in kind.parts)
+        counts = (getattr(part, "num_heads", None) for part in parts)
+        return tuple(dict.fromkeys(count for count in counts if count))
+
+    @cached_property
     def modules(self) -> frozenset[str]:
         """Modules of any of its blocks (`Block.modules`)."""
         return frozenset().union(*(kind.modules for kind in self.kinds))

@@ -27,6 +27,8 @@ from moetune.domain.training import (
 
 TargetName = Literal["moetune", "megatron", "bridge", "torchtitan", "transformers", "deepspeed"]
 TARGETS: tuple[TargetName, ...] = get_args(TargetName)
+_HIGHEST_WITHOUT_FSDP: ZeroStage = 1
+"""Of Megatron-Core: its own distributed optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +182,7 @@ def target_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iter
     ):
         if value not in known:
             yield _cannot(target, f"{what} {value}", f"--{flag} {' or '.join(map(str, known))}")
+    yield from dispatcher_rules(layout, target)
     yield from _combinations(layout, target)
     yield from _overlap_rules(layout, target)
     yield from _optimizer_rules(layout, target, job)
@@ -190,11 +193,22 @@ def target_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iter
                           "--cuda-graphs none, or --recompute moe_act,norm")  # fmt: skip
 
 
-def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
-    """Yield what the runtime cannot run together."""
+def dispatcher_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
+    """Yield with what of a layout the runtime cannot run its dispatcher."""
     if not layout.has_usual_sms and not target.sets_sms:
         yield _cannot(target, f"{layout.dispatcher} with {layout.sms} multiprocessors",
                       f"--dispatcher-sms {DEFAULT_SMS[layout.dispatcher]}")  # fmt: skip
+    if layout.dispatcher != "all_gather":
+        return
+    if target.tp_divides_ep and layout.ep not in (1, layout.tp):
+        yield _cannot(target, f"all_gather with ep {layout.ep} and tp {layout.tp}",
+                      "--dispatcher all_to_all")  # fmt: skip
+    if layout.overlap == "batch":
+        yield _cannot(target, "overlap batch with all_gather", "--dispatcher all_to_all")
+
+
+def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
+    """Yield what the runtime cannot run together."""
     if "m" in "".join((layout.stages or ())[:-1]) and not target.predicts_apart:
         yield _cannot(target, "multi-token prediction on an earlier stage than the head",
                       "--stages with m and L in the last one")  # fmt: skip
@@ -205,18 +219,17 @@ def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
         yield _cannot(target, f"ep {layout.ep} beyond dp {layout.dp}", "an ep that divides dp")
     if layout.tp > 1 and layout.ep > 1 and not target.exchanges_under_tensor:
         yield _cannot(target, f"ep {layout.ep} with tp {layout.tp}", "--tp 1 or --ep 1")
-    if target.tp_divides_ep and layout.ep > 1:
-        if layout.ep % layout.tp:
-            yield _cannot(target, f"ep {layout.ep} with tp {layout.tp}", "an ep that tp divides")
-        if layout.dispatcher == "all_gather" and layout.ep != layout.tp:
-            yield _cannot(target, f"all_gather with ep {layout.ep} and tp {layout.tp}",
-                          "--dispatcher all_to_all")  # fmt: skip
+    if target.tp_divides_ep and layout.ep > 1 and layout.ep % layout.tp:
+        yield _cannot(target, f"ep {layout.ep} with tp {layout.tp}", "an ep that tp divides")
 
 
 def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     """Yield what Megatron-Core refuses beside its overlap (`transformer_config.py`).
 
-    With ep 1 there is nothing to hide, whatever the runtime.
+    The overlap calls a block's parts and not the block, so that the hooks of Megatron-FSDP never
+    fire: core 0.18 is the first that has hooks for it (`fsdp/mcore_fsdp_adapter.py`,
+    `pipeline_parallel/combined_1f1b.py`, NVIDIA/Megatron-LM #3797). With ep 1 there is nothing to
+    hide, whatever the runtime.
     """
     if layout.overlap != "none" and layout.ep == 1:
         what = f"overlap {layout.overlap} with ep 1"
@@ -225,8 +238,9 @@ def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]
         return
     if layout.pp > 1 and layout.vpp == 1:
         yield _cannot(target, "overlap batch with pp and no virtual stages", "--vpp above 1")
-    if layout.dispatcher == "all_gather":
-        yield _cannot(target, "overlap batch with all_gather", "--dispatcher all_to_all")
+    if layout.zero > _HIGHEST_WITHOUT_FSDP:
+        yield _cannot(target, f"overlap batch with ZeRO-{layout.zero}, which is Megatron-FSDP",
+                      f"--zero {_HIGHEST_WITHOUT_FSDP} or --overlap none")  # fmt: skip
     for module in ("full", "moe"):
         if module in layout.recompute:
             yield _cannot(target, f"overlap batch with recomputation of {module}",

@@ -16,7 +16,7 @@ def broken_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]
     """Yield the rules that a layout breaks for a job, the most basic one first."""
     yield from _rank_rules(layout, job)
     yield from _model_rules(layout, job.decoder)
-    yield from _dispatcher_rules(layout)
+    yield from sms_rules(layout)
     yield from _stage_rules(layout, job.decoder)
     yield from _batch_rules(layout, job)
 
@@ -59,9 +59,7 @@ def _model_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]
             f"the experts' width ({decoder.layer.d_hidden}) does not divide by etp ({layout.etp})",
             f"use etp {_either(decoder.layer.d_hidden, layout.etp)}",
         )
-    heads = [part.num_heads for block in decoder.kinds for part in block.parts
-             if hasattr(part, "num_heads") and part.num_heads]  # fmt: skip
-    for count in heads:
+    for count in decoder.head_counts:
         if count % layout.tp:
             yield BrokenRule(
                 f"num_heads ({count}) does not divide by tp ({layout.tp})",
@@ -87,7 +85,7 @@ def _model_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]
             )
 
 
-def _dispatcher_rules(layout: FoldedLayout) -> Iterator[BrokenRule]:
+def sms_rules(layout: FoldedLayout) -> Iterator[BrokenRule]:
     """Yield what of the dispatcher's multiprocessors is wrong: DeepEP's work in pairs."""
     sms, dispatcher = layout.dispatcher_sms, layout.dispatcher
     if sms is None:

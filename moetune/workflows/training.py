@@ -40,9 +40,10 @@ from moetune.fit.costs import costs_of
 from moetune.fit.dispatchers import SmTimes
 from moetune.solve.training.front import memory_front
 from moetune.solve.training.memory import MemoryModel
-from moetune.solve.training.search import FoldedSearch, PricedLayout
+from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
+from moetune.solve.training.ties import PricedLayout
 from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.plan import host_memory_bytes, sound_numbers
 from moetune.workflows.profile_quality import quality_of

@@ -11,8 +11,9 @@ from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingDocument
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import PARTS, Slowdown, slowed
-from moetune.solve.training.search import NOISE, FoldedSearch
+from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.step import StepPrices
+from moetune.solve.training.ties import NOISE
 from moetune.workflows.planned_training import PlannedTraining, read_planned_training
 from moetune.workflows.sensitivity import (
     GIB,

@@ -27,7 +27,7 @@ from moetune.domain.training_document import (
 )
 from moetune.domain.units import format_share
 from moetune.solve.training.chunks import MOST_CHUNKS
-from moetune.solve.training.search import NOISE
+from moetune.solve.training.ties import NOISE
 from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.compared import (
     ComparedChoice,
@@ -52,8 +52,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
 _RULE = (
     f"Of layouts within {format_share(NOISE, digits=0)} of each other one that leaves memory "
     "free is taken, then the simpler one; what is faster than that the search does not try unless "
-    "it is pinned, such as ZeRO stages above the target's lowest: plan again with these "
-    "pins to take it"
+    "it is pinned: plan again with these pins to take it"
 )
 
 

@@ -16,7 +16,8 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "sensitivity.json"
 T, M, H, BYTES = 8192, 2048, 8192, 2
 TRAINING = (
     "plan", "--model", "olmoe", "--profile", "h100-x8", "--world-size", "8", "--global-batch",
-    "64", "--seq", "4096", "--target", "megatron", "--output", "training.json",
+    "64", "--seq", "4096", "--target", "megatron", "--zero", "1", "--output",
+    "training.json",
 )  # fmt: skip
 
 

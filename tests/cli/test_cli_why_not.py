@@ -161,7 +161,8 @@ def test_a_training_plans_other_layout_is_the_plan_with_those_pins(cli: Cli) -> 
 
 
 def test_a_training_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
-    flags = ("plan", *TRAINING, "--target", "megatron", "--memory-limit", "40GiB")
+    on_device = ("--zero", "1", "--offload-optimizer", "0", "--offload-activations", "0")
+    flags = ("plan", *TRAINING, "--target", "megatron", "--memory-limit", "40GiB", *on_device)
     cli(*flags, "--output", "plan.json")
     pins = ("--tp", "1", "--pp", "1", "--ep", "1")
     refused = cli(*flags, *pins, "--json")

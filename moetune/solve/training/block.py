@@ -57,18 +57,35 @@ class BlockPrices:
 
     def times(self, block: Block) -> BlockTimes:
         """Return the times of a block."""
-        modules: dict[ModuleName, Passes] = {}
+        own = self.local_times(block)
+        if block.routed is None:
+            return own
+        return own + self.expert_times(block.routed) + self.sent_times(block.routed)
+
+    def local_times(self, block: Block) -> BlockTimes:
+        """Return what does not depend on where the experts are: all parts but these, and norms."""
+        found: list[tuple[ModuleName, Passes]] = []
+        norm = self._norm(block.streams)
         for part in block.parts:
-            if isinstance(part, RoutedExperts):
-                found = self._routed(part)
-            elif isinstance(part, DenseFfn):
-                found = self._dense(part)
-            else:
-                found = self._mixer(part)
-            for name, passes in found:
-                modules[name] = modules.get(name, NO_TIME) + passes
-            modules["norm"] = modules.get("norm", NO_TIME) + self._norm(block.streams)
-        return BlockTimes(modules=modules)
+            if isinstance(part, DenseFfn):
+                found += self._dense(part)
+            elif not isinstance(part, RoutedExperts):
+                found += self._mixer(part)
+            found.append(("norm", norm))
+        return BlockTimes.of(found)
+
+    def expert_times(self, part: RoutedExperts) -> BlockTimes:
+        """Return what does not depend on the dispatcher: experts, router and shared experts."""
+        return BlockTimes.of(self._computed(part))
+
+    def sent_times(self, part: RoutedExperts) -> BlockTimes:
+        """Return the order of rows, and the exchanges."""
+        return BlockTimes.of(
+            [
+                ("permute", self._permute(part, self._rows(part))),
+                ("exchange", self._exchange(part, self.own_tokens)),
+            ]
+        )
 
     def _mixer(self, part: Mixer) -> Iterator[tuple[ModuleName, Passes]]:
         tp, d_model = self.layout.tp, self.decoder.d_model
@@ -199,7 +216,7 @@ class BlockPrices:
             grad_input=self.device.moved(2 * num_gemms * ELEMENT * elements),
         )
 
-    def _routed(self, part: RoutedExperts) -> Iterator[tuple[ModuleName, Passes]]:
+    def _computed(self, part: RoutedExperts) -> Iterator[tuple[ModuleName, Passes]]:
         rows = self._rows(part)
         yield "experts", self._experts(part, rows)
         yield "moe_act", self._expert_activation(part, rows)
@@ -207,8 +224,6 @@ class BlockPrices:
             "router",
             self._gemm(self.own_tokens, part.d_model, part.num_experts, dtype="bfloat16"),
         )
-        yield "permute", self._permute(part, rows)
-        yield "exchange", self._exchange(part, self.own_tokens)
         if part.shared is not None:
             yield "shared_experts", self._ffn(part.shared, self.tokens, self.layout.tp)
             yield "tensor_comm", self._tensor_comm(part.d_model)

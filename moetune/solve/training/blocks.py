@@ -1,12 +1,14 @@
 """Seconds of a decoder's blocks under layouts, each computed once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from moetune.domain.architecture import Block
+from moetune.domain.experts import RoutedExperts
 from moetune.domain.targets import Target
 from moetune.domain.training import Degrees, FoldedLayout, TrainingJob
 from moetune.solve.training.block import BlockPrices
-from moetune.solve.training.block_times import BlockTimes
+from moetune.solve.training.block_times import NO_TIMES, BlockTimes
 from moetune.solve.training.chunks import (
     ChunkedBlock,
     ChunkedPasses,
@@ -38,6 +40,8 @@ class BlockTable:
     device: DevicePrices
     stages: DecoderStages
     target: Target
+    _kinds: tuple[Block, ...] = field(init=False, repr=False)
+    _routed: tuple[RoutedExperts | None, ...] = field(init=False, repr=False)
     _seconds: dict[_Key, tuple[BlockSeconds, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -71,10 +75,11 @@ class BlockTable:
             [(count, one) for count, one in chunked if one is not None], are_paired=is_measured
         )
 
-    @property
-    def _kinds(self) -> tuple[Block, ...]:
+    def __post_init__(self) -> None:
         decoder = self.job.decoder
-        return (*decoder.kinds, *(block for one in decoder.predictions for block in one.blocks))
+        kinds = *decoder.kinds, *(block for one in decoder.predictions for block in one.blocks)
+        object.__setattr__(self, "_kinds", kinds)
+        object.__setattr__(self, "_routed", tuple(kind.routed for kind in kinds))
 
     def _whole(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
         slacks = self._slacks(layout)
@@ -102,9 +107,8 @@ class BlockTable:
         found = self._chunks.get(shape)
         if found is None:
             prices = BlockPrices(job=self.job, layout=layout, device=self.device)
-            parts = {kind.routed for kind in self._kinds}
-            known = {part: chunked_passes(prices, part) for part in parts}
-            found = self._chunks[shape] = tuple(known[kind.routed] for kind in self._kinds)
+            known = {part: chunked_passes(prices, part) for part in {*self._routed}}
+            found = self._chunks[shape] = tuple(known[part] for part in self._routed)
         repeats = repeats_exchange(layout)
         return tuple(
             one and ChunkedBlock(passes=one, slack=slack, repeats=repeats)
@@ -115,9 +119,33 @@ class BlockTable:
         shape = _shape(layout)
         found = self._times.get(shape)
         if found is None:
-            prices = BlockPrices(job=self.job, layout=layout, device=self.device)
-            found = self._times[shape] = tuple(map(prices.times, self._kinds))
+            found = self._times[shape] = self._together(layout)
         return found
+
+    def _together(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
+        """Return the blocks' times, of which layouts share what does not depend on the rest."""
+        prices = BlockPrices(job=self.job, layout=layout, device=self.device)
+        local = layout.tp, layout.cp, layout.micro_batch
+        if local not in self._times:
+            self._times[local] = tuple(map(prices.local_times, self._kinds))
+        found = self._times[local]
+        if not any(self._routed):
+            return found
+        shared = *local, layout.ep, layout.etp
+        if shared not in self._times:
+            self._times[shared] = self._of_experts(prices.expert_times)
+        sent = self._of_experts(prices.sent_times)
+        return tuple(
+            own if part is None else own + computed + exchanged
+            for part, own, computed, exchanged in zip(
+                self._routed, found, self._times[shared], sent, strict=True
+            )
+        )
+
+    def _of_experts(self, price: Callable[[RoutedExperts], BlockTimes]) -> tuple[BlockTimes, ...]:
+        """Return the prices of each kind's experts; kinds with the same have the same."""
+        known = {part: price(part) for part in {*self._routed} if part is not None}
+        return tuple(NO_TIMES if part is None else known[part] for part in self._routed)
 
     def _slacks(self, layout: FoldedLayout) -> list[float]:
         return [

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from moetune.domain.training import FoldedLayout, LayoutRequest
-from moetune.solve.training.search import NOISE, FoldedSearch, PricedLayout
+from moetune.solve.training.search import FoldedSearch
+from moetune.solve.training.ties import NOISE, PricedLayout
 
 
 def memory_front(search: FoldedSearch, pins: LayoutRequest) -> tuple[PricedLayout, ...]:
@@ -38,26 +39,13 @@ def memory_front(search: FoldedSearch, pins: LayoutRequest) -> tuple[PricedLayou
 
 
 def _candidates(search: FoldedSearch, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-    """Yield every layout with each overlap, recomputation and cut, and its fastest dispatcher."""
-    space, prices = search.space, search.prices
-    for sizes in search.unsized(pins):
-        for recompute in space.recomputes(pins):
-            layout = _allowed(search, replace(sizes, recompute=recompute), pins)
-            if layout is None:
-                continue
-            yield layout
-            if layout.pp > 1 and pins.stages is None:
-                balanced = prices.balanced(layout)
-                if balanced != layout and space.is_allowed(balanced):
-                    yield balanced
-
-
-def _allowed(
-    search: FoldedSearch, layout: FoldedLayout, pins: LayoutRequest
-) -> FoldedLayout | None:
-    """Return the layout with the fastest of the dispatchers that it may have."""
-    if search.space.is_allowed(layout):
-        return layout
-    able = [replace(layout, dispatcher=one) for one in search.space.dispatchers(layout, pins)]
-    able = [one for one in able if search.space.is_allowed(one)]
-    return min(able, key=search.prices.floor, default=None)
+    """Yield every layout with all that it may have; nothing is put into host memory."""
+    space, fitting = search.space, search.fitting
+    for sizes in space.sizes(pins):
+        for overlapped in search.overlapped(sizes, pins):
+            for one in space.pipelines(overlapped, pins):
+                for recompute in space.recomputes(pins):
+                    able = search.exchanged(replace(one, recompute=recompute), pins)
+                    for cut in fitting.cuts(able[0], pins) if able else ():
+                        for sharded in fitting.sharded(cut, pins):
+                            yield from (replace(sharded, dispatcher=to.dispatcher) for to in able)

@@ -27,6 +27,14 @@ def rank_parameters(
     return dense, experts
 
 
+def largest_block(decoder: Decoder, layout: FoldedLayout, rank: StageBlocks) -> tuple[float, float]:
+    """Return the parameters on one device of a pipeline rank's largest block, as above."""
+    own = [kind for count, kind in zip(rank.counts, decoder.kinds, strict=True) if count]
+    if rank.has_predictions:
+        own += [block for one in decoder.predictions for block in one.blocks]
+    return max((block_parameters(one, layout) for one in own), key=sum, default=(0.0, 0.0))
+
+
 @cache
 def _amounts(block: Block) -> tuple[float, float, float]:
     """Return a block's parameters: on every rank, cut over tensor ranks, and of the experts."""

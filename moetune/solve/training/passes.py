@@ -1,7 +1,6 @@
 """Passes of a block on a rank: its modules with recomputation, launches, and hidden exchanges."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from moetune.domain.architecture import Block, Part
 from moetune.domain.attention import LatentAttention
@@ -28,29 +27,53 @@ _AGAIN_SECONDS = 0.6e-3
 (Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute)."""
 FORWARD_OF_BOTH = 1 / 3
 """The backward pass has twice the GEMMs."""
+_RECOMPUTABLE: tuple[ModuleName, ...] = (
+    "core_attn", "norm", "mla_up_proj", "mlp", "experts", "moe_act", "router", "permute",
+    "shared_experts",
+)  # fmt: skip
 _OF_EXPERTS: tuple[ModuleName, ...] = (
     "experts", "moe_act", "router", "permute", "shared_experts",
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSeconds:
+class BlockSeconds(NamedTuple):
     """Seconds of a block for one micro-batch.
 
     Args:
+        forward, backward: of both passes, with all of the below.
         weight: of the backward pass, what its GEMMs for the weights' gradients take.
-        parts: of both passes, by module.
+        times: its modules.
+        recomputed: of the backward pass, what is computed and exchanged again.
+        launches: that the device waits for.
+        hidden: of the exchanges.
     """
 
     forward: float
     backward: float
     weight: float
-    parts: Mapping[str, float]
+    times: BlockTimes
+    recomputed: float
+    launches: float
+    hidden: float
 
     @property
     def both(self) -> float:
         """Both passes."""
         return self.forward + self.backward
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of both passes by module, which add up to them."""
+        found: dict[str, float] = {
+            name: one.forward + one.backward for name, one in self.times.modules.items()
+        }
+        if self.recomputed:
+            found["recompute"] = self.recomputed
+        if self.hidden:
+            found["exchange"] -= self.hidden
+        if self.launches:
+            found["launches"] = self.launches
+        return found
 
 
 def host_seconds(block: Block, layout: FoldedLayout, target: Target, dtype: TrainingDtype) -> float:
@@ -83,7 +106,7 @@ def slack_seconds(
     block: Block, times: BlockTimes, layout: FoldedLayout, target: Target, dtype: TrainingDtype
 ) -> float:
     """Return by how many seconds a block keeps the device longer than the host, exchanges apart."""
-    forward, backward = _busy(times, layout)
+    forward, backward = _busy(times, _recomputed(times, layout))
     return forward + backward - host_seconds(block, layout, target, dtype)
 
 
@@ -106,40 +129,32 @@ def block_seconds(
         overlap_hidden: share that another micro-batch's computation hides (`Target`).
     """
     again = _recomputed(times, layout)
-    exchange = times.passes("exchange")
-    exchanges = exchange.forward * (2 if repeats_exchange(layout) else 1)
-    forward, backward = _busy(times, layout)
+    exchange, repeats = times.passes("exchange"), repeats_exchange(layout)
+    exchanges = exchange.forward * (2 if repeats else 1)
+    forward, backward = _busy(times, again)
     waiting = max(0.0, -slack)
     if layout.overlap == "batch":
         beside = forward + backward + waiting
         share = overlap_hidden * min(beside, exchange.forward + exchanges) / 2
         saved = share, share
-    parts: dict[str, float] = {
-        name: one.forward + one.backward for name, one in times.modules.items()
-    }
-    if again:
-        parts["recompute"] = again + exchanges - exchange.grad_input
-    if any(saved):
-        repeated = saved[0] if repeats_exchange(layout) else 0.0
-        parts["exchange"] -= sum(saved) - repeated
-        if repeated:
-            parts["recompute"] -= repeated
-    if waiting:
-        parts["launches"] = waiting
+    repeated = saved[0] if repeats else 0.0
     return BlockSeconds(
         forward=forward + exchange.forward - saved[0] + FORWARD_OF_BOTH * waiting,
         backward=backward + exchanges - saved[1] + (1 - FORWARD_OF_BOTH) * waiting,
         weight=times.compute.grad_weight + FORWARD_OF_BOTH * waiting,
-        parts=parts,
+        times=times,
+        recomputed=again + exchanges - exchange.grad_input - repeated if again else 0.0,
+        launches=waiting,
+        hidden=sum(saved) - repeated,
     )
 
 
-def _busy(times: BlockTimes, layout: FoldedLayout) -> tuple[float, float]:
+def _busy(times: BlockTimes, recomputed: float) -> tuple[float, float]:
     """Return the seconds of both passes on the device, without exchanges."""
     compute, exchange = times.compute, times.passes("exchange")
     other = times.communication.forward - exchange.forward
     other_back = times.communication.grad_input - exchange.grad_input
-    return compute.forward + other, compute.backward + other_back + _recomputed(times, layout)
+    return compute.forward + other, compute.backward + other_back + recomputed
 
 
 def repeats_exchange(layout: FoldedLayout) -> bool:
@@ -149,8 +164,10 @@ def repeats_exchange(layout: FoldedLayout) -> bool:
 
 def _recomputed(times: BlockTimes, layout: FoldedLayout) -> float:
     """Return the seconds of computation that the backward pass repeats, without exchanges."""
+    if not layout.recompute:
+        return 0.0
     if "full" in layout.recompute:
         other = times.communication.forward - times.passes("exchange").forward
         return times.compute.forward + other
     again = {*layout.recompute, *(_OF_EXPERTS if "moe" in layout.recompute else ())}
-    return sum(one.forward for name, one in times.modules.items() if name in again)
+    return sum(times.passes(name).forward for name in _RECOMPUTABLE if name in again)

@@ -8,7 +8,7 @@ from typing import Any
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule, divisors
 from moetune.domain.pipeline import SCHEDULES, Schedule, most_stages
-from moetune.domain.targets import Target, target_rules
+from moetune.domain.targets import Target, dispatcher_rules, target_rules
 from moetune.domain.training import (
     FoldedLayout,
     LayoutRequest,
@@ -17,7 +17,7 @@ from moetune.domain.training import (
     TrainingJob,
     ZeroStage,
 )
-from moetune.domain.training_rules import broken_rules
+from moetune.domain.training_rules import broken_rules, sms_rules
 
 _LARGEST_MICRO_BATCH = 8
 _LARGEST_TP = 8
@@ -40,41 +40,77 @@ class LayoutSpace:
     def shapes(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield every layout of the ranks that the rules allow, without recomputation.
 
-        Micro-batches that are not pinned are powers of two, and experts are cut no further than
-        attention is.
+        Micro-batches that are not pinned are powers of two, experts are cut no further than
+        attention is, and the ZeRO stage is the lowest.
         """
-        job, most_tp = self.job, max(_LARGEST_TP, pins.tp or 1)
-        sizes = divisors(job.world_size)
-        experts = divisors(job.decoder.layer.num_experts) if job.decoder.num_moe_layers else [1]
-        tps = [pins.tp] if pins.tp else [one for one in sizes if one <= most_tp]
-        cps = [one for one in sizes if one <= self._most_cp] if pins.cp is None else [pins.cp]
-        pps = [pins.pp] if pins.pp else [one for one in sizes if one <= job.decoder.num_layers]
-        for tp, cp, pp in itertools.product(tps, cps, pps):
+        for sizes in self.sizes(pins):
+            yield from filter(self.is_allowed, self.pipelines(sizes, pins))
+
+    def sizes(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
+        """Yield every size of the ranks and micro-batches that some pipeline goes with."""
+        job = self.job
+        for tp, cp, pp in itertools.product(self._tps(pins), self._cps(pins), self._pps(pins)):
             sharers = tp * cp * pp
             if job.world_size % sharers:
                 continue
             dp = job.world_size // sharers
-            stage_ranks = dp * cp * tp
-            eps = [pins.ep] if pins.ep else [one for one in experts if stage_ranks % one == 0]
-            etps = [pins.etp] if pins.etp else self._cuts_of_experts(tp)
-            batches = [pins.micro_batch] if pins.micro_batch else range(1, _LARGEST_MICRO_BATCH + 1)
-            for ep, etp, batch in itertools.product(eps, etps, batches):
-                if job.global_batch % (dp * batch) or (
-                    batch & (batch - 1) and not pins.micro_batch
-                ):
+            eps, etps = self._eps(pins, dp * cp * tp), self._etps(pins, tp)
+            for ep, etp, batch in itertools.product(eps, etps, self._micro_batches(pins)):
+                if job.global_batch % (dp * batch) or dp * cp * tp % (ep * etp):
                     continue
-                for vpp, schedule in self._pipelines(pins, pp):
-                    layout = FoldedLayout(
-                        dp=dp, cp=cp, tp=tp, pp=pp, vpp=vpp, ep=ep, etp=etp, micro_batch=batch,
-                        zero=self._zero(pins, pp), dispatcher=self.target.dispatchers[0],
-                        cuda_graphs=pins.cuda_graphs or "none",
-                        schedule=schedule, stages=pins.stages,
-                        offload_activations=pins.offload_activations or 0.0,
-                        offload_optimizer=pins.offload_optimizer or 0.0,
-                    )  # fmt: skip
-                    layout = self._with_dispatcher(layout, pins)
-                    if self.is_allowed(layout):
-                        yield layout
+                layout = FoldedLayout(
+                    dp=dp, cp=cp, tp=tp, pp=pp, ep=ep, etp=etp, micro_batch=batch,
+                    zero=self.zeros(pins, pp)[0], dispatcher=self.target.dispatchers[0],
+                    cuda_graphs=pins.cuda_graphs or "none", stages=pins.stages,
+                    offload_activations=pins.offload_activations or 0.0,
+                    offload_optimizer=pins.offload_optimizer or 0.0,
+                )  # fmt: skip
+                layout = self._with_dispatcher(layout, pins)
+                if any(map(self.is_allowed, self.pipelines(layout, pins))):
+                    yield layout
+
+    def pipelines(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
+        """Yield sizes with each number of stages and each schedule."""
+        for vpp, schedule in self._pipelines(pins, sizes.pp):
+            is_plain = vpp == sizes.vpp and schedule is None
+            yield sizes if is_plain else replace(sizes, vpp=vpp, schedule=schedule)
+
+    def _tps(self, pins: LayoutRequest) -> Sequence[int]:
+        if pins.tp:
+            return (pins.tp,)
+        return [one for one in divisors(self.job.world_size) if one <= _LARGEST_TP]
+
+    def _cps(self, pins: LayoutRequest) -> Sequence[int]:
+        if pins.cp:
+            return (pins.cp,)
+        return [one for one in divisors(self.job.world_size) if one <= self._most_cp]
+
+    def _pps(self, pins: LayoutRequest) -> Sequence[int]:
+        if pins.pp:
+            return (pins.pp,)
+        most = min(self.job.decoder.num_layers, self.target.largest.get("pp", self.job.world_size))
+        return [one for one in divisors(self.job.world_size) if one <= most]
+
+    def _eps(self, pins: LayoutRequest, stage_ranks: int) -> Sequence[int]:
+        if pins.ep:
+            return (pins.ep,)
+        decoder = self.job.decoder
+        experts = divisors(decoder.layer.num_experts) if decoder.num_moe_layers else [1]
+        return [one for one in experts if stage_ranks % one == 0]
+
+    def _etps(self, pins: LayoutRequest, tp: int) -> Sequence[int]:
+        """Return the numbers of ranks that may share an expert's width."""
+        if pins.etp:
+            return (pins.etp,)
+        if not self.job.decoder.num_moe_layers:
+            return (1,)
+        most = min(tp, self.target.largest.get("etp", tp))
+        return [one for one in divisors(tp) if one <= most]
+
+    def _micro_batches(self, pins: LayoutRequest) -> Sequence[int]:
+        if pins.micro_batch:
+            return (pins.micro_batch,)
+        return [2**one for one in range(_LARGEST_MICRO_BATCH.bit_length())]
 
     def _with_dispatcher(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
         """Return the layout with the pinned multiprocessors, which need their dispatcher."""
@@ -82,13 +118,6 @@ class LayoutSpace:
             return layout
         dispatcher = pins.dispatcher or layout.dispatcher
         return replace(layout, dispatcher=dispatcher, dispatcher_sms=pins.dispatcher_sms)
-
-    def _cuts_of_experts(self, tp: int) -> Sequence[int]:
-        """Return the numbers of ranks that may share an expert's width."""
-        if not self.job.decoder.num_moe_layers:
-            return (1,)
-        most = min(tp, self.target.largest.get("etp", tp))
-        return [one for one in divisors(tp) if one <= most]
 
     @property
     def _most_cp(self) -> int:
@@ -101,12 +130,16 @@ class LayoutSpace:
             return False
         return next(target_rules(layout, self.target, self.job), None) is None
 
-    def _zero(self, pins: LayoutRequest, pp: int) -> ZeroStage:
-        """Return the pinned stage; else the lowest from 1 on that goes with the pipeline."""
+    def zeros(self, pins: LayoutRequest, pp: int) -> Sequence[ZeroStage]:
+        """Return the pinned stage, or those that go with the pipeline, ascending.
+
+        Stage 0 takes no less time than stage 1 and more memory: only a pin asks for it where the
+        target has others.
+        """
         if pins.zero is not None:
-            return pins.zero
-        most = 3 if pp == 1 else self.target.zero_with_pp
-        return next((one for one in self.target.zero if 1 <= one <= most), self.target.zero[0])
+            return (pins.zero,)
+        most = 3 if pp == 1 else max(self.target.zero_with_pp, self.target.zero[0])
+        return [one for one in self.target.zero if 1 <= one <= most] or self.target.zero[:1]
 
     def _pipelines(self, pins: LayoutRequest, pp: int) -> Iterator[tuple[int, Schedule | None]]:
         """Yield stages of a rank and schedules; those that a layout has anyway are None."""
@@ -145,11 +178,19 @@ class LayoutSpace:
         has = self.job.decoder.modules
         return list(dict.fromkeys(tuple(module for module in one if module in has) for one in able))
 
-    def dispatchers(self, shape: FoldedLayout, pins: LayoutRequest) -> Sequence[TokenDispatcher]:
-        """Return the target's dispatchers; without other ranks they are one."""
+    def dispatchers(self, layout: FoldedLayout, pins: LayoutRequest) -> list[TokenDispatcher]:
+        """Return the dispatchers that go with a layout; without other ranks they are one."""
+        every: Sequence[TokenDispatcher] = self.target.dispatchers[: 1 if layout.ep == 1 else None]
         if pins.dispatcher:
-            return (pins.dispatcher,)
-        return self.target.dispatchers[: 1 if shape.ep == 1 else None]
+            every = (pins.dispatcher,)
+        is_plain = layout.overlap == "none" and layout.dispatcher_sms is None
+        if is_plain and not self.target.tp_divides_ep:
+            return [*every]
+        return [one for one in every if self._goes_with(replace(layout, dispatcher=one))]
+
+    def _goes_with(self, layout: FoldedLayout) -> bool:
+        rules = itertools.chain(dispatcher_rules(layout, self.target), sms_rules(layout))
+        return next(rules, None) is None
 
     def impossible(self, pins: LayoutRequest) -> InputError:
         """Return the first broken rule of the layout that the pins come nearest to."""
@@ -164,7 +205,7 @@ class LayoutSpace:
         layout = FoldedLayout(
             dp=max(1, self.job.world_size // sharers), recompute=pins.recompute or (),
             dispatcher=pins.dispatcher or self.target.dispatchers[0],
-            overlap=pins.overlap or "none", zero=self._zero(pins, sizes["pp"]),
+            overlap=pins.overlap or "none", zero=self.zeros(pins, sizes["pp"])[0],
             cuda_graphs=pins.cuda_graphs or "none",
             schedule=pins.schedule, stages=pins.stages,
             offload_activations=pins.offload_activations or 0.0,

@@ -61,6 +61,7 @@ class StepPrices:
     _known_ends: dict[_Key, tuple[float, float]] = field(
         default_factory=dict, init=False, repr=False
     )
+    _micro_batches: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
     _parameters: dict[_Key, tuple[float, float]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -95,14 +96,31 @@ class StepPrices:
         S are the seconds of one of m micro-batches on all p ranks. The second is what stages take
         that all bind at once: rank r has m·t_r + Σ_{s < r} t_s.
         """
-        batches = self._num_micro_batches(layout)
-        share = layout.pp / batches
-        if layout.order == "1f1b":
-            share = 1 - (1 - 1 / batches) ** layout.pp
-        return self._micro_batch(layout) / share
+        return self.micro_batch(layout) * self.rounds_at_least(layout)
+
+    def rounds_at_least(self, layout: FoldedLayout) -> float:
+        """Return the least time of a pipeline over that of one micro-batch in the whole model."""
+        if layout.order != "1f1b":
+            return self.rounds(layout)
+        return 1 / (1 - (1 - 1 / self._num_micro_batches(layout)) ** layout.pp)
+
+    def rounds(self, layout: FoldedLayout) -> float:
+        """Return the micro-batches for each rank of the pipeline, which some rank has at least."""
+        return self._num_micro_batches(layout) / layout.pp
+
+    def micro_batch(self, layout: FoldedLayout) -> float:
+        """Return the seconds of one micro-batch in all of the model, whatever the pipeline."""
+        key = (
+            layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
+            layout.dispatcher_sms, layout.overlap, layout.degree, layout.recompute,
+            layout.cuda_graphs,
+        )  # fmt: skip
+        found = self._micro_batches.get(key)
+        if found is None:
+            found = self._micro_batches[key] = self._micro_batch(layout)
+        return found
 
     def _micro_batch(self, layout: FoldedLayout) -> float:
-        """Return the seconds of one micro-batch in all of the model."""
         blocks, (embedding, head) = self.blocks.seconds(layout), self._ends(layout)
         [whole] = self.stages.stages(_ALONE)
         seconds = embedding + head * (1 + len(self.job.decoder.predictions))
@@ -262,6 +280,14 @@ class StepPrices:
         count, on_host = dense / shards[0] + experts / shards[1], layout.offload_optimizer
         device = self.device.moved((1 - on_host) * each * count)
         return device + on_host * count * HOST_ADAM_SECONDS
+
+    def host_seconds(self, layout: FoldedLayout, share: float) -> float:
+        """Return what the host takes at least with a share of the optimizer, of ZeRO stage 1."""
+        if not share:
+            return 0.0
+        dense, experts = self._most_parameters(layout)
+        count = dense / (layout.dp * layout.cp) + experts / layout.edp
+        return share * count * HOST_ADAM_SECONDS
 
     def _most_parameters(self, layout: FoldedLayout) -> tuple[float, float]:
         pipeline = layout.pp, layout.vpp, layout.order, layout.stages

@@ -9,7 +9,7 @@ from moetune.domain.units import format_share
 from moetune.report.section import EMPTY, Cell, Table, percent, sentence
 from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.words import STRATEGY_WORDS
-from moetune.solve.training.search import NOISE, PricedLayout
+from moetune.solve.training.ties import NOISE, PricedLayout
 from moetune.workflows.drafts import LayerDraft
 from moetune.workflows.training import TrainingPlan, layout_words
 

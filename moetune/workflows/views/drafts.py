@@ -19,7 +19,7 @@ from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.timeline import Timeline
 from moetune.solve.training.block_timeline import HIDDEN
 from moetune.solve.training.pipeline import PassSpan
-from moetune.solve.training.search import PricedLayout
+from moetune.solve.training.ties import PricedLayout
 from moetune.workflows.drafts import LayerDraft, ModelDraft
 from moetune.workflows.training import layout_words
 from moetune.workflows.views.draft_tables import choices, layouts, memory_table, step_table
@@ -33,9 +33,10 @@ _PASSES = {
     "W": ("4", "gradients of weights"),
 }  # fmt: skip
 _OF_MODELS = (
-    "parameters", "gradients", "optimizer", "activations", "workspace", "logits", "optimizer step",
-    "fragmentation", "libraries",
+    "parameters", "gradients", "optimizer", "gathered", "activations", "workspace", "logits",
+    "optimizer step", "fragmentation", "libraries",
 )  # fmt: skip
+_MODEL_TONES = (*_TONES[:3], "10", *_TONES[3:])
 _OF_LAYERS = ("states", "activations", "buffers")
 
 
@@ -132,7 +133,7 @@ def model_view(draft: ModelDraft) -> DraftView:
             "memory", "Memory of each pipeline rank",
             "What a device of each pipeline rank takes at its peak, part by part.",
             kept,
-            tones=dict(zip(_OF_MODELS, _TONES, strict=True)), limit_bytes=limit,
+            tones=dict(zip(_OF_MODELS, _MODEL_TONES, strict=True)), limit_bytes=limit,
         ),
         timelines=(block, *stages, step),
         no_stages="" if stages else "This layout has no pipeline: every rank has all blocks.",

@@ -16,7 +16,7 @@ from moetune.report.section import (
     seconds_span,
     sentence,
 )
-from moetune.solve.training.search import NOISE
+from moetune.solve.training.ties import NOISE
 from moetune.workflows.views.words import (
     how_sure_of_layout,
     largest_first,

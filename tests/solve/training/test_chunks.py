@@ -126,7 +126,8 @@ def test_a_pipeline_is_no_slower_with_chunks() -> None:
         layout = replace(CHUNKED, dp=64 // pp, pp=pp)
         plain = replace(layout, overlap="none")
         assert prices.step(layout).seconds < prices.step(plain).seconds
-        assert prices.floor(layout) <= prices.least(layout) <= prices.step(layout).seconds
+        least = prices.least(layout)
+        assert prices.floor(layout) <= least <= prices.step(layout).seconds * (1 + 1e-12)
 
 
 def test_pinned_degrees_are_kept_and_unequal_ones_priced_apart() -> None:

@@ -8,7 +8,7 @@ import pytest
 from moetune.domain.errors import InputError
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.solve.training.front import memory_front
-from moetune.solve.training.search import NOISE
+from moetune.solve.training.ties import NOISE
 from tests.solve.training.test_search import OLMOE, search_of
 
 JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
@@ -33,6 +33,7 @@ def test_for_no_memory_is_a_layout_faster_than_the_front(target: str, pins: Layo
         layout = replace(shape, overlap=overlap, dispatcher=dispatcher, recompute=recompute)
         if space.is_allowed(layout):
             cuts = {layout, search.prices.balanced(layout)} if layout.pp > 1 else {layout}
+            cuts |= {replace(one, zero=to) for one in cuts for to in space.zeros(pins, layout.pp)}
             priced = map(search.priced, filter(space.is_allowed, cuts))
             every += [(one.memory.peak_bytes, one.step.seconds) for one in priced]
     front = [(one.memory.peak_bytes, one.step.seconds) for one in memory_front(search, pins)]

@@ -12,12 +12,13 @@ from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_rules import broken_rules
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
-from moetune.solve.training import search as search_module
+from moetune.solve.training import ties as ties_module
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.memory import MemoryModel
-from moetune.solve.training.search import NOISE, FoldedSearch
+from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
+from moetune.solve.training.ties import NOISE
 from moetune.workflows.files import bundled_profiles, load_profile_file
 
 H100 = load_profile_file(bundled_profiles()["h100-x8"])
@@ -40,7 +41,7 @@ def search_of(job: TrainingJob, *, target: str = "megatron", gib: float = 70) ->
 def test_no_combination_of_sizes_is_faster(gib: float) -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
     search = search_of(job, gib=gib)
-    pins = LayoutRequest(overlap="none", recompute=("moe_act", "norm"))
+    pins = LayoutRequest(overlap="none", recompute=("moe_act", "norm"), zero=1)
     found = search.best(pins)[0]
     best = float("inf")
     for dp, tp, pp, vpp, ep, etp, batch in itertools.product(
@@ -89,6 +90,8 @@ def test_no_layout_that_fits_is_faster_and_none_is_below_its_bounds(
             continue
         assert search.prices.floor(plain) <= search.prices.floor(layout) * (1 + 1e-12)
         cuts = {layout, search.prices.balanced(layout)} if layout.pp > 1 else {layout}
+        cuts |= {replace(one, zero=zero) for one in cuts for zero in space.zeros(pins, layout.pp)}
+        cuts = {*filter(space.is_allowed, cuts)}
         offloaded = (replace(layout, offload_activations=one / 16) for one in range(1, 16))
         cuts |= {one for one in offloaded if space.is_allowed(one)}
         for one in map(search.priced, cuts):
@@ -137,8 +140,9 @@ def test_experts_are_cut_where_whole_ones_do_not_fit() -> None:
     mixtral = named_model("mixtral-8x22b").decoder
     job = TrainingJob(decoder=mixtral, world_size=64, global_batch=64, length=4096)
     search = search_of(job, gib=60)
-    found = search.best(LayoutRequest(tp=8, pp=1))[0]
-    whole = search.best(LayoutRequest(tp=8, pp=1, etp=1))[0]
+    pins = LayoutRequest(tp=8, pp=1, zero=1, offload_activations=0.0, offload_optimizer=0.0)
+    found = search.best(pins)[0]
+    whole = search.best(replace(pins, etp=1))[0]
     assert found.layout.etp > 1
     assert found.memory.peak_bytes <= search.limit_bytes < whole.memory.peak_bytes
 
@@ -157,6 +161,8 @@ def test_experts_are_cut_where_whole_ones_do_not_fit() -> None:
         ("megatron", LayoutRequest(ep=8, overlap="batch", dispatcher="all_gather"), "all_gather"),
         ("megatron", LayoutRequest(ep=8, overlap="batch", recompute=("moe",)), "moe"),
         ("megatron", LayoutRequest(pp=2, zero=3), "ZeRO-3"),
+        ("megatron", LayoutRequest(pp=1, ep=4, zero=3, overlap="batch"), "Megatron-FSDP"),
+        ("bridge", LayoutRequest(pp=1, ep=4, zero=2, overlap="batch"), "Megatron-FSDP"),
         ("torchtitan", LayoutRequest(cuda_graphs="partial"), "CUDA graphs partial"),
         ("megatron", LayoutRequest(cuda_graphs="full"), "CUDA graphs full"),
         ("megatron", LayoutRequest(cuda_graphs="partial", recompute=("moe",)), "partial CUDA"),
@@ -273,7 +279,7 @@ def test_balanced_stages_of_deepseek_v3_are_those_that_megatron_bridge_ships(
 def test_of_layouts_that_tie_one_that_leaves_memory_free_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(search_module, "NOISE", 0.05)  # few real layouts tie within 1 %
+    monkeypatch.setattr(ties_module, "NOISE", 0.05)  # few real layouts tie within 1 %
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=256, length=4096)
     pins = LayoutRequest(tp=1, pp=1, ep=8, micro_batch=2, overlap="none", dispatcher="deepep")
     layout = FoldedLayout(dp=8, ep=8, micro_batch=2, dispatcher="deepep")

@@ -1,0 +1,114 @@
+"""Every layout of a small job, made from nothing but its rules, and priced one by one."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from moetune.domain.pipeline import SCHEDULES, StageLetters
+from moetune.domain.targets import target_rules
+from moetune.domain.training import (
+    TOKEN_DISPATCHERS,
+    FoldedLayout,
+    LayoutRequest,
+    Recompute,
+    ZeroStage,
+)
+from moetune.domain.training_rules import broken_rules
+from moetune.solve.training.search import FoldedSearch
+from moetune.solve.training.ties import PricedLayout
+
+LISTS: tuple[tuple[Recompute, ...], ...] = (
+    (), ("moe_act", "norm"), ("moe_act", "norm", "mlp", "shared_experts", "mla_up_proj"),
+    ("moe", "norm"), ("full",),
+)  # fmt: skip
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
+
+
+def is_allowed(search: FoldedSearch, layout: FoldedLayout) -> bool:
+    """Return whether a layout breaks no rule."""
+    rules = itertools.chain(
+        broken_rules(layout, search.job), target_rules(layout, search.target, search.job)
+    )
+    return next(rules, None) is None
+
+
+def every_layout(
+    search: FoldedSearch, pins: LayoutRequest, *, with_offload: bool = True
+) -> Iterator[FoldedLayout]:
+    """Yield every layout that the rules and the pins allow.
+
+    Stages are equal, or balanced by the times of the fastest dispatcher; equal numbers of blocks
+    are wanted of interleaved ones.
+    """
+    for plain in _sizes(search, pins):
+        overlaps = [pins.overlap] if pins.overlap else search.target.overlaps
+        for overlap, recompute in itertools.product(overlaps, _lists(search, pins)):
+            names = [pins.dispatcher] if pins.dispatcher else TOKEN_DISPATCHERS
+            every = (
+                replace(plain, overlap=overlap, recompute=recompute, dispatcher=one)
+                for one in names
+            )
+            able = [one for one in every if is_allowed(search, one)]
+            if able:
+                yield from _stored(search, pins, able, with_offload=with_offload)
+
+
+def _sizes(search: FoldedSearch, pins: LayoutRequest) -> Iterator[FoldedLayout]:
+    job, layers = search.job, search.job.decoder.num_layers
+    ranks = range(1, job.world_size + 1)
+    sizes = itertools.product(ranks, ranks, ranks, ranks, ranks, (1, 2, 4, 8), range(1, layers + 3))
+    for dp, tp, pp, ep, etp, batch, vpp in sizes:
+        wanted = {"tp": tp, "pp": pp, "ep": ep, "etp": etp, "micro_batch": batch, "vpp": vpp}
+        if dp * tp * pp != job.world_size or etp > tp:
+            continue
+        if any(getattr(pins, name) not in (None, value) for name, value in wanted.items()):
+            continue
+        if vpp > 1 and (pp == 1 or -(-layers // pp) % vpp or vpp > (layers + 2) // pp):
+            continue
+        for schedule in (None, *SCHEDULES[2:]):
+            one = FoldedLayout(
+                dp=dp, tp=tp, pp=pp, ep=ep, etp=etp, micro_batch=batch, vpp=vpp,
+                zero=1 if 1 in search.target.zero else search.target.zero[0], schedule=schedule,
+            )  # fmt: skip
+            if schedule is None or pp > 1:
+                yield one
+
+
+def _lists(search: FoldedSearch, pins: LayoutRequest) -> list[tuple[Recompute, ...]]:
+    if pins.recompute is not None:
+        return [pins.recompute]
+    has = search.job.decoder.modules
+    return [*dict.fromkeys(tuple(one for one in names if one in has) for names in LISTS)]
+
+
+def _stored(
+    search: FoldedSearch, pins: LayoutRequest, able: list[FoldedLayout], *, with_offload: bool
+) -> Iterator[FoldedLayout]:
+    fastest = min(able, key=search.prices.micro_batch)
+    cuts: set[StageLetters | None] = {None}
+    if fastest.pp > 1:
+        cuts.add(search.prices.balanced(fastest).stages)
+    zeros = [pins.zero] if pins.zero is not None else STAGES
+    layers = search.job.decoder.num_layers
+    blocks = range(layers) if with_offload else (0,)
+    for one, stages, zero in itertools.product(able, cuts, zeros):
+        plain = replace(one, stages=stages, zero=zero)
+        if not is_allowed(search, plain):
+            continue
+        for num, share in itertools.product(blocks, SHARES if with_offload else (0.0,)):
+            found = replace(plain, offload_activations=num / layers, offload_optimizer=share)
+            if is_allowed(search, found):
+                yield found
+
+
+def fitting(search: FoldedSearch, pins: LayoutRequest) -> list[PricedLayout]:
+    """Return every layout that fits, priced."""
+    found = []
+    per_node = min(search.job.world_size, search.prices.device.per_node)
+    for layout in every_layout(search, pins):
+        memory = search.memory.peak(layout)
+        on_host = memory.host_bytes * per_node
+        if memory.peak_bytes <= search.limit_bytes and on_host <= search.host_bytes:
+            found.append(search.priced(layout))
+    return found
