@@ -21,7 +21,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
         "Pin the layout of a model": (
             "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "expert_parallel", "sequence_parallel",
-            "micro_batch", "zero", "schedule", "stages",
+            "expert_placement", "micro_batch", "zero", "schedule", "stages",
         ),
         "Pin how memory is saved": (
             "strategy", "recompute", "offload_activations", "offload_optimizer", "no_offload",

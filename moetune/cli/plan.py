@@ -10,7 +10,7 @@ from moetune.cli.completers import model_names
 from moetune.cli.next_step import how_to_verify
 from moetune.cli.plan_decoder import print_decoder
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
-from moetune.domain.constraints import DISPATCHERS, Order, Strategy
+from moetune.domain.constraints import DISPATCHERS, Order, PlacementRule, Strategy
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.optimizers import OPTIMIZERS
 from moetune.domain.pipeline import SCHEDULES
@@ -153,6 +153,14 @@ def plan(
             "Default: balanced.",
         ),
     ] = None,
+    expert_placement: Annotated[
+        PlacementRule | None,
+        typer.Option(
+            metavar="[planned|natural]",
+            help="Place experts on ranks by their loads in --routing where that is worth it, or "
+            "keep their order. Default: planned.",
+        ),
+    ] = None,
     optimizer: Annotated[
         str | None,
         typer.Option(
@@ -262,8 +270,9 @@ def plan(
         micro_batch=micro_batch, global_batch=global_batch, cp=cp, vpp=vpp, etp=etp,
         recompute=recompute, overlap=overlap, offload_activations=offload_activations,
         offload_optimizer=offload_optimizer, cuda_graphs=cuda_graphs, target=target,
-        schedule=schedule, stages=stages, routing=routing, optimizer=optimizer, zero=zero,
-        no_offload=no_offload, dtype=dtype, quantization=quantization,
+        schedule=schedule, stages=stages, routing=routing, expert_placement=expert_placement,
+        optimizer=optimizer, zero=zero, no_offload=no_offload, dtype=dtype,
+        quantization=quantization,
         memory_limit=parsed(memory_limit, parse_bytes, "--memory-limit"),
         memory_taken=parsed(memory_taken, parse_bytes, "--memory-taken"), strategy=strategy,
         forward_degree=forward_degree, backward_degree=backward_degree, max_degree=max_degree,

@@ -33,6 +33,7 @@ _NOT_RUN: Mapping[str, str] = MappingProxyType(
 """Dispatchers of others, and why they are refused: decision 0068."""
 Strategy = Literal["none", "S1", "S2", "S3", "S4"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+PlacementRule = Literal["planned", "natural"]
 MAX_DEGREE = 64
 MOE_EVERY = 2
 EXPERT_PARALLEL = "expert-parallel"
@@ -41,6 +42,7 @@ MEMORY_TAKEN = "memory-taken"
 ALLOW_MODELLED = "allow-modelled"
 QUANTIZATION = "quantization"
 ROUTING = "routing"
+EXPERT_PLACEMENT = "expert-placement"
 NO_OFFLOAD = "no-offload"
 
 
@@ -181,6 +183,7 @@ class Constraints:
         allow_modelled: accept estimates for what was not measured.
         quantization: text of a layer's `Quantization`; "" for none.
         routing: text of a `LayerRouting`; "" for balanced.
+        expert_placement: "planned" by the loads of the routing, or the "natural" order.
     """
 
     bounds: Bounds = field(default_factory=Bounds)
@@ -191,6 +194,7 @@ class Constraints:
     allow_modelled: bool = False
     quantization: str = ""
     routing: str = ""
+    expert_placement: PlacementRule = "planned"
 
     def encode(self) -> dict[str, str]:
         """Return what differs from the defaults, as texts by flag name."""
@@ -271,6 +275,7 @@ _PLACES: Mapping[str, tuple[_Part, str]] = MappingProxyType(
         ALLOW_MODELLED: ("", "allow_modelled"),
         QUANTIZATION: ("", "quantization"),
         ROUTING: ("", "routing"),
+        EXPERT_PLACEMENT: ("", "expert_placement"),
     }
 )
 """Where each flag's value lies in `Constraints`: the part, and its field."""
@@ -291,6 +296,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "order": get_args(Order),
         "strategy": STRATEGIES,
         EXPERT_PARALLEL: get_args(ExpertParallel),
+        EXPERT_PLACEMENT: get_args(PlacementRule),
     }
 )
 _MOST_DIGITS = 18

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
+from moetune.domain.placement import check_order
 from moetune.domain.quantization import Quantization
 from moetune.domain.routing import LayerRouting, RankSkew
 from moetune.domain.units import dtype_bytes
@@ -83,10 +84,12 @@ class Workload:
             around the layer.
         quantization: text of a `Quantization`; "" for none.
         routing: text of a `LayerRouting`; "" for balanced.
+        placement: expert of each place in the order of the ranks; empty for the natural order.
 
     Raises:
         InputError: a size below 1, an unknown dtype, experts that do not divide by the ranks,
-            shards without "tensor", or a quantization that the layer cannot have.
+            a placement of other experts, shards without "tensor", or a quantization that the layer
+            cannot have.
     """
 
     layer: LayerShape
@@ -97,11 +100,14 @@ class Workload:
     sequence_parallel: bool = False
     quantization: str = field(default="", metadata=UNLESS_DEFAULT)
     routing: str = field(default="", metadata=UNLESS_DEFAULT)
+    placement: tuple[int, ...] = field(default=(), metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "tokens_per_rank")
         dtype_bytes(self.dtype)
         check_divisible(self.layer.num_experts, self.world_size)
+        if self.placement:
+            check_order(self.placement, self.layer.num_experts)
         check_sequence_parallel(self.expert_parallel, sequence_parallel=self.sequence_parallel)
         if self.recipe is not None:
             self._check_recipe(self.recipe)
@@ -125,8 +131,9 @@ class Workload:
         if not self.routing:
             return RankSkew()
         return LayerRouting.of(self.routing).skew(
-            num_experts=self.layer.num_experts, top_k=self.layer.top_k, ranks=self.world_size
-        )
+            num_experts=self.layer.num_experts, top_k=self.layer.top_k, ranks=self.world_size,
+            experts=self.placement,
+        )  # fmt: skip
 
     @property
     def recipe(self) -> Quantization | None:

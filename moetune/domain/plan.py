@@ -13,6 +13,7 @@ from moetune.domain.document import UNLESS_DEFAULT, decode_schema, refuse_pointe
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
+from moetune.domain.placement import PlacementChoice, check_order
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.request import PlanInputs
 from moetune.domain.terms import LayerTerms
@@ -282,6 +283,8 @@ class Plan:
             `predicted` and `decision` are those of one MoE layer and one micro-batch.
         terms: behind `predicted`; None in plans of schema 1.
         profile_quality: None where the profile says nothing of its errors, and in older plans.
+        placement: of the experts; None where the routing has no load for each of them, and in
+            older plans.
     """
 
     schema: int = PLAN_SCHEMA
@@ -298,6 +301,12 @@ class Plan:
     transformer: TransformerPlan | None = None
     terms: LayerTerms | None = None
     profile_quality: ProfileQuality | None = field(default=None, metadata=UNLESS_DEFAULT)
+    placement: PlacementChoice | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    @property
+    def experts(self) -> tuple[int, ...]:
+        """Expert of each place in the order of the ranks; empty for the natural order."""
+        return () if self.placement is None else self.placement.experts
 
     @property
     def is_suspect(self) -> bool:
@@ -310,11 +319,13 @@ class Plan:
                 "id is not the hash of inputs", "the file was edited: make the plan again"
             )
         _check_pipeline(self.pipeline)
+        if self.experts:
+            check_order(self.experts, self.inputs.layer.num_experts)
 
     @property
     def workload(self) -> Workload:
         """One MoE layer, on the ranks that share its experts; in a model, of a micro-batch."""
-        workload = self.inputs.workload(self.layout)
+        workload = self.inputs.workload(self.layout, self.experts)
         return replace(workload, tokens_per_rank=self.tokens_per_rank)
 
     @property

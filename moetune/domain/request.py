@@ -6,6 +6,7 @@ from typing import Protocol
 
 from moetune.domain.constraints import (
     EXPERT_PARALLEL,
+    EXPERT_PLACEMENT,
     NO_OFFLOAD,
     QUANTIZATION,
     ROUTING,
@@ -82,8 +83,7 @@ class PlanRequest:
                 raise InputError(f"{self.spelling(name)} must be at least 1, got {value}")
         if self.constraints.sequence_parallel:
             _check_shards(self)
-        if self.constraints.routing:
-            _check_routing(self)
+        _check_routing(self)
         if self.whole is None:
             _check_pins_of_layer(self)
             return
@@ -213,8 +213,12 @@ class PlanInputs:
         """Parallelism of a single layer's experts: as pinned, else all_to_all."""
         return self.pinned.pins.expert_parallel or "all_to_all"
 
-    def workload(self, layout: Layout) -> Workload:
-        """Return one layer, on the ranks that share its experts."""
+    def workload(self, layout: Layout, placement: tuple[int, ...] = ()) -> Workload:
+        """Return one layer, on the ranks that share its experts.
+
+        Args:
+            placement: expert of each place; empty for the natural order.
+        """
         return Workload(
             layer=self.layer,
             world_size=layout.expert_ranks,
@@ -224,6 +228,7 @@ class PlanInputs:
             sequence_parallel=self.pinned.sequence_parallel,
             quantization=self.pinned.quantization,
             routing=self.pinned.routing,
+            placement=placement,
         )
 
 
@@ -303,6 +308,14 @@ def _check_shards(request: PlanRequest) -> None:
 def _check_routing(request: PlanRequest) -> None:
     """Raise InputError where no plan has the routing of the request: only all-to-alls wait."""
     spelling, routing = request.spelling, request.spelling(ROUTING)
+    if not request.constraints.routing:
+        if request.constraints.expert_placement == "natural":
+            flag = spelling(EXPERT_PLACEMENT)
+            raise InputError(
+                f"{flag} natural needs {routing}: without loads of experts none is placed",
+                f"omit {flag}, or give the record of a layer's routing with {routing}",
+            )
+        return
     if request.whole is not None:
         raise InputError(
             f"{routing} is for one layer and for Hugging Face models, and this is a paper's model",

@@ -38,9 +38,17 @@ class ExpertLoads:
     def __post_init__(self) -> None:
         if self.loads is None:
             return
-        if not all(math.isfinite(load) and load >= 0 for load in self.loads) or not sum(self.loads):
+        if not self.loads:
+            raise InputError(f"routing {self.name} is empty", "give one load for each expert")
+        wrong = [
+            f"the load of expert {expert} is {load:g}"
+            for expert, load in enumerate(self.loads)
+            if not math.isfinite(load) or load < 0
+        ]
+        if wrong or not any(self.loads):
+            what = wrong[0] if wrong else f"all {len(self.loads)} loads are 0"
             raise InputError(
-                f"routing {self.name}: loads of experts must be numbers from 0 on, not all 0"
+                f"routing {self.name}: {what}; loads must be numbers from 0 on, not all 0"
             )
 
     def check(self, num_experts: int) -> None:
@@ -63,17 +71,28 @@ class ExpertLoads:
             return 1.0
         return _skew(self.loads or natural_loads(num_experts), top_k, ep)
 
-    def skew_in_order(self, num_experts: int, top_k: float, ep: int) -> float:
+    def shares(self, top_k: float) -> tuple[float, ...] | None:
+        """Return each expert's share of all rows, 1/k at most; None for a law."""
+        return None if self.loads is None else tuple(_capped(self.loads, 1 / top_k))
+
+    def skew_in_order(
+        self, num_experts: int, top_k: float, ep: int, experts: tuple[int, ...] = ()
+    ) -> float:
         """Return the fullest rank's rows over the mean, each rank having neighbours.
 
-        Rank r of ep holds experts r·E/ep to (r+1)·E/ep − 1, as layers do; experts whose order says
-        nothing of their loads are placed by chance.
+        Rank r of ep holds the experts of places r·E/ep to (r+1)·E/ep − 1, as layers do; experts
+        whose order says nothing of their loads are placed by chance.
+
+        Args:
+            experts: of each place; empty for the natural order.
         """
-        if self.loads is None or ep == 1:
+        shares = self.shares(top_k)
+        if shares is None or ep == 1:
             return self.skew(num_experts, top_k, ep)
-        shares, local = _capped(self.loads, 1 / top_k), num_experts // ep
+        placed = [shares[expert] for expert in experts] or shares
+        local = num_experts // ep
         return (
-            max(sum(shares[first : first + local]) for first in range(0, num_experts, local)) * ep
+            max(sum(placed[first : first + local]) for first in range(0, num_experts, local)) * ep
         )
 
 
@@ -121,14 +140,19 @@ class LayerRouting:
                 'give "natural", or a load for each expert and their spread: "5 4 2 1 / 1.3"',
             ) from None
 
-    def skew(self, *, num_experts: int, top_k: int, ranks: int) -> "RankSkew":
+    def skew(
+        self, *, num_experts: int, top_k: int, ranks: int, experts: tuple[int, ...] = ()
+    ) -> "RankSkew":
         """Return how full the fullest of so many ranks is.
+
+        Args:
+            experts: of each place; empty for the natural order.
 
         Raises:
             InputError: the loads are of another number of experts.
         """
         self.loads.check(num_experts)
-        mean = self.loads.skew_in_order(num_experts, top_k, ranks)
+        mean = self.loads.skew_in_order(num_experts, top_k, ranks, experts)
         return RankSkew(mean=mean, p99=min(float(ranks), mean * self.spread))
 
 

@@ -6,11 +6,12 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError
+from moetune.domain.placement import places_of
 from moetune.domain.routing import ExpertLoads
 
 SCHEMA: Literal["moetune.routing/1"] = "moetune.routing/1"
@@ -22,10 +23,10 @@ class RoutingRecord:
 
     Args:
         loads: rows of each expert, of all ranks and steps.
-        num_ranks: of the expert-parallel group; rank r had the r-th of equal parts of the experts.
+        num_ranks: of the expert-parallel group.
         num_steps: newest ones, of which the quantiles are; the loads are of all steps.
         fullest_p50, fullest_p99: quantiles over the steps of the fullest rank's rows, over the
-            mean of the ranks.
+            mean of the ranks, with the experts where the layer had them.
 
     Raises:
         InputError: a number is out of range.
@@ -56,6 +57,16 @@ class RoutingRecord:
     def text(self) -> str:
         """The file's JSON text."""
         return json.dumps(encode(self), indent=2) + "\n"
+
+    def in_order_of(self, experts: Sequence[int]) -> "RoutingRecord":
+        """Return the record of experts whose loads were counted by place.
+
+        Args:
+            experts: of each place; empty for the natural order.
+        """
+        if not experts:
+            return self
+        return replace(self, loads=tuple(self.loads[place] for place in places_of(experts)))
 
     def expert_loads(self, name: str) -> ExpertLoads:
         """Return the loads by that name, as plans take them."""

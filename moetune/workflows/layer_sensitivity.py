@@ -137,6 +137,7 @@ class LayerSubject:
             costs=self.costs,
             bounds=self.plan.inputs.pinned.bounds,
             device_memory_bytes=self.profile.machine.plannable_bytes,
+            placement=self.plan.experts,
         )
 
     def _chosen(self, slowdown: Slowdown | None, inputs: PlanInputs) -> Decision:
@@ -145,6 +146,7 @@ class LayerSubject:
             costs=slowed(self.costs, slowdown),
             resamples=[slowed(one, slowdown) for one in self.resamples],
             device_memory_bytes=self.profile.machine.plannable_bytes,
+            placement=self.plan.experts,
         )
         forward, backward = found.best.degrees
         return Decision(

@@ -28,7 +28,8 @@ from moetune.fit.corrected import corrected
 from moetune.fit.costs import costs_of
 from moetune.fit.model_error import OF_MODELS
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
-from moetune.solve.layer.plan import SolvedPlan, solve_plan
+from moetune.solve.layer.placed import solve_placed
+from moetune.solve.layer.plan import LayerProblem, SolvedPlan
 from moetune.solve.layout.choose import LayoutProblem
 from moetune.solve.layout.plan import solve_layout
 from moetune.workflows.profile_quality import quality_of
@@ -246,14 +247,16 @@ def solve_layer(
     """
     constraints = inputs.pinned
     costs = costs or KnownCosts.of(profile, allow_modelled=constraints.allow_modelled)
-    return solve_plan(
-        inputs=inputs,
-        costs=costs.own,
-        resamples=costs.drawn,
-        bounds=constraints.bounds,
-        device_memory_bytes=profile.machine.plannable_bytes,
-        provenance=profile.provenance,
-        has_ranges=has_ranges,
+    return solve_placed(
+        LayerProblem(
+            inputs=inputs,
+            costs=costs.own,
+            resamples=costs.drawn,
+            bounds=constraints.bounds,
+            device_memory_bytes=profile.machine.plannable_bytes,
+            provenance=profile.provenance,
+            has_ranges=has_ranges,
+        )
     )
 
 

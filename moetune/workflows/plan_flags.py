@@ -13,12 +13,14 @@ from moetune.domain.constraints import (
     Constraints,
     LayoutPins,
     Order,
+    PlacementRule,
     Strategy,
     parse_dispatcher,
     parse_quantization,
 )
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layer import Activation, ExpertParallel
+from moetune.domain.model import find_model
 from moetune.domain.pipeline import SCHEDULES, read_stages
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
@@ -49,8 +51,8 @@ T = TypeVar("T", bound=str)
 _OF_LAYERS = (
     "d_model", "d_hidden", "num_experts", "top_k", "activation", "tokens", "batch", "num_layers",
     "num_heads", "vocab", "moe_every", "dp", "expert_parallel", "sequence_parallel", "no_offload",
-    "memory_taken", "strategy", "forward_degree", "backward_degree", "max_degree",
-    "min_chunk_tokens", "order", "allow_modelled",
+    "expert_placement", "memory_taken", "strategy", "forward_degree", "backward_degree",
+    "max_degree", "min_chunk_tokens", "order", "allow_modelled",
 )  # fmt: skip
 _OF_DECODERS = (
     "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs", "target",
@@ -112,6 +114,7 @@ class PlanFlags:
     schedule: str | None = None
     stages: str | None = None
     routing: str | None = None
+    expert_placement: PlacementRule | None = None
     optimizer: str | None = None
     zero: int | None = None
     no_offload: bool = False
@@ -168,7 +171,8 @@ class PlanFlags:
             memory_taken_bytes=self.memory_taken or 0,
             allow_modelled=allowed,
             quantization=parsed(self.quantization, parse_quantization, "--quantization") or "",
-            routing=read_layer_routing(self.routing),
+            routing=read_layer_routing(self.routing, top_k=self._top_k),
+            expert_placement=self.expert_placement or "planned",
         )
         is_whole = sizes.length is not None
         return PlanRequest(
@@ -197,13 +201,18 @@ class PlanFlags:
             job=training_job(
                 decoder, world_size=ranks, global_batch=self.global_batch, length=self.seq,
                 dtype=full_dtype(self.dtype) if self.dtype else None,
-                routing=read_routing(self.routing),
+                routing=read_routing(self.routing, top_k=decoder.layer.top_k),
                 optimizer=self.optimizer or target.optimizers[0], profile=profile,
             ),
             pins=self._training_pins(),
             target=target,
             memory_limit_bytes=self.memory_limit,
         )  # fmt: skip
+
+    @property
+    def _top_k(self) -> int:
+        """Experts of a token, of the layer or of the paper's model."""
+        return self.top_k or 1 if self.model is None else find_model(self.model).layer(1).top_k
 
     def _check_kind(self) -> None:
         """Raise InputError where a flag was given that plans of this kind do not have."""

@@ -47,7 +47,8 @@ def read_planned_training(
     request = TrainingRequest(
         job=TrainingJob(
             decoder=decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
-            length=inputs.seq, dtype=inputs.dtype, routing=read_routing(inputs.routing),
+            length=inputs.seq, dtype=inputs.dtype,
+            routing=read_routing(inputs.routing, top_k=decoder.layer.top_k),
             optimizer=inputs.optimizer,
         ),
         pins=inputs.pins,

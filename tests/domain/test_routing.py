@@ -41,3 +41,25 @@ def test_loads_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match="4 experts"):
         ExpertLoads(name="four", loads=(1.0,) * 4).check(8)
     NATURAL.check(8)
+
+
+@pytest.mark.parametrize(
+    ("loads", "words"),
+    [
+        ((), "routing f is empty"),
+        ((0.0, 0.0), "all 2 loads are 0"),
+        ((1.0, -2.0), "the load of expert 1 is -2"),
+        ((float("nan"), 1.0), "the load of expert 0 is nan"),
+        ((1.0, 1.0, float("inf")), "the load of expert 2 is inf"),
+    ],
+)
+def test_the_error_names_the_load_that_is_wrong(loads: tuple[float, ...], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        ExpertLoads(name="f", loads=loads)
+
+
+def test_the_fullest_rank_is_that_of_the_experts_in_their_places() -> None:
+    loads = ExpertLoads(name="f", loads=(5.0, 4.0, 2.0, 1.0))
+    assert loads.skew_in_order(4, 1, 2) == pytest.approx(1.5)
+    assert loads.skew_in_order(4, 1, 2, (0, 3, 1, 2)) == pytest.approx(1.0)
+    assert NATURAL.skew_in_order(4, 1, 2, (0, 3, 1, 2)) == NATURAL.skew(4, 1, 2)

@@ -4,6 +4,7 @@ In `ExpertLayer.forward`, between the ranks' agreement on their tokens and the g
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,11 +12,15 @@ import torch
 from moetune.comm.agree import Opening, few_values
 from moetune.comm.group import Communicator
 from moetune.domain.constraints import STRATEGIES, Strategy
+from moetune.domain.document import digest
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
+from moetune.domain.placement import check_order
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.plans.book import LayerPlans, PlanBook, plans_of, warn_on_first
 from moetune.runtime.plans.timers import NoWatch, Watch
+
+_SHOWN_EXPERTS = 8
 
 
 class LayerDecisions:
@@ -24,7 +29,10 @@ class LayerDecisions:
     Args:
         key: of the layer; the step's dtype replaces its own.
         rank: this rank's index in the layer's group; the first one warns.
-        pipeline, memory_reuse, plan, planbook: as in `MoELayer`.
+        pipeline, memory_reuse, plan, planbook, placement: as in `MoELayer`.
+
+    Attributes:
+        placement: expert of each place; empty for the natural order.
 
     Raises:
         InputError: an argument is out of range.
@@ -42,14 +50,19 @@ class LayerDecisions:
         memory_reuse: bool | str,
         plan: Plan | str | os.PathLike[str] | None,
         planbook: PlanBook | None,
+        placement: Sequence[int] | None = None,
     ) -> None:
         self._key, self._rank = key, rank
         self._pinned = _pinned_decision(pipeline)
         self._strategy = forced_strategy(memory_reuse)
+        self.placement: tuple[int, ...] = ()
+        self._book = PlanBook()
         try:
             self._book = _book(plan, planbook, key)
+            placed = _placement(placement, self._book, key)
+            self.placement = () if placed == tuple(range(key.layer.num_experts)) else placed
         except InputError as error:
-            self._book, self._problem = PlanBook(), error
+            self._problem = error
         self._plans: dict[torch.dtype, LayerPlans | None] = {}
 
     @property
@@ -76,13 +89,20 @@ class LayerDecisions:
             return seed
         problem = "" if self._problem is None else self._problem.what
         opening = Opening(
-            num_tokens=0, signature=self._book.described, problem=problem, note=seed
+            num_tokens=0, signature=self._described, problem=problem, note=seed
         )  # fmt: skip
         mine = few_values(opening.values, communicator.device)
         rows = communicator.all_gather_values(mine, "the exchange of the experts' seed").tolist()
         if all(row[2] for row in rows):
             self.check()
         return opening.agree(rows, communicator)[1]
+
+    @property
+    def _described(self) -> str:
+        """The book, and the experts' places, in a few words."""
+        if not self.placement:
+            return self._book.described
+        return f"{self._book.described}, experts in the order {_shortened(self.placement)}"
 
     def pin(self, decision: Decision | None) -> None:
         """Return `decision` from now on; None goes back to the plan."""
@@ -188,6 +208,39 @@ def _book(
     for one in plans:
         _check_plan(one, key)
     return PlanBook(plans)
+
+
+def _placement(given: Sequence[int] | None, book: PlanBook, key: LayerKey) -> tuple[int, ...]:
+    """Return the expert of each place, as given or as all plans for the layer have it.
+
+    Plans without loads of experts have no placement, and go with any.
+
+    Raises:
+        InputError: the placement is no permutation, or two plans differ.
+    """
+    num_experts = key.layer.num_experts
+    if given is not None:
+        check_order(given, num_experts)
+        return tuple(given)
+    natural = tuple(range(num_experts))
+    found: dict[tuple[int, ...], Plan] = {}
+    for plan in book.plans:
+        of_layer = replace(plan.workload.key, dtype=key.dtype) == key
+        if of_layer and plan.placement is not None:
+            found.setdefault(plan.experts or natural, plan)
+    if len(found) > 1:
+        one, other, *_ = found.values()
+        raise InputError(
+            f"plans {one.id[:6]} and {other.id[:6]} place the experts of {key.layer} differently",
+            "keep the plans of one routing, or give the layer its placement",
+        )
+    return next(iter(found), ())
+
+
+def _shortened(placement: tuple[int, ...]) -> str:
+    """Return the first experts of a placement and its digest, which differ where it does."""
+    first = ", ".join(map(str, placement[:_SHOWN_EXPERTS]))
+    return f"{first}, … ({digest(placement)[:12]})"
 
 
 def _check_plan(plan: Plan, wanted: LayerKey) -> None:

@@ -102,6 +102,7 @@ class ExpertLayer(nn.Module, ABC):
         memory_reuse: bool | str = True,
         plan: Plan | str | os.PathLike[str] | None = None,
         planbook: PlanBook | None = None,
+        placement: Sequence[int] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         communicator: Communicator | None = None,
@@ -135,25 +136,27 @@ class ExpertLayer(nn.Module, ABC):
             self.shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
             tracker=self._tracker, device=device, dtype=dtype,
         )  # fmt: skip
+        key = LayerKey(
+            layer=self.shape, num_ranks=self.communicator.num_ranks,
+            dtype=dtype_name(dtype or torch.get_default_dtype()),
+            expert_parallel=self.expert_parallel, sequence_parallel=sequence_parallel,
+            quantization=str(self.quantization or ""),
+        )  # fmt: skip
+        self._decisions = LayerDecisions(
+            key, rank=self.communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
+            plan=plan, planbook=planbook, placement=placement,
+        )  # fmt: skip
         # Experts behind an all-to-all get gradients from every rank's tokens: a wrapper must not
         # average them. Tensor-parallel experts have data-parallel replicas, as dense layers do.
         self.experts = Experts(
-            self.shape, ExpertPlacement.of(self.communicator, num_experts), bias=bias,
-            is_replicated=self.expert_parallel == "tensor", device=device, dtype=dtype,
+            self.shape,
+            ExpertPlacement.of(self.communicator, num_experts, self._decisions.placement),
+            bias=bias, is_replicated=self.expert_parallel == "tensor", device=device, dtype=dtype,
         )  # fmt: skip
         self.recorder: SpanRecorder = NoRecorder()
         self.gradient_queue: GradientQueue = NoGradients()
         self.decision = SAFE_DECISION
         self._num_dropped: int | torch.Tensor = 0
-        key = LayerKey(
-            layer=self.shape, num_ranks=self.communicator.num_ranks,
-            dtype=dtype_name(self.experts.w1.dtype), expert_parallel=self.expert_parallel,
-            sequence_parallel=sequence_parallel, quantization=str(self.quantization or ""),
-        )  # fmt: skip
-        self._decisions = LayerDecisions(
-            key, rank=self.communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
-            plan=plan, planbook=planbook,
-        )  # fmt: skip
         self._workspaces = [Workspace(self._tracker) for _ in range(NUM_BATCHES)]
         self._aux_losses: dict[int, torch.Tensor] = {}
         self._loads = LoadRecorder(self.experts.local_experts)
@@ -281,7 +284,8 @@ class ExpertLayer(nn.Module, ABC):
                 "a layer that pads to its capacity has no counts to record",
                 "record with pad_to_capacity=False",
             )
-        return self._loads.record(self.communicator, top_k=self.shape.top_k)
+        record = self._loads.record(self.communicator, top_k=self.shape.top_k)
+        return record.in_order_of(self.experts.placement.order)
 
     def forget_routing(self) -> None:
         """Begin the record of the routing anew, on all ranks alike."""

@@ -25,9 +25,10 @@ _SEED_BITS = 63
 
 
 class Experts(nn.Module):
-    """Parameters of the local experts, rank r of P holding experts r·E/P … (r+1)·E/P − 1.
+    """Parameters of the local experts, rank r of P holding places r·E/P … (r+1)·E/P − 1.
 
-    Their entries in state dicts are those of all ranks: see `placement`.
+    A place has the expert of its number, or the one that a plan has put there. The parameters'
+    entries in state dicts are those of all ranks, in the experts' own order: see `placement`.
 
     Attributes:
         gradients: makes means of this step's gradients, for data-parallel wrappers.
@@ -97,10 +98,11 @@ class Experts(nn.Module):
         """Check that no data-parallel wrapper mixes the experts of different ranks.
 
         Raises:
-            InputError: one does.
+            InputError: one does, or a state dict's copies of experts were written into.
         """
         if self._wrapper_check is not None:
             self._wrapper_check.run(self, self.w1)
+            self.placement.copies.check()
 
     def reset(self, seed: int) -> None:
         """Draw every expert from its own generator: the same values for any number of ranks.
@@ -108,7 +110,7 @@ class Experts(nn.Module):
         Weights and biases are uniform within ±1/√fan_in, as those of `nn.Linear`.
         """
         first = self.placement.first
-        for expert in range(first, first + self.local_experts):
+        for place, expert in enumerate(self.placement.experts, first):
             generator = torch.Generator()
             mixed = seed ^ ((expert + 1) * _GOLDEN)
             generator.manual_seed(mixed & (2**_SEED_BITS - 1))
@@ -118,7 +120,7 @@ class Experts(nn.Module):
                 values = torch.empty(parameter.shape[1:], dtype=torch.float64)
                 values.uniform_(-bound, bound, generator=generator)
                 local, offsets = local_part(parameter)
-                row = expert - (offsets[0] if is_dtensor(parameter) else first)
+                row = place - (offsets[0] if is_dtensor(parameter) else first)
                 if 0 <= row < len(local):
                     local[row].copy_(cut(values, offsets[1:], local.shape[1:]))
 

@@ -14,6 +14,7 @@ from moetune.comm.agree import Opening, agree_on_tokens
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
+from moetune.domain.placement import places_of
 from moetune.runtime.moe.cells import Cells
 from moetune.runtime.moe.counts import MOST_EXPECTED, RowCounts, exchange_counts, open_with_counts
 from moetune.runtime.moe.dispatch import Dispatch, GroupedRows
@@ -59,6 +60,8 @@ class MoELayer(ExpertLayer):
             nothing to reuse, and all are alike.
         plan: a plan, or the path of a plan file.
         planbook: a book that all ranks share, see `moetune.open_planbook`.
+        placement: expert of each place, of which rank r of P has the r-th of P equal parts;
+            default, the plan's. The gate and checkpoints know experts by their own numbers.
         device, dtype: of the parameters.
         communicator: in place of the group's, for example one that models a slower wire.
         sequence_parallel: False; see `TensorExpertLayer`.
@@ -180,9 +183,25 @@ class MoELayer(ExpertLayer):
 
     def _cells(self, routing: Routing, degrees: tuple[int, int]) -> Cells:
         return Cells(
-            routing.experts_TK, routing.kept, num_experts=self.shape.num_experts,
+            self._places_of(routing.experts_TK), routing.kept, num_experts=self.shape.num_experts,
             num_ranks=self.communicator.num_ranks, degrees=degrees,
         )  # fmt: skip
+
+    def _places_of(self, experts_TK: torch.Tensor) -> torch.Tensor:
+        """Return the places of experts: rows travel to those."""
+        order = self.experts.placement.order
+        if not order:
+            return experts_TK
+        places_E = self._known_places.get(experts_TK.device)
+        if places_E is None:
+            places_E = torch.tensor(places_of(order), device=experts_TK.device)
+            self._known_places[experts_TK.device] = places_E
+        return places_E[experts_TK]
+
+    @cached_property
+    def _known_places(self) -> dict[torch.device, torch.Tensor]:
+        """Place of each expert, on each device where it was needed."""
+        return {}
 
     def _no_counts(self, device: torch.device) -> torch.Tensor:
         """Return the counts of a rank whose input has a problem."""
@@ -219,7 +238,7 @@ class MoELayer(ExpertLayer):
         assert routing.capacity is not None  # noqa: S101
         groups = partial(GroupedRows.of, like=x_TD, bias=self.experts.b1 is not None)
         dispatch = padded_dispatch(
-            routing.experts_TK, routing.places_TK, capacity=routing.capacity,
+            self._places_of(routing.experts_TK), routing.places_TK, capacity=routing.capacity,
             num_experts=self.shape.num_experts, num_ranks=self.communicator.num_ranks,
             degrees=self._degrees, groups=groups if has_grouped(x_TD, self.experts.w1) else None,
         )  # fmt: skip

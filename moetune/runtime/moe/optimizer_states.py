@@ -135,13 +135,13 @@ def _distributed(
             "not one row for each expert, so that no state dict of all ranks can have it",
             "use an optimizer with states of the parameters' shape, such as AdamW",
         )
-    return placement.distribute(value)
+    return placement.distribute(value, "optimizer")
 
 
 def _own_part(
     placement: ExpertPlacement, _: nn.Parameter, key: str, value: torch.Tensor
 ) -> torch.Tensor:
-    part = placement.own_part(value, f"the optimizer's {key} of experts")
+    part = placement.own_part(value, f"the optimizer's {key} of experts", "optimizer")
     # A slice would keep the memory of all experts: torch takes loaded states without a copy.
     return part if is_dtensor(value) else part.clone()
 

@@ -1,15 +1,20 @@
-"""The placement of a layer's experts: each rank's, and all of them as checkpoints see them.
+"""Places of a layer's experts: each rank's, and all of them as checkpoints see them.
 
 Parameters are plain tensors with this rank's experts alone, so that any optimizer takes them
 together with a model's other parameters. In state dicts, the layer's and the optimizer's, they are
 DTensors of all experts, `Shard(0)` over the layer's group, which share the plain tensors' memory:
 `torch.distributed.checkpoint` takes plain tensors of one name for replicas, and keeps one rank's.
+
+Experts that a plan has placed otherwise travel to their places in the natural order when a state
+dict is made, and back when one is loaded: a checkpoint does not tell where its experts were.
 """
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -17,11 +22,18 @@ import torch.distributed as dist
 from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.errors import InputError
+from moetune.domain.placement import places_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
+StateKind = Literal["parameters", "optimizer"]
+"""What a state dict has."""
+_WORDS: Mapping[StateKind, str] = MappingProxyType(
+    {"parameters": "experts", "optimizer": "the optimizer of experts"}
+)
+_MOST_WATCHED = 64
 EXPERTS = "experts"
 """Name of the mesh dimension over which experts are sharded."""
 
@@ -49,28 +61,82 @@ def cut(whole: torch.Tensor, offsets: Sequence[int], shape: Sequence[int]) -> to
     return whole
 
 
+class StateCopies:
+    """Copies of experts that state dicts were given, and whether somebody has written into them.
+
+    `torch.distributed.checkpoint.load` writes into the tensors of a state dict. Those of experts in
+    the natural order are the parameters themselves, copies have to be loaded again.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[StateKind, deque[tuple[torch.Tensor, int]]] = {}
+
+    def add(self, kind: StateKind, copy: torch.Tensor) -> None:
+        """Watch a copy, whose memory is freed with the state dict."""
+        watched = copy.detach()  # counts the writes of all that share the copy's memory
+        watched.data = copy.new_empty(0)
+        of_kind = self._watched.setdefault(kind, deque(maxlen=_MOST_WATCHED))
+        of_kind.append((watched, watched._version))  # noqa: SLF001 - torch has no public name
+
+    def forget(self, kind: StateKind) -> None:
+        """Watch no more: values of this kind are being loaded."""
+        self._watched.pop(kind, None)
+
+    def check(self) -> None:
+        """Raise InputError where a copy was written into, and not loaded."""
+        for kind, copies in self._watched.items():
+            if any(watched._version != version for watched, version in copies):  # noqa: SLF001
+                self.forget(kind)
+                raise InputError(
+                    f"values were written into a state dict of {_WORDS[kind]}, and not loaded into "
+                    "the layer: a plan has placed its experts, and the state dict has copies",
+                    "call load_state_dict, or set_state_dict, after "
+                    "torch.distributed.checkpoint.load",
+                )
+
+
+def _sent_from(group: dist.ProcessGroup, local: torch.Tensor) -> torch.device:
+    """Return the tensor's device, or one whose values the group's backend can send."""
+    kinds = {device.type for device in group._device_types}  # noqa: SLF001 - torch has no public name
+    return local.device if local.device.type in kinds else GroupCommunicator(group).device
+
+
+def _num_of_each(rows: Sequence[int], each: int, num_ranks: int) -> list[int]:
+    """Return how many of the rows every rank has, of `each` rows a rank."""
+    ranks = [row // each for row in rows]
+    return [ranks.count(rank) for rank in range(num_ranks)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPlacement:
-    """Experts in the order of the ranks, equally many each.
+    """Experts on the ranks, equally many each.
 
     Args:
         num_experts: of all ranks.
         rank: this one's index in the group.
         members: the group's ranks in the world, in order.
         group: None for one rank, or for a communicator that is no process group.
+        order: expert of each place, of which rank r has the r-th of equal parts; empty for the
+            natural order.
     """
 
     num_experts: int
     rank: int
     members: tuple[int, ...]
     group: dist.ProcessGroup | None = None
+    order: tuple[int, ...] = ()
+    copies: StateCopies = field(default_factory=StateCopies, compare=False, repr=False)
 
     @classmethod
-    def of(cls, communicator: Communicator, num_experts: int) -> "ExpertPlacement":
+    def of(
+        cls, communicator: Communicator, num_experts: int, order: tuple[int, ...] = ()
+    ) -> "ExpertPlacement":
         """Return the placement of experts over a communicator's ranks."""
+        is_natural = order == tuple(range(num_experts)) or communicator.num_ranks == 1
         return cls(
             num_experts=num_experts, rank=communicator.rank, members=communicator.members,
             group=communicator.group if isinstance(communicator, GroupCommunicator) else None,
+            order=() if is_natural else order,
         )  # fmt: skip
 
     @property
@@ -85,37 +151,77 @@ class ExpertPlacement:
 
     @property
     def first(self) -> int:
-        """This rank's first expert."""
+        """This rank's first place, in the natural order its first expert."""
         return self.rank * self.num_local
 
-    def distribute(self, local: torch.Tensor) -> torch.Tensor:
+    @property
+    def experts(self) -> tuple[int, ...]:
+        """This rank's experts."""
+        order = self.order or range(self.num_experts)
+        return tuple(order[self.first : self.first + self.num_local])
+
+    def check_natural(self, what: str) -> None:
+        """Raise InputError where a plan has placed the experts.
+
+        Args:
+            what: has checkpoints of its own, for the error.
+        """
+        if self.order:
+            raise InputError(
+                f"{what} writes checkpoints with the experts in the order of the ranks, and a plan "
+                "has placed this layer's otherwise",
+                "plan with --expert-placement natural, or use DistributedDataParallel or "
+                "moetune.replicate",
+            )
+
+    def distribute(self, local: torch.Tensor, kind: StateKind = "parameters") -> torch.Tensor:
         """Return a DTensor of all experts (E, …) in the memory of this rank's.
+
+        Experts in another than the natural order are copies, from an exchange of all ranks.
 
         Args:
             local: (E / ranks, …).
+            kind: of a state dict.
 
         Raises:
             InputError: the layer's communicator is no process group.
+            CollectiveError: the exchange failed.
         """
         from torch.distributed.tensor import DTensor, Shard
 
+        if self.order and not local.is_meta:
+            local = self._moved(local, places_of(self.order), self.order)
+            self.copies.add(kind, local)
         return DTensor.from_local(local, self._mesh(local), [Shard(0)], run_check=False)
 
-    def own_part(self, value: torch.Tensor, name: str) -> torch.Tensor:
+    def own_part(
+        self, value: torch.Tensor, name: str, kind: StateKind = "parameters"
+    ) -> torch.Tensor:
         """Return this rank's experts of a state dict's value.
+
+        Of a DTensor's, experts in another than the natural order come from an exchange of all
+        ranks.
 
         Args:
             value: a DTensor, as `distribute` made it on a rank of this index in a group of this
                 size, or a plain tensor of all experts, as in a layer on one rank.
             name: of the value, for errors.
+            kind: of the state dict.
 
         Raises:
             InputError: it is of one of several ranks, of another one or one that it does not tell.
+            CollectiveError: the exchange failed.
         """
+        self.copies.forget(kind)
         if is_dtensor(value):
-            return self._own_part_of(value, name)
+            part = self._own_part_of(value, name)
+            if not self.order or part.is_meta:
+                return part
+            return self._moved(part, self.order, places_of(self.order))
         num_found = len(value) if value.dim() else 0
         if num_found == self.num_experts:
+            if self.order:
+                return value[list(self.experts)]
             return value[self.first : self.first + self.num_local]
         if num_found == self.num_local:
             raise InputError(
@@ -137,6 +243,35 @@ class ExpertPlacement:
             f"this is rank {self.rank} of {self.num_ranks}",
             "load it with torch.distributed.checkpoint, which moves experts between ranks",
         )
+
+    def _moved(
+        self, local: torch.Tensor, sources: Sequence[int], targets: Sequence[int]
+    ) -> torch.Tensor:
+        """Return this rank's rows of all ranks' `local`, in another order; all ranks call this.
+
+        Args:
+            local: (E / ranks, …).
+            sources: of all ranks' rows, the one that each row of the result was.
+            targets: of all ranks' rows, the one of the result that each becomes; the inverse.
+
+        Raises:
+            CollectiveError: the exchange failed.
+        """
+        each, mine = self.num_local, slice(self.first, self.first + self.num_local)
+        source, to = sources[mine], targets[mine]
+        leaving = sorted(range(each), key=lambda row: to[row])
+        arriving = sorted(range(each), key=lambda row: (source[row] // each, row))
+        communicator = GroupCommunicator(self.process_group)
+        rows = local.detach().to(_sent_from(self.process_group, local))[leaving]
+        sent = rows.reshape(each, -1).view(torch.uint8)  # backends lack some dtypes
+        received = torch.empty_like(sent)
+        communicator.all_to_all(
+            received, sent, _num_of_each(source, each, self.num_ranks),
+            _num_of_each(to, each, self.num_ranks), "the move of experts' states",
+        ).wait()  # fmt: skip
+        moved = torch.empty_like(rows)
+        moved[arriving] = received.view(rows.dtype).view_as(rows)
+        return moved.to(local.device)
 
     @property
     def process_group(self) -> dist.ProcessGroup:

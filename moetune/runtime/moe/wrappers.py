@@ -70,8 +70,10 @@ def check_dtensor(placement: ExpertPlacement, name: str, value: torch.Tensor) ->
     """Check a DTensor that is to become a parameter of experts.
 
     Raises:
-        InputError: it has not the experts of all ranks.
+        InputError: it has not the experts of all ranks, or they are placed by a plan.
     """
+    if is_dtensor(value):
+        placement.check_natural(f"experts.{name} as a DTensor")
     if is_dtensor(value) and len(value) != placement.num_experts:
         ranks = sorted(value.device_mesh.mesh.flatten().tolist())
         raise InputError(

@@ -19,6 +19,7 @@ from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.placement import EXPERTS, is_dtensor
 from moetune.runtime.parallel.replicas import (
+    check_placements,
     equalize,
     expert_groups,
     mesh_of_replicas,
@@ -47,14 +48,18 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
             reshard_after_forward.
 
     Raises:
-        InputError: a layer is spread over ranks outside of the mesh, or its experts do not divide.
+        InputError: a layer is spread over ranks outside of the mesh, its experts do not divide, or
+            a plan has placed them.
+        RankMismatchError: replicas of experts have different places; the same on all ranks.
         CollectiveError: a rank left.
     """
     data_parallel = _communicator(mesh)
+    check_placements(model, data_parallel)
     meshes: dict[tuple[int, ...], tuple[DeviceMesh, DeviceMesh]] = {}
     for _, layer in spread_layers(model):
         if is_dtensor(layer.experts.w1):
             continue
+        layer.experts.placement.check_natural("FSDP2")
         members = layer.communicator.members
         if members not in meshes:
             meshes[members] = _expert_mesh(layer, data_parallel, mesh.device_type)

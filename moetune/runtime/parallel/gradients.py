@@ -15,6 +15,7 @@ from moetune.comm.transfer import Transfer
 from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.replicas import (
+    check_placements,
     equalize,
     expert_groups,
     mesh_of_replicas,
@@ -36,6 +37,7 @@ def prepare_ddp(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.
 
     Raises:
         InputError: a layer is spread over ranks outside of the group.
+        RankMismatchError: replicas of experts have different places; the same on all ranks.
     """
     ignored = list(getattr(model, "_ddp_params_and_buffers_to_ignore", []))
     ignored += [name for name in average_experts(model, group) if name not in ignored]
@@ -51,7 +53,9 @@ def average_experts(model: nn.Module, group: dist.ProcessGroup | None) -> list[s
 
     Raises:
         InputError: a layer is spread over ranks outside of the group.
+        RankMismatchError: replicas of experts have different places; the same on all ranks.
     """
+    check_placements(model, GroupCommunicator(group))
     found: list[str] = []
     means: dict[tuple[int, ...], GradientMean] = {}
     for prefix, layer in spread_layers(model):

@@ -6,7 +6,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from moetune.comm.agree import agree_on_digest
 from moetune.comm.group import Communicator
+from moetune.domain.document import digest
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.expert_layer import ExpertLayer
 
@@ -41,6 +43,18 @@ def expert_groups(layer: ExpertLayer, data_parallel: Communicator) -> tuple[tupl
             "give a group or mesh that contains the layer's",
         )
     return groups
+
+
+def check_placements(model: nn.Module, data_parallel: Communicator) -> None:
+    """Check that replicas of a layer have their experts in the same places; a collective.
+
+    Raises:
+        RankMismatchError: they have not; the same on all ranks.
+        CollectiveError: a rank left.
+    """
+    if data_parallel.num_ranks > 1:
+        found = [(name, layer.experts.placement.order) for name, layer in spread_layers(model)]
+        agree_on_digest(data_parallel, digest(found)[:12], "placements of experts", None)
 
 
 def mesh_of_replicas(layer: ExpertLayer, groups: tuple[tuple[int, ...], ...]) -> DeviceMesh | None:

@@ -73,9 +73,11 @@ def replica_groups(
 
     Raises:
         RankMismatchError: the ranks have different layers.
-        InputError: a layer's expert-parallel ranks are not all in the group.
+        InputError: a layer's expert-parallel ranks are not all in the group, or a plan has placed
+            its experts; the latter on all ranks.
     """
     layers = expert_layers(model)
+    _check_natural(layers, replicas)
     replicas_of = dict.fromkeys((name for name, _ in model.named_parameters()), replicas)
     labels: dict[str, str] = {}
     made = {replicas.members: replicas}
@@ -104,6 +106,17 @@ def replica_groups(
             made[members] = ReplicaGroup(members)
         replicas_of[name], labels[name] = made[members], f"experts {ranks}"
     return replicas_of, labels
+
+
+def _check_natural(layers: Mapping[str, MoELayer], replicas: ReplicaGroup) -> None:
+    placed = sorted(name for name, layer in layers.items() if layer.experts.placement.order)
+    name = next(filter(None, replicas.all_gather_text(placed[0] if placed else "")), "")
+    if name:
+        raise InputError(
+            f"a plan has placed the experts of {name}, and chunks keep them in the order of ranks",
+            "plan with --expert-placement natural, or use DistributedDataParallel or "
+            "moetune.replicate",
+        )
 
 
 def pack_model(

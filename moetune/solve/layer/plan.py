@@ -1,17 +1,13 @@
 """Plan of one layer, the last step of its solver: the best candidate, and why it is the best."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import Bounds, Dispatcher
 from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.layout import Layout
-from moetune.domain.plan import (
-    Confidence,
-    Pipeline,
-    Plan,
-    Predicted,
-)
+from moetune.domain.placement import PlacementChoice
+from moetune.domain.plan import Confidence, Pipeline, Plan, Predicted
 from moetune.domain.profile import Provenance
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, PlanInputs
 from moetune.domain.terms import LayerTerms, StrategyTerms
@@ -86,6 +82,7 @@ def rank_layer(
     bounds: Bounds,
     device_memory_bytes: int,
     num_nodes: int = 0,
+    placement: tuple[int, ...] = (),
 ) -> RankedLayer:
     """Return the candidates of a layer's plan, best first, of which `solve_plan` takes the first.
 
@@ -94,6 +91,7 @@ def rank_layer(
         bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
         device_memory_bytes: the limit where the inputs set none.
         num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
+        placement: expert of each place; empty for the natural order.
 
     Raises:
         InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
@@ -101,7 +99,8 @@ def rank_layer(
         ProfileError: the profile lacks an operation that the layer needs.
     """
     check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
-    workload = inputs.workload(Layout.of_layer(inputs.expert_parallel, inputs.world_size))
+    layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
+    workload = inputs.workload(layout, placement)
 
     def rank(dispatcher: Dispatcher) -> RankedLayer:
         return choose_strategy(
@@ -127,14 +126,19 @@ def choose_quickly(
     costs: Costs,
     resamples: Sequence[Costs],
     device_memory_bytes: int,
+    placement: tuple[int, ...] = (),
 ) -> Ranking:
     """Return the choice of `solve_plan` for a layer, without the candidates that explain it.
+
+    Args:
+        placement: expert of each place; empty for the natural order.
 
     Raises:
         InfeasiblePlanError, ProfileError: as `rank_layer`.
     """
     bounds = inputs.pinned.bounds
-    workload = inputs.workload(Layout.of_layer(inputs.expert_parallel, inputs.world_size))
+    layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
+    workload = inputs.workload(layout, placement)
     dispatchers: tuple[Dispatcher, ...] = (bounds.dispatcher or "flat",)
     if bounds.dispatcher is None and is_hierarchy_measured(workload=workload, costs=costs):
         dispatchers = ("flat", "hierarchical")
@@ -180,48 +184,64 @@ def solve_plan(
     Raises:
         InfeasiblePlanError, ProfileError: as `rank_layer`.
     """
-    ranked = choose_safely(
-        rank_layer(
+    layer = LayerProblem(
+        inputs=inputs, costs=costs, resamples=resamples, bounds=bounds,
+        device_memory_bytes=device_memory_bytes, provenance=provenance, num_nodes=num_nodes,
+        has_ranges=has_ranges,
+    )  # fmt: skip
+    return layer.solved(layer.ranked())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProblem:
+    """A layer to plan for; attributes as of `solve_plan`."""
+
+    inputs: PlanInputs
+    costs: Costs
+    resamples: Sequence[Costs]
+    bounds: Bounds
+    device_memory_bytes: int
+    provenance: Provenance
+    num_nodes: int = 0
+    has_ranges: bool = True
+
+    def ranked(self, placement: tuple[int, ...] = ()) -> RankedLayer:
+        """Return the candidates with a placement of experts, the plan's choice first.
+
+        Raises:
+            InfeasiblePlanError, ProfileError: as `rank_layer`.
+        """
+        ranked = rank_layer(
+            inputs=self.inputs, costs=self.costs, bounds=self.bounds,
+            device_memory_bytes=self.device_memory_bytes, num_nodes=self.num_nodes,
+            placement=placement,
+        )  # fmt: skip
+        return choose_safely(ranked, self.resamples)
+
+    def solved(self, ranked: RankedLayer, placement: PlacementChoice | None = None) -> SolvedPlan:
+        """Return the plan of candidates that were ranked with that placement."""
+        plan = replace(self._plan(ranked), placement=placement)
+        return SolvedPlan(plan=plan, step=ranked.step, ranked=ranked)
+
+    def _plan(self, ranked: RankedLayer) -> Plan:
+        inputs, ranking = self.inputs, ranked.best
+        confidence = judge_ranked(ranked, self.resamples)
+        others = ranking.others()
+        return Plan(
+            id=inputs.plan_id,
             inputs=inputs,
-            costs=costs,
-            bounds=bounds,
-            device_memory_bytes=device_memory_bytes,
-            num_nodes=num_nodes,
-        ),
-        resamples,
-    )
-    plan = _plan_of(
-        ranked, inputs=inputs, resamples=resamples, provenance=provenance, has_ranges=has_ranges
-    )
-    return SolvedPlan(plan=plan, step=ranked.step, ranked=ranked)
-
-
-def _plan_of(
-    ranked: RankedLayer,
-    *,
-    inputs: PlanInputs,
-    resamples: Sequence[Costs],
-    provenance: Provenance,
-    has_ranges: bool,
-) -> Plan:
-    ranking = ranked.best
-    confidence = judge_ranked(ranked, resamples)
-    others = ranking.others()
-    return Plan(
-        id=inputs.plan_id,
-        inputs=inputs,
-        layout=Layout.of_layer(inputs.expert_parallel, inputs.world_size),
-        pipeline=_pipeline(ranking, has_ranges=has_ranges),
-        memory=ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees),
-        chunks=None,
-        predicted=_predicted(ranking, confidence, provenance),
-        decision=verdict_of(ranked, confidence, others),
-        alternatives=tuple(alternatives_of(ranked, others)),
-        warnings=(
-            *_trust_warnings(ranked, inputs, provenance, has_refits=bool(resamples)),
-            *layer_warnings(ranking),
-        ),
-    )
+            layout=Layout.of_layer(inputs.expert_parallel, inputs.world_size),
+            pipeline=_pipeline(ranking, has_ranges=self.has_ranges),
+            memory=ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees),
+            chunks=None,
+            predicted=_predicted(ranking, confidence, self.provenance),
+            decision=verdict_of(ranked, confidence, others),
+            alternatives=tuple(alternatives_of(ranked, others)),
+            warnings=(
+                *_trust_warnings(ranked, inputs, self.provenance, has_refits=bool(self.resamples)),
+                *layer_warnings(ranking),
+            ),
+        )
 
 
 def judge_ranked(ranked: RankedLayer, resamples: Sequence[Costs]) -> Confidence:

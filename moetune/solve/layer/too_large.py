@@ -114,7 +114,7 @@ def _other_sizes_that_fit(budget: MemoryBudget, smallest: _Choice) -> str:
         for one in reversed(divisors(layer.num_experts))
         if one % workload.world_size == 0
         and one >= layer.top_k
-        and fits(replace(workload, layer=replace(layer, num_experts=one)))
+        and fits(_with_experts(workload, one))
     ]
     found = [] if ranks is None else [f"on {ranks} ranks (--world-size {ranks})"]
     if fewer:
@@ -127,3 +127,11 @@ def _other_sizes_that_fit(budget: MemoryBudget, smallest: _Choice) -> str:
     if not found:
         return "no number of tokens fits: allow more memory, or take a smaller layer"
     return f"no number of tokens fits; it does {', or '.join(found)}"
+
+
+def _with_experts(workload: Workload, num_experts: int) -> Workload:
+    """Return the workload with another number of experts, of which no routing was recorded."""
+    layer = replace(workload.layer, num_experts=num_experts)
+    if num_experts == workload.layer.num_experts:
+        return workload
+    return replace(workload, layer=layer, routing="", placement=())

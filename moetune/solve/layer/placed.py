@@ -1,0 +1,94 @@
+"""Plan of a layer with its experts placed by their loads, where that is worth it.
+
+Experts are grouped so that the fullest rank has the fewest rows, for which the others wait. The
+record of a routing has loads of experts alone, not which ranks their rows come from: transfers
+follow the fullest rank's rows, as in all plans for uneven routing.
+"""
+
+from dataclasses import replace
+
+from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.layer import Workload
+from moetune.domain.layout import Layout
+from moetune.domain.placement import PlacementChoice
+from moetune.domain.routing import LayerRouting
+from moetune.domain.units import format_share
+from moetune.solve.layer.expert_groups import group_experts
+from moetune.solve.layer.plan import LayerProblem, SolvedPlan
+from moetune.solve.layer.strategies import RankedLayer
+
+WORTH_PLACING = 0.02
+"""Share of the step that a placement must save: less is within the predictions' error."""
+_SAME = 1e-9
+
+
+def solve_placed(layer: LayerProblem) -> SolvedPlan:
+    """Return the fastest plan, with experts placed where that saves `WORTH_PLACING` of the step.
+
+    Without loads of the experts, on one rank, or with the natural order pinned, nothing is placed.
+
+    Raises:
+        InfeasiblePlanError: nothing fits, with no placement.
+        ProfileError: the profile lacks an operation that the layer needs.
+    """
+    inputs = layer.inputs
+    workload = inputs.workload(Layout.of_layer(inputs.expert_parallel, inputs.world_size))
+    loads = LayerRouting.of(workload.routing).loads
+    loads.check(workload.layer.num_experts)
+    shares = loads.shares(workload.layer.top_k)
+    is_natural = inputs.pinned.expert_placement == "natural"
+    if shares is None or is_natural or workload.world_size == 1:
+        return layer.solved(layer.ranked())
+    return _better(layer, workload, shares)
+
+
+def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) -> SolvedPlan:
+    ranks = workload.world_size
+    found = group_experts(shares, ranks)
+    experts = tuple(expert for group in found.groups for expert in group)
+    natural_skew, placed_skew = workload.skew.mean, found.fullest * ranks
+    natural = _ranked_if_feasible(layer)
+    if natural is not None and placed_skew >= natural_skew * (1 - _SAME):
+        experts, placed, placed_skew = (), natural, natural_skew
+    else:
+        placed = layer.ranked(experts)
+    choice = PlacementChoice(
+        experts=experts, natural_skew=natural_skew, placed_skew=placed_skew,
+        least_skew=min(placed_skew, found.least * ranks),
+        natural_step_seconds=None if natural is None else natural.step.seconds,
+        placed_step_seconds=placed.step.seconds, why="",
+    )  # fmt: skip
+    is_worth_it = natural is None or (choice.gain or 0.0) > WORTH_PLACING
+    choice = replace(choice, experts=experts if is_worth_it else (), why=_reason(choice))
+    return layer.solved(placed if natural is None or is_worth_it else natural, choice)
+
+
+def _ranked_if_feasible(layer: LayerProblem) -> RankedLayer | None:
+    """Return the natural order's candidates; None where none fits."""
+    try:
+        return layer.ranked()
+    except InfeasiblePlanError:
+        return None
+
+
+def _reason(choice: PlacementChoice) -> str:
+    """Return why experts are placed so, or keep their order.
+
+    Args:
+        choice: the best placement that was found; without experts none is better than the order.
+    """
+    before, after = f"{choice.natural_skew:.2f}", f"{choice.placed_skew:.2f}"
+    if choice.gain is None:
+        return f"in their order they do not fit: the fullest rank has {before} × the mean rows"
+    if not choice.experts:
+        return (
+            f"no placement was found with fewer than {before} × the mean rows on the fullest rank"
+        )
+    gain = format_share(choice.gain)
+    if choice.gain > WORTH_PLACING:
+        return f"the fullest rank has {after} × the mean rows instead of {before}, saving {gain}"
+    least = format_share(WORTH_PLACING, digits=0)
+    return (
+        f"the best placement has {after} × the mean rows on the fullest rank instead of {before}, "
+        f"and saves {gain} of the step: less than {least} is within the predictions' error"
+    )
