@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from moetune.adapters.model import adapt
     from moetune.domain.errors import (
         AbandonedError,
         AllocationError,
@@ -75,6 +76,7 @@ __all__ = [
     "SolveLimitError",
     "StoreUnavailableError",
     "TensorExpertLayer",
+    "adapt",
     "clip_grad_norm_",
     "full_state_dict",
     "load_full_state_dict",
@@ -100,6 +102,7 @@ _HOMES = {
     "Quantization": "moetune.domain.quantization",
     "ShardedStates": "moetune.runtime.sharded.state",
     "TensorExpertLayer": "moetune.runtime.moe.tensor_layer",
+    "adapt": "moetune.adapters.model",
     "clip_grad_norm_": "moetune.runtime.parallel.clip",
     "full_state_dict": "moetune.runtime.sharded.state",
     "load_full_state_dict": "moetune.runtime.sharded.state",

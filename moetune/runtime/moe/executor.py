@@ -20,6 +20,7 @@ from moetune.domain.layer import Activation, Phase
 from moetune.domain.quantization import Quantization
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.moe.dispatch import PhaseOrder
+from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 
@@ -111,7 +112,11 @@ class NoGradients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineContext:
-    """Everything but the memory policy that both phases of a step share."""
+    """Everything but the memory policy that both phases of a step share.
+
+    Args:
+        form: of fused experts, in place of the activation.
+    """
 
     communicator: Communicator
     activation: Activation
@@ -120,6 +125,7 @@ class PipelineContext:
     gradients: GradientMean = field(default_factory=GradientMean)
     quantization: Quantization | None = None
     gradient_queue: GradientQueue = field(default_factory=NoGradients)
+    form: FusedForm | None = None
 
     @property
     def tracker(self) -> MemoryTracker:
