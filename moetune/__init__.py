@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from moetune.adapters.expert_parallel import register_expert_parallel
     from moetune.adapters.model import adapt
     from moetune.domain.errors import (
         AbandonedError,
@@ -88,6 +89,7 @@ __all__ = [
     "plan_gradients",
     "prepare_ddp",
     "prepare_fsdp",
+    "register_expert_parallel",
     "replicate",
     "shard",
 ]
@@ -114,6 +116,7 @@ _HOMES = {
     "plan_gradients": "moetune.runtime.parallel.gradient_plan",
     "prepare_ddp": "moetune.runtime.parallel.gradients",
     "prepare_fsdp": "moetune.runtime.parallel.fsdp",
+    "register_expert_parallel": "moetune.adapters.expert_parallel",
     "replicate": "moetune.runtime.parallel.replicate",
     "shard": "moetune.runtime.sharded.shard",
 }

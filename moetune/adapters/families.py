@@ -75,6 +75,8 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType({
 })  # fmt: skip
 """By the class of the experts."""
 _LIBRARY = "transformers."
+_STACK_DIMS = 3
+"""Dimensions of parameters with a matrix for each expert."""
 
 
 def family_of(experts: nn.Module) -> Family:
@@ -94,5 +96,5 @@ def family_of(experts: nn.Module) -> Family:
 
 def is_experts(module: nn.Module) -> bool:
     """Return whether a module looks like one of experts, of any class."""
-    down = getattr(module, "down_proj", None)
-    return isinstance(down, nn.Parameter) and type(module).__name__.endswith("Experts")
+    is_stack = any(each.dim() == _STACK_DIMS for each in module.parameters(recurse=False))
+    return is_stack and "Expert" in type(module).__name__

@@ -1,7 +1,7 @@
 """`adapt`: run a transformers model's experts through moetune's expert layer."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -12,34 +12,27 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.adapters.families import Family, family_of, is_experts
 from moetune.adapters.input_weights import weigh_inputs
+from moetune.adapters.layers import AnyPlan, check_dtype, dtype_of, routed_layer, shape_of
+from moetune.adapters.loading import load_checkpoint
 from moetune.adapters.saving import save_whole
+from moetune.adapters.together import do_together
 from moetune.comm.gloo import communicator_of, shared_communicator
 from moetune.comm.group import Communicator
 from moetune.comm.launched import check_joined
-from moetune.domain.errors import InputError, RankMismatchError
+from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
-from moetune.domain.plan import Plan
-from moetune.runtime.moe.borrowed import BorrowedExperts
-from moetune.runtime.moe.decisions import dtype_name
 from moetune.runtime.moe.inputs import expert_group
-from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.routed_layer import RoutedLayer
-from moetune.runtime.plans.book import PlanBook, plans_of
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
-LAYER = "moetune"
+_LAYER = "moetune"
 """Name of the layer in its module of experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """One module of experts in its block.
+    """One module of experts in its block."""
 
-    Args:
-        name: of the experts in the model.
-    """
-
-    name: str
     block: nn.Module
     experts: nn.Module
     family: Family
@@ -48,8 +41,10 @@ class _Found:
 
 def adapt(
     model: ModelT,
-    plan: Plan | PlanBook | str | os.PathLike[str] | None = None,
+    plan: AnyPlan = None,
     mesh: DeviceMesh | None = None,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> ModelT:
     """Make a transformers model's experts run in chunks over the ranks, and return it.
 
@@ -66,32 +61,44 @@ def adapt(
             one chunk and reuses no memory.
         mesh: experts are spread over its last dimension, and a first one has their replicas;
             default all ranks.
+        checkpoint: a folder of safetensors to fill a model with that was built on the meta device;
+            each rank reads its own experts alone.
 
     Raises:
         InputError: the model has no experts, or some of a class that is not supported; it is
             adapted already; the ranks do not divide the experts; the plan is for another layer,
-            dtype or number of ranks; or the mesh has not this rank.
+            dtype or number of ranks; the mesh has not this rank; or the checkpoint is not the
+            model's, or the model has memory already.
         RankMismatchError: the ranks have different models or plans, or only some can adapt theirs.
         CollectiveError: an exchange failed.
     """
     communicator = _communicator(mesh)
-    found = _agreed(model, plan, communicator)
-    layers = [_layer(each, plan, mesh, communicator) for each in found]
+    found = do_together(
+        communicator, lambda: _usable(model, plan, checkpoint, communicator), _described
+    )
+    layers = [
+        routed_layer(each.experts, each.family, each.shape, plan, communicator, mesh=mesh)
+        for each in found
+    ]
     for layer, _ in layers:
         layer.agree_on_plans()
     for each, (layer, experts) in zip(found, layers, strict=True):
         experts.keep_own()
-        install(each.block, each.experts, layer, each.family)
+        _install(each, layer)
+    if checkpoint is not None:
+        do_together(communicator, lambda: load_checkpoint(model, checkpoint), lambda _: "loaded")
+    for _, experts in layers:
+        experts.mark_own()
     save_whole(model, communicator)
     return model
 
 
-def install(block: nn.Module, experts: nn.Module, layer: RoutedLayer, family: Family) -> None:
+def _install(found: _Found, layer: RoutedLayer) -> None:
     """Let a layer compute what a module of experts computes in its block."""
-    experts.add_module(LAYER, layer)
-    experts.forward = partial(_forward, layer)
-    if family.weighs_inputs:
-        block.forward = partial(weigh_inputs, block)
+    found.experts.add_module(_LAYER, layer)
+    found.experts.forward = partial(_forward, layer)
+    if found.family.weighs_inputs:
+        found.block.forward = partial(weigh_inputs, found.block)
 
 
 def _forward(
@@ -116,44 +123,37 @@ def _communicator(mesh: DeviceMesh | None) -> Communicator:
     return communicator_of(expert_group(mesh, None))
 
 
-def _agreed(
+def _usable(
     model: nn.Module,
-    plan: Plan | PlanBook | str | os.PathLike[str] | None,
+    plan: AnyPlan,
+    checkpoint: str | os.PathLike[str] | None,
     communicator: Communicator,
-) -> list[_Found]:
-    """Return the model's experts, once all ranks have found the same.
+) -> Sequence[_Found]:
+    """Return the model's experts.
 
     Raises:
-        InputError: this model cannot be adapted, nor that of any other rank.
-        RankMismatchError: models differ, or only some can be adapted; the same text on all ranks.
+        InputError: it has none that can be adapted, or the plan or the checkpoint are not for it.
     """
-    found: list[_Found] = []
-    problem = None
-    try:
-        found = list(_found(model))
-        if not found:
-            raise InputError(  # noqa: TRY301 - told to all ranks
-                f"{type(model).__name__} has no experts", "moetune.MoELayer is for your own models"
-            )
-        for each in found:
-            check_divisible(each.shape.num_experts, communicator.num_ranks)
-            _check_dtype(plan, dtype_name(_dtype(each)))
-    except InputError as error:
-        problem = error
-    shown = "; ".join(sorted({f"{one.shape} in {dtype_name(_dtype(one))}" for one in found}))
-    mine = f"{type(model).__name__} with {len(found)} layers of {shown}"
-    told = communicator.all_gather_object(
-        ("" if problem is None else problem.what, mine), "the comparison of models"
-    )
-    if problem is not None and all(what for what, _ in told):
-        raise problem
-    if any(what for what, _ in told) or len({each for _, each in told}) > 1:
-        texts = (f"error: {what}" if what else each for what, each in told)
-        lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
-        raise RankMismatchError(
-            f"the ranks cannot adapt one model\n{lines}", "give every rank the same model and plan"
+    found = list(_found(model))
+    if not found:
+        raise InputError(
+            f"{type(model).__name__} has no experts", "moetune.MoELayer is for models of your own"
+        )
+    for each in found:
+        check_divisible(each.shape.num_experts, communicator.num_ranks)
+        check_dtype(plan, dtype_of(each.experts, each.family))
+    with_memory = [name for name, each in model.named_parameters() if not each.is_meta]
+    if checkpoint is not None and with_memory:
+        raise InputError(
+            f"{with_memory[0]} has memory, which a checkpoint would replace",
+            'build the model under torch.device("meta")',
         )
     return found
+
+
+def _described(found: Sequence[_Found]) -> str:
+    layers = {f"{each.shape} in {dtype_of(each.experts, each.family)}" for each in found}
+    return f"{len(found)} layers, {'; '.join(sorted(layers))}"
 
 
 def _found(model: nn.Module) -> Iterator[_Found]:
@@ -166,64 +166,9 @@ def _found(model: nn.Module) -> Iterator[_Found]:
         for name, experts in block.named_children():
             if not is_experts(experts):
                 continue
-            whole_name = f"{prefix}.{name}".strip(".")
-            if hasattr(experts, LAYER):
+            if hasattr(experts, _LAYER):
+                whole_name = f"{prefix}.{name}".strip(".")
                 raise InputError(f"{whole_name} is adapted already", "call moetune.adapt once")
             family = family_of(experts)
-            yield _Found(
-                name=whole_name, block=block, experts=experts, family=family,
-                shape=_shape(block, experts, family),
-            )  # fmt: skip
-
-
-def _shape(block: nn.Module, experts: nn.Module, family: Family) -> LayerShape:
-    up: torch.Tensor = experts.get_parameter(family.names.up)
-    num_experts, *sizes = up.shape
-    d_model = sizes[1] if family.is_transposed else sizes[0]
-    family.form(experts)  # before any rank goes on
-    top_k = int(getattr(block, family.router).top_k)
-    return LayerShape(
-        d_model=d_model, d_hidden=up[0].numel() // (2 * d_model), num_experts=num_experts,
-        top_k=1 if family.weighs_inputs else top_k, activation="swiglu",
-    )  # fmt: skip
-
-
-def _dtype(found: _Found) -> torch.dtype:
-    return found.experts.get_parameter(found.family.names.up).dtype
-
-
-def _check_dtype(plan: Plan | PlanBook | str | os.PathLike[str] | None, dtype: str) -> None:
-    """Raise InputError unless a plan is for experts of this dtype, or under autocast for others.
-
-    Raises:
-        InputError: it is not, or it is no plan.
-    """
-    if plan is None or isinstance(plan, PlanBook):
-        return
-    plans = plans_of(plan)
-    is_autocast = dtype == "float32"
-    wanted = [one for one in plans if one.workload.dtype == dtype or is_autocast]
-    if not wanted:
-        dtypes = ", ".join(sorted({one.workload.dtype for one in plans}))
-        raise InputError(
-            f"plan {plans[0].id[:6]} is for {dtypes}, the experts are {dtype}",
-            f"make one with `moetune plan --dtype {dtype}`",
-        )
-
-
-def _layer(
-    found: _Found,
-    plan: Plan | PlanBook | str | os.PathLike[str] | None,
-    mesh: DeviceMesh | None,
-    communicator: Communicator,
-) -> tuple[RoutedLayer, BorrowedExperts]:
-    """Return the layer of some experts, whose parameters are whole yet."""
-    family = found.family
-    placement = ExpertPlacement.of(communicator, found.shape.num_experts)
-    experts = BorrowedExperts(found.experts, family.names, family.form(found.experts), placement)
-    layer = RoutedLayer(
-        found.shape, experts, communicator, mesh=mesh, pipeline=plan is not None,
-        plan=None if isinstance(plan, PlanBook) else plan,
-        planbook=plan if isinstance(plan, PlanBook) else None,
-    )  # fmt: skip
-    return layer, experts
+            shape = shape_of(experts, family, top_k=int(getattr(block, family.router).top_k))
+            yield _Found(block=block, experts=experts, family=family, shape=shape)

@@ -1,4 +1,6 @@
-"""Adapted models of every family against transformers' own, on real ranks."""
+"""Adapted models against transformers' own, on real ranks."""
+
+from pathlib import Path
 
 import pytest
 
@@ -6,20 +8,24 @@ from tests.adapters import workers
 from tests.adapters.tiny_models import FAMILIES
 from tests.ranks import run_ranks
 
-FIRST = ("Mixtral", "Qwen3Moe", "GptOss")
-"""Halves in both layouts, and interleaved parts with biases."""
-
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_rank_equals_the_model(family: str) -> None:
-    workers.equal_models([family], (1, 3), ("none", "S2"))
+    workers.equal_models([family], ((1, 3), (3, 2)), ("none", "S2"))
 
 
-@pytest.mark.parametrize(("num_ranks", "degrees"), [(2, (1, 2, 3)), (4, (2,))])
-def test_ranks_with_uneven_tokens_equal_the_model(num_ranks: int, degrees: tuple[int, ...]) -> None:
-    assert run_ranks(workers.equal_models, num_ranks, FIRST, degrees) == [""] * num_ranks
+def test_one_rank_fills_a_model_from_a_checkpoint(tmp_path: Path) -> None:
+    workers.loads(str(tmp_path), ["Qwen3Moe"])
 
 
-def test_every_family_equals_its_model_on_two_ranks() -> None:
-    rest = [family for family in FAMILIES if family not in FIRST]
-    assert run_ranks(workers.equal_models, 2, rest, (2,), ("none", "S3")) == [""] * 2
+def test_faults_are_refused_on_one_rank() -> None:
+    workers.refuses()
+
+
+# One start of the ranks for all that they show: they import transformers.
+def test_two_ranks_equal_the_model_train_save_load_and_refuse(tmp_path: Path) -> None:
+    assert run_ranks(workers.two_ranks, 2, str(tmp_path)) == [""] * 2
+
+
+def test_four_ranks_equal_the_model_with_and_without_replicas_of_experts() -> None:
+    assert run_ranks(workers.four_ranks, 4) == [""] * 4

@@ -45,20 +45,27 @@ class BorrowedExperts:
     Args:
         module: its parameters have this rank's experts, before `keep_own` all ranks' ones, or are
             DTensors of them.
+        are_wrapped: another library's data-parallel wrapper knows that they are no replicas.
 
     Attributes:
         gradients, compute_dtype: as in `Experts`.
     """
 
     def __init__(
-        self, module: nn.Module, names: ExpertNames, form: FusedForm, placement: ExpertPlacement
+        self,
+        module: nn.Module,
+        names: ExpertNames,
+        form: FusedForm,
+        placement: ExpertPlacement,
+        *,
+        are_wrapped: bool = False,
     ) -> None:
         self._module, self._names, self._form = module, names, form
         self.placement = placement
         self.gradients = GradientMean()
         self.compute_dtype: torch.dtype | None = None
         self._wrapper_check: WrapperCheck | None = None
-        if placement.num_ranks > 1:
+        if placement.num_ranks > 1 and not are_wrapped:
             self._wrapper_check = WrapperCheck(placement)
 
     def keep_own(self) -> None:
@@ -73,8 +80,13 @@ class BorrowedExperts:
         for parameter in self.parameters():
             parameter.grad = None
             parameter.data = parameter.detach()[first:last].clone()
-            parameter.allreduce = False  # type: ignore[attr-defined] # a tag wrappers read
         share_checkpoints(self._module, self.placement)
+
+    def mark_own(self) -> None:
+        """Tell data-parallel wrappers that only this rank has the parameters."""
+        if self.placement.num_ranks > 1:
+            for parameter in self.parameters():
+                parameter.allreduce = False  # type: ignore[attr-defined] # a tag wrappers read
 
     @property
     def form(self) -> FusedForm:
