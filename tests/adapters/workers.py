@@ -175,6 +175,32 @@ def trains_under_fsdp() -> None:
     check_states(whole_state(adapted), whole.state_dict())
 
 
+def trains_replicated() -> None:
+    whole = tiny("Qwen3Moe")
+    adapted = moetune.replicate(moetune.adapt(copy.deepcopy(whole)))
+    train(adapted, adapted)
+    train_whole(whole)
+    check_states(whole_state(adapted), whole.state_dict())
+
+
+def trains_in_chunks_of_states() -> None:
+    whole = tiny("Qwen3Moe")
+    adapted = moetune.adapt(copy.deepcopy(whole))
+    model, stepper = moetune.shard(adapted, torch.optim.AdamW(adapted.parameters(), lr=0.01))
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    for _ in range(2):
+        loss_of(model(input_ids=tokens_of(rank_of()[0])).logits, rank_of()[0]).backward()
+        stepper.step()
+        stepper.zero_grad()
+        mean_reference(whole)
+        optimizer.step()
+        optimizer.zero_grad()
+    found = moetune.full_state_dict(model)
+    if rank_of()[0] == 0:
+        assert found.keys() == whole.state_dict().keys()
+        check_states({name: found[name] for name in whole.state_dict()}, whole.state_dict())
+
+
 def trains_with_replicas_of_experts() -> None:
     whole = tiny("Mixtral")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "experts"))
@@ -352,6 +378,8 @@ def two_ranks(folder: str) -> None:
     follows_its_plan()
     trains_under_ddp()
     trains_under_fsdp()
+    trains_replicated()
+    trains_in_chunks_of_states()
     saves(f"{folder}/saved", ("Mixtral", "GptOss"))
     loads(f"{folder}/loaded", ("Mixtral", "Llama4"))
     runs_in_transformers_own_parallelism(f"{folder}/theirs")

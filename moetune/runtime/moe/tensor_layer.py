@@ -1,6 +1,6 @@
 """`TensorExpertLayer`: experts inside a tensor-parallel group, without dispatch (PPMoE §3.3).
 
-First step of a token's way: as in `expert_layer`, with the policy of `tensor`.
+First step of a token's way: as in `planned_layer`, with the policy of `tensor`.
 """
 
 import os
