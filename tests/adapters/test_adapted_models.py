@@ -1,9 +1,12 @@
 """Adapted models against transformers' own, on real ranks."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import moetune
 from tests.adapters import workers
 from tests.adapters.tiny_models import FAMILIES
 from tests.ranks import run_ranks
@@ -29,3 +32,16 @@ def test_two_ranks_equal_the_model_train_save_load_and_refuse(tmp_path: Path) ->
 
 def test_four_ranks_equal_the_model_with_and_without_replicas_of_experts() -> None:
     assert run_ranks(workers.four_ranks, 4) == [""] * 4
+
+
+def test_transformers_is_loaded_by_the_user_alone() -> None:
+    code = "import moetune, sys; moetune.adapt; sys.exit('transformers' in sys.modules)"
+    subprocess.run((sys.executable, "-c", code), check=True)
+
+
+def test_an_older_transformers_has_no_expert_parallelism_to_register_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.distributed.expert_parallel", None)
+    with pytest.raises(moetune.InputError, match="5.23 or newer"):
+        moetune.register_expert_parallel()

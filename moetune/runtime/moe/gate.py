@@ -1,6 +1,6 @@
 """Route tokens: choose each token's experts, with their weights and the balance loss.
 
-Second step of a token's way: after the ranks' agreement in `expert_layer`, before the dispatch is
+Second step of a token's way: after the ranks' agreement in `planned_layer`, before the dispatch is
 planned and `function` takes the tokens.
 
 T tokens of this rank, E experts, K choices a token, D model width.

@@ -1,6 +1,6 @@
 """Checks of what a layer is given: its arguments, and the tokens of each step.
 
-`expert_layer` asks these before ranks agree on a step, so that a rank's problem reaches them all.
+`planned_layer` asks these before ranks agree on a step, so that a rank's problem reaches them all.
 """
 
 import torch
