@@ -43,5 +43,5 @@ def test_an_older_transformers_has_no_expert_parallelism_to_register_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers.distributed.expert_parallel", None)
-    with pytest.raises(moetune.InputError, match="5.23 or newer"):
+    with pytest.raises(moetune.InputError, match=r"5\.23 or newer"):
         moetune.register_expert_parallel()
