@@ -29,12 +29,8 @@ from moetune.runtime.trace import HostRecorder, recorder_of
 _BATCH, _LENGTH = 4, 128
 
 
-def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--plan", help="a plan file, or the id of a plan in the store")
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--save", type=Path, help="folder for the trained model")
-    arguments = parser.parse_args(words)
+def main() -> int:
+    arguments = parse(sys.argv[1:])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     if device.type == "cuda":
@@ -47,6 +43,14 @@ def main(words: Sequence[str]) -> int:
     finally:
         dist.destroy_process_group()
     return 0
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--plan", help="a plan file, or the id of a plan in the store")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--save", type=Path, help="folder for the trained model")
+    return parser.parse_args(words)
 
 
 def train(arguments: argparse.Namespace, device: torch.device) -> None:
@@ -123,4 +127,4 @@ def predicted(book: moetune.PlanBook | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -20,6 +20,8 @@ from moetune.runtime.plans.book import PlanBook, plans_of
 
 AnyPlan: TypeAlias = Plan | PlanBook | str | os.PathLike[str] | None
 """A plan, a book of plans, the path of a plan file, or None for one chunk without reuse."""
+_AUTOCAST = "bfloat16", "float16"
+"""Dtypes of steps with float32 parameters."""
 
 
 def shape_of(experts: nn.Module, family: Family, *, top_k: int) -> LayerShape:
@@ -53,10 +55,11 @@ def check_dtype(plan: AnyPlan, dtype: torch.dtype) -> None:
     Raises:
         InputError: it is not, or it is no plan.
     """
-    if plan is None or isinstance(plan, PlanBook) or dtype == torch.float32:
+    if plan is None or isinstance(plan, PlanBook):
         return
     plans, name = plans_of(plan), dtype_name(dtype)
-    if any(one.workload.dtype == name for one in plans):
+    fitting = {name, *(_AUTOCAST if dtype == torch.float32 else ())}
+    if any(one.workload.dtype in fitting for one in plans):
         return
     found = ", ".join(sorted({one.workload.dtype for one in plans}))
     raise InputError(

@@ -13,6 +13,7 @@ from torch import nn
 
 from moetune.comm.gloo import shared_communicator
 from moetune.comm.group import Communicator
+from moetune.domain.errors import CollectiveError, InputError
 from moetune.runtime.moe.planned_layer import PlannedLayer
 
 
@@ -48,9 +49,30 @@ def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _save(model: Any, save_directory: str | os.PathLike[str], **options: Any) -> None:  # noqa: ANN401 - a model of transformers
-    """Write what the model before `moetune.adapt` would write; all ranks call this."""
-    state = whole_state_dict(model)
-    if dist.get_rank() == 0:
+    """Write what the model before `moetune.adapt` would write; all ranks call this.
+
+    Args:
+        options: of the class's own method, but no state dict.
+
+    Raises:
+        InputError: a state dict was given.
+        CollectiveError: a rank left, or the first one could not write.
+    """
+    if options.get("state_dict") is not None:
+        raise InputError(
+            "save_pretrained gathers the experts of all ranks itself, and was given a state_dict",
+            "omit it, on every rank",
+        )
+    state, world = whole_state_dict(model), shared_communicator()
+    problem: Exception | None = None
+    if world.rank == 0:
         write = type(model).save_pretrained  # the class's own: the model's is this one
-        write(model, save_directory, **{**options, "state_dict": state})
-    shared_communicator().barrier("the end of saving")
+        try:
+            write(model, save_directory, **{**options, "state_dict": state})
+        except Exception as error:  # noqa: BLE001 - raised again when the others know
+            problem = error
+    told = world.broadcast_object("" if problem is None else str(problem), "the end of saving")
+    if problem is not None:
+        raise problem
+    if told:
+        raise CollectiveError(f"the first rank could not save the model: {told}")

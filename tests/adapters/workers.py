@@ -4,8 +4,10 @@ import copy
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import transformers
@@ -13,15 +15,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import DistributedConfig, MixtralForCausalLM
+from transformers import DistributedConfig, MixtralForCausalLM, Qwen3MoeForCausalLM
 
 import moetune
+from examples import finetune
 from moetune.comm.gloo import shared_communicator
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision, Plan
 from moetune.runtime.moe.routed_layer import RoutedLayer
-from tests.adapters.tiny_models import fill, loss_of, tiny, tokens_of
+from tests.adapters.tiny_models import FAMILIES, fill, loss_of, tiny, tokens_of
 from tests.runtime.plans import small_plan
 
 TOLERANCE = 1e-10
@@ -367,6 +370,22 @@ def follows_its_plan() -> None:
     assert "the router gave" in same_on_all(raised(lambda: layer(x, chosen, torch.ones(4, 1))))
 
 
+def runs_the_example(folder: str) -> None:
+    finetune.train(finetune.parse(["--steps", "2", "--save", folder]), torch.device("cpu"))
+    saved = Qwen3MoeForCausalLM.from_pretrained(folder)
+    assert saved.model.layers[0].mlp.experts.gate_up_proj.shape == (8, 256, 128)
+
+
+def fails_to_save(folder: str) -> None:
+    adapted = moetune.adapt(tiny("Mixtral"))
+    error = raised(lambda: adapted.save_pretrained(folder, state_dict=adapted.state_dict()))
+    assert "was given a state_dict" in error
+    Path(f"{folder}-file").touch()
+    expected = moetune.CollectiveError if rank_of()[0] else NotADirectoryError
+    with pytest.raises(expected, match="Not a directory"):
+        adapted.save_pretrained(f"{folder}-file/model")
+
+
 def two_ranks(folder: str) -> None:
     """What is shown on two ranks, which are started once."""
     equal_models(("Mixtral", "Qwen3Moe", "GptOss"), ((1, 2), (2, 1), (3, 3), (2, 3)))
@@ -383,10 +402,12 @@ def two_ranks(folder: str) -> None:
     saves(f"{folder}/saved", ("Mixtral", "GptOss"))
     loads(f"{folder}/loaded", ("Mixtral", "Llama4"))
     runs_in_transformers_own_parallelism(f"{folder}/theirs")
+    runs_the_example(f"{folder}/example")
+    fails_to_save(f"{folder}/refused")
     refuses()
 
 
 def four_ranks() -> None:
     """What is shown on four ranks."""
-    equal_models(("Mixtral", "Qwen3Moe", "GptOss"), ((2, 3),), ("none", "S1"))
+    equal_models(tuple(FAMILIES), ((2, 3),), ("none", "S1"))
     trains_with_replicas_of_experts()
