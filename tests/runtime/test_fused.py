@@ -14,6 +14,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.borrowed import BorrowedExperts, ExpertNames
 from moetune.runtime.moe.fused import ClampedGate, FusedForm
+from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from tests.runtime.grouped_workers import grouped
@@ -108,3 +109,27 @@ def test_gradients_of_a_fused_layer_pass_gradcheck_where_nothing_is_clamped() ->
     chosen = torch.tensor([[0, 1], [1, 2], [3, 0], [2, 3], [0, 2]])
     weights = torch.full((5, 2), 0.5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, w: layer(x, chosen, w), (x.requires_grad_(), weights))
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+@pytest.mark.parametrize(("degree", "strategy"), [(1, "none"), (4, "none"), (4, "S1"), (4, "S4")])
+def test_halves_need_no_more_memory_than_three_matrices(
+    degree: int, strategy: Strategy, *, is_grouped: bool
+) -> None:
+    form = FusedForm(is_transposed=True)
+    experts = BorrowedExperts(
+        Stack(form, bias=False), ExpertNames(up="up", down="down"), form,
+        ExpertPlacement.of(OneRank(), 4),
+    )  # fmt: skip
+    fused = RoutedLayer(SHAPE, experts, OneRank())
+    apart = MoELayer(6, 10, 4, 2, activation="swiglu", dtype=torch.float64)
+    x, dy = torch.randn(2, 512, 6, dtype=torch.float64)
+    x.requires_grad_()
+    routing = apart.gate(x)
+    for layer in (fused, apart):
+        layer.pin(Decision(forward_degree=degree, backward_degree=degree, strategy=strategy))
+    with grouped() if is_grouped else nullcontext():
+        fused(x, routing.experts_TK, routing.weights_TK).backward(dy)
+        apart(x).backward(dy)
+    assert 0 < fused.memory.peak_device_bytes <= apart.memory.peak_device_bytes
+    assert fused.memory.peak_host_bytes == apart.memory.peak_host_bytes

@@ -211,10 +211,11 @@ class DeferredGrads:
             if b2 is not None:
                 totals[3] = products.rows(grads, b2)
             if w2 is not None:
-                name = "pre" if self._weights.form is None else "hidden"  # another width
+                if self._weights.form is not None:
+                    products.drop("pre")  # which is wider than the hidden values
                 for part, saved in self._saved:
-                    products.keep(name, self._hidden(saved), part)
-                totals[2] = self._matrix(products.kept(name), grads, w2)
+                    products.keep("pre", self._hidden(saved), part)
+                totals[2] = self._matrix(products.kept("pre"), grads, w2)
         products.release()
         self._saved.clear()
         self._totals = totals

@@ -181,8 +181,12 @@ class DeferredProducts:
         self._tracker.add(made)
         return made if self._scale == 1 else made.mul_(self._scale)
 
+    def drop(self, name: str) -> None:
+        """Forget what was kept under a name, if anything was."""
+        self._kept.pop(name, None)
+
     def release(self) -> None:
-        """Forget what was kept."""
+        """Forget all that was kept."""
         self._kept.clear()
 
     def _grouped(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
