@@ -7,6 +7,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from moetune.adapters.expert_parallel import register_expert_parallel
+    from moetune.adapters.model import adapt
     from moetune.domain.errors import (
         AbandonedError,
         AllocationError,
@@ -77,6 +79,7 @@ __all__ = [
     "SolveLimitError",
     "StoreUnavailableError",
     "TensorExpertLayer",
+    "adapt",
     "clip_grad_norm_",
     "full_state_dict",
     "load_full_state_dict",
@@ -88,6 +91,7 @@ __all__ = [
     "plan_gradients",
     "prepare_ddp",
     "prepare_fsdp",
+    "register_expert_parallel",
     "replicate",
     "shard",
 ]
@@ -103,6 +107,7 @@ _HOMES = {
     "Quantization": "moetune.domain.quantization",
     "ShardedStates": "moetune.runtime.sharded.state",
     "TensorExpertLayer": "moetune.runtime.moe.tensor_layer",
+    "adapt": "moetune.adapters.model",
     "clip_grad_norm_": "moetune.runtime.parallel.clip",
     "full_state_dict": "moetune.runtime.sharded.state",
     "load_full_state_dict": "moetune.runtime.sharded.state",
@@ -114,6 +119,7 @@ _HOMES = {
     "plan_gradients": "moetune.runtime.parallel.gradient_plan",
     "prepare_ddp": "moetune.runtime.parallel.gradients",
     "prepare_fsdp": "moetune.runtime.parallel.fsdp",
+    "register_expert_parallel": "moetune.adapters.expert_parallel",
     "replicate": "moetune.runtime.parallel.replicate",
     "shard": "moetune.runtime.sharded.shard",
 }

@@ -27,6 +27,7 @@ IMPORTED_ONCE = (
     "torch.distributed.fsdp",
     "moetune.runtime.moe.layer",
     "moetune.store",
+    "transformers.models.mixtral.modeling_mixtral",
 )
 
 

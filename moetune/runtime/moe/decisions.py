@@ -30,6 +30,7 @@ class LayerDecisions:
         key: of the layer; the step's dtype replaces its own.
         rank: this rank's index in the layer's group; the first one warns.
         pipeline, memory_reuse, plan, planbook, placement: as in `MoELayer`.
+        can_place: whether the layer can have its experts in another than the natural order.
 
     Attributes:
         placement: expert of each place; empty for the natural order.
@@ -51,6 +52,7 @@ class LayerDecisions:
         plan: Plan | str | os.PathLike[str] | None,
         planbook: PlanBook | None,
         placement: Sequence[int] | None = None,
+        can_place: bool = True,
     ) -> None:
         self._key, self._rank = key, rank
         self._pinned = _pinned_decision(pipeline)
@@ -61,6 +63,7 @@ class LayerDecisions:
             self._book = _book(plan, planbook, key)
             placed = _placement(placement, self._book, key)
             self.placement = () if placed == tuple(range(key.layer.num_experts)) else placed
+            _check_placement(self.placement, can_place=can_place)
         except InputError as error:
             self._problem = error
         self._plans: dict[torch.dtype, LayerPlans | None] = {}
@@ -235,6 +238,14 @@ def _placement(given: Sequence[int] | None, book: PlanBook, key: LayerKey) -> tu
             "keep the plans of one routing, or give the layer its placement",
         )
     return next(iter(found), ())
+
+
+def _check_placement(placement: tuple[int, ...], *, can_place: bool) -> None:
+    if placement and not can_place:
+        raise InputError(
+            "the plan places experts on other ranks, and this model's stay in their own order",
+            "plan with --expert-placement natural",
+        )
 
 
 def _shortened(placement: tuple[int, ...]) -> str:

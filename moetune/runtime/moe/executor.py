@@ -20,6 +20,7 @@ from moetune.domain.layer import Activation, Phase
 from moetune.domain.quantization import Quantization
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.moe.dispatch import PhaseOrder
+from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.turns import Turn
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
@@ -116,6 +117,7 @@ class PipelineContext:
 
     Args:
         turn: of the step's batch, where it overlaps another one.
+        form: of fused experts, in place of the activation.
     """
 
     communicator: Communicator
@@ -126,6 +128,7 @@ class PipelineContext:
     quantization: Quantization | None = None
     gradient_queue: GradientQueue = field(default_factory=NoGradients)
     turn: Turn | None = None
+    form: FusedForm | None = None
 
     @property
     def tracker(self) -> MemoryTracker:

@@ -71,13 +71,16 @@ class ExpertGrads:
         tracker: MemoryTracker,
     ) -> None:
         self._activation: Activation = weights.activation
+        self._form = weights.form
         self._w1_T, self._w2_T = weights.w1.transpose(1, 2), weights.w2.transpose(1, 2)
         self._w3_T = None if weights.w3 is None else weights.w3.transpose(1, 2)
         self._buffers = buffers
         self._sums = [
             None
             if each is None or dtype is None
-            else GradientSum(each, num_parts, tracker, dtype=dtype, scale=wanted.scale)
+            else GradientSum(
+                each, num_parts, tracker, dtype=dtype, scale=wanted.scale, form=weights.form
+            )
             for each, dtype in zip(weights.parameters, wanted.dtypes, strict=True)
         ]
 
@@ -101,9 +104,13 @@ class ExpertGrads:
         """
         sum_w1, sum_b1, sum_w2, sum_b2, sum_w3 = self._sums
         pre, gate = saved.pre_RH, saved.gate_RH
-        out_hidden = hidden_buffer(pre, self._activation, self._buffers)
-        hidden = activate_again(pre, gate, self._activation, out_hidden)
-        grad_hidden = self._buffers["grad hidden"][: len(pre)]
+        if self._form is not None:
+            hidden, grad_hidden, grad_both = self._form.backward_buffers(self._buffers, len(pre))
+            self._form.activate(pre, hidden)
+        else:
+            out_hidden = hidden_buffer(pre, self._activation, self._buffers)
+            hidden = activate_again(pre, gate, self._activation, out_hidden)
+            grad_hidden = grad_both = self._buffers["grad hidden"][: len(pre)]
         multiply(grad, self._w2_T, part, grad_hidden)
         if combine_weights is not None:
             combine_weights.apply(grad, hidden, grad_hidden, part)
@@ -114,7 +121,10 @@ class ExpertGrads:
             grad_hidden.mul_(gate)
             _add_gemm(sum_w3, inputs, grad_gate, part)
             out = multiply(grad_gate, self._w3_T, part, out)
-        grad_pre = activation_grad_(grad_hidden, pre, self._activation)
+        if self._form is not None:
+            grad_pre = self._form.grad(pre, grad_hidden, grad_both)
+        else:
+            grad_pre = activation_grad_(grad_hidden, pre, self._activation)
         saved_is_free()
         _add_gemm(sum_w1, inputs, grad_pre, part)
         _add_rows(sum_b1, grad_pre, part)
@@ -171,7 +181,10 @@ class DeferredGrads:
             if w3 is not None:
                 self._products.keep("gate", grad_gate, part)
             through_gate = weights.multiply(grad_gate, weights.w3.transpose(1, 2), part, None)
-        grad_pre = activation_grad_(grad_hidden, pre, weights.activation)
+        if weights.form is None:
+            grad_pre = activation_grad_(grad_hidden, pre, weights.activation)
+        else:
+            grad_pre = weights.form.grad(pre, grad_hidden, torch.empty_like(pre))
         if w1 is not None or b1 is not None:
             self._products.keep("pre", grad_pre, part)
         result = weights.multiply(grad_pre, weights.w1.transpose(1, 2), part, None)
@@ -187,9 +200,9 @@ class DeferredGrads:
         if w1 is not None or w3 is not None:
             inputs = products.by_expert(self._inputs_RD)
             if w1 is not None:
-                totals[0] = products.matrix(inputs, products.kept("pre"), w1)
+                totals[0] = self._matrix(inputs, products.kept("pre"), w1)
             if w3 is not None:
-                totals[4] = products.matrix(inputs, products.kept("gate"), w3)
+                totals[4] = self._matrix(inputs, products.kept("gate"), w3)
             del inputs
         if b1 is not None:
             totals[1] = products.rows(products.kept("pre"), b1)
@@ -198,9 +211,11 @@ class DeferredGrads:
             if b2 is not None:
                 totals[3] = products.rows(grads, b2)
             if w2 is not None:
+                if self._weights.form is not None:
+                    products.drop("pre")  # which is wider than the hidden values
                 for part, saved in self._saved:
                     products.keep("pre", self._hidden(saved), part)
-                totals[2] = products.matrix(products.kept("pre"), grads, w2)
+                totals[2] = self._matrix(products.kept("pre"), grads, w2)
         products.release()
         self._saved.clear()
         self._totals = totals
@@ -210,9 +225,18 @@ class DeferredGrads:
         return tuple(self._totals)
 
     def _hidden(self, saved: SavedActivations) -> torch.Tensor:
+        if self._weights.form is not None:
+            return self._weights.activate(saved, {})
         activation = self._weights.activation
         out = hidden_buffer(saved.pre_RH, activation, {})
         return activate_again(saved.pre_RH, saved.gate_RH, activation, out)
+
+    def _matrix(self, x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return xᵀ y of every expert's rows, in the layout of the parameter."""
+        form = self._weights.form
+        if form is not None and form.is_transposed:
+            x, y = y, x
+        return self._products.matrix(x, y, dtype)
 
 
 def _add_gemm(into: GradientSum | None, x: torch.Tensor, y: torch.Tensor, part: Part) -> None:

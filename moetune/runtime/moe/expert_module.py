@@ -4,7 +4,9 @@ Layers call it like any module, so that hooks on it fire: FSDP2's, for example.
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -13,15 +15,60 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.moe.function import ExpertFunction, MemoryPolicy
+from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.optimizer_states import watch_optimizers
 from moetune.runtime.moe.placement import ExpertPlacement, cut, is_dtensor, local_part
 from moetune.runtime.moe.wrappers import WrapperCheck, check_dtensor
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    pass
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _SEED_BITS = 63
+
+
+class LocalExperts(Protocol):
+    """The experts of this rank, as a layer's steps need them.
+
+    Attributes:
+        gradients: makes means of this step's gradients, for data-parallel wrappers.
+        compute_dtype: of the step, whatever that of its tokens; None takes theirs.
+    """
+
+    placement: ExpertPlacement
+    gradients: GradientMean
+    compute_dtype: torch.dtype | None
+
+    @property
+    def form(self) -> FusedForm | None:
+        """Form of fused experts; None of others."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that has the parameters."""
+
+    @property
+    def w1(self) -> torch.Tensor:
+        """Matrices of the up-projection."""
+
+    @property
+    def b1(self) -> torch.Tensor | None:
+        """Biases of the up-projection."""
+
+    @property
+    def local_experts(self) -> int:
+        """Experts of this rank."""
+
+    def check_wrappers(self) -> None:
+        """Check that no data-parallel wrapper mixes the experts of different ranks."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return all parameters."""
+
+    def __call__(
+        self, x_TD: torch.Tensor, weights_TK: torch.Tensor, policy: MemoryPolicy
+    ) -> torch.Tensor:
+        """Return Σₖ weightₖ · expertₖ(x) (T, D)."""
 
 
 class Experts(nn.Module):
@@ -75,9 +122,7 @@ class Experts(nn.Module):
         self._wrapper_check: WrapperCheck | None = None
         if placement.num_ranks > 1:
             self._wrapper_check = WrapperCheck(placement)
-            self.register_state_dict_post_hook(_distribute)  # type: ignore[no-untyped-call]
-            self.register_load_state_dict_pre_hook(_take_own_part)  # type: ignore[no-untyped-call]
-            watch_optimizers(self, placement)
+            share_checkpoints(self, placement)
 
     def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - as nn.Module
         """Set an attribute; `fully_shard` sets its DTensors so.
@@ -86,8 +131,18 @@ class Experts(nn.Module):
             InputError: a DTensor has the experts of different ranks for replicas.
         """
         if is_dtensor(value):
-            check_dtensor(self.placement, name, value)
+            check_dtensor(self.placement, f"experts.{name}", value)
         super().__setattr__(name, value)
+
+    @property
+    def form(self) -> FusedForm | None:
+        """None: each product has a matrix of its own."""
+        return None
+
+    @property
+    def module(self) -> nn.Module:
+        """The module itself."""
+        return self
 
     @property
     def local_experts(self) -> int:
@@ -134,41 +189,64 @@ class Experts(nn.Module):
         """
         # w1, b1, w2, b2 and w3, as they were registered
         parameters = [
-            self._local(name, each) if is_dtensor(each) else each
+            local_experts(self.placement, f"experts.{name}", each)
             for name, each in self._parameters.items()
         ]
         y_TD: torch.Tensor = ExpertFunction.apply(x_TD, weights_TK, policy, *parameters)  # type: ignore[no-untyped-call]
         return y_TD
 
-    def _local(self, name: str, parameter: "DTensor") -> torch.Tensor:
-        """Return this rank's experts of a parameter, which FSDP2 has gathered before."""
-        check_dtensor(self.placement, name, parameter)
-        local: torch.Tensor = parameter.to_local()
-        if local.shape != (self.local_experts, *parameter.shape[1:]):
-            raise InputError(
-                f"experts.{name} is placed {parameter.placements}: {tuple(local.shape)} of "
-                f"{tuple(parameter.shape)} are here, not {self.local_experts} whole experts",
-                "leave it to moetune.prepare_fsdp, which gathers it for each call",
-            )
-        return local
+
+def local_experts(
+    placement: ExpertPlacement, name: str, parameter: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Return this rank's experts of a parameter, which FSDP2 has gathered before.
+
+    Raises:
+        InputError: it is a DTensor of other experts, or of parts of them.
+    """
+    if not is_dtensor(parameter):
+        return parameter
+    check_dtensor(placement, name, parameter)
+    local: torch.Tensor = parameter.to_local()
+    if local.shape != (placement.num_local, *parameter.shape[1:]):
+        raise InputError(
+            f"{name} is placed {parameter.placements}: {tuple(local.shape)} of "
+            f"{tuple(parameter.shape)} are here, not {placement.num_local} whole experts",
+            "leave it to moetune.prepare_fsdp, which gathers it for each call",
+        )
+    return local
 
 
-def _distribute(experts: Experts, state: dict[str, Any], prefix: str, _: object) -> None:
+def share_checkpoints(experts: nn.Module, placement: ExpertPlacement) -> None:
+    """Make DTensors of all ranks' experts of a module's entries in state dicts: see `placement`."""
+    experts.register_state_dict_post_hook(partial(_distribute, placement))
+    experts.register_load_state_dict_pre_hook(partial(_take_own_part, placement))
+    watch_optimizers(experts, placement)
+
+
+def _distribute(
+    placement: ExpertPlacement, experts: nn.Module, state: dict[str, Any], prefix: str, _: object
+) -> None:
     """Replace plain tensors in a state dict by DTensors; variables (`keep_vars`) stay."""
     for name, parameter in experts.named_parameters(recurse=False):
         value = state.get(prefix + name)
         if isinstance(value, torch.Tensor) and not (is_dtensor(value) or value is parameter):
-            state[prefix + name] = experts.placement.distribute(value)
+            state[prefix + name] = placement.distribute(value)
 
 
 def _take_own_part(
-    experts: Experts, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: object
+    placement: ExpertPlacement,
+    experts: nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    metadata: dict[str, Any],
+    *_: object,
 ) -> None:
     """Replace all ranks' experts in a state dict that is being loaded by this rank's."""
     for name, parameter in experts.named_parameters(recurse=False):
         value = state.get(prefix + name)
         if isinstance(value, torch.Tensor) and not is_dtensor(parameter):
-            part = experts.placement.own_part(value, prefix + name)
+            part = placement.own_part(value, prefix + name)
             # An assigned slice would keep the memory of all experts.
             is_assigned = metadata.get("assign_to_params_buffers", False)
             state[prefix + name] = part.clone() if is_assigned else part

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from moetune.domain.layer import Activation
+from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.kernels import (
     activate,
 )
@@ -32,6 +33,7 @@ class SavedActivations:
 
     Args:
         pre_RH: x·W₁ + b₁; relu replaces it by its result, which serves its derivative as well.
+            Of experts in a fused form it is twice as wide.
         gate_RH: x·W₃ for swiglu, else None.
     """
 
@@ -63,9 +65,10 @@ class ExpertWeights:
     """The local experts' parameters in the dtype of a step, and their forward on a chunk.
 
     Args:
-        w1, w3: (E, D, H).
+        w1, w3: (E, D, H); a fused w1 is (E, D, 2·H).
         w2: (E, H, D).
         scaled: products in 8 bits, of one phase; None where the layer is not quantized.
+        form: of fused experts, in place of the activation; None of others.
     """
 
     activation: Activation
@@ -75,6 +78,7 @@ class ExpertWeights:
     b2: torch.Tensor | None
     w3: torch.Tensor | None
     scaled: ScaledProducts | None = None
+    form: FusedForm | None = None
 
     @classmethod
     def of(
@@ -83,12 +87,21 @@ class ExpertWeights:
         parameters: Sequence[Any],
         dtype: torch.dtype,
         scaled: ScaledProducts | None = None,
+        form: FusedForm | None = None,
     ) -> "ExpertWeights":
-        """Return the weights from w1, b1, w2, b2 and w3, cast where they have another dtype."""
+        """Return the weights from w1, b1, w2, b2 and w3, cast where they have another dtype.
+
+        Args:
+            parameters: of fused experts, in the layout of their form.
+        """
         w1, b1, w2, b2, w3 = (
             each if each is None or each.dtype == dtype else each.to(dtype) for each in parameters
         )
-        return cls(activation=activation, w1=w1, b1=b1, w2=w2, b2=b2, w3=w3, scaled=scaled)
+        if form is not None:
+            w1, w2 = form.stored(w1), form.stored(w2)
+        return cls(
+            activation=activation, w1=w1, b1=b1, w2=w2, b2=b2, w3=w3, scaled=scaled, form=form
+        )
 
     @property
     def parameters(self) -> tuple[torch.Tensor | None, ...]:
@@ -98,7 +111,13 @@ class ExpertWeights:
     @property
     def d_hidden(self) -> int:
         """H."""
-        return self.w1.shape[2]
+        return self.w2.shape[1]
+
+    @property
+    def saved_widths(self) -> dict[str, int]:
+        """Widths of `SavedActivations`, by name."""
+        widths = {"pre": self.w1.shape[2]}
+        return widths if self.w3 is None else widths | {"gate": self.w3.shape[2]}
 
     def hidden_shapes(self, num_rows: int, *, backward: bool) -> dict[str, Shape]:
         """Return the shapes of a phase's buffers besides `SavedActivations`, for one chunk.
@@ -106,7 +125,10 @@ class ExpertWeights:
         Args:
             num_rows: of the largest chunk.
         """
-        names = () if self.activation == "relu" else ("hidden",)
+        if self.form is not None and backward:
+            return self.form.backward_shapes(num_rows, self.d_hidden)
+        is_in_place = self.form is None and self.activation == "relu"
+        names = () if is_in_place else ("hidden",)
         names = (*names, "grad hidden") if backward else names
         return dict.fromkeys(names, (num_rows, self.d_hidden))
 
@@ -114,11 +136,12 @@ class ExpertWeights:
         self, num_rows: int, like: torch.Tensor, tracker: MemoryTracker
     ) -> SavedActivations:
         """Return uninitialised memory for all rows of a step."""
-        shape = num_rows, self.d_hidden
-        return SavedActivations(
-            pre_RH=tracker.empty("the experts' pre-activations", shape, like),
-            gate_RH=None if self.w3 is None else tracker.empty("the experts' gates", shape, like),
-        )
+        widths = self.saved_widths
+        pre_RH = tracker.empty("the experts' pre-activations", (num_rows, widths["pre"]), like)
+        gate_RH = None
+        if "gate" in widths:
+            gate_RH = tracker.empty("the experts' gates", (num_rows, widths["gate"]), like)
+        return SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
 
     def multiply(
         self,
@@ -144,6 +167,8 @@ class ExpertWeights:
 
     def activate(self, saved: SavedActivations, buffers: Buffers) -> torch.Tensor:
         """Return the hidden values (R, H), in the buffer "hidden" or, for relu, in place."""
+        if self.form is not None:
+            return self.form.activate(saved.pre_RH, self._hidden(saved.pre_RH, buffers))
         out = hidden_buffer(saved.pre_RH, self.activation, buffers)
         return activate(saved.pre_RH, saved.gate_RH, self.activation, out)
 
@@ -152,6 +177,11 @@ class ExpertWeights:
     ) -> torch.Tensor:
         """Return h·W₂ + b₂ (R, D)."""
         return self.multiply(hidden, self.w2, part, out, self.b2)
+
+    def _hidden(self, pre: torch.Tensor, buffers: Buffers) -> torch.Tensor:
+        if "hidden" in buffers:
+            return buffers["hidden"][: len(pre)]
+        return pre.new_empty((len(pre), self.d_hidden))
 
 
 def hidden_buffer(pre: torch.Tensor, activation: Activation, buffers: Buffers) -> torch.Tensor:

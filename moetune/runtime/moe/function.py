@@ -177,9 +177,9 @@ def _cast(
     context, scaled = policy.context, None
     if context.quantization is not None and context.quantization.multiplies:
         scaled = ScaledProducts(context.quantization, phase, context.tracker)
-    weights = ExpertWeights.of(context.activation, parameters, dtype, scaled)
+    weights = ExpertWeights.of(context.activation, parameters, dtype, scaled, context.form)
     pairs = zip(weights.parameters, parameters, strict=True)
-    copies = [cast for cast, each in pairs if cast is not None and cast is not each]
+    copies = [cast for cast, each in pairs if cast is not None and cast.dtype != each.dtype]
     if copies:
         context.tracker.add(*copies)
     return weights

@@ -1,6 +1,6 @@
 """Route tokens: choose each token's experts, with their weights and the balance loss.
 
-Second step of a token's way: after the ranks' agreement in `expert_layer`, before the dispatch is
+Second step of a token's way: after the ranks' agreement in `planned_layer`, before the dispatch is
 planned and `function` takes the tokens.
 
 T tokens of this rank, E experts, K choices a token, D model width.
@@ -31,15 +31,15 @@ class Routing:
             without a capacity.
         capacity: pairs of this rank that an expert takes at most; None takes all.
         aux_loss: E · Σₑ fₑ·pₑ over this rank's tokens, before any drop; with sequence shards,
-            over those of all ranks.
+            over those of all ranks. None where the router is the caller's.
     """
 
     x_TD: torch.Tensor
     weights_TK: torch.Tensor
     experts_TK: torch.Tensor
-    places_TK: torch.Tensor | None
-    capacity: int | None
-    aux_loss: torch.Tensor
+    places_TK: torch.Tensor | None = None
+    capacity: int | None = None
+    aux_loss: torch.Tensor | None = None
 
     @property
     def kept(self) -> torch.Tensor | None:

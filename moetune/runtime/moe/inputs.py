@@ -1,6 +1,6 @@
 """Checks of what a layer is given: its arguments, and the tokens of each step.
 
-`expert_layer` asks these before ranks agree on a step, so that a rank's problem reaches them all.
+`planned_layer` asks these before ranks agree on a step, so that a rank's problem reaches them all.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.quantization import Quantization
-from moetune.runtime.moe.expert_module import Experts
+from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.quantized import problem_of
 
@@ -54,7 +54,7 @@ def input_problem(
     dtype: torch.dtype,
     *,
     shape: LayerShape,
-    experts: Experts,
+    experts: LocalExperts,
     quantization: Quantization | None,
 ) -> str:
     """Return why the experts cannot take a step's tokens; "" if they can.

@@ -230,6 +230,7 @@ class Offload:
         num_rows: rows that this rank receives in the step.
         like: a tensor of the activations' dtype and device.
         is_needed: False without gradients: no backward pass can follow.
+        is_fused: the experts' gates are in the pre-activations.
 
     Attributes:
         offloads_input: the experts' inputs are copied.
@@ -245,14 +246,18 @@ class Offload:
         layer: LayerShape,
         like: torch.Tensor,
         is_needed: bool,
+        is_fused: bool = False,
     ) -> None:
         self.offloads_input = strategy in OFFLOADS_INPUT
         self.offloads_middle = strategy in OFFLOADS_MIDDLE
         self._copies = host.copies
         widths = {"input": layer.d_model} if self.offloads_input else {}
         if self.offloads_middle:
-            names = ("pre", "gate") if layer.activation == "swiglu" else ("pre",)
-            widths |= dict.fromkeys(names, layer.d_hidden)
+            if is_fused:
+                widths["pre"] = 2 * layer.d_hidden
+            else:
+                names = ("pre", "gate") if layer.activation == "swiglu" else ("pre",)
+                widths |= dict.fromkeys(names, layer.d_hidden)
         self._names = list(widths)
         shapes = [(num_rows, width) for width in widths.values()]
         self._loan: Loan | None = host.pool.borrow(shapes, like) if is_needed and shapes else None

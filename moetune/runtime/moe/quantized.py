@@ -1,6 +1,6 @@
 """Checks of a quantized layer: of its arguments when it is made, and of each step's device.
 
-`expert_layer` calls these; `scaled_products` and `packed` run what they let through.
+`expert_layer` and `planned_layer` call these; `scaled_products` and `packed` run what passes.
 """
 
 import torch

@@ -89,16 +89,18 @@ class _ReusePhase:
         """
         degree, width = self._order.degree, self._values_TD.shape[1]
         most_sent, most = max(map(sum, self._order.send_counts)), max(self._num_received)
-        hidden = ["pre"] if self._experts.w3 is None else ["pre", "gate"]
-        hidden += self._experts.hidden_shapes(most, backward="grads" in at_experts)
-        d_hidden = self._experts.d_hidden
+        hidden = {name: (most, wide) for name, wide in self._experts.saved_widths.items()}
+        hidden |= self._experts.hidden_shapes(most, backward="grads" in at_experts)
         shapes = {
             "travelling": RingShape(num_buffers=num_travelling, rows=most_sent, width=width),
             **{
                 name: RingShape(num_buffers=min(number, degree), rows=most, width=width)
                 for name, number in at_experts.items()
             },
-            **dict.fromkeys(hidden, RingShape(num_buffers=1, rows=most, width=d_hidden)),
+            **{
+                name: RingShape(num_buffers=1, rows=rows, width=wide)
+                for name, (rows, wide) in hidden.items()
+            },
         }
         if self._places_R is not None:
             shapes["grouped"] = RingShape(num_buffers=1, rows=most, width=width)
@@ -301,7 +303,7 @@ class _ReuseBackward(_ReusePhase):
                 copy.wait()
             return saved
         saved = self._project_up(chunk, inputs)
-        if self._experts.activation == "relu":
+        if self._experts.form is None and self._experts.activation == "relu":
             saved.pre_RH.relu_()
         return saved
 

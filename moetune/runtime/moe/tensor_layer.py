@@ -1,6 +1,6 @@
 """`TensorExpertLayer`: experts inside a tensor-parallel group, without dispatch (PPMoE §3.3).
 
-First step of a token's way: as in `expert_layer`, with the policy of `tensor`.
+First step of a token's way: as in `planned_layer`, with the policy of `tensor`.
 """
 
 import os
@@ -21,9 +21,10 @@ from moetune.runtime.moe.counts import MOST_EXPECTED, open_beside_counts
 from moetune.runtime.moe.decisions import forced_strategy
 from moetune.runtime.moe.dispatch import GroupedRows
 from moetune.runtime.moe.executor import PipelineContext
-from moetune.runtime.moe.expert_layer import ExpertLayer, Step
+from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
+from moetune.runtime.moe.planned_layer import Route, Step
 from moetune.runtime.moe.products import has_grouped
 from moetune.runtime.moe.tensor import TensorParallel
 from moetune.runtime.moe.tensor_tokens import (
@@ -116,19 +117,21 @@ class TensorExpertLayer(ExpertLayer):
         if sequence_parallel:
             self.gate.use_sequence_shards(self.communicator)
 
-    def _prepare(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype) -> Step:
+    def _prepare(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route) -> Step:
         """Agree, decide and route, with one stop of the host where all ranks have all tokens.
 
         Shards take two: the gate sums over the ranks, and choices are gathered by the shards'
         sizes, so that the ranks must agree before.
         """
         if self.communicator.num_ranks > 1 and not self.sequence_parallel:
-            return self._prepare_at_once(x, opening, dtype)
+            return self._prepare_at_once(x, opening, dtype, route)
         num_tokens, note = agree_on_tokens(self.communicator, opening, x.device)
         planned = self._decide(num_tokens, note, dtype)
-        return self._step(planned, self._route(x), self._sharing(num_tokens))
+        return self._step(planned, route(), self._sharing(num_tokens))
 
-    def _prepare_at_once(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype) -> Step:
+    def _prepare_at_once(
+        self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
+    ) -> Step:
         """Read the counts of rows with the agreement, for the chunks that are expected.
 
         Counts of replicated tokens are the rank's own. Where the ranks agree on other chunks, they
@@ -136,7 +139,7 @@ class TensorExpertLayer(ExpertLayer):
         """
         degrees = self._expected.get(opening.num_tokens, self._degrees)
         sharing = ReplicatedTokens(self.communicator, (opening.num_tokens,))
-        routing = None if opening.problem else self._route(x)
+        routing = None if opening.problem else route()
         cells = None if routing is None else self._cells(routing.experts_TK, sharing, degrees)
         rows, counts_CL = open_beside_counts(
             opening, None if cells is None else cells.counts_CL, self.communicator, x.device
@@ -160,10 +163,6 @@ class TensorExpertLayer(ExpertLayer):
     @property
     def _degrees(self) -> tuple[int, int]:
         return self.decision.forward_degree, self.decision.backward_degree
-
-    def _route(self, x: torch.Tensor) -> Routing:
-        routing: Routing = self.gate(x.reshape(-1, self.shape.d_model))
-        return routing
 
     def _cells(
         self, experts_TK: torch.Tensor, sharing: TokenSharing, degrees: tuple[int, int]

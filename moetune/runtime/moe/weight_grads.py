@@ -13,9 +13,13 @@ from collections.abc import Sequence
 
 import torch
 
+from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.products import Part, add_product, widened_mm
 from moetune.runtime.moe.scaled_products import ScaledProducts
 from moetune.runtime.moe.workspace import MemoryTracker
+
+_MATRICES = 3
+"""Dimensions of one matrix for each expert; biases have two."""
 
 
 class GradientSum:
@@ -30,6 +34,7 @@ class GradientSum:
         weights: the parameter in the dtype of the step.
         dtype: of the gradient, the parameter's own.
         scale: factor of the gradient.
+        form: of fused experts, whose matrices may have another layout.
     """
 
     def __init__(
@@ -40,14 +45,18 @@ class GradientSum:
         *,
         dtype: torch.dtype,
         scale: float = 1.0,
+        form: FusedForm | None = None,
     ) -> None:
         narrow = weights.dtype.itemsize < torch.float32.itemsize
         exact = torch.float32 if narrow and num_parts > 1 else weights.dtype
         self._is_widened = dtype.itemsize > weights.dtype.itemsize
         self._tracker, self._dtype, self._scale = tracker, dtype, scale
-        self._total = tracker.empty(
-            "a gradient", weights.shape, weights, dtype=dtype if self._is_widened else exact
-        )
+        is_transposed = form is not None and form.is_transposed and weights.dim() == _MATRICES
+        self._stored = tracker.empty(
+            "a gradient", weights.mT.shape if is_transposed else weights.shape, weights,
+            dtype=dtype if self._is_widened else exact,
+        )  # fmt: skip
+        self._total = self._stored.mT if is_transposed else self._stored
         self._begun = [False] * len(weights)
 
     def add_gemm(self, x: torch.Tensor, y: torch.Tensor, part: Part) -> None:
@@ -69,14 +78,16 @@ class GradientSum:
             self._add(expert, _sum_of_rows(y[low:high], dtype))
 
     def total(self) -> torch.Tensor:
-        """Return the gradient, zero for experts without rows."""
+        """Return the gradient in the layout of the parameter, zero for experts without rows."""
         for expert, begun in enumerate(self._begun):
             if not begun:
                 self._total[expert].zero_()
-        if self._total.dtype == self._dtype:
-            return self._total
-        total = self._tracker.empty("a gradient", self._total.shape, self._total, dtype=self._dtype)
-        return total.copy_(self._total)
+        stored = self._stored
+        if stored.dtype == self._dtype:
+            return stored
+        return self._tracker.empty("a gradient", stored.shape, stored, dtype=self._dtype).copy_(
+            stored
+        )
 
     def _add(self, expert: int, value: torch.Tensor) -> None:
         if self._scale != 1:
@@ -170,8 +181,12 @@ class DeferredProducts:
         self._tracker.add(made)
         return made if self._scale == 1 else made.mul_(self._scale)
 
+    def drop(self, name: str) -> None:
+        """Forget what was kept under a name, if anything was."""
+        self._kept.pop(name, None)
+
     def release(self) -> None:
-        """Forget what was kept."""
+        """Forget all that was kept."""
         self._kept.clear()
 
     def _grouped(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

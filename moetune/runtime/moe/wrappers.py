@@ -77,7 +77,7 @@ def check_dtensor(placement: ExpertPlacement, name: str, value: torch.Tensor) ->
     if is_dtensor(value) and len(value) != placement.num_experts:
         ranks = sorted(value.device_mesh.mesh.flatten().tolist())
         raise InputError(
-            f"experts.{name} would be a DTensor of {len(value)} experts over ranks {ranks}, but "
+            f"{name} would be a DTensor of {len(value)} experts over ranks {ranks}, but "
             f"each of the ranks {list(placement.members)} has others of the layer's "
             f"{placement.num_experts}",
             "call moetune.prepare_fsdp(model, mesh) first, and fully_shard the model then",

@@ -23,7 +23,7 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.document import digest
 from moetune.domain.errors import InputError
 from moetune.domain.gradients import AT_START, GradientPiece, GradientSchedule
-from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.turns import current_batch
 from moetune.runtime.parallel.flat import FlatGradients
 from moetune.runtime.parallel.senders import sender_of
@@ -91,7 +91,7 @@ class DenseGradients:
         for number, name in enumerate(self._names):
             dense[name].register_post_accumulate_grad_hook(partial(self._made, number))
         for module in model.modules():
-            if isinstance(module, ExpertLayer):
+            if isinstance(module, PlannedLayer):
                 module.gradient_queue = self
         model.register_forward_pre_hook(self._abandon)
 

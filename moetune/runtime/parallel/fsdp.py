@@ -15,9 +15,9 @@ from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.executor import GradientMean
-from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.moe.expert_module import Experts
+from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.placement import EXPERTS, is_dtensor
+from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.parallel.replicas import (
     check_placements,
     equalize,
@@ -65,7 +65,7 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
             meshes[members] = _expert_mesh(layer, data_parallel, mesh.device_type)
         replicas, spread = meshes[members]
         if not layer.experts.w1.is_meta:
-            layer.experts.to(mesh.device_type)
+            layer.experts.module.to(mesh.device_type)
         equalize(layer.experts.parameters(), GroupCommunicator(replicas.get_group()))
         _distribute(layer.experts, spread)
         # The gate's gradient is a mean over ranks, that of experts a sum over their group's tokens.
@@ -81,15 +81,15 @@ def _communicator(mesh: DeviceMesh) -> Communicator:
     return new_communicator(mesh.mesh.flatten().tolist(), purpose="data-parallel ranks")
 
 
-def _distribute(experts: Experts, mesh: DeviceMesh) -> None:
+def _distribute(experts: LocalExperts, mesh: DeviceMesh) -> None:
     """Make DTensors of the parameters, in their memory."""
-    for name, parameter in tuple(experts.named_parameters()):
+    for name, parameter in tuple(experts.module.named_parameters()):
         whole = DTensor.from_local(parameter.detach(), mesh, [Shard(0)], run_check=False)
-        setattr(experts, name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+        setattr(experts.module, name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
 
 
 def _fully_shard(
-    experts: Experts, replicas: DeviceMesh, given: dict[str, Any]
+    experts: LocalExperts, replicas: DeviceMesh, given: dict[str, Any]
 ) -> torch.dtype | None:
     """Shard experts over their replicas; return the dtype of their computation.
 
@@ -102,7 +102,7 @@ def _fully_shard(
     is_whole = is_whole and not isinstance(options.get("offload_policy"), CPUOffloadPolicy)
     ignored = set(experts.parameters()) if is_whole else None
     fully_shard(
-        experts, mesh=replicas, ignored_params=ignored,
+        experts.module, mesh=replicas, ignored_params=ignored,
         shard_placement_fn=lambda parameter: _placement(parameter, experts, replicas.size()),
         **options,
     )  # fmt: skip
@@ -110,7 +110,7 @@ def _fully_shard(
     return dtype
 
 
-def _placement(parameter: nn.Parameter, experts: Experts, num_replicas: int) -> Shard:
+def _placement(parameter: nn.Parameter, experts: LocalExperts, num_replicas: int) -> Shard:
     """Return the first dimension that divides evenly: whole experts where they do.
 
     Raises:
@@ -128,7 +128,7 @@ def _placement(parameter: nn.Parameter, experts: Experts, num_replicas: int) -> 
 
 
 def _expert_mesh(
-    layer: ExpertLayer, data_parallel: Communicator, device_type: str
+    layer: PlannedLayer, data_parallel: Communicator, device_type: str
 ) -> tuple[DeviceMesh, DeviceMesh]:
     """Return one mesh's dimensions of replicas and of experts, the layer's own where it has it."""
     groups = expert_groups(layer, data_parallel)

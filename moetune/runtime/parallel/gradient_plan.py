@@ -18,7 +18,7 @@ from moetune.domain.constraints import Order
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InputError
 from moetune.domain.gradients import GradientSchedule
-from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.parallel.dense_gradients import GRADIENT_MARK, PHASE_MARK, DenseGradients
 from moetune.runtime.parallel.replicate import dense_gradients_of
 from moetune.runtime.trace import NoRecorder, RecordedSpan, recorder_of
@@ -82,7 +82,7 @@ def _recorded(
     model: nn.Module, gradients: DenseGradients, step: Callable[[], object]
 ) -> list[BackwardStage]:
     """Run a step and return the stages of its backward pass."""
-    layers = [each for each in model.modules() if isinstance(each, ExpertLayer)]
+    layers = [each for each in model.modules() if isinstance(each, PlannedLayer)]
     recorders = [layer.recorder for layer in layers]
     recorder = recorder_of(gradients.device)
     try:

@@ -12,8 +12,8 @@ from torch import nn
 from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.process_group import GroupCommunicator
 from moetune.comm.transfer import Transfer
+from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.executor import GradientMean
-from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.replicas import (
     check_placements,
     equalize,
@@ -55,15 +55,15 @@ def average_experts(model: nn.Module, group: dist.ProcessGroup | None) -> list[s
         InputError: a layer is spread over ranks outside of the group.
         RankMismatchError: replicas of experts have different places; the same on all ranks.
     """
-    check_placements(model, GroupCommunicator(group))
+    if dist.is_available() and dist.is_initialized():
+        check_placements(model, GroupCommunicator(group))
+    names = {id(each): name for name, each in model.named_parameters()}
     found: list[str] = []
     means: dict[tuple[int, ...], GradientMean] = {}
-    for prefix, layer in spread_layers(model):
-        if not isinstance(layer, MoELayer):
+    for _, layer in spread_layers(model):
+        if not isinstance(layer, AllToAllLayer):
             continue
-        found += (
-            f"{prefix}.experts.{name}".strip(".") for name, _ in layer.experts.named_parameters()
-        )
+        found += (names[id(each)] for each in layer.experts.parameters())
         members = layer.communicator.members
         if members not in means:
             means[members] = _mean_over(group, layer)
@@ -72,7 +72,7 @@ def average_experts(model: nn.Module, group: dist.ProcessGroup | None) -> list[s
     return found
 
 
-def _mean_over(group: dist.ProcessGroup | None, layer: MoELayer) -> GradientMean:
+def _mean_over(group: dist.ProcessGroup | None, layer: AllToAllLayer) -> GradientMean:
     """Return what makes means over the group of the gradients of layers like this one."""
     data_parallel = GroupCommunicator(group)
     groups = expert_groups(layer, data_parallel)

@@ -10,17 +10,17 @@ from moetune.comm.agree import agree_on_digest
 from moetune.comm.group import Communicator
 from moetune.domain.document import digest
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.planned_layer import PlannedLayer
 
 
-def spread_layers(model: nn.Module) -> Iterator[tuple[str, ExpertLayer]]:
+def spread_layers(model: nn.Module) -> Iterator[tuple[str, PlannedLayer]]:
     """Yield the layers, by name, whose experts are spread over several ranks."""
     for name, module in model.named_modules():
-        if isinstance(module, ExpertLayer) and module.communicator.num_ranks > 1:
+        if isinstance(module, PlannedLayer) and module.communicator.num_ranks > 1:
             yield name, module
 
 
-def expert_groups(layer: ExpertLayer, data_parallel: Communicator) -> tuple[tuple[int, ...], ...]:
+def expert_groups(layer: PlannedLayer, data_parallel: Communicator) -> tuple[tuple[int, ...], ...]:
     """Return the ranks in the world of every group that has a copy of the layer; a collective.
 
     Ranks of one place in their groups have the same experts.
@@ -57,7 +57,7 @@ def check_placements(model: nn.Module, data_parallel: Communicator) -> None:
         agree_on_digest(data_parallel, digest(found)[:12], "placements of experts", None)
 
 
-def mesh_of_replicas(layer: ExpertLayer, groups: tuple[tuple[int, ...], ...]) -> DeviceMesh | None:
+def mesh_of_replicas(layer: PlannedLayer, groups: tuple[tuple[int, ...], ...]) -> DeviceMesh | None:
     """Return the mesh of replicas and experts that the layer was made with, if it has all groups.
 
     Args:

@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layout import check_micro_batches
-from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.parallel.gradients import GradientBuffer, gradient_buffers
 from moetune.runtime.parallel.groups import ParallelGroups
 
@@ -174,7 +174,7 @@ def _gradient_buffers(parts: nn.ModuleList, ranks: ParallelGroups) -> list[Gradi
     experts = [
         parameter
         for module in parts.modules()
-        if isinstance(module, MoELayer)
+        if isinstance(module, AllToAllLayer)
         for parameter in module.experts.parameters()
     ]
     mine = {id(parameter) for parameter in experts}

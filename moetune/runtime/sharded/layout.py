@@ -7,8 +7,8 @@ from torch import nn
 
 from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, pack
 from moetune.domain.errors import InputError, RankMismatchError
+from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.sharded.options import ShardOptions
 from moetune.runtime.sharded.replicas import ReplicaGroup
 
@@ -37,12 +37,12 @@ def find_units(model: nn.Module) -> tuple[Unit, ...]:
     return tuple(_units(model, "", names, set()))
 
 
-def expert_layers(model: nn.Module) -> dict[str, MoELayer]:
+def expert_layers(model: nn.Module) -> dict[str, AllToAllLayer]:
     """Return the MoE layer of each parameter that expert-parallel ranks do not replicate."""
-    owners: dict[int, MoELayer] = {
+    owners: dict[int, AllToAllLayer] = {
         id(parameter): module
         for module in model.modules()
-        if isinstance(module, MoELayer) and module.communicator.num_ranks > 1
+        if isinstance(module, AllToAllLayer) and module.communicator.num_ranks > 1
         for parameter in module.experts.parameters()
     }
     return {
@@ -108,7 +108,7 @@ def replica_groups(
     return replicas_of, labels
 
 
-def _check_natural(layers: Mapping[str, MoELayer], replicas: ReplicaGroup) -> None:
+def _check_natural(layers: Mapping[str, AllToAllLayer], replicas: ReplicaGroup) -> None:
     placed = sorted(name for name, layer in layers.items() if layer.experts.placement.order)
     name = next(filter(None, replicas.all_gather_text(placed[0] if placed else "")), "")
     if name:

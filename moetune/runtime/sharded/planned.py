@@ -6,7 +6,7 @@ from torch import nn
 
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Chunks, Plan
-from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.plans.book import plans_of
 from moetune.runtime.sharded.options import ShardOptions
 from moetune.runtime.sharded.replicas import ReplicaGroup
@@ -73,7 +73,7 @@ def _check_ranks(plan: Plan, replicas: ReplicaGroup, name: str) -> None:
 def _check_experts(plan: Plan, model: nn.Module, name: str) -> None:
     """Raise InputError unless the model has the plan's layers of experts, and as many."""
     whole, wanted = plan.inputs.request.whole, plan.workload.key
-    layers = [module for module in model.modules() if isinstance(module, ExpertLayer)]
+    layers = [module for module in model.modules() if isinstance(module, PlannedLayer)]
     number = whole.num_moe_layers if whole is not None else 0
     if len(layers) != number:
         raise InputError(
@@ -97,7 +97,7 @@ def _check_size(plan: Plan, model: nn.Module, name: str) -> None:
     spread = {
         id(parameter): module.communicator.num_ranks
         for module in model.modules()
-        if isinstance(module, ExpertLayer)
+        if isinstance(module, PlannedLayer)
         for parameter in module.experts.parameters()
     }
     found = sum(one.numel() * spread.get(id(one), 1) for one in model.parameters())

@@ -1,0 +1,1 @@
+"""Models of other libraries with moetune's expert layers: see `moetune.adapt`."""

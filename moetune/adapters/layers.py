@@ -1,0 +1,95 @@
+"""The expert layer of one module of experts: its shape, its plan, and the layer itself."""
+
+import os
+from typing import TypeAlias
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from moetune.adapters.families import Family
+from moetune.comm.group import Communicator
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import Plan
+from moetune.runtime.moe.borrowed import BorrowedExperts
+from moetune.runtime.moe.decisions import dtype_name
+from moetune.runtime.moe.placement import ExpertPlacement
+from moetune.runtime.moe.routed_layer import RoutedLayer
+from moetune.runtime.plans.book import PlanBook, plans_of
+
+AnyPlan: TypeAlias = Plan | PlanBook | str | os.PathLike[str] | None
+"""A plan, a book of plans, the path of a plan file, or None for one chunk without reuse."""
+_AUTOCAST = "bfloat16", "float16"
+"""Dtypes of steps with float32 parameters."""
+
+
+def shape_of(experts: nn.Module, family: Family, *, top_k: int) -> LayerShape:
+    """Return the shape of all experts of a layer, as plans have it.
+
+    Args:
+        experts: parameters of all experts, or DTensors.
+        top_k: of the router.
+
+    Raises:
+        InputError: the runtime has not the experts' activation.
+    """
+    family.form(experts)
+    up = experts.get_parameter(family.names.up)
+    num_experts, *sizes = up.shape
+    d_model, d_both = reversed(sizes) if family.is_transposed else sizes
+    return LayerShape(
+        d_model=d_model, d_hidden=d_both // 2, num_experts=num_experts,
+        top_k=1 if family.weighs_inputs else top_k, activation="swiglu",
+    )  # fmt: skip
+
+
+def dtype_of(experts: nn.Module, family: Family) -> torch.dtype:
+    """Return the dtype of a module's experts."""
+    return experts.get_parameter(family.names.up).dtype
+
+
+def check_dtype(plan: AnyPlan, dtype: torch.dtype) -> None:
+    """Raise InputError unless a plan is for experts of a dtype, or, under autocast, a narrower one.
+
+    Raises:
+        InputError: it is not, or it is no plan.
+    """
+    if plan is None or isinstance(plan, PlanBook):
+        return
+    plans, name = plans_of(plan), dtype_name(dtype)
+    fitting = {name, *(_AUTOCAST if dtype == torch.float32 else ())}
+    if any(one.workload.dtype in fitting for one in plans):
+        return
+    found = ", ".join(sorted({one.workload.dtype for one in plans}))
+    raise InputError(
+        f"plan {plans[0].id[:6]} is for {found}, the experts are {name}",
+        f"make one with `moetune plan --dtype {name}`",
+    )
+
+
+def routed_layer(
+    experts: nn.Module,
+    family: Family,
+    shape: LayerShape,
+    plan: AnyPlan,
+    communicator: Communicator,
+    *,
+    mesh: DeviceMesh | None = None,
+    are_wrapped: bool = False,
+) -> tuple[RoutedLayer, BorrowedExperts]:
+    """Return the layer of a module's experts, which are not cut yet.
+
+    Args:
+        are_wrapped: the model's library cuts and wraps them itself.
+    """
+    own = BorrowedExperts(
+        experts, family.names, family.form(experts),
+        ExpertPlacement.of(communicator, shape.num_experts), are_wrapped=are_wrapped,
+    )  # fmt: skip
+    layer = RoutedLayer(
+        shape, own, communicator, mesh=mesh, pipeline=plan is not None,
+        plan=None if isinstance(plan, PlanBook) else plan,
+        planbook=plan if isinstance(plan, PlanBook) else None,
+    )  # fmt: skip
+    return layer, own

@@ -1,0 +1,174 @@
+"""`adapt`: run a transformers model's experts through moetune's expert layer."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from moetune.adapters.families import Family, family_of, is_experts
+from moetune.adapters.input_weights import weigh_inputs
+from moetune.adapters.layers import AnyPlan, check_dtype, dtype_of, routed_layer, shape_of
+from moetune.adapters.loading import load_checkpoint
+from moetune.adapters.saving import save_whole
+from moetune.adapters.together import do_together
+from moetune.comm.gloo import communicator_of, shared_communicator
+from moetune.comm.group import Communicator
+from moetune.comm.launched import check_joined
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape, check_divisible
+from moetune.runtime.moe.inputs import expert_group
+from moetune.runtime.moe.routed_layer import RoutedLayer
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+_LAYER = "moetune"
+"""Name of the layer in its module of experts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """One module of experts in its block."""
+
+    block: nn.Module
+    experts: nn.Module
+    family: Family
+    shape: LayerShape
+
+
+def adapt(
+    model: ModelT,
+    plan: AnyPlan = None,
+    mesh: DeviceMesh | None = None,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> ModelT:
+    """Make a transformers model's experts run in chunks over the ranks, and return it.
+
+    Routers, shared experts and everything else stay the model's own. Experts are spread over the
+    ranks, rank r of P keeping experts r·E/P … (r+1)·E/P − 1 of each layer; parameters keep their
+    names, and are cut in place, before an optimizer is made. Every rank has tokens of its own.
+    Gradients of experts are sums over all ranks' tokens: see `moetune.prepare_ddp`. State dicts
+    have DTensors of all experts, and `save_pretrained`, which all ranks then call together, writes
+    what it would write of the model before.
+
+    Args:
+        model: of transformers 5.20 or newer, equal on all ranks, which all call this.
+        plan: of the model's expert layers, the path of a plan file, or a book of plans; None runs
+            one chunk and reuses no memory.
+        mesh: experts are spread over its last dimension, and a first one has their replicas;
+            default all ranks.
+        checkpoint: a folder of safetensors to fill a model with that was built on the meta device;
+            each rank reads its own experts alone.
+
+    Raises:
+        InputError: the model has no experts, or some of a class that is not supported; it is
+            adapted already; the ranks do not divide the experts; the plan is for another layer,
+            dtype or number of ranks; the mesh has not this rank; or the checkpoint is not the
+            model's, or the model has memory already.
+        RankMismatchError: the ranks have different models or plans, or only some can adapt theirs.
+        CollectiveError: an exchange failed.
+    """
+    communicator = _communicator(mesh)
+    found = do_together(
+        communicator, lambda: _usable(model, plan, checkpoint, communicator), _described
+    )
+    layers = [
+        routed_layer(each.experts, each.family, each.shape, plan, communicator, mesh=mesh)
+        for each in found
+    ]
+    for layer, _ in layers:
+        layer.agree_on_plans()
+    for each, (layer, experts) in zip(found, layers, strict=True):
+        experts.keep_own()
+        _install(each, layer)
+    if checkpoint is not None:
+        do_together(communicator, lambda: load_checkpoint(model, checkpoint), lambda _: "loaded")
+    for _, experts in layers:
+        experts.mark_own()
+    save_whole(model, communicator)
+    return model
+
+
+def _install(found: _Found, layer: RoutedLayer) -> None:
+    """Let a layer compute what a module of experts computes in its block."""
+    found.experts.add_module(_LAYER, layer)
+    found.experts.forward = partial(_forward, layer)
+    if found.family.weighs_inputs:
+        found.block.forward = partial(weigh_inputs, found.block)
+
+
+def _forward(
+    layer: RoutedLayer,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    result: torch.Tensor = layer(hidden_states, top_k_index, top_k_weights)
+    return result
+
+
+def _communicator(mesh: DeviceMesh | None) -> Communicator:
+    check_joined("the model")
+    if mesh is None:
+        return shared_communicator()
+    if mesh.get_coordinate() is None:
+        raise InputError(
+            f"the mesh has ranks {mesh.mesh.flatten().tolist()}, this one is not among them",
+            "call moetune.adapt on the mesh's ranks alone, or give a mesh of all",
+        )
+    return communicator_of(expert_group(mesh, None))
+
+
+def _usable(
+    model: nn.Module,
+    plan: AnyPlan,
+    checkpoint: str | os.PathLike[str] | None,
+    communicator: Communicator,
+) -> Sequence[_Found]:
+    """Return the model's experts.
+
+    Raises:
+        InputError: it has none that can be adapted, or the plan or the checkpoint are not for it.
+    """
+    found = list(_found(model))
+    if not found:
+        raise InputError(
+            f"{type(model).__name__} has no experts", "moetune.MoELayer is for models of your own"
+        )
+    for each in found:
+        check_divisible(each.shape.num_experts, communicator.num_ranks)
+        check_dtype(plan, dtype_of(each.experts, each.family))
+    with_memory = [name for name, each in model.named_parameters() if not each.is_meta]
+    if checkpoint is not None and with_memory:
+        raise InputError(
+            f"{with_memory[0]} has memory, which a checkpoint would replace",
+            'build the model under torch.device("meta")',
+        )
+    return found
+
+
+def _described(found: Sequence[_Found]) -> str:
+    layers = {f"{each.shape} in {dtype_of(each.experts, each.family)}" for each in found}
+    return f"{len(found)} layers, {'; '.join(sorted(layers))}"
+
+
+def _found(model: nn.Module) -> Iterator[_Found]:
+    """Yield the modules of experts.
+
+    Raises:
+        InputError: one is of an unknown class, or adapted already.
+    """
+    for prefix, block in model.named_modules():
+        for name, experts in block.named_children():
+            if not is_experts(experts):
+                continue
+            if hasattr(experts, _LAYER):
+                whole_name = f"{prefix}.{name}".strip(".")
+                raise InputError(f"{whole_name} is adapted already", "call moetune.adapt once")
+            family = family_of(experts)
+            shape = shape_of(experts, family, top_k=int(getattr(block, family.router).top_k))
+            yield _Found(block=block, experts=experts, family=family, shape=shape)

@@ -1,0 +1,155 @@
+"""The steps of layers whose tokens travel to their experts by all-to-all, and back.
+
+First step of a token's way: as in `planned_layer`, with the policies of `keep` and `reuse`.
+"""
+
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import ClassVar
+
+import torch
+
+from moetune.comm.agree import Opening, agree_on_tokens
+from moetune.comm.group import Communicator
+from moetune.domain.layer import ExpertParallel
+from moetune.domain.placement import places_of
+from moetune.runtime.moe.cells import Cells
+from moetune.runtime.moe.counts import MOST_EXPECTED, RowCounts, exchange_counts, open_with_counts
+from moetune.runtime.moe.dispatch import Dispatch, GroupedRows
+from moetune.runtime.moe.executor import PipelineContext
+from moetune.runtime.moe.function import MemoryPolicy
+from moetune.runtime.moe.gate import Routing
+from moetune.runtime.moe.keep import KeepActivations
+from moetune.runtime.moe.offload import Copies, DeviceCopies, Host, HostPool, Offload
+from moetune.runtime.moe.planned_layer import PlannedLayer, Route, Step
+from moetune.runtime.moe.products import has_grouped
+from moetune.runtime.moe.reuse import ReuseBuffers
+
+
+class AllToAllLayer(PlannedLayer):
+    """Experts between a dispatch and a combine over the ranks of a group."""
+
+    expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
+    _has_met = False
+    """Whether the ranks have compared their layers, whose shape is the size of an exchange."""
+    _counting: Communicator | None = None
+    """That of the last step: the next one's counts travel before the ranks agree on another."""
+
+    def offload_with(self, copies: Copies) -> None:
+        """Copy to and from the host with `copies` from now on."""
+        self._host = replace(self._host, copies=copies)
+
+    @cached_property
+    def _host(self) -> Host:
+        return Host(pool=HostPool(self._host_tracker), copies=DeviceCopies())
+
+    def _prepare(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route) -> Step:
+        """Agree, decide and route, with one stop of the host from the second call on.
+
+        Counts of rows travel with the opening, for the chunks that this number of tokens had
+        before. Only if the ranks agree on others is there a second exchange.
+        """
+        if self.communicator.num_ranks == 1:
+            planned = self._decide(*opening.alone(), dtype)
+            routing = route()
+            return self._step(planned, routing, self._cells(routing, self._degrees), None)
+        if not self._has_met:
+            agreed = agree_on_tokens(self.communicator, opening, x.device)
+            self._has_met = True
+            planned = self._decide(*agreed, dtype)
+            routing = route()
+            return self._step(planned, routing, self._cells(routing, self._degrees), None)
+        return self._prepare_at_once(x, opening, dtype, route)
+
+    def _prepare_at_once(
+        self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
+    ) -> Step:
+        degrees = self._expected.get(opening.num_tokens, self._degrees)
+        routing = None if opening.problem else route()
+        cells = None if routing is None else self._cells(routing, degrees)
+        sent = cells.counts_CPL if cells is not None else self._no_counts(x.device)
+        counting = self._counting or self.communicator
+        rows, counts = open_with_counts(opening, sent, degrees, counting)
+        planned = self._decide(*opening.agree(rows, self.communicator), dtype)
+        # A problem on any rank has raised on all.
+        assert routing is not None  # noqa: S101
+        assert cells is not None  # noqa: S101
+        if counts is None or degrees != self._degrees or counting is not self._exchanging:
+            cells, counts = self._cells(routing, self._degrees), None
+        if len(self._expected) >= MOST_EXPECTED:
+            self._expected.clear()
+        self._expected[opening.num_tokens] = self._degrees
+        return self._step(planned, routing, cells, counts)
+
+    @property
+    def _degrees(self) -> tuple[int, int]:
+        return self.decision.forward_degree, self.decision.backward_degree
+
+    @cached_property
+    def _expected(self) -> dict[int, tuple[int, int]]:
+        """Degrees that this rank's numbers of tokens had before; a guess, never relied on."""
+        return {}
+
+    def _cells(self, routing: Routing, degrees: tuple[int, int]) -> Cells:
+        return Cells(
+            self._places_of(routing.experts_TK), routing.kept, num_experts=self.shape.num_experts,
+            num_ranks=self.communicator.num_ranks, degrees=degrees,
+        )  # fmt: skip
+
+    def _places_of(self, experts_TK: torch.Tensor) -> torch.Tensor:
+        """Return the places of experts: rows travel to those."""
+        order = self.experts.placement.order
+        if not order:
+            return experts_TK
+        places_E = self._known_places.get(experts_TK.device)
+        if places_E is None:
+            places_E = torch.tensor(places_of(order), device=experts_TK.device)
+            self._known_places[experts_TK.device] = places_E
+        return places_E[experts_TK]
+
+    @cached_property
+    def _known_places(self) -> dict[torch.device, torch.Tensor]:
+        """Place of each expert, on each device where it was needed."""
+        return {}
+
+    def _no_counts(self, device: torch.device) -> torch.Tensor:
+        """Return the counts of a rank whose input has a problem."""
+        shape = 1, self.communicator.num_ranks, self.experts.local_experts
+        return torch.zeros(shape, dtype=torch.int64, device=device)
+
+    def _step(
+        self, num_tokens: int, routing: Routing, cells: Cells, counts: RowCounts | None
+    ) -> Step:
+        if counts is None:
+            counts = exchange_counts(cells.counts_CPL, self._exchanging)
+        self._record(counts.rows_CL)
+        self._counting = self._exchanging
+        return Step(
+            num_tokens=num_tokens, routing=routing, policy=partial(self._policy, cells, counts)
+        )
+
+    def _policy(
+        self, cells: Cells, counts: RowCounts, x_TD: torch.Tensor, context: PipelineContext
+    ) -> MemoryPolicy:
+        bias = self.experts.b1 is not None
+        grouped = None
+        is_scaled = self.quantization is not None and self.quantization.multiplies
+        if is_scaled or has_grouped(x_TD, self.experts.w1):
+            num_rows = sum(map(sum, counts.rows_CL))
+            on_device_CL = counts.receive_PCL.sum(0)
+            grouped = GroupedRows.of(on_device_CL, num_rows, like=x_TD, bias=bias)
+        return self._policy_of(cells.dispatch(counts, grouped=grouped), x_TD, context)
+
+    def _policy_of(
+        self, dispatch: Dispatch, x_TD: torch.Tensor, context: PipelineContext
+    ) -> MemoryPolicy:
+        decision = self.decision
+        self._num_dropped = dispatch.num_dropped
+        self._tracker.add(*dispatch.tensors)
+        if dispatch.is_single_chunk or decision.strategy == "none":
+            return KeepActivations(context=context, dispatch=dispatch, order=decision.order)
+        offload = Offload(
+            decision.strategy, self._host, num_rows=dispatch.num_received, layer=self.shape,
+            like=x_TD, is_needed=torch.is_grad_enabled(), is_fused=self.experts.form is not None,
+        )  # fmt: skip
+        return ReuseBuffers(context=context, dispatch=dispatch, offload=offload)

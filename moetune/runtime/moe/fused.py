@@ -1,0 +1,145 @@
+"""Experts whose gate and up-projection are one matrix, as model libraries store them.
+
+One product gives both: h = f(g)·u of (g, u) = x·W₁ + b₁, for swiglu with f = silu. `experts` and
+`expert_grads` compute here what they compute in `kernels` for experts of one matrix each.
+
+R rows, H hidden width, F = 2·H, E local experts.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+
+from moetune.runtime.moe.workspace import Shape
+
+GateFunction = Literal["silu", "gelu", "gelu_tanh", "relu"]
+_APPROXIMATION = MappingProxyType({"gelu": "none", "gelu_tanh": "tanh"})
+_BLOCK_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**25})
+"""Values of a temporary: few enough for a CPU's cache, and many enough for a GPU's launches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClampedGate:
+    """h = (u + 1)·g·σ(α·g) of g ≤ limit and |u| ≤ limit, as in gpt-oss."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedForm:
+    """The form of such experts.
+
+    Args:
+        function: of the gate.
+        is_interleaved: columns g, u, g, u, …; otherwise all of g, then all of u.
+        is_transposed: parameters are (E, out, in), as those of `nn.Linear`.
+        clamped: in place of the function.
+    """
+
+    function: GateFunction = "silu"
+    is_interleaved: bool = False
+    is_transposed: bool = False
+    clamped: ClampedGate | None = None
+
+    def stored(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Return a view (E, in, out) of a parameter, or a parameter's layout of such a matrix."""
+        return matrix.transpose(1, 2) if self.is_transposed else matrix
+
+    def split(self, fused_RF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return views (R, H) of the gate's part and of the up-projection's."""
+        if self.is_interleaved:
+            return fused_RF[:, ::2], fused_RF[:, 1::2]
+        gate, up = fused_RF.chunk(2, dim=1)
+        return gate, up
+
+    def backward_shapes(self, num_rows: int, d_hidden: int) -> dict[str, Shape]:
+        """Return the shapes of a backward phase's buffers, for one chunk."""
+        shapes = {"grad pre": (num_rows, 2 * d_hidden)}
+        if self.is_interleaved:  # whose halves no GEMM reads or writes
+            shapes |= dict.fromkeys(("hidden", "grad hidden"), (num_rows, d_hidden))
+        return shapes
+
+    def backward_buffers(
+        self, buffers: Mapping[str, torch.Tensor], num_rows: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return memory for the hidden values, their gradient (R, H), and that of both (R, F).
+
+        Halves take it in turn: `grad` writes over the first two.
+        """
+        grad_RF = buffers["grad pre"][:num_rows]
+        if self.is_interleaved:
+            return buffers["hidden"][:num_rows], buffers["grad hidden"][:num_rows], grad_RF
+        grad_hidden, hidden = self.split(grad_RF)
+        return hidden, grad_hidden, grad_RF
+
+    def activate(self, pre_RF: torch.Tensor, out_RH: torch.Tensor) -> torch.Tensor:
+        """Return h in `out_RH`."""
+        gate, up = self.split(pre_RF)
+        if self.clamped is None:
+            return self._apply(gate, out_RH).mul_(up)
+        for some in _blocks(out_RH):
+            g, u, s = self._clamp(gate[some], up[some], self.clamped)
+            torch.mul(u.add_(1), g.mul_(s), out=out_RH[some])
+        return out_RH
+
+    def grad(
+        self, pre_RF: torch.Tensor, grad_RH: torch.Tensor, out_RF: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the gradient of g and u in `out_RF`.
+
+        Args:
+            grad_RH: of h; overwritten, and perhaps the gate's part of `out_RF` itself.
+        """
+        (gate, up), (grad_gate, grad_up) = self.split(pre_RF), self.split(out_RF)
+        if self.clamped is None:
+            self._apply(gate, grad_up).mul_(grad_RH)
+            self._derive(grad_RH.mul_(up), gate, grad_gate)
+            return out_RF
+        limit, alpha = self.clamped.limit, self.clamped.alpha
+        for some in _blocks(grad_RH):
+            g, u, s = self._clamp(gate[some], up[some], self.clamped)
+            is_free = up[some].abs() <= limit
+            u.add_(1).mul_(grad_RH[some]).mul_(gate[some] <= limit)
+            torch.mul(g * s, grad_RH[some], out=grad_up[some]).mul_(is_free)
+            # σ + α·g·σ·(1 − σ)
+            torch.mul(u, g.mul_(1 - s).mul_(alpha).add_(1).mul_(s), out=grad_gate[some])
+        return out_RF
+
+    def _apply(self, gate: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if self.function == "silu":
+            torch.ops.aten.silu.out(gate, out=out)
+        elif self.function == "relu":
+            torch.clamp(gate, min=0, out=out)
+        else:
+            torch.ops.aten.gelu.out(gate, approximate=_APPROXIMATION[self.function], out=out)
+        return out
+
+    def _derive(self, grad: torch.Tensor, gate: torch.Tensor, out: torch.Tensor) -> None:
+        """Write grad · f'(gate)."""
+        if self.function == "silu":
+            torch.ops.aten.silu_backward.grad_input(grad, gate, grad_input=out)
+        elif self.function == "relu":
+            torch.ops.aten.threshold_backward.grad_input(grad, gate, 0, grad_input=out)
+        else:
+            torch.ops.aten.gelu_backward.grad_input(
+                grad, gate, approximate=_APPROXIMATION[self.function], grad_input=out
+            )
+
+    @staticmethod
+    def _clamp(
+        gate: torch.Tensor, up: torch.Tensor, clamped: ClampedGate
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the clamped gate and up-projection, and σ(α·gate)."""
+        gate = gate.clamp(max=clamped.limit)
+        up = up.clamp(min=-clamped.limit, max=clamped.limit)
+        return gate, up, (gate * clamped.alpha).sigmoid_()
+
+
+def _blocks(rows: torch.Tensor) -> Iterator[slice]:
+    values = _BLOCK_VALUES.get(rows.device.type, _BLOCK_VALUES["cuda"])
+    step = max(1, values // max(1, rows.shape[1]))
+    return (slice(low, low + step) for low in range(0, len(rows), step))

@@ -1,0 +1,289 @@
+"""The base of all layers whose steps follow plans: decisions, memory, and the order of a pass.
+
+First step of a token's way: `run` lets the layer's kind agree with the other ranks, look the plan
+up and ask for the routing, and hands the tokens to `function` with that kind's memory policy.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch._compile import _disable_dynamo
+from torch.distributed.device_mesh import DeviceMesh
+
+from moetune.comm.agree import Opening
+from moetune.comm.group import Communicator
+from moetune.comm.hierarchical import hierarchical_of
+from moetune.comm.launched import ranks_per_node
+from moetune.domain.errors import InputError
+from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
+from moetune.domain.plan import SAFE_DECISION, Decision
+from moetune.domain.quantization import Quantization
+from moetune.domain.routing_record import RoutingRecord
+from moetune.runtime.moe.decisions import LayerDecisions
+from moetune.runtime.moe.executor import GradientQueue, NoGradients, PipelineContext
+from moetune.runtime.moe.expert_module import LocalExperts
+from moetune.runtime.moe.function import MemoryPolicy
+from moetune.runtime.moe.gate import Routing
+from moetune.runtime.moe.inputs import input_dtype, input_problem, is_capturing
+from moetune.runtime.moe.loads import LoadRecorder
+from moetune.runtime.moe.quantized import check_keeps
+from moetune.runtime.moe.turns import NUM_BATCHES, current_batch, current_turn
+from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
+from moetune.runtime.plans.timers import NoWatch, Watch
+from moetune.runtime.trace import NoRecorder, SpanRecorder
+
+Route = Callable[[], Routing]
+"""Gives a step's routing, when it is time for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step that all ranks agree on, before its tokens leave.
+
+    Args:
+        num_tokens: to look plans up by.
+        policy: makes the memory policy, given the experts' tokens and the context.
+    """
+
+    num_tokens: int
+    routing: Routing
+    policy: Callable[[torch.Tensor, PipelineContext], MemoryPolicy]
+
+
+class PlannedLayer(nn.Module, ABC):
+    """Experts that are spread over the ranks of a group, without their gate.
+
+    Args:
+        shape: of the layer, as plans have it.
+        experts: of this rank; kinds of layers register them as a module, or leave that to others.
+        decisions: of the layer.
+        tracker: of the device's memory.
+
+    Attributes:
+        expert_parallel: the kind of expert parallelism, as in its plans.
+        sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
+        quantization: of the experts' products and of the rows on the wire; None for neither.
+        gradient_queue: of dense gradients, sent between the exchanges of backward phases.
+    """
+
+    expert_parallel: ClassVar[ExpertParallel]
+    experts: LocalExperts
+    pad_to_capacity = False
+
+    def __init__(
+        self,
+        shape: LayerShape,
+        experts: LocalExperts,
+        communicator: Communicator,
+        *,
+        decisions: LayerDecisions,
+        tracker: MemoryTracker,
+        mesh: DeviceMesh | None = None,
+        sequence_parallel: bool = False,
+        quantization: Quantization | None = None,
+    ) -> None:
+        super().__init__()
+        check_divisible(shape.num_experts, communicator.num_ranks)
+        self.shape, self.quantization = shape, quantization
+        self.sequence_parallel = sequence_parallel
+        self.communicator, self.mesh = communicator, mesh
+        self._hierarchical: Communicator | None = None
+        self._tracker, self._host_tracker = tracker, MemoryTracker("host")
+        self.recorder: SpanRecorder = NoRecorder()
+        self.gradient_queue: GradientQueue = NoGradients()
+        self.decision = SAFE_DECISION
+        self._num_dropped: int | torch.Tensor = 0
+        self._decisions = decisions
+        self._workspaces = [Workspace(tracker) for _ in range(NUM_BATCHES)]
+        self._loads = LoadRecorder(experts.local_experts)
+
+    # Never compiled, because the tokens decide the exchanges' sizes. `torch.compiler.disable` would
+    # load the compiler with this module, in every process that only measures.
+    @_disable_dynamo
+    def run(self, x: torch.Tensor, route: Route, problem: str = "") -> torch.Tensor:
+        """Return the experts' weighted outputs.
+
+        Args:
+            x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
+            problem: why this rank has no routing; "" if it has one.
+
+        Returns:
+            The same shape and dtype as `x`.
+
+        Raises:
+            InputError: `x` has another width or dtype than the layer (one rank).
+            RankMismatchError: the ranks differ; the same on every rank.
+            CollectiveError: an exchange failed.
+            AllocationError: there is no memory for the step.
+        """
+        self.experts.check_wrappers()
+        dtype = self.experts.compute_dtype or input_dtype(x)
+        width = x.shape[-1] if x.dim() else 0
+        opening = Opening(
+            num_tokens=x.numel() // width if width else 0, signature=self._signature(x, dtype),
+            problem=problem or input_problem(
+                x, dtype, shape=self.shape, experts=self.experts, quantization=self.quantization
+            ),
+            note=self._decisions.note(dtype),
+        )  # fmt: skip
+        with self._tracker.explain("a forward pass"):
+            step = self._prepare(x, opening, dtype, route)
+            routing = step.routing
+            x_TD = routing.x_TD.to(dtype)
+            watch: Watch = NoWatch()
+            # Beside another batch a phase takes as long as that one computes.
+            if not is_capturing(x) and current_turn() is None:
+                watch = self._decisions.watch(step.num_tokens, dtype, x.device)
+            policy = step.policy(x_TD, self._context(watch.recorder))
+            watch.begin()
+            with torch.autocast(x.device.type, enabled=False):
+                y_TD: torch.Tensor = self.experts(x_TD, routing.weights_TK, policy)
+            watch.end_forward(y_TD)
+        # Not a view: an in-place operation on one would drop the hooks that FSDP2 sets on it.
+        y: torch.Tensor = torch.ops.aten._unsafe_view(y_TD.to(x.dtype), x.shape)  # noqa: SLF001
+        return y
+
+    def agree_on_plans(self) -> None:
+        """Compare the ranks' plans; all ranks call this.
+
+        Raises:
+            InputError: no rank can use its plan.
+            RankMismatchError: the ranks have different plans, or one cannot use its own; on all.
+            CollectiveError: the exchange failed.
+        """
+        self._decisions.agree(self.communicator, 0)
+
+    def pin(self, decision: Decision | None) -> None:
+        """Run with `decision` from now on, on all ranks alike; None goes back to the plan.
+
+        Raises:
+            InputError: it reuses memory, and the experts are quantized.
+        """
+        if self.quantization is not None and decision is not None:
+            check_keeps(decision.strategy)
+        self._decisions.pin(decision)
+
+    def poison_buffers(self) -> None:
+        """Fill every reused buffer with NaN before its use, to find reads of old values; slow."""
+        self._workspaces = [Workspace(self._tracker, poison=True) for _ in range(NUM_BATCHES)]
+
+    @property
+    def num_dropped(self) -> int:
+        """Pairs over the capacity in the last forward pass."""
+        return int(self._num_dropped)
+
+    @property
+    def memory(self) -> MemoryUse:
+        """Memory that the layer holds now, and its peak since `reset_peak_memory`."""
+        device, host = self._tracker, self._host_tracker
+        return MemoryUse(
+            device_bytes=device.num_bytes, peak_device_bytes=device.peak_bytes,
+            host_bytes=host.num_bytes, peak_host_bytes=host.peak_bytes,
+        )  # fmt: skip
+
+    def reset_peak_memory(self) -> None:
+        """Reset the peaks to the memory that the layer holds now."""
+        self._tracker.reset_peak()
+        self._host_tracker.reset_peak()
+
+    def routing_record(self) -> RoutingRecord:
+        """Return how the tokens of training steps were routed; all ranks call this together.
+
+        Counts that the host reads anyway are summed, so that recording costs no exchange.
+
+        Raises:
+            InputError: no step was recorded, or rows are padded to a capacity, which the host does
+                not count; on all ranks.
+            CollectiveError: the exchange failed.
+        """
+        if self.pad_to_capacity:
+            raise InputError(
+                "a layer that pads to its capacity has no counts to record",
+                "record with pad_to_capacity=False",
+            )
+        record = self._loads.record(self.communicator, top_k=self.shape.top_k)
+        return record.in_order_of(self.experts.placement.order)
+
+    def forget_routing(self) -> None:
+        """Begin the record of the routing anew, on all ranks alike."""
+        self._loads.clear()
+
+    def _record(self, rows_CL: Sequence[Sequence[int]]) -> None:
+        """Add a training step's rows to the record, [piece][local expert]."""
+        if self.training and torch.is_grad_enabled():
+            self._loads.add(rows_CL)
+
+    def extra_repr(self) -> str:
+        """Show the shape and the ranks."""
+        shape = self.shape
+        return (
+            f"d_model={shape.d_model}, d_hidden={shape.d_hidden}, "
+            f"num_experts={shape.num_experts}, top_k={shape.top_k}, "
+            f"activation={shape.activation}, ranks={self.communicator.num_ranks}"
+        )
+
+    @abstractmethod
+    def _prepare(
+        self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
+    ) -> "Step":
+        """Agree with the other ranks, decide, and route the tokens.
+
+        Raises:
+            InputError: the input has a problem (one rank).
+            RankMismatchError: the ranks differ; the same on every rank.
+            CollectiveError: an exchange failed.
+        """
+
+    def _decide(self, num_tokens: tuple[int, ...], note: int, dtype: torch.dtype) -> int:
+        """Set this step's decision, once the ranks agree; return the tokens that it is for.
+
+        Args:
+            num_tokens: of every rank.
+            note: the first rank's.
+        """
+        self._decisions.heed(note, dtype)
+        tokens = self._planned_tokens(num_tokens)
+        self.decision = self._decisions.decide(tokens, dtype)
+        return tokens
+
+    def _context(self, recorder: SpanRecorder | None) -> PipelineContext:
+        """Return the step's context, with the layer's own recorder if the user set one."""
+        if recorder is None or not isinstance(self.recorder, NoRecorder):
+            recorder = self.recorder
+        return PipelineContext(
+            communicator=self._exchanging, activation=self.shape.activation, recorder=recorder,
+            workspace=self._workspaces[current_batch()], gradients=self.experts.gradients,
+            quantization=self.quantization, gradient_queue=self.gradient_queue,
+            turn=current_turn(), form=self.experts.form,
+        )  # fmt: skip
+
+    @property
+    def _exchanging(self) -> Communicator:
+        """The communicator of the step's dispatcher; the hierarchical one is made at its first."""
+        if self.decision.dispatcher == "flat":
+            return self.communicator
+        if self.pad_to_capacity:
+            raise InputError(
+                "rows that are padded to a capacity do not travel in two steps",
+                'pin or plan the dispatcher "flat", or leave pad_to_capacity out',
+            )
+        if self._hierarchical is None:
+            # All ranks have the same decision, so that they make its groups together.
+            self._hierarchical = hierarchical_of(
+                self.communicator, ranks_per_node=ranks_per_node(self.communicator.num_ranks)
+            )
+        return self._hierarchical
+
+    def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
+        """Return the number of tokens to look plans up by, from those of every rank."""
+        return max(num_tokens)
+
+    def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
+        return (
+            f"{self.shape}, {dtype}, {self.quantization}, {self._decisions.version}, "
+            f"gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
+        )

@@ -1,0 +1,96 @@
+"""`RoutedLayer`: experts behind a router of the caller's, over the ranks of a group.
+
+First step of a token's way: as in `all_to_all`, without a gate.
+"""
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch._compile import _disable_dynamo
+from torch.distributed.device_mesh import DeviceMesh
+
+from moetune.comm.group import Communicator
+from moetune.domain.layer import LayerKey, LayerShape
+from moetune.domain.plan import Plan
+from moetune.runtime.moe.all_to_all import AllToAllLayer
+from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
+from moetune.runtime.moe.expert_module import LocalExperts
+from moetune.runtime.moe.gate import Routing
+from moetune.runtime.moe.workspace import MemoryTracker
+from moetune.runtime.plans.book import PlanBook
+
+
+class RoutedLayer(AllToAllLayer):
+    """Experts that a router of the caller's has chosen.
+
+    The layer has no parameters: its experts are a module of the caller's.
+
+    Args:
+        shape: of the layer, as plans have it.
+        experts: of this rank.
+        pipeline, memory_reuse, plan, planbook: as in `MoELayer`.
+
+    Raises:
+        InputError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        shape: LayerShape,
+        experts: LocalExperts,
+        communicator: Communicator,
+        *,
+        mesh: DeviceMesh | None = None,
+        pipeline: bool | int = True,
+        memory_reuse: bool | str = True,
+        plan: Plan | str | os.PathLike[str] | None = None,
+        planbook: PlanBook | None = None,
+    ) -> None:
+        key = LayerKey(
+            layer=shape, num_ranks=communicator.num_ranks, dtype=dtype_name(experts.w1.dtype)
+        )
+        decisions = LayerDecisions(
+            key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
+            plan=plan, planbook=planbook, can_place=False,
+        )  # fmt: skip
+        super().__init__(
+            shape, experts, communicator, decisions=decisions, tracker=MemoryTracker("device"),
+            mesh=mesh,
+        )  # fmt: skip
+        self.experts = experts
+
+    @_disable_dynamo
+    def forward(
+        self, x: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the experts' weighted outputs.
+
+        Args:
+            x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
+            experts_TK: chosen experts, below the number of all of them.
+            weights_TK: of the choices; they get gradients.
+
+        Returns:
+            The same shape and dtype as `x`.
+
+        Raises:
+            InputError, RankMismatchError, CollectiveError, AllocationError: as in `MoELayer`.
+        """
+        num_tokens = x.numel() // max(1, x.shape[-1])
+        wanted, problem = (num_tokens, self.shape.top_k), ""
+        if not experts_TK.shape == weights_TK.shape == wanted:
+            problem = (
+                f"the router gave experts {tuple(experts_TK.shape)} and weights "
+                f"{tuple(weights_TK.shape)}, for {num_tokens} tokens they must be {wanted}"
+            )
+        self.training = self.experts.module.training
+        return self.run(x, _given(x, experts_TK, weights_TK), problem)
+
+
+def _given(
+    x: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
+) -> Callable[[], Routing]:
+    return lambda: Routing(
+        x_TD=x.reshape(-1, x.shape[-1]), weights_TK=weights_TK, experts_TK=experts_TK
+    )

@@ -1,0 +1,413 @@
+"""What ranks do in the tests of adapted models."""
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import transformers
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from transformers import DistributedConfig, MixtralForCausalLM, Qwen3MoeForCausalLM
+
+import moetune
+from examples import finetune
+from moetune.comm.gloo import shared_communicator
+from moetune.domain.constraints import Strategy
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import Decision, Plan
+from moetune.runtime.moe.routed_layer import RoutedLayer
+from tests.adapters.tiny_models import FAMILIES, fill, loss_of, tiny, tokens_of
+from tests.runtime.plans import small_plan
+
+TOLERANCE = 1e-10
+
+
+class OddExperts(torch.nn.Module):
+    """Experts of a class that nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down_proj = torch.nn.Parameter(torch.zeros(4, 2, 2))
+
+
+class Odd(torch.nn.Module):
+    """A model with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = OddExperts()
+
+
+STRATEGIES: tuple[Strategy, ...] = ("none", "S1", "S2", "S3", "S4")
+
+
+def rank_of() -> tuple[int, int]:
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def layers_of(model: torch.nn.Module) -> list[RoutedLayer]:
+    return [module for module in model.modules() if isinstance(module, RoutedLayer)]
+
+
+def reference(model: Any) -> torch.Tensor:
+    """Run a model on all ranks' tokens, and return this rank's logits."""
+    (mine, num_ranks), found = rank_of(), torch.empty(0)
+    for rank in range(num_ranks):
+        logits = model(input_ids=tokens_of(rank)).logits
+        loss_of(logits, rank).backward()
+        if rank == mine:
+            found = logits.detach()
+    return found
+
+
+def check_step(adapted: Any, whole: Any, wanted: torch.Tensor) -> None:
+    """Hold a step's logits and all gradients against those of the model on one rank."""
+    rank, num_ranks = rank_of()
+    adapted.zero_grad(set_to_none=True)
+    logits = adapted(input_ids=tokens_of(rank)).logits
+    assert (logits - wanted).abs().max() <= TOLERANCE
+    loss_of(logits, rank).backward()
+    experts = {id(each) for layer in layers_of(adapted) for each in layer.experts.parameters()}
+    pairs = zip(adapted.named_parameters(), whole.named_parameters(), strict=True)
+    for (name, found), (same_name, one) in pairs:
+        assert name == same_name
+        assert one.grad is not None, name
+        grad = one.grad
+        if id(found) in experts:
+            share = len(grad) // num_ranks
+            grad = grad[rank * share : (rank + 1) * share]
+        elif num_ranks > 1:
+            found.grad = torch.zeros_like(one) if found.grad is None else found.grad
+            dist.all_reduce(found.grad)
+        assert found.grad is not None, name
+        assert found.grad.shape == grad.shape, name
+        assert (found.grad - grad).abs().max() <= TOLERANCE, name
+        assert grad.abs().max() > TOLERANCE, name
+
+
+def equal_models(
+    families: Sequence[str],
+    degrees: Sequence[tuple[int, int]],
+    strategies: Sequence[Strategy] = STRATEGIES,
+) -> None:
+    """Every pair of degrees with every strategy, for models of these families."""
+    for family in families:
+        whole = tiny(family)
+        adapted = moetune.adapt(copy.deepcopy(whole))
+        wanted = reference(whole)
+        layers = layers_of(adapted)
+        assert layers
+        check_step(adapted, whole, wanted)
+        for (forward, backward), strategy in itertools.product(degrees, strategies):
+            decision = Decision(forward_degree=forward, backward_degree=backward, strategy=strategy)
+            for layer in layers:
+                layer.poison_buffers()
+                layer.pin(decision)
+            check_step(adapted, whole, wanted)
+
+
+def mean_reference(model: Any) -> None:
+    """Give a model the gradients of the mean of all ranks' losses."""
+    reference(model)
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= rank_of()[1]
+
+
+def train(wrapped: Any, adapted: Any, *, steps: int = 2) -> None:
+    """Train for some steps, with the norm of the gradients clipped."""
+    optimizer = torch.optim.AdamW(adapted.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(wrapped(input_ids=tokens_of(rank_of()[0])).logits, rank_of()[0]).backward()
+        moetune.clip_grad_norm_(adapted, 1.0)
+        optimizer.step()
+
+
+def train_whole(model: Any, *, steps: int = 2) -> None:
+    """Train a model on all ranks' tokens for some steps, as `train` does."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        mean_reference(model)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def whole_state(model: Any) -> dict[str, torch.Tensor]:
+    """Return a state dict whose DTensors are gathered."""
+    return {
+        name: value.full_tensor() if isinstance(value, DTensor) else value
+        for name, value in model.state_dict().items()
+    }
+
+
+def check_states(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        assert found[name].shape == value.shape, name
+        assert (found[name] - value).abs().max() <= TOLERANCE, name
+
+
+def trains_under_ddp() -> None:
+    whole = tiny("Qwen3Moe")
+    adapted = moetune.adapt(copy.deepcopy(whole))
+    wrapped = DistributedDataParallel(moetune.prepare_ddp(adapted))
+    train(wrapped, adapted)
+    train_whole(whole)
+    check_states(whole_state(adapted), whole.state_dict())
+
+
+def trains_under_fsdp() -> None:
+    whole = tiny("Qwen3Moe")
+    mesh = init_device_mesh("cpu", (rank_of()[1],), mesh_dim_names=("data",))
+    adapted = moetune.prepare_fsdp(moetune.adapt(copy.deepcopy(whole)), mesh)
+    fully_shard(adapted, mesh=mesh)
+    train(adapted, adapted)
+    train_whole(whole)
+    check_states(whole_state(adapted), whole.state_dict())
+
+
+def trains_replicated() -> None:
+    whole = tiny("Qwen3Moe")
+    adapted = moetune.replicate(moetune.adapt(copy.deepcopy(whole)))
+    train(adapted, adapted)
+    train_whole(whole)
+    check_states(whole_state(adapted), whole.state_dict())
+
+
+def trains_in_chunks_of_states() -> None:
+    whole = tiny("Qwen3Moe")
+    adapted = moetune.adapt(copy.deepcopy(whole))
+    model, stepper = moetune.shard(adapted, torch.optim.AdamW(adapted.parameters(), lr=0.01))
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    for _ in range(2):
+        loss_of(model(input_ids=tokens_of(rank_of()[0])).logits, rank_of()[0]).backward()
+        stepper.step()
+        stepper.zero_grad()
+        mean_reference(whole)
+        optimizer.step()
+        optimizer.zero_grad()
+    found = moetune.full_state_dict(model)
+    if rank_of()[0] == 0:
+        assert found.keys() == whole.state_dict().keys()
+        check_states({name: found[name] for name in whole.state_dict()}, whole.state_dict())
+
+
+def trains_with_replicas_of_experts() -> None:
+    whole = tiny("Mixtral")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "experts"))
+    adapted = moetune.adapt(copy.deepcopy(whole), mesh=mesh)
+    wrapped = DistributedDataParallel(moetune.prepare_ddp(adapted))
+    train(wrapped, adapted)
+    train_whole(whole)
+    check_states(whole_state(adapted), whole.state_dict())
+
+
+def saves(folder: str, families: Sequence[str]) -> None:
+    """Save adapted models, and load them as transformers does, whole and into adapted ones."""
+    for family in families:
+        whole = tiny(family)
+        adapted = moetune.adapt(copy.deepcopy(whole))
+        check_states(whole_state(adapted), whole.state_dict())
+        adapted.save_pretrained(f"{folder}/{family}")
+        again = type(whole).from_pretrained(f"{folder}/{family}", dtype=torch.float64)
+        check_states(again.state_dict(), whole.state_dict())
+        unspread = f"{folder}/{family}-unspread"
+        whole.save_pretrained(unspread)  # on the first rank
+        dist.barrier()
+        theirs = type(whole).from_pretrained(unspread, dtype=torch.float64)
+        tokens = tokens_of(rank_of()[0])
+        again.config._experts_implementation = theirs.config._experts_implementation = "eager"
+        assert torch.equal(again(input_ids=tokens).logits, theirs(input_ids=tokens).logits)
+        wanted = whole(input_ids=tokens).logits
+        other = moetune.adapt(fill(copy.deepcopy(whole), seed=1))
+        other.load_state_dict(adapted.state_dict())
+        assert (other(input_ids=tokens).logits - wanted).abs().max() <= TOLERANCE
+        other = moetune.adapt(fill(copy.deepcopy(whole), seed=2))
+        other.load_state_dict(whole.state_dict())
+        assert (other(input_ids=tokens).logits - wanted).abs().max() <= TOLERANCE
+
+
+def loads(folder: str, families: Sequence[str]) -> None:
+    """Load checkpoints into models without memory."""
+    for family in families:
+        whole = tiny(family)
+        whole.save_pretrained(f"{folder}/{family}")  # on the first rank
+        if dist.is_initialized():
+            dist.barrier()
+        with torch.device("meta"):
+            empty = type(whole)._from_config(copy.deepcopy(whole.config), dtype=torch.float64)
+        adapted = moetune.adapt(empty, checkpoint=f"{folder}/{family}")
+        check_states(whole_state(adapted), whole.state_dict())
+        theirs = type(whole).from_pretrained(f"{folder}/{family}", dtype=torch.float64)
+        theirs.config._experts_implementation = "eager"
+        theirs.config._attn_implementation = "eager"
+        check_step(adapted, theirs, reference(theirs))
+
+
+SHAPE = LayerShape(d_model=12, d_hidden=10, num_experts=4, top_k=2, activation="swiglu")
+
+
+def plan_of(layer: LayerShape = SHAPE, degrees: tuple[int, int] = (3, 2)) -> Plan:
+    return small_plan(
+        layer=layer, world_size=rank_of()[1], tokens=16, degrees=degrees,
+        ranges=((1, 100, *degrees),),
+    )  # fmt: skip
+
+
+def runs_in_transformers_own_parallelism(folder: str) -> None:
+    """`from_pretrained` with moetune in place of transformers' own exchange of tokens."""
+    moetune.register_expert_parallel(plan_of())
+    rank, num_ranks = rank_of()
+    parallel = partial(DistributedConfig, fsdp_size=num_ranks, ep_size=num_ranks)
+    for family in ("Mixtral", "GptOss"):
+        tiny(family, dtype=torch.float32).save_pretrained(f"{folder}/{family}")  # on the first rank
+        dist.barrier()
+        load = partial(
+            getattr(transformers, f"{family}ForCausalLM").from_pretrained,
+            f"{folder}/{family}",
+            attn_implementation="eager",
+            experts_implementation="eager",
+        )
+        theirs = load(distributed_config=parallel(ep_implementation="all_to_all"))
+        mine = load(distributed_config=parallel(ep_implementation="moetune"))
+        wanted, logits = (each(input_ids=tokens_of(rank)).logits for each in (theirs, mine))
+        torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-5)
+        for each in (wanted, logits):
+            loss_of(each, rank).backward()
+        pairs = zip(mine.named_parameters(), theirs.parameters(), strict=True)
+        for (name, found), one in pairs:
+            assert isinstance(found.grad, DTensor)
+            assert isinstance(one.grad, DTensor)
+            assert found.grad.placements == one.grad.placements
+            torch.testing.assert_close(
+                found.grad.to_local(), one.grad.to_local(), rtol=1e-4, atol=1e-4, msg=name
+            )
+
+
+def raised(work: Callable[[], object]) -> str:
+    """Return the text of the error that some work raises."""
+    try:
+        work()
+    except moetune.MoetuneError as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("no error")
+
+
+def same_on_all(text: str) -> str:
+    """Return a text that is the same on all ranks."""
+    told = shared_communicator().all_gather_object(text, "the comparison of errors")
+    assert len(set(told)) == 1, told
+    return text
+
+
+def refuses() -> None:
+    """Every fault is one error, on all ranks."""
+    rank, num_ranks = rank_of()
+    model = partial(tiny, "Mixtral", dtype=torch.float32)
+    other = LayerShape(d_model=12, d_hidden=20, num_experts=4, top_k=2, activation="swiglu")
+    faults: dict[str, Callable[[], object]] = {
+        "has no experts": lambda: moetune.adapt(torch.nn.Linear(2, 2)),
+        "is adapted already": lambda: moetune.adapt(moetune.adapt(model())),
+        "the layer is LayerShape": lambda: moetune.adapt(model(), plan_of(layer=other)),
+        "is for float32, the experts are": lambda: moetune.adapt(tiny("Mixtral"), plan_of()),
+        "not supported": lambda: moetune.adapt(Odd()),
+        "neither the plan": lambda: moetune.adapt(tiny("Mixtral"), 3),  # type: ignore[arg-type]
+        "activate with": lambda: moetune.adapt(model(hidden_act="quick_gelu")),
+        "has memory": lambda: moetune.adapt(model(), checkpoint="nowhere"),
+    }
+    if num_ranks > 1:
+        faults["does not divide"] = lambda: moetune.adapt(model(num_local_experts=num_ranks + 1))
+    for text, work in faults.items():
+        error = same_on_all(raised(work))
+        assert error.startswith("InputError"), error
+        assert text in error, error
+    with torch.device("meta"):
+        empty = MixtralForCausalLM(model().config)
+    assert "has no *.safetensors" in same_on_all(
+        raised(lambda: moetune.adapt(empty, checkpoint="nowhere"))
+    )
+    if num_ranks == 1:
+        return
+    one_sided: dict[str, Callable[[], object]] = {
+        "has no experts": lambda: moetune.adapt(torch.nn.Linear(2, 2) if rank else model()),
+        "num_experts=8": lambda: moetune.adapt(model(num_local_experts=8 if rank else 4)),
+        "plan": lambda: moetune.adapt(model(), plan_of(degrees=(3, 2 + rank))),
+        "rank 1: error: plan": lambda: moetune.adapt(
+            model(), plan_of(layer=other) if rank else plan_of()
+        ),
+    }
+    for text, work in one_sided.items():
+        error = same_on_all(raised(work))
+        assert error.startswith("RankMismatchError"), error
+        assert text in error, error
+    mesh = DeviceMesh("cpu", [0])
+    if rank:
+        assert "this one is not among them" in raised(lambda: moetune.adapt(model(), mesh=mesh))
+    else:
+        moetune.adapt(model(), mesh=mesh)
+
+
+def follows_its_plan() -> None:
+    """A plan decides the chunks, and a router that gives other shapes is one error."""
+    model = moetune.adapt(tiny("Mixtral", dtype=torch.float32), plan_of())
+    model(input_ids=torch.zeros(2, 8, dtype=torch.int64)).logits.sum().backward()
+    (layer, _) = layers_of(model)
+    assert (layer.decision.forward_degree, layer.decision.backward_degree) == (3, 2)
+    x = torch.zeros(4, 12)
+    chosen = torch.zeros(4, 1, dtype=torch.int64)
+    assert "the router gave" in same_on_all(raised(lambda: layer(x, chosen, torch.ones(4, 1))))
+
+
+def runs_the_example(folder: str) -> None:
+    finetune.train(finetune.parse(["--steps", "2", "--save", folder]), torch.device("cpu"))
+    saved = Qwen3MoeForCausalLM.from_pretrained(folder)
+    assert saved.model.layers[0].mlp.experts.gate_up_proj.shape == (8, 256, 128)
+
+
+def fails_to_save(folder: str) -> None:
+    adapted = moetune.adapt(tiny("Mixtral"))
+    error = raised(lambda: adapted.save_pretrained(folder, state_dict=adapted.state_dict()))
+    assert "was given a state_dict" in error
+    Path(f"{folder}-file").touch()
+    expected = moetune.CollectiveError if rank_of()[0] else NotADirectoryError
+    with pytest.raises(expected, match="Not a directory"):
+        adapted.save_pretrained(f"{folder}-file/model")
+
+
+def two_ranks(folder: str) -> None:
+    """What is shown on two ranks, which are started once."""
+    equal_models(("Mixtral", "Qwen3Moe", "GptOss"), ((1, 2), (2, 1), (3, 3), (2, 3)))
+    equal_models(
+        ("Qwen2Moe", "Olmoe", "DeepseekV2", "DeepseekV3", "Glm4Moe", "Qwen3Next", "Llama4"),
+        ((2, 2),),
+        ("none", "S3"),
+    )
+    follows_its_plan()
+    trains_under_ddp()
+    trains_under_fsdp()
+    trains_replicated()
+    trains_in_chunks_of_states()
+    saves(f"{folder}/saved", ("Mixtral", "GptOss"))
+    loads(f"{folder}/loaded", ("Mixtral", "Llama4"))
+    runs_in_transformers_own_parallelism(f"{folder}/theirs")
+    runs_the_example(f"{folder}/example")
+    fails_to_save(f"{folder}/refused")
+    refuses()
+
+
+def four_ranks() -> None:
+    """What is shown on four ranks."""
+    equal_models(tuple(FAMILIES), ((2, 3),), ("none", "S1"))
+    trains_with_replicas_of_experts()
