@@ -212,7 +212,7 @@ class PlanFlags:
     @property
     def _top_k(self) -> int:
         """Experts of a token, of the layer or of the paper's model."""
-        return self.top_k or 1 if self.model is None else find_model(self.model).layer(1).top_k
+        return self.top_k or 1 if self.model is None else find_model(self.model).top_k
 
     def _check_kind(self) -> None:
         """Raise InputError where a flag was given that plans of this kind do not have."""

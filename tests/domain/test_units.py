@@ -82,6 +82,14 @@ def test_sizes_have_three_digits_in_the_unit_of_their_size(num_bytes: float, tex
     assert format_bytes(num_bytes) == text
 
 
+@pytest.mark.parametrize(
+    ("bytes_per_second", "text"),
+    [(96, "96 B/s"), (1500, "1.50 kB/s"), (50e9, "50.0 GB/s"), (3.35e12, "3.35 TB/s")],
+)
+def test_rates_have_decimal_units(bytes_per_second: float, text: str) -> None:
+    assert format_rate(bytes_per_second) == text
+
+
 @given(st.integers(0, 2**50))
 def test_a_written_size_is_read_back_to_its_three_digits(num_bytes: int) -> None:
     text = format_bytes(num_bytes)
