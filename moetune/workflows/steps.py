@@ -22,6 +22,7 @@ from moetune.domain.samples import RowsPoint, StepPoint
 from moetune.measure.device import Device, drop, open_device
 from moetune.measure.operations import Makers
 from moetune.measure.ranks import MeasuringRanks
+from moetune.measure.routed_tokens import drawn_experts, steer
 from moetune.measure.session import Assignment, News, run_session
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
@@ -30,6 +31,7 @@ from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBl
 from moetune.runtime.plans.phases import PhaseRecorder
 from moetune.runtime.trace import NoRecorder, RecordedSpan, recorder_of
 from moetune.workflows.launch import rank_device, run_on_ranks
+from moetune.workflows.routed_tokens import expert_shares
 
 _NUM_EXPERTS = 2
 
@@ -192,8 +194,12 @@ def random_steps(
 
     In a tensor-parallel group tokens and gradients are the same on all ranks, or shards of the
     same ones. The gate's rows are orthonormal where experts are not more than d_model, so that
-    random tokens choose all experts equally often, as a plan assumes.
+    random tokens choose all experts equally often, or by the loads that the workload has.
+
+    Raises:
+        InputError: tokens cannot follow the workload's routing.
     """
+    shares = expert_shares(workload)
     dtype = getattr(torch, workload.dtype)
     shape = workload.layer
     torch.manual_seed(_SEED)
@@ -206,7 +212,11 @@ def random_steps(
             layer.gate.weight.copy_(torch.linalg.qr(gate_DE).Q.T)
     generator.manual_seed(_SEED + 1 + (0 if is_tensor else layer.communicator.rank))
     size = (workload.tokens_per_rank, shape.d_model)
-    x_TD, grad_TD = (torch.randn(size, generator=generator).to(device, dtype) for _ in "xg")
+    x_TD, grad_TD = (torch.randn(size, generator=generator) for _ in "xg")
+    if shares is not None:
+        experts_TK = drawn_experts(shares, shape.top_k, len(x_TD), generator)
+        x_TD = steer(x_TD, layer.gate.weight.detach().float().cpu(), experts_TK)
+    x_TD, grad_TD = (each.to(device, dtype) for each in (x_TD, grad_TD))
     if workload.sequence_parallel:
         rank, num_ranks = layer.communicator.rank, layer.communicator.num_ranks
         x_TD, grad_TD = (each.tensor_split(num_ranks)[rank] for each in (x_TD, grad_TD))
@@ -218,6 +228,8 @@ def _layer(
 ) -> ExpertLayer:
     shape = workload.layer
     kind: Callable[..., ExpertLayer] = MoELayer
+    if workload.placement:
+        kind = partial(MoELayer, placement=workload.placement)
     if workload.expert_parallel == "tensor":
         kind = partial(TensorExpertLayer, sequence_parallel=workload.sequence_parallel)
     return kind(
@@ -302,6 +314,7 @@ def _imbalance(steps: LayerSteps) -> float:
     counts_E = torch.bincount(experts_TK.reshape(-1), minlength=layer.shape.num_experts).cpu()
     if dist.is_initialized():
         dist.all_reduce(counts_E)
+    counts_E = counts_E[list(layer.experts.placement.order) or slice(None)]
     rows_P = counts_E.view(layer.communicator.num_ranks, -1).sum(dim=1).double()
     return float(rows_P.max() / rows_P.mean())
 

@@ -19,6 +19,7 @@ from moetune.fit.costs import costs_of
 from moetune.solve.layer.observed import watched_seconds
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.predict import plan_step
+from moetune.workflows.routed_tokens import expert_shares
 
 if TYPE_CHECKING:
     from moetune.workflows.steps import MeasuredSteps
@@ -87,7 +88,8 @@ class Verification:
 
     Args:
         tolerance: largest deviation at which results in this dtype count as equal.
-        imbalance: rows of the busiest rank over the mean; a plan assumes 1.
+        imbalance: rows of the busiest rank over the mean; a plan assumes its routing's, 1 where
+            that is balanced.
         device_id: of this machine, see `Fingerprint`.
         range_seconds: of the plan's step, 5th and 95th percentile; None where it has none.
     """
@@ -173,11 +175,12 @@ def verify_plan(
         oversubscribe: several ranks may share a core.
 
     Raises:
-        InputError: the plan is for another number of ranks, for a whole model, or for more ranks
-            than there is room for.
+        InputError: the plan is for another number of ranks, for a whole model, for a routing that
+            tokens cannot follow, or for more ranks than there is room for.
         MoetuneError: a rank failed.
     """
     workload = workload_of(plan)
+    expert_shares(workload)  # its refusals, before ranks are started
     planned_ranks = plan.layout.expert_ranks
     ranks = launch.world_size if launch else num_ranks or planned_ranks
     if ranks != planned_ranks:

@@ -92,7 +92,7 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
         name="answer",
         title=plan_name(plan),
         scope=plan_scope(plan, profile=explanation.profile),
-        paragraphs=(plan_decision(plan), *_suspect(plan), *why),
+        paragraphs=(plan_decision(plan), *_suspect(plan), *_routing(plan), *why),
         highlights=tuple(_layer_highlights(explanation)),
         summary=_layer_summary(explanation),
         tables=(_phases(explanation),),
@@ -101,6 +101,17 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
 
 def _suspect(plan: Plan) -> Iterator[str]:
     yield from suspect_words(plan.inputs.profile, plan.profile_quality)
+
+
+def _routing(plan: Plan) -> Iterator[str]:
+    """Yield how uneven the plan's routing is, and where its experts are."""
+    if not plan.workload.routing:
+        return
+    mean = f"{plan.workload.skew.mean:.2f}"
+    yield f"Routing is uneven: the fullest rank has {mean} × the mean rows, and the others wait."
+    if plan.placement is not None:
+        what = "are placed by their loads" if plan.experts else "keep their order"
+        yield sentence(f"Experts {what}: {plan.placement.why}")
 
 
 def _uncertainty(plan: Plan) -> Section:
