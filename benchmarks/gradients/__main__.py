@@ -23,7 +23,7 @@ from moetune.workflows.files import write_text
 
 _RESULT = Path(__file__).parents[2] / "docs/results/gradients.md"
 _TIMEOUT_SECONDS = 1800.0
-_WAYS = ("ddp25", "ddp4", "end", "default", "planned")
+_WAYS = ("ddp25", "ddp4", "end", "default", "planned", "two")
 
 
 def main() -> int:

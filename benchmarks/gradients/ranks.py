@@ -2,8 +2,9 @@
 
 Variants are `WAY:DEGREE`, the degree forward and backward. Ways: `ddpN` (DistributedDataParallel
 with buckets of N MB), `end` (all at the end of the backward pass), `default` (moetune without a
-plan), `planned`. All variants take turns in one process, in another order each round. Rank 0 prints
-one JSON line; a step's time is the maximum over the ranks.
+plan), `planned`, `two` (no plan, and the sequences as two batches in flight). All variants take
+turns in one process, in another order each round. Rank 0 prints one JSON line; a step's time is the
+maximum over the ranks.
 """
 
 import dataclasses
@@ -87,7 +88,7 @@ def _steps(work: Work) -> tuple[dict[str, Step], dict[str, Prediction]]:
         way, _, degree = variant.partition(":")
         model = _model(shape, gates, int(degree))
         wrapped, prediction = _replicated(model, way, mine_BS)
-        steps[variant] = _step(wrapped, mine_BS)
+        steps[variant] = _step(wrapped, mine_BS) if way != "two" else _overlapped(model, mine_BS)
         if prediction is not None:
             predictions[variant] = prediction
         steps[variant]()
@@ -121,7 +122,7 @@ def _replicated(
     if way == "end":
         return moetune.replicate(model, moetune.GradientSchedule()), None
     moetune.replicate(model)
-    if way == "default":
+    if way in {"default", "two"}:
         return model, None
     plan = moetune.plan_gradients(model, _step(model, text_BS))
     return model, Prediction(
@@ -141,6 +142,20 @@ def _step(model: nn.Module, text_BS: torch.Tensor) -> Step:
         loss = next_token_loss(model(text_BS[:, :-1]), text_BS[:, 1:])
         loss.backward()
         return loss
+
+    return step
+
+
+def _overlapped(model: LanguageModel, text_BS: torch.Tensor) -> Step:
+    """Return a step of the same sequences as two batches, each with half the mean loss."""
+    overlap = moetune.BatchOverlap[torch.Tensor](
+        model, lambda half_BS: next_token_loss(model(half_BS[:, :-1]), half_BS[:, 1:]) / 2
+    )
+
+    def step() -> torch.Tensor:
+        model.zero_grad()
+        first, second = overlap(text_BS.chunk(2))
+        return first + second
 
     return step
 

@@ -10,6 +10,7 @@ _WORDS = {
     "end": "all at the end of the backward pass",
     "default": "moetune.replicate, no plan",
     "planned": "moetune.replicate, planned",
+    "two": "moetune.BatchOverlap, two batches in flight",
 }
 
 
