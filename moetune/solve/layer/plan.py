@@ -11,7 +11,7 @@ from moetune.domain.plan import Confidence, Pipeline, Plan, Predicted
 from moetune.domain.profile import Provenance
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, PlanInputs
 from moetune.domain.terms import LayerTerms, StrategyTerms
-from moetune.solve.layer.choose import WORTH, check_pins
+from moetune.solve.layer.choose import check_pins
 from moetune.solve.layer.doubts import (
     decline_chunks,
     doubt_warnings,
@@ -28,6 +28,7 @@ from moetune.solve.layer.strategies import (
     choose_safely,
     choose_strategy,
     fastest_ranking,
+    gains_by_hierarchy,
     phase_terms,
     strategy_terms,
 )
@@ -153,7 +154,7 @@ def choose_quickly(
         for one in dispatchers
     )
     for other in others:
-        if other.best.seconds < best.best.seconds * (1 - WORTH):
+        if gains_by_hierarchy(best.best.seconds, other.best.seconds):
             best = other
     return best if decline_chunks(best, resamples) is None else in_one_chunk(best)
 

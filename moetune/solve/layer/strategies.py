@@ -132,12 +132,17 @@ def fastest_ranking(
     return _fastest(rankings)
 
 
+def gains_by_hierarchy(flat_seconds: float, hierarchical_seconds: float) -> bool:
+    """Return whether the hierarchical exchange's step saves `choose.WORTH` of the flat one's."""
+    return hierarchical_seconds < flat_seconds * (1 - WORTH)
+
+
 def choose_dispatcher(flat: RankedLayer, hierarchical: RankedLayer) -> RankedLayer:
     """Return the hierarchical exchange's choice where it gains `choose.WORTH`, else the flat one's.
 
     Steps were measured with the flat exchange, so that its predictions are the surer ones.
     """
-    if hierarchical.step.seconds < flat.step.seconds * (1 - WORTH):
+    if gains_by_hierarchy(flat.step.seconds, hierarchical.step.seconds):
         return replace(hierarchical, other_dispatcher=flat.best)
     return replace(flat, other_dispatcher=hierarchical.best)
 
