@@ -66,6 +66,10 @@ def test_refits_that_a_measured_step_contradicts_are_left_out() -> None:
     assert len(refits(1.0, far, far, near)) == 3
 
 
+def test_measured_steps_without_refits_have_none() -> None:
+    assert refits(1.1) == ()
+
+
 def test_without_measured_steps_a_refit_is_only_other_costs() -> None:
     nominal = layer_costs(workload=WORKLOAD, costs=LinearCosts())
     other = LinearCosts(gemm_cost=slower(1.2))
