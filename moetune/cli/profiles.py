@@ -1,5 +1,6 @@
 """`moetune profiles`: describe, list, show, export, import, compare and remove profiles."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -147,7 +148,8 @@ def import_(
         session.screen.document({**document, "file": str(file), "location": location})
     else:
         session.screen.line(f"profile {profile.name} is stored in {location}")
-        session.screen.note(f"Plan with it:  moetune plan --model gpt-s --profile {profile.name}")
+        quoted = shlex.quote(profile.name)
+        session.screen.note(f"Plan with it:  moetune plan --model gpt-s --profile {quoted}")
 
 
 @app.command("diff", epilog=example("moetune profiles diff rtx2080ti-x32 rtx2080ti-x64"))

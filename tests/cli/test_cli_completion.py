@@ -98,6 +98,16 @@ ASK = {
         printf '%s\\n' "${COMPREPLY[@]}"
     """,
     "fish": "moetune completion fish | source; complete -C 'moetune plan --profile h100'",
+    "zsh": r"""
+        zmodload zsh/zpty  # it completes on a terminal alone, where Ctrl-D lists what there is
+        zpty -b typed zsh -f -i
+        zpty -w typed 'autoload -Uz compinit; compinit -u -D; source <(moetune completion zsh)'
+        zpty -w typed 'PROMPT= RPROMPT=; print -r -- "is ""ready"'
+        zpty -r typed before '*is ready*'
+        zpty -n -w typed $'moetune plan --profile h100\C-d'
+        zpty -r typed found '*h100-x8-efa*'
+        print -r -- ${found##*$'\n'}
+    """,
 }
 
 
@@ -114,8 +124,9 @@ def test_a_real_shell_completes(tmp_path: Path, shell: str) -> None:
         env={
             "HOME": str(tmp_path),
             "PATH": f"{tmp_path}:{os.defpath}",
+            "TERM": "dumb",
             "PYTHONPATH": str(Path(app.__file__).resolve().parents[2]),
         },
-        capture_output=True, text=True, check=True,
+        capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     assert done.stdout.split() == ["h100-x8", "h100-x8-efa"]

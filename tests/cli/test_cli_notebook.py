@@ -155,8 +155,8 @@ def test_a_profile_is_a_name_a_file_or_itself(home: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [LAYER, WHOLE, TRAINING])
-def test_a_notebook_draws_the_page_without_scripts(home: Path, arguments: dict[str, Any]) -> None:
-    assert home.is_dir()
+@pytest.mark.usefixtures("home")
+def test_a_notebook_draws_the_page_without_scripts(arguments: dict[str, Any]) -> None:
     plan = moetune.plan(**arguments)
     for drawn in (plan, plan.explain()):
         html = drawn._repr_html_()
@@ -182,10 +182,8 @@ def test_a_notebook_draws_the_page_without_scripts(home: Path, arguments: dict[s
         assert "The next layouts" in shown
 
 
-def test_without_jinja2_a_notebook_shows_the_text(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert home.is_dir()
+@pytest.mark.usefixtures("home")
+def test_without_jinja2_a_notebook_shows_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = moetune.plan(**LAYER)
     monkeypatch.setattr(plan_view, "find_spec", lambda _: None)
     assert plan._repr_html_() is None
@@ -199,12 +197,12 @@ def test_without_jinja2_a_notebook_shows_the_text(
     assert printed == [str(plan)]
 
 
-def test_everything_that_takes_a_plan_takes_it(home: Path) -> None:
+@pytest.mark.usefixtures("home")
+def test_everything_that_takes_a_plan_takes_it() -> None:
     plan = moetune.plan(
         d_model=8, d_hidden=16, num_experts=4, tokens=32, world_size=1, dtype="float16",
         profile="rtx2080ti-x64", save=False,
     )  # fmt: skip
-    assert home.is_dir()
     assert isinstance(plan, PlanView)
     layer = moetune.MoELayer(8, 16, 4, plan=plan)
     assert layer.shape == plan.workload.layer
@@ -217,8 +215,8 @@ def test_everything_that_takes_a_plan_takes_it(home: Path) -> None:
         moetune.MoELayer(8, 16, 4, plan="layout.json")
 
 
-def test_another_process_gets_the_plan_alone(home: Path) -> None:
-    assert home.is_dir()
+@pytest.mark.usefixtures("home")
+def test_another_process_gets_the_plan_alone() -> None:
     plan = moetune.plan(**LAYER)
     assert isinstance(plan, PlanView)
     sent = pickle.loads(pickle.dumps(plan))  # noqa: S301 - our own
@@ -233,10 +231,10 @@ def test_another_process_gets_the_plan_alone(home: Path) -> None:
     assert plan.id[:6] in repr(plan)
 
 
+@pytest.mark.usefixtures("home")
 def test_a_stale_profile_is_logged(
-    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert home.is_dir()
     monkeypatch.setattr("moetune.workflows.notebook.stale_note", lambda _: "It is old")
     with caplog.at_level(logging.WARNING, logger="moetune"):
         moetune.plan(**LAYER)
@@ -276,10 +274,10 @@ WRONG: list[tuple[dict[str, Any], type[moetune.MoetuneError], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "kind", "words"), WRONG)
+@pytest.mark.usefixtures("home")
 def test_a_wrong_argument_is_named(
-    home: Path, arguments: dict[str, Any], kind: type[moetune.MoetuneError], words: str
+    arguments: dict[str, Any], kind: type[moetune.MoetuneError], words: str
 ) -> None:
-    assert home.is_dir()
     with pytest.raises(kind, match=words) as caught:
         moetune.plan(**arguments)
     assert "--" not in re.sub(r"moetune .*", "", str(caught.value))
@@ -308,8 +306,8 @@ def test_what_is_no_plan_is_named(home: Path, made: Callable[[Path], Any], words
         moetune.load_plan(made(home))
 
 
-def test_a_layer_has_nothing_to_export(home: Path) -> None:
-    assert home.is_dir()
+@pytest.mark.usefixtures("home")
+def test_a_layer_has_nothing_to_export() -> None:
     with pytest.raises(moetune.InputError, match="which has nothing to export"):
         moetune.plan(**LAYER).export("megatron")
     with pytest.raises(moetune.InputError, match="target 'megatorn' is unknown"):

@@ -47,7 +47,10 @@ def test_an_imported_profile_is_listed_shown_and_planned_with(cli: Cli, lab: Pat
 
 
 def test_import_under_another_name_keeps_the_rest(cli: Cli, lab: Path) -> None:
-    cli("profiles", "import", str(lab), "--name", "other")
+    imported = cli("profiles", "import", str(lab), "--name", "other")
+    assert "moetune plan --model gpt-s --profile other\n" in imported.err
+    spaced = cli("profiles", "import", str(lab), "--name", "by hand")
+    assert "--profile 'by hand'" in spaced.err
     shown = cli("profiles", "show", "other", "--json").document
     expected = cli("profiles", "show", "./lab.toml", "--json").document
     assert shown == {**expected, "name": "other"}

@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
-    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override] # TextIO has None, too
         line = super().readline(-1 if size is None else size)
         if not line:
             raise KeyboardInterrupt

@@ -131,8 +131,11 @@ def test_names_of_users_stay_text() -> None:
 def test_the_legend_names_every_series_and_one_series_needs_none(
     drawn: Mapping[str, Figure],
 ) -> None:
-    legend = parsed(drawn["fit"]).findall(".//li")
-    assert [one.text or "".join(one.itertext()) for one in legend]
+    for figure in drawn.values():
+        traces: Any = figure.drawing["data"]
+        series = dict.fromkeys(one["name"] for one in traces if one.get("name"))
+        legend = parsed(figure).findall(".//li")
+        assert ["".join(one.itertext()) for one in legend] == list(series)
     one = stacked_figure({"a": {"forward": 1.0}}, title="T", words="w")
     assert parsed(one).find(".//li") is None
 

@@ -223,7 +223,7 @@ def a_step_after_a_failed_one_is_right() -> None:
     wanted = expected()
     net = moetune.replicate(Deep(4), SPLIT)
     loss_of(net, mine()[0]).backward()
-    x = Broken.apply(mine()[0].requires_grad_())  # type: ignore[no-untyped-call]
+    x = Broken.apply(mine()[0].requires_grad_())  # type: ignore[no-untyped-call] # torch's
     with pytest.raises(RuntimeError, match="broken"):
         loss_of(net, x).backward()
     for _ in range(2):

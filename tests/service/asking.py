@@ -20,6 +20,8 @@ from starlette.types import ASGIApp
 ROOT = Path(__file__).resolve().parents[2]
 BASE_URL = "http://127.0.0.1:8642"
 TIMEOUT_SECONDS = 120.0
+READ, WRITE = "read-token-0123456789", "write-token-0123456789"
+"""Tokens of a guarded service."""
 READY = re.compile(r"moetune serves (https?://\S+) \(database (.+)\)")
 
 Ask = Callable[[httpx.AsyncClient], Any]

@@ -1,7 +1,7 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -9,7 +9,10 @@ from moetune.config import Settings
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.workflows.planner import ServicePlanner, open_planner
-from tests.service.asking import Client, client_of
+from tests.service.asking import READ, WRITE, Client, client_of
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +42,13 @@ def client(planner: ServicePlanner) -> Iterator[Client]:
         yield made
 
 
+@pytest.fixture
+def guarded(planner: ServicePlanner) -> Iterator[Client]:
+    """Asks a service that wants a token."""
+    with client_of(create_app(planner, Access(read_token=READ, write_token=WRITE))) as made:
+        yield made
+
+
 @pytest.fixture(scope="session")
 def steady_planner(
     tmp_path_factory: pytest.TempPathFactory, empty_database: Path
@@ -58,6 +68,25 @@ def steady(steady_planner: ServicePlanner) -> Iterator[Client]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def steady_guarded(steady_planner: ServicePlanner) -> Iterator[Client]:
+    """Asks a service that wants a token, and of which nothing is kept."""
+    with client_of(create_app(steady_planner, Access(read_token=READ, write_token=WRITE))) as made:
+        yield made
+
+
 @pytest.fixture
 def inputs() -> dict[str, Any]:
     return {"model": "gpt-s", "profile": "rtx2080ti-x64"}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
+        yield opened
+        opened.close()

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -23,9 +22,8 @@ from tests.cli.conftest import cli, home  # noqa: F401 - fixtures
 from tests.cli.running import Cli
 from tests.huggingface.configs import QWEN3
 from tests.report.lab import lab_profile
-from tests.service.asking import Client, client_of
+from tests.service.asking import READ, WRITE, Client, client_of
 
-READ, WRITE = "r" * 32, "w" * 32
 LAYER = {
     "kind": "layer", "model": "gpt-s", "profile": "rtx2080ti-x64", "world_size": "64",
     "tokens_per_rank": "4096",
@@ -321,12 +319,6 @@ def test_a_models_plan_is_kept_once(client: Client, planner: ServicePlanner) -> 
     plan = client.get("/new/plan.json", params=MODEL).json()
     assert client.get(f"/v1/plans/{plan['id']}").json() == plan
     assert post(client, "/new/keep", {**MODEL, "pp": "3"}).status_code == 422
-
-
-@pytest.fixture
-def guarded(planner: ServicePlanner) -> Iterator[Client]:
-    with client_of(create_app(planner, Access(read_token=READ, write_token=WRITE))) as made:
-        yield made
 
 
 def test_a_session_reads_answers_and_keeps_with_the_write_token_alone(

@@ -4,27 +4,18 @@ without its script."""
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from tests.service.asking import Served, served
+from tests.service.browsing import TIMEOUT_MS, focused, tab_to, watched
 from tests.service.test_new_plan import CONFIG
-from tests.service.test_page_in_a_browser import CHROMIUM, TIMEOUT_MS, watched
 
 LAYER = "/new?kind=layer&model=gpt-s&profile=rtx2080ti-x64&world_size=64&tokens_per_rank=4096"
 DESK = {"viewport": {"width": 1280, "height": 900}}
 PHONE = {"viewport": {"width": 390, "height": 844}}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +28,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def asked(page: Page) -> dict[str, str]:
     found = parse_qs(urlsplit(page.url).query)
     return {name: some[0] for name, some in found.items()}
-
-
-def focused(page: Page, attribute: str) -> str:
-    return str(page.evaluate(f"document.activeElement.{attribute} || ''")).strip()
-
-
-def tab_to(page: Page, name: str, attribute: str) -> None:
-    for _ in range(80):
-        page.keyboard.press("Tab")
-        if focused(page, attribute).startswith(name):
-            return
-    raise AssertionError(f"{name} is not reached")
 
 
 def wait_for_address(page: Page, part: str) -> None:
@@ -162,9 +141,7 @@ def test_the_last_change_wins_and_a_wrong_one_is_said(browser: Browser, site: Se
     context.close()
 
 
-def test_it_works_as_a_form_without_its_script(
-    browser: Browser, site: Served, tmp_path: Path
-) -> None:
+def test_it_works_as_a_form_without_its_script(browser: Browser, site: Served) -> None:
     with watched(browser, site.url, java_script_enabled=False, **PHONE) as page:
         page.goto(LAYER)
         page.locator("#tokens_per_rank").fill("6k")
@@ -182,4 +159,3 @@ def test_it_works_as_a_form_without_its_script(
         page.wait_for_url("**config=**")
         assert asked(page)["decoder"] == "pasted"
         assert re.search("Pasted qwen3_moe on 8 ranks", page.locator("#draft").inner_text())
-        page.screenshot(path=str(tmp_path / "without-script.png"), full_page=True)

@@ -1,31 +1,21 @@
 """The page in a real browser: figures are drawn, and nothing goes wrong or goes elsewhere."""
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Response, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from moetune.domain.plan import Plan
 from moetune.workflows.files import profile_to_toml
 from tests.report.lab import fill, lab_profile
 from tests.service.asking import Served, served
+from tests.service.browsing import focused, tab_to, watched
 
-CHROMIUM = "/usr/bin/chromium"
-TIMEOUT_MS = 120_000
 MANY = 10_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -49,41 +39,6 @@ def site(home: Path, plans: tuple[Plan, Plan]) -> Iterator[Served]:
 def empty_site(home: Path) -> Iterator[Served]:
     with served(home, db=home / "empty.db") as running:
         yield running
-
-
-Open = Callable[..., Page]
-
-
-@contextmanager
-def watched(browser: Browser, url: str, **options: object) -> Iterator[Page]:
-    """Open a page whose errors, and requests to other hosts, fail the test."""
-    context = browser.new_context(base_url=url, **options)  # type: ignore[arg-type] # options of any kind
-    context.set_default_timeout(TIMEOUT_MS)
-    page = context.new_page()
-    wrong: list[str] = []
-    own = urlsplit(url).netloc
-
-    def answered(response: Response) -> None:
-        if response.status >= 400:
-            wrong.append(f"{response.status} {response.url}")
-
-    page.on(
-        "console",
-        lambda message: (
-            wrong.append(message.text) if message.type in {"error", "warning"} else None
-        ),
-    )
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on(
-        "request",
-        lambda asked: (
-            wrong.append(asked.url) if urlsplit(asked.url).netloc not in {own, ""} else None
-        ),
-    )
-    page.on("response", answered)
-    yield page
-    context.close()
-    assert wrong == []
 
 
 @pytest.fixture
@@ -277,33 +232,23 @@ def test_no_page_is_wider_than_a_phone(
 def test_everything_is_reached_with_the_keyboard_alone(
     page: Page, plans: tuple[Plan, Plan]
 ) -> None:
-    def focused(attribute: str = "textContent") -> str:
-        return str(page.evaluate(f"document.activeElement.{attribute}") or "").strip()
-
-    def tab_to(name: str, attribute: str = "textContent") -> None:
-        for _ in range(150):
-            page.keyboard.press("Tab")
-            if focused(attribute).startswith(name):
-                return
-        raise AssertionError(f"{name} is not reached")
-
     page.goto("/")
     page.keyboard.press("Tab")
-    assert focused() == "To the content"
+    assert focused(page) == "To the content"
     page.keyboard.press("Enter")
-    assert focused("id") == "main"
-    tab_to("tokens per rank")
+    assert focused(page, "id") == "main"
+    tab_to(page, "tokens per rank")
     page.keyboard.press("Enter")
     assert page.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
-    tab_to(plans[0].id[:12])
+    tab_to(page, plans[0].id[:12])
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/plans/{plans[0].id}")
-    tab_to("Theme")
+    tab_to(page, "Theme")
     page.keyboard.press("Enter")
     assert page.locator("html").get_attribute("data-theme") == "light"
-    tab_to("world_size", "name")
+    tab_to(page, "world_size", "name")
     page.keyboard.type("2")
     page.keyboard.press("Enter")
     page.wait_for_url("**/whatif?**")
@@ -346,23 +291,16 @@ def test_a_model_and_a_profile_are_reached_with_the_keyboard_alone(
 def test_plans_are_filtered_and_compared_with_the_keyboard_alone(
     page: Page, plans: tuple[Plan, Plan]
 ) -> None:
-    def tab_to(name: str) -> None:
-        for _ in range(80):
-            page.keyboard.press("Tab")
-            if page.evaluate("document.activeElement.name") == name:
-                return
-        raise AssertionError(f"{name} is not reached")
-
     first, second = (plan.id for plan in plans)
     page.goto("/")
-    tab_to("profile")
+    tab_to(page, "profile", "name")
     page.keyboard.type("lab-after")
     page.keyboard.press("Enter")
     page.wait_for_url("**profile=lab-after**")
     assert "No plan matches." in page.locator("main").inner_text()
     page.goto(f"/compare?first={first}")
     assert page.get_by_label("First plan").input_value() == first[:12]
-    tab_to("second")
+    tab_to(page, "second", "name")
     page.keyboard.type(second[:8])
     page.keyboard.press("Enter")
     page.wait_for_url("**second=**")

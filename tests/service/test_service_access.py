@@ -2,7 +2,7 @@
 
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ from moetune.service.middleware import SECURITY_HEADERS
 from moetune.service.server import ServerOptions, access_of, tls_of
 from moetune.service.sessions import Sessions
 from moetune.workflows.planner import ServicePlanner
-from tests.service.asking import Client, client_of
+from tests.service.asking import READ, WRITE, Client, client_of
 
-READ, WRITE = "read-token-0123456789", "write-token-0123456789"
 READS = ("/v1/plans", "/v1/profiles", "/v1/machines", "/v1/fits", "/v1/observations", "/metrics",
          "/openapi.json", "/v1/profiles/rtx2080ti-x64", "/nowhere")  # fmt: skip
 WRITES = ("/v1/plans:resolve", "/v1/observations", "/v1/profiles", "/nowhere")
@@ -27,20 +26,14 @@ def _bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-@pytest.fixture(scope="module")
-def guarded(steady_planner: ServicePlanner) -> Iterator[Client]:
-    with client_of(create_app(steady_planner, Access(read_token=READ, write_token=WRITE))) as made:
-        yield made
-
-
 @pytest.mark.parametrize("path", READS)
-def test_reading_takes_either_token(guarded: Client, path: str) -> None:
-    refused = guarded.get(path)
+def test_reading_takes_either_token(steady_guarded: Client, path: str) -> None:
+    refused = steady_guarded.get(path)
     assert refused.status_code == 401
     assert refused.headers["www-authenticate"].startswith("Bearer")
     assert (refused.json()["code"], "missing" in refused.json()["detail"]) == (4, True)
     for token in (READ, WRITE):
-        assert guarded.get(path, headers=_bearer(token)).status_code in {200, 404}
+        assert steady_guarded.get(path, headers=_bearer(token)).status_code in {200, 404}
 
 
 @pytest.mark.parametrize(
@@ -50,29 +43,29 @@ def test_reading_takes_either_token(guarded: Client, path: str) -> None:
         f"Basic {READ}", READ, f"Token {READ}", "Bearer ä", f"Bearer {READ} {WRITE}",
     ],
 )  # fmt: skip
-def test_a_wrong_token_is_refused(guarded: Client, value: str) -> None:
+def test_a_wrong_token_is_refused(steady_guarded: Client, value: str) -> None:
     headers = {"Authorization": value.encode("latin-1")}
-    answer = guarded.ask("GET", "/v1/plans", headers=headers)
+    answer = steady_guarded.ask("GET", "/v1/plans", headers=headers)
     assert answer.status_code == 401
     assert READ not in answer.text
 
 
 @pytest.mark.parametrize("path", WRITES)
-def test_writing_takes_the_write_token(guarded: Client, path: str) -> None:
-    assert guarded.post(path, {}).status_code == 401
-    refused = guarded.post(path, {}, headers=_bearer(READ))
+def test_writing_takes_the_write_token(steady_guarded: Client, path: str) -> None:
+    assert steady_guarded.post(path, {}).status_code == 401
+    refused = steady_guarded.post(path, {}, headers=_bearer(READ))
     assert (refused.status_code, refused.json()["code"]) == (403, 4)
-    assert guarded.post(path, {}, headers=_bearer(WRITE)).status_code not in {401, 403}
+    assert steady_guarded.post(path, {}, headers=_bearer(WRITE)).status_code not in {401, 403}
 
 
-def test_what_if_only_reads(guarded: Client) -> None:
-    assert guarded.post("/v1/whatif", {}).status_code == 401
-    assert guarded.post("/v1/whatif", {}, headers=_bearer(READ)).status_code == 422
+def test_what_if_only_reads(steady_guarded: Client) -> None:
+    assert steady_guarded.post("/v1/whatif", {}).status_code == 401
+    assert steady_guarded.post("/v1/whatif", {}, headers=_bearer(READ)).status_code == 422
 
 
-def test_a_token_in_the_address_opens_nothing(guarded: Client) -> None:
+def test_a_token_in_the_address_opens_nothing(steady_guarded: Client) -> None:
     for name in ("token", "access_token", "authorization"):
-        assert guarded.get(f"/v1/plans?{name}={READ}").status_code == 401
+        assert steady_guarded.get(f"/v1/plans?{name}={READ}").status_code == 401
 
 
 def test_health_needs_no_token_and_tells_no_reasons(
@@ -119,37 +112,37 @@ def _log_in(client: Client, token: str, target: str = "/observed?plan=1") -> Any
 
 @pytest.mark.parametrize("token", [READ, WRITE])
 def test_a_browser_gets_in_with_the_form_and_reads_with_its_cookie(
-    guarded: Client, token: str
+    steady_guarded: Client, token: str
 ) -> None:
-    form = guarded.get("/login?next=/observed")
+    form = steady_guarded.get("/login?next=/observed")
     assert (form.status_code, form.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert 'value="/observed"' in form.text
-    entered = _log_in(guarded, token)
+    entered = _log_in(steady_guarded, token)
     assert (entered.status_code, entered.headers["location"]) == (303, "/observed?plan=1")
     cookie = entered.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert token not in cookie
     pair = {"Cookie": cookie.partition(";")[0]}
-    assert guarded.get("/v1/plans", headers=pair).status_code == 200
-    assert guarded.post("/v1/plans:resolve", {}, headers=pair).status_code == 403
-    assert guarded.get("/v1/plans", headers={"Cookie": "moetune_page=x"}).status_code == 401
+    assert steady_guarded.get("/v1/plans", headers=pair).status_code == 200
+    assert steady_guarded.post("/v1/plans:resolve", {}, headers=pair).status_code == 403
+    assert steady_guarded.get("/v1/plans", headers={"Cookie": "moetune_page=x"}).status_code == 401
 
 
-def test_logging_out_takes_the_cookie_back(guarded: Client) -> None:
-    answer = guarded.post("/logout")
+def test_logging_out_takes_the_cookie_back(steady_guarded: Client) -> None:
+    answer = steady_guarded.post("/logout")
     assert (answer.status_code, answer.headers["location"]) == (303, "/login")
     assert re.search(r"moetune_page=\W.*Max-Age=0", answer.headers["set-cookie"])
 
 
-def test_who_has_logged_out_has_no_session_any_more(guarded: Client) -> None:
-    entered = _log_in(guarded, READ)
+def test_who_has_logged_out_has_no_session_any_more(steady_guarded: Client) -> None:
+    entered = _log_in(steady_guarded, READ)
     pair = {"Cookie": entered.headers["set-cookie"].partition(";")[0]}
-    other = _log_in(guarded, READ).headers["set-cookie"].partition(";")[0]
-    assert guarded.get("/v1/plans", headers=pair).status_code == 200
-    guarded.post("/logout", headers=pair)
-    assert guarded.get("/v1/plans", headers=pair).status_code == 401
-    assert guarded.get("/v1/plans", headers={"Cookie": other}).status_code == 200
+    other = _log_in(steady_guarded, READ).headers["set-cookie"].partition(";")[0]
+    assert steady_guarded.get("/v1/plans", headers=pair).status_code == 200
+    steady_guarded.post("/logout", headers=pair)
+    assert steady_guarded.get("/v1/plans", headers=pair).status_code == 401
+    assert steady_guarded.get("/v1/plans", headers={"Cookie": other}).status_code == 200
 
 
 def test_sessions_end_with_their_time_and_their_number() -> None:
@@ -165,26 +158,28 @@ def test_sessions_end_with_their_time_and_their_number() -> None:
     assert not sessions.has("")
 
 
-def test_a_form_with_too_many_fields_is_bad_input(guarded: Client) -> None:
+def test_a_form_with_too_many_fields_is_bad_input(steady_guarded: Client) -> None:
     content = "&".join(f"field{one}=1" for one in range(11))
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
-    answer = guarded.ask("POST", "/login", content=content, headers=headers)
+    answer = steady_guarded.ask("POST", "/login", content=content, headers=headers)
     assert answer.status_code == 422
     assert "more than 10 fields" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("host", ["[::1]evil", "[::1]:80:80", "127.0.0.1:evil", "[::1", "::1]"])
-def test_a_host_with_something_behind_it_is_not_this_service(guarded: Client, host: str) -> None:
-    assert guarded.get("/healthz", headers={"Host": host}).status_code == 421
+def test_a_host_with_something_behind_it_is_not_this_service(
+    steady_guarded: Client, host: str
+) -> None:
+    assert steady_guarded.get("/healthz", headers={"Host": host}).status_code == 421
 
 
 @pytest.mark.parametrize("host", ["[::1]", "[::1]:8642", "127.0.0.1:80", "localhost"])
-def test_names_of_loopback_are_this_service(guarded: Client, host: str) -> None:
-    assert guarded.get("/healthz", headers={"Host": host}).status_code == 200
+def test_names_of_loopback_are_this_service(steady_guarded: Client, host: str) -> None:
+    assert steady_guarded.get("/healthz", headers={"Host": host}).status_code == 200
 
 
-def test_a_wrong_token_in_the_form_sets_no_cookie(guarded: Client) -> None:
-    answer = _log_in(guarded, "wrong", '/"><script>')
+def test_a_wrong_token_in_the_form_sets_no_cookie(steady_guarded: Client) -> None:
+    answer = _log_in(steady_guarded, "wrong", '/"><script>')
     assert answer.status_code == 401
     assert "set-cookie" not in answer.headers
     assert "<script>" not in answer.text
@@ -193,14 +188,14 @@ def test_a_wrong_token_in_the_form_sets_no_cookie(guarded: Client) -> None:
 @pytest.mark.parametrize(
     "target", ["https://evil.example/", "//evil.example", "/\\evil.example", "evil", "/a\r\nb", ""]
 )
-def test_the_form_leads_to_no_other_site(guarded: Client, target: str) -> None:
-    assert _log_in(guarded, READ, target).headers["location"] == "/"
+def test_the_form_leads_to_no_other_site(steady_guarded: Client, target: str) -> None:
+    assert _log_in(steady_guarded, READ, target).headers["location"] == "/"
 
 
-def test_a_browser_without_a_token_is_led_to_the_form(guarded: Client) -> None:
-    answer = guarded.get("/plans/ab", headers={"Accept": "text/html,*/*"})
+def test_a_browser_without_a_token_is_led_to_the_form(steady_guarded: Client) -> None:
+    answer = steady_guarded.get("/plans/ab", headers={"Accept": "text/html,*/*"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/plans/ab")
-    assert guarded.get("/v1/plans", headers={"Accept": "text/html"}).status_code == 401
+    assert steady_guarded.get("/v1/plans", headers={"Accept": "text/html"}).status_code == 401
 
 
 def test_where_no_token_is_asked_for_the_form_leads_on(steady: Client) -> None:
@@ -233,10 +228,10 @@ def test_a_page_of_another_site_may_not_write(steady: Client, site: str) -> None
 
 @pytest.mark.parametrize("path", ["/healthz", "/v1/plans", "/nowhere", "/login", "/openapi.json"])
 def test_every_answer_carries_the_headers_of_safety_and_opens_to_no_other_site(
-    guarded: Client, path: str
+    steady_guarded: Client, path: str
 ) -> None:
     for headers in ({}, _bearer(READ), {"Host": "evil.example"}):
-        answer = guarded.get(path, headers={"Origin": "https://evil.example", **headers})
+        answer = steady_guarded.get(path, headers={"Origin": "https://evil.example", **headers})
         for name, value in SECURITY_HEADERS:
             assert answer.headers[name.decode()] == value.decode()
         assert answer.headers["x-request-id"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference
 from moetune.domain.errors import InputError
-from moetune.domain.gradients import GradientPiece, GradientSchedule
+from moetune.domain.gradients import AT_START, GradientPiece, GradientSchedule
 from moetune.solve.model.gradients import (
     BackwardPass,
     BackwardStage,
@@ -48,6 +48,25 @@ def splits(backward: BackwardPass) -> list[tuple[int, ...]]:
             (*sizes, size) for sizes in found for size in range(0, ready - sum(sizes) + 1, UNIT)
         ]
     return found
+
+
+def sizes_of(schedule: GradientSchedule, backward: BackwardPass) -> list[int]:
+    """Bytes in each slot where a rank sends every piece at its point, once it is made."""
+    slots: list[tuple[int, int | None]] = []
+    phase = AT_START
+    for one in backward.stages:
+        if one.compute_seconds:
+            phase += 1
+            slots += [(phase, chunk) for chunk in (*range(len(one.compute_seconds)), None)]
+        slots += [(phase, None)] * len(one.dense)
+    sizes, at, sent = [0] * len(slots), 0, 0
+    ready = ready_bytes(backward)
+    for piece in schedule.pieces:
+        while slots[at] != (piece.phase, piece.chunk) or ready[at] < piece.end_bytes:
+            at += 1
+        sizes[at] += piece.end_bytes - sent
+        sent = piece.end_bytes
+    return sizes
 
 
 def test_one_chunk_sends_while_the_experts_compute_and_behind_its_combine() -> None:
@@ -159,5 +178,5 @@ def test_pieces_never_lose_against_all_gradients_at_the_end(
     backward = backward_of(*stages, alpha=alpha, interference=SLOWED if slowed else None)
     plan = best_pieces(backward)
     assert plan.alone_seconds - 1e-9 <= plan.seconds <= plan.at_end_seconds
-    ends = [piece.end_bytes for piece in plan.schedule.pieces]
-    assert all(end <= backward.num_bytes for end in ends)
+    timeline = simulate_pieces(backward, sizes_of(plan.schedule, backward))
+    assert timeline.makespan_seconds == pytest.approx(plan.seconds)

@@ -112,7 +112,7 @@ def test_another_gpus_parts_are_scaled_and_all_in_the_file() -> None:
 )
 def test_a_description_that_cannot_be_is_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(InputError) as caught:
-        describe(replace(OURS, **changes))  # type: ignore[arg-type]
+        describe(replace(OURS, **changes))  # type: ignore[arg-type] # of any field
     assert words in str(caught.value)
 
 
