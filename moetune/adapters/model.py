@@ -65,7 +65,7 @@ def adapt(
             each rank reads its own experts alone.
 
     Raises:
-        InputError: the model has no experts, or some of a class that is not supported; it is
+        InputError: it is no module, has no experts, or some of a class that is not supported; it is
             adapted already; the ranks do not divide the experts; the plan is for another layer,
             dtype or number of ranks; the mesh has not this rank; or the checkpoint is not the
             model's, or the model has memory already.
@@ -134,6 +134,11 @@ def _usable(
     Raises:
         InputError: it has none that can be adapted, or the plan or the checkpoint are not for it.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{type(model).__name__} is no model",
+            "give the model itself, such as AutoModelForCausalLM.from_pretrained(…)",
+        )
     found = list(_found(model))
     if not found:
         raise InputError(

@@ -147,6 +147,7 @@ def _show_usage_error(session: Session, error: Exception, *, as_json: bool) -> i
     context = getattr(error, "ctx", None)
     where = context.command_path if context else "moetune"
     what = str(getattr(error, "format_message", error.__str__)())
+    what = what.replace(": Value error, ", ": ")  # typer's, of pydantic
     hint = f"see `{where} --help`"
     if getattr(error, "option_name", None) in _BEFORE_THE_COMMAND:
         hint = f"write it before the command; {hint}"

@@ -323,7 +323,8 @@ def refuses() -> None:
         "the layer is LayerShape": lambda: moetune.adapt(model(), plan_of(layer=other)),
         "is for float32, the experts are": lambda: moetune.adapt(tiny("Mixtral"), plan_of()),
         "not supported": lambda: moetune.adapt(Odd()),
-        "neither the plan": lambda: moetune.adapt(tiny("Mixtral"), 3),  # type: ignore[arg-type]
+        "neither the plan": lambda: moetune.adapt(tiny("Mixtral"), 3),  # type: ignore[arg-type] # refused
+        "str is no model": lambda: moetune.adapt("mixtral"),  # type: ignore[type-var] # refused
         "activate with": lambda: moetune.adapt(model(hidden_act="quick_gelu")),
         "has memory": lambda: moetune.adapt(model(), checkpoint="nowhere"),
     }

@@ -55,7 +55,8 @@ class BatchOverlap(Generic[Batch]):
         """
         if len(batches) != NUM_BATCHES:
             raise InputError(
-                f"{len(batches)} batches are to overlap", "give two, and the next two after them"
+                f"two batches overlap, and there are {len(batches)}",
+                "give two, and the next two after them",
             )
         turns, first, second = Turns(), *batches
         with batches_of(self._model):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from moetune.domain.plan import Alternative, Plan
+from moetune.domain.routing import LayerRouting
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.throughput import throughput_of
 from moetune.domain.units import format_seconds
@@ -64,6 +65,14 @@ def explanation_sections(explanation: Explanation) -> tuple[Section, ...]:
     return head, *reasons(explanation), _trust(plan)
 
 
+def _value(flag: str, value: str) -> str:
+    """Return a constraint's value; loads of single experts by their number, a line otherwise."""
+    if flag != "routing":
+        return value
+    loads = LayerRouting.of(value).loads
+    return loads.name if loads.loads is None else f"loads of {len(loads.loads)} experts"
+
+
 def reasons(explanation: Explanation, *, is_drawn: bool = False) -> Iterator[Section]:
     """Yield the reason, the constraints, the terms of the time, the alternatives and the ranges.
 
@@ -73,7 +82,7 @@ def reasons(explanation: Explanation, *, is_drawn: bool = False) -> Iterator[Sec
     plan, transformer = explanation.plan, explanation.plan.transformer
     yield Section(name="why", title="Why", paragraphs=(plan.decision.why,))
     if pins := sorted(plan.inputs.constraints.items()):
-        table = facts("constraints", [(f"--{flag}", value) for flag, value in pins])
+        table = facts("constraints", [(f"--{flag}", _value(flag, value)) for flag, value in pins])
         yield Section(name="pins", title="Pinned or bounded", tables=(table,))
     if transformer is not None:
         yield parts_section(plan, is_drawn=is_drawn)

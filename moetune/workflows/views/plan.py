@@ -107,11 +107,13 @@ def _routing(plan: Plan) -> Iterator[str]:
     """Yield how uneven the plan's routing is, and where its experts are."""
     if not plan.workload.routing:
         return
+    if plan.experts and plan.placement is not None:
+        yield sentence(f"Experts are placed by their loads: {plan.placement.why}")
+        return
     mean = f"{plan.workload.skew.mean:.2f}"
     yield f"Routing is uneven: the fullest rank has {mean} × the mean rows, and the others wait."
     if plan.placement is not None:
-        what = "are placed by their loads" if plan.experts else "keep their order"
-        yield sentence(f"Experts {what}: {plan.placement.why}")
+        yield sentence(f"Experts keep their order: {plan.placement.why}")
 
 
 def _uncertainty(plan: Plan) -> Section:
