@@ -60,3 +60,10 @@ def test_a_layer_that_would_run_alone_on_each_of_several_ranks_is_refused(
         moetune.shard(model, torch.optim.SGD(model.parameters()))
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert MoELayer(8, 16, 4).communicator.num_ranks == 1
+
+
+def test_a_layer_has_a_balance_loss_after_its_first_forward_pass() -> None:
+    layer = MoELayer(8, 16, 4)
+    assert not hasattr(layer, "aux_loss")
+    layer(torch.randn(6, 8))
+    assert layer.aux_loss.requires_grad

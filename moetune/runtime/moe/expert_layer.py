@@ -159,8 +159,15 @@ class ExpertLayer(PlannedLayer):
 
     @property
     def aux_loss(self) -> torch.Tensor:
-        """Balance loss of the last forward pass, of the batch that asks where two overlap."""
-        return self._aux_losses[current_batch()]
+        """Balance loss of the last forward pass, of the batch that asks where two overlap.
+
+        Raises:
+            AttributeError: there was none.
+        """
+        found = self._aux_losses.get(current_batch())
+        if found is None:
+            raise AttributeError("aux_loss")
+        return found
 
     @aux_loss.setter
     def aux_loss(self, loss: torch.Tensor) -> None:
