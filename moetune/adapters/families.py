@@ -21,7 +21,7 @@ _FUNCTIONS: MappingProxyType[str, GateFunction] = MappingProxyType({
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class ExpertsFamily:
     """One class of experts.
 
     Args:
@@ -61,17 +61,17 @@ class Family:
         return FusedForm(function=_FUNCTIONS[name], is_transposed=self.is_transposed)
 
 
-FAMILIES: MappingProxyType[str, Family] = MappingProxyType({
-    "DeepseekV2Experts": Family(),
-    "DeepseekV3Experts": Family(),
-    "Glm4MoeExperts": Family(),
-    "GptOssExperts": Family(router="router", is_transposed=False, is_clamped=True),
-    "Llama4TextExperts": Family(router="router", is_transposed=False, weighs_inputs=True),
-    "MixtralExperts": Family(),
-    "OlmoeExperts": Family(),
-    "Qwen2MoeExperts": Family(),
-    "Qwen3MoeExperts": Family(),
-    "Qwen3NextExperts": Family(),
+FAMILIES: MappingProxyType[str, ExpertsFamily] = MappingProxyType({
+    "DeepseekV2Experts": ExpertsFamily(),
+    "DeepseekV3Experts": ExpertsFamily(),
+    "Glm4MoeExperts": ExpertsFamily(),
+    "GptOssExperts": ExpertsFamily(router="router", is_transposed=False, is_clamped=True),
+    "Llama4TextExperts": ExpertsFamily(router="router", is_transposed=False, weighs_inputs=True),
+    "MixtralExperts": ExpertsFamily(),
+    "OlmoeExperts": ExpertsFamily(),
+    "Qwen2MoeExperts": ExpertsFamily(),
+    "Qwen3MoeExperts": ExpertsFamily(),
+    "Qwen3NextExperts": ExpertsFamily(),
 })  # fmt: skip
 """By the class of the experts."""
 _LIBRARY = "transformers."
@@ -79,7 +79,7 @@ _STACK_DIMS = 3
 """Dimensions of parameters with a matrix for each expert."""
 
 
-def family_of(experts: nn.Module) -> Family:
+def family_of(experts: nn.Module) -> ExpertsFamily:
     """Return the family of a module of experts.
 
     Raises:

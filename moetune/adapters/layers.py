@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from moetune.adapters.families import Family
+from moetune.adapters.families import ExpertsFamily
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
@@ -24,7 +24,7 @@ _AUTOCAST = "bfloat16", "float16"
 """Dtypes of steps with float32 parameters."""
 
 
-def shape_of(experts: nn.Module, family: Family, *, top_k: int) -> LayerShape:
+def shape_of(experts: nn.Module, family: ExpertsFamily, *, top_k: int) -> LayerShape:
     """Return the shape of all experts of a layer, as plans have it.
 
     Args:
@@ -44,7 +44,7 @@ def shape_of(experts: nn.Module, family: Family, *, top_k: int) -> LayerShape:
     )  # fmt: skip
 
 
-def dtype_of(experts: nn.Module, family: Family) -> torch.dtype:
+def dtype_of(experts: nn.Module, family: ExpertsFamily) -> torch.dtype:
     """Return the dtype of a module's experts."""
     return experts.get_parameter(family.names.up).dtype
 
@@ -70,7 +70,7 @@ def check_dtype(plan: AnyPlan, dtype: torch.dtype) -> None:
 
 def routed_layer(
     experts: nn.Module,
-    family: Family,
+    family: ExpertsFamily,
     shape: LayerShape,
     plan: AnyPlan,
     communicator: Communicator,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from moetune.adapters.families import Family, family_of, is_experts
+from moetune.adapters.families import ExpertsFamily, family_of, is_experts
 from moetune.adapters.input_weights import weigh_inputs
 from moetune.adapters.layers import AnyPlan, check_dtype, dtype_of, routed_layer, shape_of
 from moetune.adapters.loading import load_checkpoint
@@ -35,7 +35,7 @@ class _Found:
 
     block: nn.Module
     experts: nn.Module
-    family: Family
+    family: ExpertsFamily
     shape: LayerShape
 
 

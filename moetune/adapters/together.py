@@ -1,4 +1,4 @@
-"""What all ranks do, or none: errors of one rank that reach the others."""
+"""Work that all ranks do, or none: errors of one rank that reach the others."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -372,3 +372,11 @@ def parse_quantization(text: str) -> str:
 def _unknown(flag: str, spelling: Spelling) -> InputError:
     hint = nearest_or(f"known: {', '.join(sorted(_PLACES))}", flag, _PLACES)
     return InputError(f"{spelling.constraint.format(shown(flag))} is unknown", hint)
+
+
+def constraint_words(flag: str, text: str) -> str:
+    """Return a constraint's value for readers: of recorded loads only how many there are."""
+    if flag != ROUTING:
+        return text
+    loads = LayerRouting.of(text).loads
+    return loads.name if loads.loads is None else f"loads of {len(loads.loads)} experts"

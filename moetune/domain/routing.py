@@ -132,7 +132,7 @@ class LayerRouting:
             return cls(loads=ExpertLoads(name=text or "balanced"))
         loads, _, spread = text.partition("/")
         try:
-            numbers = tuple(map(float, loads.split()))
+            numbers = tuple(map(float, (loads or text).split()))
             return cls(loads=ExpertLoads(name="recorded", loads=numbers), spread=float(spread or 1))
         except ValueError:
             raise InputError(

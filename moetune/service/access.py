@@ -6,6 +6,7 @@
 import hmac
 import ipaddress
 import os
+import shlex
 import socket
 import stat
 from collections.abc import Mapping
@@ -35,7 +36,8 @@ def read_token_file(path: Path) -> str:
             content = file.read(_MAX_FILE_BYTES)
     except OSError as error:
         raise InputError(
-            f"token file '{path}' cannot be read: {error.strerror}", _MAKE_ONE.format(path)
+            f"token file '{path}' cannot be read: {error.strerror}",
+            _make_one(path),
         ) from None
     return _checked(path, content)
 
@@ -51,16 +53,24 @@ def check_secret_file(path: Path, what: str) -> None:
     except OSError as error:
         raise InputError(f"{what} {path} cannot be read: {error.strerror}") from None
     if mode & stat.S_IROTH:
-        raise InputError(f"{what} {path} can be read by everybody", f"chmod o-r {path}")
+        raise InputError(f"{what} {path} can be read by everybody", f"chmod o-r {_quoted(path)}")
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+def _make_one(path: Path) -> str:
+    return _MAKE_ONE.format(_quoted(path))
 
 
 def _check_mode(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise InputError(f"token file '{path}' is not a regular file", _MAKE_ONE.format(path))
+        raise InputError(f"token file '{path}' is not a regular file", _make_one(path))
     if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InputError(
             f"token file '{path}' is open to others (mode {stat.S_IMODE(found.st_mode):04o})",
-            f"chmod 600 {path}, and make a new token if others may have read it",
+            f"chmod 600 {_quoted(path)}, and make a new token if others may have read it",
         )
 
 
@@ -74,7 +84,7 @@ def _checked(path: Path, content: bytes) -> str:
     elif not all("!" <= character <= "~" for character in token):
         problem = "holds spaces, or characters beyond printable ASCII"
     if problem:
-        raise InputError(f"token file '{path}' {problem}", _MAKE_ONE.format(path))
+        raise InputError(f"token file '{path}' {problem}", _make_one(path))
     return token
 
 

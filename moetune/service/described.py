@@ -7,7 +7,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.service.profiles import check_name
 from moetune.service.uploads import check_same_machine, text_of
-from moetune.workflows.describe import Description, describe
+from moetune.workflows.describe import Description, describe, gpus
 from moetune.workflows.planner import ServicePlanner
 
 LABELS = {
@@ -24,6 +24,11 @@ def is_description(fields: Mapping[str, bytes]) -> bool:
     return "gpu" in fields
 
 
+def described_values(fields: Mapping[str, bytes]) -> dict[str, str]:
+    """Return what the form's fields say; nothing of a form that sends a file."""
+    return {name: text_of(fields, name) for name in LABELS} if is_description(fields) else {}
+
+
 def described_profile(fields: Mapping[str, bytes], planner: ServicePlanner) -> Profile:
     """Return the profile of the machine that the form describes.
 
@@ -31,6 +36,11 @@ def described_profile(fields: Mapping[str, bytes], planner: ServicePlanner) -> P
         InputError: a field is missing or cannot be, or the name is another machine's profile.
     """
     given = {name: text_of(fields, name) for name in LABELS}
+    if given["gpu"] not in gpus():
+        raise InputError(
+            f"GPU: no reference machine has {given['gpu'][:40]!r}",
+            "other GPUs are described by the command below, with --tflops",
+        )
     nodes = _count(given, "nodes")
     try:
         found = describe(
@@ -49,7 +59,7 @@ def described_profile(fields: Mapping[str, bytes], planner: ServicePlanner) -> P
 
 def _count(given: Mapping[str, str], name: str) -> int:
     text = given[name]
-    if not text.isdecimal() or not 1 <= int(text[:9]) <= _MOST:
+    if not text.isdecimal() or len(text) > len(str(_MOST)) or not 1 <= int(text) <= _MOST:
         raise InputError(
             f"{LABELS[name]}: {text[:40]!r} is not a number of at least 1 and at most {_MOST:,}"
         )

@@ -55,9 +55,8 @@ def _read(wanted: str | None, top_k: int) -> LayerRouting:
 def _of_record(record: RoutingRecord, name: str, top_k: int) -> LayerRouting:
     if record.top_k != top_k:
         raise InputError(
-            f"routing {name} was recorded with {record.top_k} experts of a token, and the model "
-            f"has {top_k}",
-            "record the routing of this model, or plan with the top_k of the record",
+            f"routing {name} was recorded with top_k {record.top_k}, and this layer has {top_k}",
+            "record the routing of this layer, or plan with the top_k of the record",
         )
     return LayerRouting(
         loads=record.expert_loads(name), spread=record.fullest_p99 / record.fullest_p50

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from moetune.domain.constraints import ALLOW_MODELLED, Constraints
+from moetune.domain.constraints import ALLOW_MODELLED, Constraints, constraint_words
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.plan import Plan
@@ -32,7 +32,10 @@ def name_changes(before: PlanInputs, after: PlanInputs, speeds: Speeds) -> str:
         *input_changes(before, after),
         *(f"{part} {factor:g} × as fast as measured" for part, factor in speeds.changed.items()),
     ]
-    return f"With {', '.join(named)}." if named else "The plan is already made for these inputs."
+    if not named:
+        return "The plan is already made for these inputs."
+    text = ", ".join(named)
+    return f"{text[0].upper()}{text[1:]}." if text.startswith("without ") else f"With {text}."
 
 
 def input_changes(before: PlanInputs, after: PlanInputs) -> Iterator[str]:
@@ -63,6 +66,7 @@ def compare_decisions(before: Plan, after: Plan) -> Iterator[str]:
         yield _chunks(before, after)
     yield from _strategy(before, after)
     yield from _dispatcher(before, after)
+    yield from _placement(before, after)
 
 
 def step_seconds(plan: AnyPlan) -> float:
@@ -106,10 +110,10 @@ def _changed_constraints(before: PlanInputs, after: PlanInputs) -> Iterator[str]
         if flag == ALLOW_MODELLED:
             continue  # the plan's warnings say what was estimated
         if flag not in now:
-            yield f"without --{flag} {then[flag]}"
+            yield f"without --{flag} {constraint_words(flag, then[flag])}"
         elif now[flag] != then.get(flag):
-            was = f" instead of {then[flag]}" if flag in then else ""
-            yield f"--{flag} {now[flag]}{was}"
+            was = f" instead of {constraint_words(flag, then[flag])}" if flag in then else ""
+            yield f"--{flag} {constraint_words(flag, now[flag])}{was}"
 
 
 def _step(before: Plan, after: Plan) -> str:
@@ -155,6 +159,16 @@ def _dispatcher(before: Plan, after: Plan) -> Iterator[str]:
     then, now = before.pipeline.dispatcher, after.pipeline.dispatcher
     if now != then:
         yield f"The dispatcher is {now} instead of {then}."
+
+
+def _placement(before: Plan, after: Plan) -> Iterator[str]:
+    if after.experts == before.experts:
+        return
+    if not after.experts:
+        yield "Experts are in their order instead of placed by their loads."
+    else:
+        was = "by other loads" if before.experts else "in their order"
+        yield f"Experts are placed by their loads instead of {was}."
 
 
 def _binding(before: Plan, after: Plan) -> str:

@@ -159,8 +159,17 @@ def compare_choices(plan: Plan, *, profile: Profile, question: WhyNot) -> WhyNot
         probability_faster=probability_faster(plan, other, profile),
         kept_because=kept.lost_because if kept else "",
         rule=_rule(plan),
-        notes=(*answer.notes, *(one for one in other.warnings if one not in plan.warnings)),
-    )
+        notes=(
+            *answer.notes, *_placed_otherwise(plan, other),
+            *(one for one in other.warnings if one not in plan.warnings),
+        ),
+    )  # fmt: skip
+
+
+def _placed_otherwise(plan: Plan, other: Plan) -> Iterator[str]:
+    if other.experts != plan.experts and other.placement is not None:
+        how = "are placed by their loads" if other.experts else "keep their order"
+        yield f"with this choice experts {how}, and not as in the plan: {other.placement.why}"
 
 
 def answer_from_plan(plan: Plan, question: WhyNot) -> WhyNotAnswer | None:

@@ -1,5 +1,6 @@
 """What ranks do in the tests of `moetune.BatchOverlap`."""
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,10 @@ from torch import nn
 
 import moetune
 from moetune.comm.group import OneRank
+from moetune.comm.transfer import Transfer
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.trace import HostRecorder
+from moetune.runtime.trace import NoRecorder
 from tests.runtime.companion_nets import Net, batch, check_equal
 from tests.runtime.replicate_workers import Deep
 
@@ -116,10 +118,26 @@ def other_uses() -> None:
     check_gradients(net, grads_of(alone))
 
 
+class IssueOrder(NoRecorder):
+    """The steps of all batches in the order in which they are issued."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[object, ...]] = []
+
+    def compute(self, *step: object) -> contextlib.AbstractContextManager[None]:
+        self.steps.append(step[:2])
+        return contextlib.nullcontext()
+
+    def transfer(self, *step: Any) -> Transfer:
+        self.steps.append(step[:2])
+        transfer: Transfer = step[3]
+        return transfer
+
+
 def really_beside() -> None:
     """While one batch's rows travel, the other's dense layers run."""
     net = moetune.replicate(Net(num_experts=6, pipeline=1))
-    recorder = HostRecorder()
+    recorder = IssueOrder()
     spans: list[str] = []
     net.moe.recorder = recorder
     net.before.register_forward_hook(lambda *_: spans.append(f"dense {dist.get_rank()}"))
@@ -127,10 +145,9 @@ def really_beside() -> None:
     overlap = moetune.BatchOverlap[torch.Tensor](net, partial(loss_of, net))
     overlap([batch(0), batch(1)])
     assert spans[:2] == [f"dense {dist.get_rank()}"] * 2
-    names = [(span.phase, span.name) for span in recorder.spans()]
-    assert names[:2] == [("forward", "dispatch")] * 2
-    backward = [name for phase, name in names if phase == "backward"]
-    assert backward[:2] == ["dispatch"] * 2
+    turns = ["dispatch", "dispatch", "experts", "combine", "experts", "combine"]
+    for phase in ("forward", "backward"):
+        assert [name for its, name in recorder.steps if its == phase] == turns
 
 
 def failures() -> None:

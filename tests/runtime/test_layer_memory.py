@@ -15,7 +15,7 @@ from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.workspace import MemoryUse
+from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse
 from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.runtime import StateBytes
@@ -185,3 +185,23 @@ def test_memory_is_steady_when_batches_and_strategies_change() -> None:
         assert use.device_bytes <= max(each.device_bytes for each in warm)
     one_batch_bytes = largest * layer.shape.d_model * 4
     assert live.left_bytes < one_batch_bytes
+
+
+def test_storages_that_a_garbage_collection_ends_are_no_error_while_bytes_are_counted() -> None:
+    usual = gc.get_threshold()
+    for later in range(8):  # allocations until the collection
+        tracker = MemoryTracker("device")
+        kept = [torch.empty(4) for _ in range(30)]
+        gc.collect()
+        gc.disable()
+        tracker.add(*kept)
+        cycle: list[object] = [torch.empty(4)]
+        tracker.add(*(each for each in cycle if isinstance(each, torch.Tensor)))
+        cycle.append(cycle)
+        del cycle
+        try:
+            gc.set_threshold(gc.get_count()[0] + later)
+            gc.enable()
+            assert tracker.num_bytes in {480, 496}
+        finally:
+            gc.set_threshold(*usual)

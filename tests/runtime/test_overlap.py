@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import moetune
-from moetune.runtime.moe.turns import OtherBatchError, Turn, Turns, in_turn
+from moetune.runtime.moe.turns import BatchTurn, OtherBatchError, Turns, in_turn
 from tests.ranks import run_ranks
 from tests.runtime import overlap_workers
 from tests.runtime.companion_nets import Net, batch, check_equal, loss_of
@@ -42,13 +42,13 @@ def test_one_rank_and_autocast_of_the_caller() -> None:
 
 def test_a_batch_that_ended_gives_every_turn_away_and_a_failed_one_ends_the_other() -> None:
     turns = Turns()
-    first, second = Turn(turns, 0), Turn(turns, 1)
+    first, second = BatchTurn(turns, 0), BatchTurn(turns, 1)
     with in_turn(first):
         pass
     with in_turn(second), second.given():
         pass
     failed = Turns()
-    with pytest.raises(ValueError, match="first"), in_turn(Turn(failed, 0)):
+    with pytest.raises(ValueError, match="first"), in_turn(BatchTurn(failed, 0)):
         raise ValueError("first")
-    with pytest.raises(OtherBatchError), in_turn(Turn(failed, 1)):
+    with pytest.raises(OtherBatchError), in_turn(BatchTurn(failed, 1)):
         pass

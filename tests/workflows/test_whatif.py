@@ -82,7 +82,7 @@ def test_a_constraint_is_taken_back_with_none() -> None:
     plan = make_plan(PlanRequest(model="gpt-xl", constraints=PINNED), profile=PROFILE)
     answer = changed(plan, changes={"constraints": {"forward-degree": None}})
     assert answer.after.inputs.constraints == {"max-degree": "16"}
-    assert "without --forward-degree 7" in answer.words[0]
+    assert answer.words[0] == "Without --forward-degree 7."
 
 
 def test_experts_that_grow_with_the_ranks_grow() -> None:
@@ -265,7 +265,7 @@ def test_changed_constraints_are_named_as_their_flags(
     before, after = (with_inputs(plan, constraints=each) for each in (then, now))
     text = name_changes(before.inputs, after.inputs, Speeds())
     assert re.findall(r"--[\w-]+ \d|(?<=instead of )\d", text) == words
-    assert ("without" in text) is (bool(words) and not now)
+    assert text.startswith("Without ") is (bool(words) and not now)
 
 
 def test_what_differs_is_said_and_what_does_not_is_not(plan: Plan) -> None:

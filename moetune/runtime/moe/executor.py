@@ -21,7 +21,7 @@ from moetune.domain.quantization import Quantization
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.moe.dispatch import PhaseOrder
 from moetune.runtime.moe.fused import FusedForm
-from moetune.runtime.moe.turns import Turn
+from moetune.runtime.moe.turns import BatchTurn
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 
@@ -127,7 +127,7 @@ class PipelineContext:
     gradients: GradientMean = field(default_factory=GradientMean)
     quantization: Quantization | None = None
     gradient_queue: GradientQueue = field(default_factory=NoGradients)
-    turn: Turn | None = None
+    turn: BatchTurn | None = None
     form: FusedForm | None = None
 
     @property

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 StateKind = Literal["parameters", "optimizer"]
-"""What a state dict has."""
+"""Content of a state dict."""
 _WORDS: Mapping[StateKind, str] = MappingProxyType(
     {"parameters": "experts", "optimizer": "the optimizer of experts"}
 )

@@ -24,7 +24,7 @@ class OtherBatchError(Exception):
 
 
 class Turns:
-    """Whose turn it is; the first batch begins."""
+    """The alternation of two batches; the first one begins."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -65,7 +65,7 @@ class Turns:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class BatchTurn:
     """One batch's place in the turns.
 
     Args:
@@ -92,7 +92,7 @@ class _TurnTransfer:
     """A transfer beside whose wait the other batch computes."""
 
     transfer: Transfer
-    turn: Turn
+    turn: BatchTurn
 
     def wait(self) -> None:
         """Give the turn away, wait, and take it back.
@@ -109,10 +109,10 @@ class _TurnTransfer:
         return self.transfer.future()
 
 
-_CURRENT: ContextVar[Turn | None] = ContextVar("moetune_turn", default=None)
+_CURRENT: ContextVar[BatchTurn | None] = ContextVar("moetune_turn", default=None)
 
 
-def current_turn() -> Turn | None:
+def current_turn() -> BatchTurn | None:
     """Return the turn of the batch that this thread runs; None where batches do not overlap."""
     return _CURRENT.get()
 
@@ -124,7 +124,7 @@ def current_batch() -> int:
 
 
 @contextlib.contextmanager
-def in_turn(turn: Turn) -> Iterator[None]:
+def in_turn(turn: BatchTurn) -> Iterator[None]:
     """Run the body in the turns of a batch, from its first turn on; then end them, or fail them.
 
     Raises:

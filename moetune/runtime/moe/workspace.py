@@ -51,7 +51,9 @@ class MemoryTracker:
     @property
     def num_bytes(self) -> int:
         """Bytes alive."""
-        return sum(tuple(self._live.values()))
+        # No tuple: it is allocated after the iteration has begun, and a garbage collection then
+        # may end storages.
+        return sum(list(self._live.values()))
 
     @property
     def peak_bytes(self) -> int:

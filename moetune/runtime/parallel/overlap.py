@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.turns import NUM_BATCHES, OtherBatchError, Turn, Turns, in_turn
+from moetune.runtime.moe.turns import NUM_BATCHES, BatchTurn, OtherBatchError, Turns, in_turn
 from moetune.runtime.parallel.replicate import batches_of
 
 Batch = TypeVar("Batch")
@@ -61,9 +61,9 @@ class BatchOverlap(Generic[Batch]):
         turns, first, second = Turns(), *batches
         with batches_of(self._model):
             run, context = partial(self._run, autocast=_autocast()), copy_context()
-            following = self._follower.submit(context.run, run, Turn(turns, 1), second)
+            following = self._follower.submit(context.run, run, BatchTurn(turns, 1), second)
             try:
-                loss = run(Turn(turns, 0), first)
+                loss = run(BatchTurn(turns, 0), first)
             except OtherBatchError:
                 following.result()
                 raise
@@ -72,7 +72,7 @@ class BatchOverlap(Generic[Batch]):
                 raise
             return loss, following.result()
 
-    def _run(self, turn: Turn, batch: Batch, *, autocast: torch.autocast) -> torch.Tensor:
+    def _run(self, turn: BatchTurn, batch: Batch, *, autocast: torch.autocast) -> torch.Tensor:
         with in_turn(turn):
             with autocast:
                 loss = self._loss_of(batch)

@@ -8,7 +8,7 @@ from starlette.responses import RedirectResponse
 
 from moetune.domain.errors import MoetuneError
 from moetune.service.access import Access
-from moetune.service.described import LABELS, described_profile, is_description
+from moetune.service.described import described_profile, described_values, is_description
 from moetune.service.middleware import UPLOAD_PATH, right_in
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import Upload, machines_page, observed_page, profile_page
@@ -18,7 +18,7 @@ from moetune.service.pages.page import Page, PageRenderer, address, static_route
 from moetune.service.pages.plans import ListFilter, compare_page, plan_page, plans_page
 from moetune.service.pages.whatif import FIELDS, WhatIfForm, whatif_page
 from moetune.service.profiles import store_profile
-from moetune.service.uploads import check_write, read_form, text_of, uploaded_profile
+from moetune.service.uploads import check_write, read_form, uploaded_profile
 from moetune.service.workers import WorkerPools
 
 _Text = Annotated[str, Query(max_length=200)]
@@ -152,7 +152,7 @@ def _add_upload(
         except MoetuneError as error:
             upload = Upload(
                 may_write=right_in(request.scope) == "write", problem=error,
-                values={name: text_of(fields, name) for name in LABELS},
+                values=described_values(fields),
             )  # fmt: skip
             return renderer.render(await pools.read(machines_page, library, upload=upload))
         return RedirectResponse(address("profiles", profile.name), 303)

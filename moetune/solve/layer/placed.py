@@ -86,7 +86,10 @@ def _reason(choice: PlacementChoice) -> str:
         )
     gain = format_share(choice.gain)
     if choice.gain > WORTH_PLACING:
-        return f"the fullest rank has {after} × the mean rows instead of {before}, saving {gain}"
+        return (
+            f"the fullest rank has {after} × the mean rows instead of {before}, saving {gain} of "
+            "the step"
+        )
     least = format_share(WORTH_PLACING, digits=0)
     return (
         f"the best placement has {after} × the mean rows on the fullest rank instead of {before}, "

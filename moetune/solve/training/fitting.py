@@ -17,7 +17,7 @@ from moetune.solve.training.step import StepPrices
 from moetune.solve.training.ties import on_host
 
 _ALL_OF_EXPERTS = frozenset({"moe_act", "shared_experts"})
-"""What recomputation of "moe" repeats as well."""
+"""Modules that recomputation of "moe" repeats as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Which of a job's layouts lead: those that tie, and the order among them."""
+"""The leading layouts of a job: those that tie, and the order among them."""
 
 import heapq
 from collections.abc import Sequence

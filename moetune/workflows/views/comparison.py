@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from moetune.domain.constraints import constraint_words
 from moetune.domain.document import encode
 from moetune.domain.plan import Plan, TransformerPlan
 from moetune.domain.profile import Profile
@@ -210,6 +211,7 @@ def _fields(plan: AnyPlan) -> Iterator[tuple[str, object]]:
     document = encode(plan)
     for part in ("inputs", "layout", "pipeline", "memory", "chunks", "predicted", "transformer"):
         yield from _flat(part, document[part])
+    yield "placement", "by loads" if plan.experts else None
     verdict = document["decision"]
     for key in ("probability_best", "expected_regret", "binding"):
         yield f"decision.{key}", verdict[key]
@@ -252,7 +254,7 @@ def _value(key: str, value: object) -> Cell:
     if isinstance(value, bool):
         return Cell.words("yes" if value else "no")
     if not isinstance(value, int | float):
-        return Cell.words(str(value))
+        return Cell.words(constraint_words(key.rpartition(".constraints.")[2], str(value)))
     return Cell(text=_number(key, value), value=value)
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from moetune.domain.constraints import constraint_words
 from moetune.domain.plan import Alternative, Plan
-from moetune.domain.routing import LayerRouting
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.throughput import throughput_of
 from moetune.domain.units import format_seconds
@@ -30,6 +30,7 @@ from moetune.workflows.views.words import (
     model_span,
     plan_name,
     plan_scope,
+    routing_words,
     speed_words,
     suspect_words,
 )
@@ -60,17 +61,10 @@ def explanation_sections(explanation: Explanation) -> tuple[Section, ...]:
         paragraphs=(
             f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.",
             *suspect_words(plan.inputs.profile, plan.profile_quality),
+            *routing_words(plan),
         ),
     )
     return head, *reasons(explanation), _trust(plan)
-
-
-def _value(flag: str, value: str) -> str:
-    """Return a constraint's value; loads of single experts by their number, a line otherwise."""
-    if flag != "routing":
-        return value
-    loads = LayerRouting.of(value).loads
-    return loads.name if loads.loads is None else f"loads of {len(loads.loads)} experts"
 
 
 def reasons(explanation: Explanation, *, is_drawn: bool = False) -> Iterator[Section]:
@@ -82,7 +76,9 @@ def reasons(explanation: Explanation, *, is_drawn: bool = False) -> Iterator[Sec
     plan, transformer = explanation.plan, explanation.plan.transformer
     yield Section(name="why", title="Why", paragraphs=(plan.decision.why,))
     if pins := sorted(plan.inputs.constraints.items()):
-        table = facts("constraints", [(f"--{flag}", _value(flag, value)) for flag, value in pins])
+        table = facts(
+            "constraints", [(f"--{flag}", constraint_words(flag, value)) for flag, value in pins]
+        )
         yield Section(name="pins", title="Pinned or bounded", tables=(table,))
     if transformer is not None:
         yield parts_section(plan, is_drawn=is_drawn)

@@ -36,6 +36,7 @@ from moetune.workflows.views.words import (
     plan_name,
     plan_scope,
     probability_words,
+    routing_words,
     speed_cell,
     speed_words,
     suspect_words,
@@ -92,7 +93,7 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
         name="answer",
         title=plan_name(plan),
         scope=plan_scope(plan, profile=explanation.profile),
-        paragraphs=(plan_decision(plan), *_suspect(plan), *_routing(plan), *why),
+        paragraphs=(plan_decision(plan), *_suspect(plan), *routing_words(plan), *why),
         highlights=tuple(_layer_highlights(explanation)),
         summary=_layer_summary(explanation),
         tables=(_phases(explanation),),
@@ -101,19 +102,6 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
 
 def _suspect(plan: Plan) -> Iterator[str]:
     yield from suspect_words(plan.inputs.profile, plan.profile_quality)
-
-
-def _routing(plan: Plan) -> Iterator[str]:
-    """Yield how uneven the plan's routing is, and where its experts are."""
-    if not plan.workload.routing:
-        return
-    if plan.experts and plan.placement is not None:
-        yield sentence(f"Experts are placed by their loads: {plan.placement.why}")
-        return
-    mean = f"{plan.workload.skew.mean:.2f}"
-    yield f"Routing is uneven: the fullest rank has {mean} × the mean rows, and the others wait."
-    if plan.placement is not None:
-        yield sentence(f"Experts keep their order: {plan.placement.why}")
 
 
 def _uncertainty(plan: Plan) -> Section:

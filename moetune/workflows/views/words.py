@@ -10,7 +10,7 @@ from moetune.domain.profile import Profile, ProfileQuality, SuspectGroup
 from moetune.domain.throughput import Throughput, throughput_of
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.domain.units import format_bytes, format_flops, format_seconds
-from moetune.report.section import EMPTY, Cell, percent, plural, seconds_span
+from moetune.report.section import EMPTY, Cell, percent, plural, seconds_span, sentence
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.workflows.explain import Explanation
 
@@ -288,3 +288,16 @@ def _every(number: int) -> str:
         return "all"
     ending = {2: "nd", 3: "rd"}.get(number, "th")
     return f"every {number}{ending}"
+
+
+def routing_words(plan: Plan) -> Iterator[str]:
+    """Yield how uneven a layer's routing is, and where its experts are."""
+    if plan.experts and plan.placement is not None:
+        yield sentence(f"Experts are placed by their loads: {plan.placement.why}")
+        return
+    mean = f"{plan.workload.skew.mean:.2f}"
+    if mean == "1.00":
+        return
+    yield f"Routing is uneven: the fullest rank has {mean} × the mean rows, and the others wait."
+    if plan.placement is not None:
+        yield sentence(f"Experts keep their order: {plan.placement.why}")
