@@ -194,7 +194,7 @@ def target_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iter
 
 
 def dispatcher_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
-    """Yield with what of a layout the runtime cannot run its dispatcher."""
+    """Yield the rules that a layout's dispatcher breaks."""
     if not layout.has_usual_sms and not target.sets_sms:
         yield _cannot(target, f"{layout.dispatcher} with {layout.sms} multiprocessors",
                       f"--dispatcher-sms {DEFAULT_SMS[layout.dispatcher]}")  # fmt: skip

@@ -46,6 +46,12 @@ class BlockTable:
         default_factory=dict, init=False, repr=False
     )
     _times: dict[_Key, tuple[BlockTimes, ...]] = field(default_factory=dict, init=False, repr=False)
+    _local_times: dict[_Key, tuple[BlockTimes, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _expert_times: dict[_Key, tuple[BlockTimes, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
     _chunks: dict[_Key, tuple[ChunkedPasses | None, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -61,7 +67,11 @@ class BlockTable:
 
     def times(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
         """Return the blocks' modules for one micro-batch, before recomputation and overlap."""
-        return self._block_times(layout)
+        shape = _shape(layout)
+        found = self._times.get(shape)
+        if found is None:
+            found = self._times[shape] = self._together(layout)
+        return found
 
     def degree(self, layout: FoldedLayout) -> Degrees | None:
         """Return the layout's degrees, the fastest where it has none; None without chunks."""
@@ -86,14 +96,14 @@ class BlockTable:
         hidden = self.target.overlap_hidden * hidden_share(layout, self.device.machine.device)
         return tuple(
             block_seconds(times, layout, slack=slack, overlap_hidden=hidden)
-            for times, slack in zip(self._block_times(layout), slacks, strict=True)
+            for times, slack in zip(self.times(layout), slacks, strict=True)
         )
 
     def _in_chunks(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
         degree = self.degree(layout)
         found = []
         for times, slack, chunked in zip(
-            self._block_times(layout), self._slacks(layout), self._chunked(layout), strict=True
+            self.times(layout), self._slacks(layout), self._chunked(layout), strict=True
         ):
             if chunked is None or degree is None:
                 found.append(block_seconds(times, layout, slack=slack))
@@ -115,30 +125,25 @@ class BlockTable:
             for one, slack in zip(found, self._slacks(layout), strict=True)
         )
 
-    def _block_times(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
-        shape = _shape(layout)
-        found = self._times.get(shape)
-        if found is None:
-            found = self._times[shape] = self._together(layout)
-        return found
-
     def _together(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
         """Return the blocks' times, of which layouts share what does not depend on the rest."""
         prices = BlockPrices(job=self.job, layout=layout, device=self.device)
-        local = layout.tp, layout.cp, layout.micro_batch
-        if local not in self._times:
-            self._times[local] = tuple(map(prices.local_times, self._kinds))
-        found = self._times[local]
+        key = layout.tp, layout.cp, layout.micro_batch
+        local = self._local_times.get(key)
+        if local is None:
+            local = self._local_times[key] = tuple(map(prices.local_times, self._kinds))
         if not any(self._routed):
-            return found
-        shared = *local, layout.ep, layout.etp
-        if shared not in self._times:
-            self._times[shared] = self._of_experts(prices.expert_times)
+            return local
+        of_experts = *key, layout.ep, layout.etp
+        computed = self._expert_times.get(of_experts)
+        if computed is None:
+            computed = self._of_experts(prices.expert_times)
+            self._expert_times[of_experts] = computed
         sent = self._of_experts(prices.sent_times)
         return tuple(
-            own if part is None else own + computed + exchanged
-            for part, own, computed, exchanged in zip(
-                self._routed, found, self._times[shared], sent, strict=True
+            own if part is None else own + experts + exchanged
+            for part, own, experts, exchanged in zip(
+                self._routed, local, computed, sent, strict=True
             )
         )
 
@@ -150,7 +155,7 @@ class BlockTable:
     def _slacks(self, layout: FoldedLayout) -> list[float]:
         return [
             slack_seconds(kind, times, layout, self.target, self.job.dtype)
-            for kind, times in zip(self._kinds, self._block_times(layout), strict=True)
+            for kind, times in zip(self._kinds, self.times(layout), strict=True)
         ]
 
 

@@ -141,8 +141,8 @@ class Fitting:
         if pins.offload_activations is not None:
             return None
         num = self.space.job.decoder.num_layers
-        every = [replace(layout, offload_activations=blocks / num) for blocks in (1, num - 1)]
-        if num == 1 or not self.space.is_allowed(every[0]):
+        first = replace(layout, offload_activations=1 / num)
+        if num == 1 or not self.space.is_allowed(first):
             return None
         low, high = 0, num - 1
         while high - low > 1:

@@ -5,10 +5,7 @@ the fastest step so far: each that is faster is on the front. Steps that save le
 the one before are omitted.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
-
-from moetune.domain.training import FoldedLayout, LayoutRequest
+from moetune.domain.training import LayoutRequest
 from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.ties import NOISE, PricedLayout
 
@@ -23,7 +20,13 @@ def memory_front(search: FoldedSearch, pins: LayoutRequest) -> tuple[PricedLayou
         InputError: the pins break a rule, or no layout obeys the rules.
     """
     prices, peak = search.prices, search.memory.peak
-    sized = [(peak(one).peak_bytes, prices.floor(one), one) for one in _candidates(search, pins)]
+    every = (
+        one
+        for sizes in search.space.sizes(pins)
+        for able in search.cuts(sizes, pins)
+        for one in able
+    )
+    sized = [(peak(one).peak_bytes, prices.floor(one), one) for one in every]
     if not sized:
         raise search.space.impossible(pins)
     sized.sort(key=lambda one: one[:2])
@@ -36,16 +39,3 @@ def memory_front(search: FoldedSearch, pins: LayoutRequest) -> tuple[PricedLayou
                 front[peak_bytes] = search.told(priced)  # in place of a slower one of that memory
                 worth = priced.step.seconds * (1 - NOISE)
     return tuple(front.values())
-
-
-def _candidates(search: FoldedSearch, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-    """Yield every layout with all that it may have; nothing is put into host memory."""
-    space, fitting = search.space, search.fitting
-    for sizes in space.sizes(pins):
-        for overlapped in search.overlapped(sizes, pins):
-            for one in space.pipelines(overlapped, pins):
-                for recompute in space.recomputes(pins):
-                    able = search.exchanged(replace(one, recompute=recompute), pins)
-                    for cut in fitting.cuts(able[0], pins) if able else ():
-                        for sharded in fitting.sharded(cut, pins):
-                            yield from (replace(sharded, dispatcher=to.dispatcher) for to in able)

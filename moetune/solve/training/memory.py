@@ -18,7 +18,7 @@ from moetune.solve.training.offload import (
     HOST_OPTIMIZER_BYTES,
     offloaded_share,
 )
-from moetune.solve.training.parameters import largest_block, rank_parameters
+from moetune.solve.training.parameters import largest_sharded_block, rank_parameters
 from moetune.solve.training.schedule import most_live
 from moetune.solve.training.stages import DecoderStages, RankBlocks
 
@@ -80,7 +80,7 @@ class _RankBytes(NamedTuple):
     Args:
         live: micro-batches in work, in the blocks' worth.
         dense, experts: parameters of a device.
-        block: those of the largest block.
+        block: those of the block that has most to shard.
         activations, workspace, logits: bytes.
     """
 
@@ -89,7 +89,7 @@ class _RankBytes(NamedTuple):
     live: float
     dense: float
     experts: float
-    block: tuple[float, float]
+    block: float
     activations: float
     workspace: float
     logits: float
@@ -198,16 +198,14 @@ class MemoryModel:
 
         Gradients before they are reduced, from ZeRO stage 2 on, and gathered parameters under stage
         3: of the block that is computed and of the next one (Megatron-FSDP takes twice a block as
-        the size of its queues, `suggested_communication_unit_size`). Replicas of one shard nothing.
+        the size of its queues, `suggested_communication_unit_size`).
         """
         if layout.zero < _SHARDS_GRADIENTS:
             return 0.0
-        dense, experts = rank.block
-        each = dense * (layout.dp * layout.cp > 1) + experts * (layout.edp > 1)
         element = optimizer_of(self.job.optimizer).gradient_bytes
         if layout.zero > _SHARDS_GRADIENTS:
             element += ELEMENT
-        return element * min(_WHOLE_BLOCKS * each, rank.dense + rank.experts)
+        return element * min(_WHOLE_BLOCKS * rank.block, rank.dense + rank.experts)
 
     def _bytes_of_ranks(self, layout: FoldedLayout) -> tuple[_RankBytes, ...]:
         """Return what the ranks have whatever is sharded or in host memory."""
@@ -237,7 +235,7 @@ class MemoryModel:
             live=live,
             dense=dense,
             experts=experts,
-            block=largest_block(self.job.decoder, layout, rank),
+            block=largest_sharded_block(self.job.decoder, layout, rank),
             activations=live * sum(count * block.total for count, block in counted),
             workspace=max((block.workspace for count, block in counted if count), default=0.0),
             logits=self._logits(layout) if rank.has_head or rank.has_predictions else 0.0,

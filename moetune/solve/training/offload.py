@@ -34,14 +34,3 @@ def offloaded_bytes(layout: FoldedLayout, job: TrainingJob) -> float:
     decoder = job.decoder
     whole = math.fsum(block_bytes(block, job, layout) for block in decoder.blocks)
     return offloaded_share(layout, job) * whole
-
-
-def least_offloaded(num_layers: int, needed_bytes: float, activation_bytes: float) -> int:
-    """Return the fewest blocks to offload that free so many bytes; num_layers where none do.
-
-    Args:
-        needed_bytes: to free on the device.
-        activation_bytes: of a micro-batch, all blocks.
-    """
-    each = activation_bytes / num_layers
-    return min(num_layers, BUFFERED_BLOCKS + math.ceil(needed_bytes / each)) if each else num_layers

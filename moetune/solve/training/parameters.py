@@ -27,12 +27,22 @@ def rank_parameters(
     return dense, experts
 
 
-def largest_block(decoder: Decoder, layout: FoldedLayout, rank: StageBlocks) -> tuple[float, float]:
-    """Return the parameters on one device of a pipeline rank's largest block, as above."""
+def largest_sharded_block(decoder: Decoder, layout: FoldedLayout, rank: StageBlocks) -> float:
+    """Return the parameters on one device of the pipeline rank's block that has most to shard.
+
+    Replicas of one shard nothing, so that experts without replicas do not count.
+    """
+    shards_dense, shards_experts = layout.dp * layout.cp > 1, layout.edp > 1
     own = [kind for count, kind in zip(rank.counts, decoder.kinds, strict=True) if count]
     if rank.has_predictions:
         own += [block for one in decoder.predictions for block in one.blocks]
-    return max((block_parameters(one, layout) for one in own), key=sum, default=(0.0, 0.0))
+    return max(
+        (
+            shards_dense * dense + shards_experts * experts
+            for dense, experts in (block_parameters(one, layout) for one in own)
+        ),
+        default=0.0,
+    )
 
 
 @cache

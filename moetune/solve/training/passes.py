@@ -27,12 +27,11 @@ _AGAIN_SECONDS = 0.6e-3
 (Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute)."""
 FORWARD_OF_BOTH = 1 / 3
 """The backward pass has twice the GEMMs."""
-_RECOMPUTABLE: tuple[ModuleName, ...] = (
-    "core_attn", "norm", "mla_up_proj", "mlp", "experts", "moe_act", "router", "permute",
-    "shared_experts",
-)  # fmt: skip
 _OF_EXPERTS: tuple[ModuleName, ...] = (
     "experts", "moe_act", "router", "permute", "shared_experts",
+)  # fmt: skip
+_RECOMPUTABLE: tuple[ModuleName, ...] = (
+    "core_attn", "norm", "mla_up_proj", "mlp", *_OF_EXPERTS,
 )  # fmt: skip
 
 

@@ -114,9 +114,22 @@ class FoldedSearch:
         """Return a layout with each dispatcher that goes with it, the fastest first."""
         every = self.space.dispatchers(layout, pins)
         able = sorted(
-            (replace(layout, dispatcher=one) for one in every), key=self.prices.micro_batch
+            (replace(layout, dispatcher=one) for one in every), key=self.prices.micro_batch_seconds
         )
         return able if able and self.space.is_allowed(able[0]) else []
+
+    def cuts(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[list[FoldedLayout]]:
+        """Yield all that sizes may have, each as its layouts with every dispatcher, fastest first.
+
+        Nothing is put into host memory.
+        """
+        for overlapped in self.overlapped(sizes, pins):
+            for one in self.space.pipelines(overlapped, pins):
+                for recompute in self.space.recomputes(pins):
+                    able = self.exchanged(replace(one, recompute=recompute), pins)
+                    for cut in self.fitting.cuts(able[0], pins) if able else ():
+                        for sharded in self.fitting.sharded(cut, pins):
+                            yield [replace(sharded, dispatcher=to.dispatcher) for to in able]
 
 
 class _Branch(NamedTuple):
@@ -138,10 +151,11 @@ class _Branch(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class _Branches:
-    """Branches of one search, and what was put aside because it is too large.
+    """Branches of one search, and the smallest of what is too large.
 
     Args:
-        least_bytes, least_layout: what takes least memory of all that was held against it.
+        hopeless: sizes whose states alone are too large.
+        least_layout, least_bytes: of the layouts seen, the smallest.
     """
 
     search: FoldedSearch
@@ -158,7 +172,7 @@ class _Branches:
         """Yield the sizes of the ranks."""
         for sizes in self.search.space.sizes(self.pins):
             every = self.search.overlapped(sizes, self.pins)
-            least = min(self._micro_batch(one, one.recompute) for one in every)
+            least = min(self._fastest_micro_batch(one, one.recompute) for one in every)
             yield self._branch(least * self.search.prices.rounds(sizes), sizes, "sizes")
 
     def of(self, one: _Branch) -> Iterator[_Branch]:
@@ -177,7 +191,7 @@ class _Branches:
             return
         prices, space = self.search.prices, self.search.space
         for overlapped in self.search.overlapped(sizes, self.pins):
-            least = self._micro_batch(overlapped, overlapped.recompute)
+            least = self._fastest_micro_batch(overlapped, overlapped.recompute)
             for one in space.pipelines(overlapped, self.pins):
                 yield self._branch(least * prices.rounds_at_least(one), one, "pipeline")
 
@@ -192,7 +206,7 @@ class _Branches:
         more = [one for one in self._more_than(layout) if not self._is_done(layout, one, known)]
         if more:
             rounds = self.search.prices.rounds_at_least(layout)
-            bound = min(self._micro_batch(layout, one) for one in more) * rounds
+            bound = min(self._fastest_micro_batch(layout, one) for one in more) * rounds
             next_one = replace(layout, recompute=more[0])
             yield self._branch(bound, next_one, "pipeline", roomy=tuple(known))
 
@@ -223,7 +237,7 @@ class _Branches:
         for one in layouts:
             yield self._branch(self.search.prices.least(one), one, "layout")
 
-    def _micro_batch(self, layout: FoldedLayout, recompute: tuple[Recompute, ...]) -> float:
+    def _fastest_micro_batch(self, layout: FoldedLayout, recompute: tuple[Recompute, ...]) -> float:
         """Return the seconds of a micro-batch in the whole model with the fastest dispatcher."""
         key = (
             layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.overlap,
@@ -233,7 +247,7 @@ class _Branches:
         if found is None:
             every = self.search.space.dispatchers(layout, self.pins)
             able = (replace(layout, dispatcher=one, recompute=recompute) for one in every)
-            least = min(map(self.search.prices.micro_batch, able), default=float("inf"))
+            least = min(map(self.search.prices.micro_batch_seconds, able), default=float("inf"))
             found = self._least[key] = least
         return found
 
@@ -254,7 +268,7 @@ class _Branches:
             self.least_bytes, self.least_layout = peak_bytes, layout
 
     def smallest(self) -> FoldedLayout:
-        """Return the layout that takes least memory, of those that were put aside, too.
+        """Return the layout that takes least memory, hopeless ones among them.
 
         Raises:
             InputError: no layout obeys the rules.
@@ -264,12 +278,8 @@ class _Branches:
             highest = replace(sizes, zero=space.zeros(self.pins, sizes.pp)[-1])
             if memory.least(highest, on_host=sizes.offload_optimizer) >= self.least_bytes:
                 continue
-            for overlapped in self.search.overlapped(highest, self.pins):
-                for one in space.pipelines(overlapped, self.pins):
-                    for recompute in self.recomputes:
-                        able = self.search.exchanged(replace(one, recompute=recompute), self.pins)
-                        for cut in self.fitting.cuts(able[0], self.pins) if able else ():
-                            self.see(memory.needs(cut)[0], cut)
+            for able in self.search.cuts(sizes, self.pins):
+                self.see(memory.needs(able[0])[0], able[0])
         if self.least_layout is None:
             raise space.impossible(self.pins)
         return self.least_layout

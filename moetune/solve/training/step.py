@@ -96,7 +96,7 @@ class StepPrices:
         S are the seconds of one of m micro-batches on all p ranks. The second is what stages take
         that all bind at once: rank r has m·t_r + Σ_{s < r} t_s.
         """
-        return self.micro_batch(layout) * self.rounds_at_least(layout)
+        return self.micro_batch_seconds(layout) * self.rounds_at_least(layout)
 
     def rounds_at_least(self, layout: FoldedLayout) -> float:
         """Return the least time of a pipeline over that of one micro-batch in the whole model."""
@@ -108,7 +108,7 @@ class StepPrices:
         """Return the micro-batches for each rank of the pipeline, which some rank has at least."""
         return self._num_micro_batches(layout) / layout.pp
 
-    def micro_batch(self, layout: FoldedLayout) -> float:
+    def micro_batch_seconds(self, layout: FoldedLayout) -> float:
         """Return the seconds of one micro-batch in all of the model, whatever the pipeline."""
         key = (
             layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
@@ -117,10 +117,10 @@ class StepPrices:
         )  # fmt: skip
         found = self._micro_batches.get(key)
         if found is None:
-            found = self._micro_batches[key] = self._micro_batch(layout)
+            found = self._micro_batches[key] = self._sum_of_blocks(layout)
         return found
 
-    def _micro_batch(self, layout: FoldedLayout) -> float:
+    def _sum_of_blocks(self, layout: FoldedLayout) -> float:
         blocks, (embedding, head) = self.blocks.seconds(layout), self._ends(layout)
         [whole] = self.stages.stages(_ALONE)
         seconds = embedding + head * (1 + len(self.job.decoder.predictions))

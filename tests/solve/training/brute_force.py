@@ -1,7 +1,7 @@
 """Every layout of a small job, made from nothing but its rules, and priced one by one."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from moetune.domain.pipeline import SCHEDULES, StageLetters
@@ -33,9 +33,7 @@ def is_allowed(search: FoldedSearch, layout: FoldedLayout) -> bool:
     return next(rules, None) is None
 
 
-def every_layout(
-    search: FoldedSearch, pins: LayoutRequest, *, with_offload: bool = True
-) -> Iterator[FoldedLayout]:
+def every_layout(search: FoldedSearch, pins: LayoutRequest) -> Iterator[FoldedLayout]:
     """Yield every layout that the rules and the pins allow.
 
     Stages are equal, or balanced by the times of the fastest dispatcher; equal numbers of blocks
@@ -51,7 +49,7 @@ def every_layout(
             )
             able = [one for one in every if is_allowed(search, one)]
             if able:
-                yield from _stored(search, pins, able, with_offload=with_offload)
+                yield from _stored(search, pins, able)
 
 
 def _sizes(search: FoldedSearch, pins: LayoutRequest) -> Iterator[FoldedLayout]:
@@ -83,30 +81,33 @@ def _lists(search: FoldedSearch, pins: LayoutRequest) -> list[tuple[Recompute, .
 
 
 def _stored(
-    search: FoldedSearch, pins: LayoutRequest, able: list[FoldedLayout], *, with_offload: bool
+    search: FoldedSearch, pins: LayoutRequest, able: list[FoldedLayout]
 ) -> Iterator[FoldedLayout]:
-    fastest = min(able, key=search.prices.micro_batch)
+    fastest = min(able, key=search.prices.micro_batch_seconds)
     cuts: set[StageLetters | None] = {None}
     if fastest.pp > 1:
         cuts.add(search.prices.balanced(fastest).stages)
     zeros = [pins.zero] if pins.zero is not None else STAGES
     layers = search.job.decoder.num_layers
-    blocks = range(layers) if with_offload else (0,)
+    blocks = [one / layers for one in range(layers)]
+    if pins.offload_activations is not None:
+        blocks = [pins.offload_activations]
+    shares = SHARES if pins.offload_optimizer is None else (pins.offload_optimizer,)
     for one, stages, zero in itertools.product(able, cuts, zeros):
         plain = replace(one, stages=stages, zero=zero)
         if not is_allowed(search, plain):
             continue
-        for num, share in itertools.product(blocks, SHARES if with_offload else (0.0,)):
-            found = replace(plain, offload_activations=num / layers, offload_optimizer=share)
+        for waiting, share in itertools.product(blocks, shares):
+            found = replace(plain, offload_activations=waiting, offload_optimizer=share)
             if is_allowed(search, found):
                 yield found
 
 
-def fitting(search: FoldedSearch, pins: LayoutRequest) -> list[PricedLayout]:
-    """Return every layout that fits, priced."""
+def fitting(search: FoldedSearch, every: Iterable[FoldedLayout]) -> list[PricedLayout]:
+    """Return those of some layouts that fit, priced."""
     found = []
     per_node = min(search.job.world_size, search.prices.device.per_node)
-    for layout in every_layout(search, pins):
+    for layout in every:
         memory = search.memory.peak(layout)
         on_host = memory.host_bytes * per_node
         if memory.peak_bytes <= search.limit_bytes and on_host <= search.host_bytes:

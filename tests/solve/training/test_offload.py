@@ -9,7 +9,6 @@ from moetune.domain.targets import find_target, target_rules
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_rules import check_layout
 from moetune.huggingface.registry import named_model
-from moetune.solve.training.offload import least_offloaded
 from moetune.workflows.training import TrainingRequest, plan_training
 from tests.solve.training.test_search import H100, OLMOE, search_of
 
@@ -117,13 +116,6 @@ def test_a_runtime_without_offload_says_so_once() -> None:
 def test_shares_that_leave_no_block_are_refused(share: float) -> None:
     with pytest.raises(InputError, match="share below all of 16 layers"):
         check_layout(replace(PLAIN, offload_activations=share), JOB)
-
-
-def test_blocks_that_free_what_is_needed() -> None:
-    assert least_offloaded(10, 25.0, 100.0) == 2 + 3
-    assert least_offloaded(10, 95.0, 100.0) == 10
-    assert least_offloaded(10, 1.0, 0.0) == 10
-    assert named_model("olmoe").decoder.num_layers == 16
 
 
 def test_a_share_of_the_optimizer_moves_its_bytes_and_its_time_to_the_host() -> None:

@@ -182,6 +182,25 @@ def test_sharded_gradients_and_parameters_cost_a_reduction_a_micro_batch() -> No
     assert step_of(job, FoldedLayout(dp=64), "moetune").seconds > times[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "ranks", "gib"), [("deepseek-v3", 16, 6.52), ("glm-4.5-air", 8, 2.72)]
+)
+def test_two_of_the_blocks_that_have_most_to_shard_are_whole_for_a_while(
+    name: str, ranks: int, gib: float
+) -> None:
+    """Experts on as many ranks as there are have no replicas: a dense block has most to shard."""
+    job = replace(job_of(name, world_size=ranks), global_batch=ranks)
+    memory = MemoryModel(job=job, stages=DecoderStages(job.decoder))
+    found = memory.peak(FoldedLayout(dp=ranks, ep=ranks, zero=3)).parts["gathered"]
+    amounts = [one.parameters for one in job.decoder.kinds]
+    largest = max(one.total - one.routed for one in amounts)
+    assert found == pytest.approx(2 * (4 + 2) * largest)
+    assert found == pytest.approx(gib * 2**30, rel=1e-3)
+    replicated = memory.peak(FoldedLayout(dp=ranks, ep=ranks // 2, zero=3)).parts["gathered"]
+    largest = max(one.total - one.routed * (1 - 2 / ranks) for one in amounts)
+    assert replicated == pytest.approx(2 * (4 + 2) * largest)
+
+
 @pytest.mark.parametrize(("dispatcher", "seconds"), [
     ("all_to_all", 8 * 100 * ROW_BYTES),
     ("all_gather", 100 * ROW_BYTES),
