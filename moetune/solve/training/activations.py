@@ -4,8 +4,6 @@ bfloat16 tensors that Megatron-Core with Transformer Engine keeps, FlashAttentio
 A recomputed module keeps its inputs alone.
 """
 
-from dataclasses import replace
-
 from moetune.domain.architecture import Block, Part
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
@@ -53,16 +51,13 @@ def _norm_is_freed(part: Part, layout: FoldedLayout) -> bool:
 
 
 def workspace_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> float:
-    """Return the bytes of a block while it is computed: gradients, and what is computed again."""
-    plain = replace(layout, recompute=())
-    kept = block_bytes(block, job, layout)
-    again = block_bytes(block, job, plain) - kept
+    """Return the bytes of the widest gradient of a block while it is computed."""
     tokens = layout.micro_batch * job.length / (layout.cp * layout.tp)
     routed = block.routed
     widest = job.decoder.d_model
     if routed is not None:
         widest = round(most_rows(routed, job, layout) * 2 * (routed.d_expert + routed.d_hidden))
-    return again + ELEMENT * tokens * widest
+    return ELEMENT * tokens * widest
 
 
 def _part_modules(

@@ -1,6 +1,6 @@
 """Seconds of a decoder's blocks under layouts, each computed once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from moetune.domain.architecture import Block
@@ -19,19 +19,22 @@ from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.multiprocessors import hidden_share
 from moetune.solve.training.passes import (
     BlockSeconds,
+    DevicePasses,
     block_seconds,
+    device_passes,
+    host_seconds,
     repeats_exchange,
-    slack_seconds,
 )
 from moetune.solve.training.stages import DecoderStages, block_counts
 
 _Key = tuple[object, ...]
-_ALONE = FoldedLayout()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTable:
     """Blocks of a job on a machine: each kind, and then each block of predictions.
+
+    Those that are alike are priced once.
 
     Not safe for several threads.
     """
@@ -41,6 +44,7 @@ class BlockTable:
     stages: DecoderStages
     target: Target
     _kinds: tuple[Block, ...] = field(init=False, repr=False)
+    _at: tuple[int, ...] = field(init=False, repr=False)
     _routed: tuple[RoutedExperts | None, ...] = field(init=False, repr=False)
     _seconds: dict[_Key, tuple[BlockSeconds, ...]] = field(
         default_factory=dict, init=False, repr=False
@@ -52,6 +56,7 @@ class BlockTable:
     _expert_times: dict[_Key, tuple[BlockTimes, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
+    _host: dict[_Key, tuple[float, ...]] = field(default_factory=dict, init=False, repr=False)
     _chunks: dict[_Key, tuple[ChunkedPasses | None, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -62,11 +67,16 @@ class BlockTable:
         found = self._seconds.get(key)
         if found is None:
             price = self._in_chunks if layout.overlap == "chunks" else self._whole
-            found = self._seconds[key] = price(layout)
+            priced = price(layout)
+            found = self._seconds[key] = tuple(priced[index] for index in self._at)
         return found
 
     def times(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
         """Return the blocks' modules for one micro-batch, before recomputation and overlap."""
+        every = self._times_of_kinds(layout)
+        return tuple(every[index] for index in self._at)
+
+    def _times_of_kinds(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
         shape = _shape(layout)
         found = self._times.get(shape)
         if found is None:
@@ -77,8 +87,11 @@ class BlockTable:
         """Return the layout's degrees, the fastest where it has none; None without chunks."""
         if layout.overlap != "chunks" or layout.degree is not None:
             return layout.degree
-        [whole] = self.stages.stages(_ALONE)
-        counts = block_counts(whole, len(self._kinds))
+        counts = [0] * len(self._kinds)
+        for index, count in zip(
+            self._at, block_counts(self.stages.whole, len(self._at)), strict=True
+        ):
+            counts[index] += count
         chunked = zip(counts, self._chunked(layout), strict=True)
         is_measured = self.device.costs.gemm_line(dtype="bfloat16") is None
         return best_degrees(
@@ -87,30 +100,29 @@ class BlockTable:
 
     def __post_init__(self) -> None:
         decoder = self.job.decoder
-        kinds = *decoder.kinds, *(block for one in decoder.predictions for block in one.blocks)
+        every = *decoder.kinds, *(block for one in decoder.predictions for block in one.blocks)
+        kinds = tuple(dict.fromkeys(every))
         object.__setattr__(self, "_kinds", kinds)
+        object.__setattr__(self, "_at", tuple(kinds.index(one) for one in every))
         object.__setattr__(self, "_routed", tuple(kind.routed for kind in kinds))
 
-    def _whole(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
-        slacks = self._slacks(layout)
+    def _whole(self, layout: FoldedLayout) -> list[BlockSeconds]:
         hidden = self.target.overlap_hidden * hidden_share(layout, self.device.machine.device)
-        return tuple(
-            block_seconds(times, layout, slack=slack, overlap_hidden=hidden)
-            for times, slack in zip(self.times(layout), slacks, strict=True)
-        )
+        return [
+            block_seconds(times, layout, device=device, slack=slack, overlap_hidden=hidden)
+            for times, device, slack in self._on_device(layout)
+        ]
 
-    def _in_chunks(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
-        degree = self.degree(layout)
-        found = []
-        for times, slack, chunked in zip(
-            self.times(layout), self._slacks(layout), self._chunked(layout), strict=True
+    def _in_chunks(self, layout: FoldedLayout) -> list[BlockSeconds]:
+        degree, found = self.degree(layout), []
+        for (times, device, slack), chunked in zip(
+            self._on_device(layout), self._chunked(layout), strict=True
         ):
-            if chunked is None or degree is None:
-                found.append(block_seconds(times, layout, slack=slack))
-                continue
-            left, saved = slack - chunked.launches(degree), chunked.saved(degree)
-            found.append(block_seconds(times, layout, slack=left, saved=saved))
-        return tuple(found)
+            left, saved = slack, (0.0, 0.0)
+            if chunked is not None and degree is not None:
+                left, saved = slack - chunked.launches(degree), chunked.saved(degree)
+            found.append(block_seconds(times, layout, device=device, slack=left, saved=saved))
+        return found
 
     def _chunked(self, layout: FoldedLayout) -> tuple[ChunkedBlock | None, ...]:
         shape = _shape(layout)
@@ -122,7 +134,7 @@ class BlockTable:
         repeats = repeats_exchange(layout)
         return tuple(
             one and ChunkedBlock(passes=one, slack=slack, repeats=repeats)
-            for one, slack in zip(found, self._slacks(layout), strict=True)
+            for one, (_, _, slack) in zip(found, self._on_device(layout), strict=True)
         )
 
     def _together(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
@@ -152,11 +164,21 @@ class BlockTable:
         known = {part: price(part) for part in {*self._routed} if part is not None}
         return tuple(NO_TIMES if part is None else known[part] for part in self._routed)
 
-    def _slacks(self, layout: FoldedLayout) -> list[float]:
-        return [
-            slack_seconds(kind, times, layout, self.target, self.job.dtype)
-            for kind, times in zip(self._kinds, self.times(layout), strict=True)
-        ]
+    def _on_device(self, layout: FoldedLayout) -> Iterator[tuple[BlockTimes, DevicePasses, float]]:
+        """Yield each kind's modules, its passes, and by how long they are longer than the host."""
+        host = self._host_seconds(layout)
+        for times, launched in zip(self._times_of_kinds(layout), host, strict=True):
+            device = device_passes(times, layout)
+            yield times, device, device.forward + device.backward - launched
+
+    def _host_seconds(self, layout: FoldedLayout) -> tuple[float, ...]:
+        key = layout.tp > 1, layout.ep, layout.recompute, layout.cuda_graphs
+        found = self._host.get(key)
+        if found is None:
+            found = self._host[key] = tuple(
+                host_seconds(kind, layout, self.target, self.job.dtype) for kind in self._kinds
+            )
+        return found
 
 
 def _shape(layout: FoldedLayout) -> _Key:

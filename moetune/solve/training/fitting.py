@@ -7,10 +7,14 @@ memory: each is tried only where less of it does not fit, or leaves too little m
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.pipeline import StageLetters
 from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute, ZeroStage
 from moetune.solve.training.memory import MemoryModel
+from moetune.solve.training.memory_bounds import least_bytes
 from moetune.solve.training.offload import OPTIMIZER_SHARES
 from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.step import StepPrices
@@ -67,15 +71,56 @@ class Fitting:
 
     def is_hopeless(self, sizes: FoldedLayout, pins: LayoutRequest) -> bool:
         """Return whether the states alone are too large, whatever is cut, sharded or offloaded."""
-        most = pins.offload_optimizer
-        if most is None:
-            most = float(self.space.target.offloads_optimizer)
-        highest = replace(sizes, zero=self.space.zeros(pins, sizes.pp)[-1])
-        least = min(
-            self.memory.least(highest, on_host=pins.offload_optimizer or 0.0),
-            self.memory.least(sizes, on_host=most),
-        )
+        ways = self._ways(sizes, pins, may_offload=True)
+        least = min(self.memory.least(one, on_host=share) for one, share in ways)
         return least > self.limit_bytes
+
+    def _ways(
+        self, sizes: FoldedLayout, pins: LayoutRequest, *, may_offload: bool
+    ) -> list[tuple[FoldedLayout, float]]:
+        """Return how the states take least: sharded most, or on the host at the lowest stage."""
+        pinned = pins.offload_optimizer
+        zero = self.space.zeros(pins, sizes.pp)[-1]
+        highest = sizes if zero == sizes.zero else replace(sizes, zero=zero)
+        ways = [(highest, pinned or 0.0)]
+        if may_offload and pinned is None and self.space.target.offloads_optimizer:
+            ways.append((sizes, 1.0))
+        return ways
+
+    def least_bytes(
+        self,
+        pipelines: Sequence[FoldedLayout],
+        recomputes: Sequence[tuple[Recompute, ...]],
+        pins: LayoutRequest,
+        *,
+        may_offload: bool,
+    ) -> npt.NDArray[np.float64]:
+        """Return bytes that a device needs at least, [pipeline, recomputation].
+
+        Args:
+            pipelines: of the same sizes and overlap.
+            may_offload: whether what is not pinned may be in host memory.
+        """
+        if not pipelines or pins.stages is not None:
+            return np.zeros((len(pipelines), len(recomputes)))
+        sizes = pipelines[0]
+        usual = self.memory.kept(sizes)
+        least = self.memory.kept(self._with_most_waiting(sizes, pins)) if may_offload else usual
+        return least_bytes(
+            self.memory,
+            pipelines,
+            recomputes,
+            ways=self._ways(sizes, pins, may_offload=may_offload),
+            kept=[usual if one else least for one in recomputes],
+        )
+
+    def _with_most_waiting(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
+        """Return a layout with as many blocks' activations in host memory as may be."""
+        able = self.space.target.offloads_activations and layout.pp == 1 and not layout.recompute
+        if not able or pins.offload_activations is not None:
+            return layout
+        num = self.space.job.decoder.num_layers
+        return replace(layout, offload_activations=(num - 1) / num)
 
     def cuts(self, layout: FoldedLayout, pins: LayoutRequest) -> Sequence[FoldedLayout]:
         """Return a layout with equal stages, and with balanced ones where these are others."""
@@ -99,19 +144,17 @@ class Fitting:
 
         None where nothing in host memory makes it fit.
         """
-        target, most = self.space.target, layout
+        target = self.space.target
         if not (target.offloads_optimizer or target.offloads_activations):
             return None
-        if pins.offload_activations is None and not layout.recompute and layout.pp == 1:
-            num = self.space.job.decoder.num_layers
-            most = replace(layout, offload_activations=(num - 1) / num)
-        if not self._fits_device(replace(most, offload_optimizer=1.0)):
+        most = self._with_most_waiting(layout, pins)
+        if self.memory.needs(most, on_host=1.0)[0] > self.limit_bytes:
             return None  # whatever is allowed
         if not self.space.is_allowed(most):
             most = layout
         for share in self._shares(layout, pins):
-            one = replace(most, offload_optimizer=share)
-            if one != layout and self._fits_device(one):
+            is_plain = most is layout and share == layout.offload_optimizer
+            if not is_plain and self.memory.needs(most, on_host=share)[0] <= self.limit_bytes:
                 return share
         return None
 

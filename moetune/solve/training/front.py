@@ -20,13 +20,7 @@ def memory_front(search: FoldedSearch, pins: LayoutRequest) -> tuple[PricedLayou
         InputError: the pins break a rule, or no layout obeys the rules.
     """
     prices, peak = search.prices, search.memory.peak
-    every = (
-        one
-        for sizes in search.space.sizes(pins)
-        for able in search.cuts(sizes, pins)
-        for one in able
-    )
-    sized = [(peak(one).peak_bytes, prices.floor(one), one) for one in every]
+    sized = [(peak(one).peak_bytes, prices.floor(one), one) for one in search.every_cut(pins)]
     if not sized:
         raise search.space.impossible(pins)
     sized.sort(key=lambda one: one[:2])

@@ -5,25 +5,28 @@ optimizer: bfloat16 parameters, gradients and states by the optimizer's own byte
 the micro-batches in work, and what the libraries take.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from moetune.domain.architecture import Block
 from moetune.domain.optimizers import optimizer_of
-from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.solve.training.activations import ELEMENT, block_modules, workspace_bytes
 from moetune.solve.training.offload import (
     BUFFERED_BLOCKS,
     HOST_OPTIMIZER_BYTES,
     offloaded_share,
 )
-from moetune.solve.training.parameters import largest_sharded_block, rank_parameters
+from moetune.solve.training.parameters import (
+    block_parameters,
+    largest_sharded_block,
+    rank_parameters,
+)
 from moetune.solve.training.schedule import most_live
 from moetune.solve.training.stages import DecoderStages, RankBlocks
 
 _GIB = 2**30
-_ALONE = FoldedLayout()
 LIBRARY_BYTES = 1.5 * _GIB
 """CUDA context, cuBLAS and NCCL buffers outside the allocator; stated, not measured."""
 FRAGMENTATION = 0.05
@@ -66,7 +69,7 @@ class RankMemory:
         return self.peak_bytes - self.parts["fragmentation"] - self.parts["libraries"]
 
 
-class _BlockBytes(NamedTuple):
+class BlockBytes(NamedTuple):
     """Bytes of a kind of block for one micro-batch: what it keeps, and while it is computed."""
 
     modules: Mapping[str, float]
@@ -80,16 +83,15 @@ class _RankBytes(NamedTuple):
     Args:
         live: micro-batches in work, in the blocks' worth.
         dense, experts: parameters of a device.
-        block: those of the block that has most to shard.
+        blocks: what it has of the model.
         activations, workspace, logits: bytes.
     """
 
     rank: int
-    counts: tuple[int, ...]
     live: float
     dense: float
     experts: float
-    block: float
+    blocks: RankBlocks
     activations: float
     workspace: float
     logits: float
@@ -106,23 +108,31 @@ class MemoryModel:
     job: TrainingJob
     stages: DecoderStages
     logit_bytes: int = 6
-    _blocks: dict[_Key, list[_BlockBytes]] = field(default_factory=dict, init=False, repr=False)
+    _blocks: dict[_Key, list[BlockBytes]] = field(default_factory=dict, init=False, repr=False)
     _parameters: dict[_Key, tuple[float, float]] = field(
         default_factory=dict, init=False, repr=False
     )
+    _largest: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
     _ranks: dict[_Key, tuple[_RankBytes, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def peak(self, layout: FoldedLayout) -> RankMemory:
         """Return the memory of the pipeline rank that has most."""
-        ranks = self._bytes_of_ranks(layout)
-        return self._memory(layout, max(ranks, key=lambda one: self._needs_of(layout, one)[0]))
+        ranks, share = self._bytes_of_ranks(layout), layout.offload_optimizer
+        return self._memory(
+            layout, max(ranks, key=lambda one: self._needs_of(layout, one, share)[0])
+        )
 
-    def needs(self, layout: FoldedLayout) -> tuple[float, float]:
-        """Return the bytes of the fullest device, and of its host."""
+    def needs(self, layout: FoldedLayout, *, on_host: float | None = None) -> tuple[float, float]:
+        """Return the bytes of the fullest device, and of its host.
+
+        Args:
+            on_host: another share of the optimizer than the layout's.
+        """
+        share = layout.offload_optimizer if on_host is None else on_host
         ranks = self._bytes_of_ranks(layout)
         if len(ranks) == 1:
-            return self._needs_of(layout, ranks[0])
-        return max(self._needs_of(layout, one) for one in ranks)
+            return self._needs_of(layout, ranks[0], share)
+        return max(self._needs_of(layout, one, share) for one in ranks)
 
     def least(self, layout: FoldedLayout, *, on_host: float) -> float:
         """Return bytes that the fullest device needs at least, however the stages are cut.
@@ -133,9 +143,14 @@ class MemoryModel:
         Args:
             on_host: the largest share of the optimizer that the host may keep.
         """
-        [whole] = self.stages.ranks(_ALONE)
+        whole = self.stages.whole
         dense, experts = (one / layout.pp for one in self._parameters_of(layout, whole))
         return LIBRARY_BYTES + sum(self._states(layout, dense, experts, on_host=on_host))
+
+    def states_of_blocks(self, layout: FoldedLayout, *, on_host: float) -> list[float]:
+        """Return the bytes of the states of a block of each kind: least of them, as `least`."""
+        every = (block_parameters(kind, layout) for kind in self.job.decoder.kinds)
+        return [sum(self._states(layout, *one, on_host=on_host)) for one in every]
 
     def of_every_rank(self, layout: FoldedLayout) -> tuple[RankMemory, ...]:
         """Return the memory of each pipeline rank, in their order."""
@@ -151,10 +166,12 @@ class MemoryModel:
         return self._memory(layout, self._bytes_of_rank(layout, rank))
 
     def _memory(self, layout: FoldedLayout, rank: _RankBytes) -> RankMemory:
-        parts, host = self._parts(layout, rank)
-        kept = _kept(layout, self.job)
+        parts, host = self._parts(layout, rank, layout.offload_optimizer)
+        kept = self.kept(layout)
         modules: dict[str, float] = {}
-        for count, block in zip(rank.counts, self._bytes_of_blocks(layout), strict=True):
+        for count, block in zip(
+            rank.blocks.counts, self._bytes_of_blocks(layout, layout.recompute), strict=True
+        ):
             for name, size in block.modules.items():
                 modules[name] = modules.get(name, 0.0) + kept * rank.live * count * size
         return RankMemory(
@@ -164,21 +181,25 @@ class MemoryModel:
             host_bytes=host,
         )
 
-    def _needs_of(self, layout: FoldedLayout, rank: _RankBytes) -> tuple[float, float]:
+    def _needs_of(
+        self, layout: FoldedLayout, rank: _RankBytes, on_host: float
+    ) -> tuple[float, float]:
         """Return the bytes of a rank's device, and of its host."""
-        parts, host = self._parts(layout, rank)
+        parts, host = self._parts(layout, rank, on_host)
         return sum(parts), host
 
-    def _parts(self, layout: FoldedLayout, rank: _RankBytes) -> tuple[tuple[float, ...], float]:
+    def _parts(
+        self, layout: FoldedLayout, rank: _RankBytes, on_host: float
+    ) -> tuple[tuple[float, ...], float]:
         """Return the bytes of a rank's device by part, in the order of `_PARTS`, and its host's."""
         dense, experts, workspace, logits = rank.dense, rank.experts, rank.workspace, rank.logits
         sharded = dense + experts
         if layout.zero:
             sharded = _shard(layout, dense, experts)
-        activations, host, on_host = rank.activations, 0.0, layout.offload_optimizer
+        activations, host = rank.activations, 0.0
         if layout.offload_activations:
             host = offloaded_share(layout, self.job) * activations
-            activations *= _kept(layout, self.job)
+            activations *= self.kept(layout)
         states = self._states(layout, dense, experts, on_host=on_host)
         host += on_host * HOST_OPTIMIZER_BYTES * sharded
         copied = (1 - on_host) * optimizer_of(self.job.optimizer).step_bytes * sharded
@@ -205,7 +226,17 @@ class MemoryModel:
         element = optimizer_of(self.job.optimizer).gradient_bytes
         if layout.zero > _SHARDS_GRADIENTS:
             element += ELEMENT
-        return element * min(_WHOLE_BLOCKS * rank.block, rank.dense + rank.experts)
+        largest = self._largest_block(layout, rank.blocks)
+        return element * min(_WHOLE_BLOCKS * largest, rank.dense + rank.experts)
+
+    def _largest_block(self, layout: FoldedLayout, rank: RankBlocks) -> float:
+        """Return the parameters on one device of the block that has most to shard."""
+        shards = layout.dp * layout.cp > 1, layout.edp > 1
+        key = layout.tp, layout.ep * layout.etp, *shards, rank
+        found = self._largest.get(key)
+        if found is None:
+            found = self._largest[key] = largest_sharded_block(self.job.decoder, layout, rank)
+        return found
 
     def _bytes_of_ranks(self, layout: FoldedLayout) -> tuple[_RankBytes, ...]:
         """Return what the ranks have whatever is sharded or in host memory."""
@@ -222,20 +253,17 @@ class MemoryModel:
 
     def _bytes_of_rank(self, layout: FoldedLayout, rank: RankBlocks) -> _RankBytes:
         dense, experts = self._parameters_of(layout, rank)
-        every = self._live(layout)
+        every = self.live(layout)
         fullest = max(rank.ranks, key=every.__getitem__)
         live = every[fullest]
-        if layout.overlap == "batch" and layout.pp > 1:
-            live += 1 / layout.vpp  # one more stage's worth of warm-up
-        blocks = self._bytes_of_blocks(layout)
+        blocks = self._bytes_of_blocks(layout, layout.recompute)
         counted = [*zip(rank.counts, blocks, strict=True)]
         return _RankBytes(
             rank=fullest,
-            counts=rank.counts,
             live=live,
             dense=dense,
             experts=experts,
-            block=largest_sharded_block(self.job.decoder, layout, rank),
+            blocks=rank,
             activations=live * sum(count * block.total for count, block in counted),
             workspace=max((block.workspace for count, block in counted if count), default=0.0),
             logits=self._logits(layout) if rank.has_head or rank.has_predictions else 0.0,
@@ -253,28 +281,46 @@ class MemoryModel:
     ) -> tuple[float, float, float]:
         """Return the bytes of so many parameters, of their gradients, and of their states."""
         count, shard = dense + experts, _shard(layout, dense, experts)
-        states, gradients, parameters = (
-            shard if layout.zero >= stage else count for stage in (1, 2, 3)
-        )
-        optimizer = optimizer_of(self.job.optimizer)
+        zero, optimizer = layout.zero, optimizer_of(self.job.optimizer)
         return (
-            ELEMENT * parameters,
-            optimizer.gradient_bytes * gradients,
-            (1 - on_host) * optimizer.state_bytes * states,
+            ELEMENT * (shard if zero > _SHARDS_GRADIENTS else count),
+            optimizer.gradient_bytes * (shard if zero >= _SHARDS_GRADIENTS else count),
+            (1 - on_host) * optimizer.state_bytes * (shard if zero else count),
         )
 
-    def _live(self, layout: FoldedLayout) -> tuple[float, ...]:
+    def kept(self, layout: FoldedLayout) -> float:
+        """Return the share of the activations that a device keeps, with the blocks in buffers."""
+        share = offloaded_share(layout, self.job)
+        if not share:
+            return 1.0
+        return min(1.0, 1 - share + min(1.0, BUFFERED_BLOCKS / self.job.decoder.num_layers))
+
+    def live(self, layout: FoldedLayout) -> tuple[float, ...]:
         """Return the micro-batches in work on each rank, in its blocks' worth."""
         batches = self.job.global_batch // (layout.micro_batch * layout.dp)
-        return most_live(layout.order, layout.pp, layout.vpp, batches)
+        found = most_live(layout.order, layout.pp, layout.vpp, batches)
+        if layout.overlap != "batch" or layout.pp == 1:
+            return found
+        return tuple(one + 1 / layout.vpp for one in found)  # one more stage's worth of warm-up
 
-    def _bytes_of_blocks(self, layout: FoldedLayout) -> list[_BlockBytes]:
-        """Return the bytes of each kind of block for one micro-batch."""
-        key = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.recompute)
+    def sizes_of_blocks(
+        self, layout: FoldedLayout, recomputes: Sequence[tuple[Recompute, ...]]
+    ) -> list[list[BlockBytes]]:
+        """Return the bytes of each kind of block for one micro-batch with each recomputation."""
+        return [self._bytes_of_blocks(layout, one) for one in recomputes]
+
+    def _bytes_of_blocks(
+        self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
+    ) -> list[BlockBytes]:
+        key = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, recompute)
         found = self._blocks.get(key)
         if found is None:
+            one = layout if recompute == layout.recompute else replace(layout, recompute=recompute)
+            kinds = self.job.decoder.kinds
+            plain = self._bytes_of_blocks(layout, ()) if recompute else [None] * len(kinds)
             found = self._blocks[key] = [
-                _block_bytes(kind, self.job, layout) for kind in self.job.decoder.kinds
+                _block_bytes(kind, self.job, one, other)
+                for kind, other in zip(kinds, plain, strict=True)
             ]
         return found
 
@@ -285,21 +331,20 @@ class MemoryModel:
         return self.logit_bytes * tokens * vocab
 
 
-def _block_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> _BlockBytes:
+def _block_bytes(
+    block: Block, job: TrainingJob, layout: FoldedLayout, plain: BlockBytes | None
+) -> BlockBytes:
+    """Return the bytes of a block.
+
+    Args:
+        plain: those without recomputation; None where these are they.
+    """
     modules = block_modules(block, job, layout)
-    return _BlockBytes(
-        modules=modules,
-        total=sum(modules.values()),
-        workspace=workspace_bytes(block, job, layout),
+    total = sum(modules.values())
+    again = 0.0 if plain is None else plain.total - total
+    return BlockBytes(
+        modules=modules, total=total, workspace=again + workspace_bytes(block, job, layout)
     )
-
-
-def _kept(layout: FoldedLayout, job: TrainingJob) -> float:
-    """Return the share of the activations that the device keeps, with the blocks in buffers."""
-    share = offloaded_share(layout, job)
-    if not share:
-        return 1.0
-    return min(1.0, 1 - share + min(1.0, BUFFERED_BLOCKS / job.decoder.num_layers))
 
 
 def _shard(layout: FoldedLayout, dense: float, experts: float) -> float:

@@ -32,5 +32,7 @@ def offloaded_share(layout: FoldedLayout, job: TrainingJob) -> float:
 def offloaded_bytes(layout: FoldedLayout, job: TrainingJob) -> float:
     """Return the bytes that a micro-batch copies to the host, without a pipeline."""
     decoder = job.decoder
-    whole = math.fsum(block_bytes(block, job, layout) for block in decoder.blocks)
+    whole = math.fsum(
+        decoder.blocks.count(kind) * block_bytes(kind, job, layout) for kind in decoder.kinds
+    )
     return offloaded_share(layout, job) * whole

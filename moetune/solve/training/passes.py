@@ -101,18 +101,33 @@ def _launches(part: Part, layout: FoldedLayout, target: Target, dtype: TrainingD
     return _HOST_SECONDS["latent" if isinstance(part, LatentAttention) else "mixer"]
 
 
-def slack_seconds(
-    block: Block, times: BlockTimes, layout: FoldedLayout, target: Target, dtype: TrainingDtype
-) -> float:
-    """Return by how many seconds a block keeps the device longer than the host, exchanges apart."""
-    forward, backward = _busy(times, _recomputed(times, layout))
-    return forward + backward - host_seconds(block, layout, target, dtype)
+class DevicePasses(NamedTuple):
+    """Seconds that a block's passes keep the device, without exchanges.
+
+    Args:
+        recomputed: of the backward pass, what the forward pass has computed already.
+    """
+
+    forward: float
+    backward: float
+    recomputed: float
+
+
+def device_passes(times: BlockTimes, layout: FoldedLayout) -> DevicePasses:
+    """Return the seconds that a block's passes keep the device."""
+    recomputed = _recomputed(times, layout)
+    compute, exchange = times.compute, times.passes("exchange")
+    other = times.communication.forward - exchange.forward
+    other_back = times.communication.grad_input - exchange.grad_input
+    backward = compute.backward + other_back + recomputed
+    return DevicePasses(compute.forward + other, backward, recomputed)
 
 
 def block_seconds(
     times: BlockTimes,
     layout: FoldedLayout,
     *,
+    device: DevicePasses,
     slack: float,
     saved: tuple[float, float] = (0.0, 0.0),
     overlap_hidden: float = 0.0,
@@ -123,14 +138,14 @@ def block_seconds(
     its exchanges: the host waits for the numbers of rows in each of them.
 
     Args:
-        slack: of the host, launches of chunks counted (`slack_seconds`).
+        device: its passes on the device.
+        slack: by how long they are longer than the host, launches of chunks counted.
         saved: by chunks, of the forward and the backward pass.
         overlap_hidden: share that another micro-batch's computation hides (`Target`).
     """
-    again = _recomputed(times, layout)
+    forward, backward, again = device
     exchange, repeats = times.passes("exchange"), repeats_exchange(layout)
     exchanges = exchange.forward * (2 if repeats else 1)
-    forward, backward = _busy(times, again)
     waiting = max(0.0, -slack)
     if layout.overlap == "batch":
         beside = forward + backward + waiting
@@ -148,14 +163,6 @@ def block_seconds(
     )
 
 
-def _busy(times: BlockTimes, recomputed: float) -> tuple[float, float]:
-    """Return the seconds of both passes on the device, without exchanges."""
-    compute, exchange = times.compute, times.passes("exchange")
-    other = times.communication.forward - exchange.forward
-    other_back = times.communication.grad_input - exchange.grad_input
-    return compute.forward + other, compute.backward + other_back + recomputed
-
-
 def repeats_exchange(layout: FoldedLayout) -> bool:
     """Return whether the backward pass repeats the dispatch and combine of the forward pass."""
     return "full" in layout.recompute or "moe" in layout.recompute
@@ -169,4 +176,5 @@ def _recomputed(times: BlockTimes, layout: FoldedLayout) -> float:
         other = times.communication.forward - times.passes("exchange").forward
         return times.compute.forward + other
     again = {*layout.recompute, *(_OF_EXPERTS if "moe" in layout.recompute else ())}
-    return sum(times.passes(name).forward for name in _RECOMPUTABLE if name in again)
+    names = (name for name in _RECOMPUTABLE if name in again and name in times.modules)
+    return sum(times.modules[name].forward for name in names)

@@ -9,20 +9,20 @@ that of playing all, and only the bounds are in memory.
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute, TrainingJob
+from moetune.solve.training.dispatchers import DispatcherTable, PricedDispatcher
 from moetune.solve.training.fitting import Fitting, Roomy
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.step import StepPrices
 from moetune.solve.training.ties import Leaders, PricedLayout
-
-_Kind = Literal["sizes", "pipeline", "offload", "fit", "layout"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +70,91 @@ class FoldedSearch:
             InputError: the pins break a rule, or no layout obeys the rules.
         """
         leaders = Leaders(roomy_bytes=self.limit_bytes * (1 - HEADROOM))
-        branches = _Branches(
-            search=self, pins=pins, fitting=self.fitting, recomputes=self.space.recomputes(pins)
-        )
-        open_ends: list[_Branch] = [*branches.roots()]
+        open_ends: list[_Branch] = [*_Branches.of(self, pins).roots()]
         heapq.heapify(open_ends)
         while open_ends and open_ends[0].seconds <= leaders.limit:
             one = heapq.heappop(open_ends)
             if one.seconds > leaders.limit_of(one.layout):
                 continue
-            if one.kind == "layout":
+            if one.branches is None:
                 leaders.add(self.priced(one.layout))
                 continue
-            for branch in branches.of(one):
+            for branch in one.branches():
                 heapq.heappush(open_ends, branch)
         if leaders.found:
             return list(map(self.told, leaders.ranked()))
-        return [self.told(self.priced(branches.smallest()))]
+        return [self.told(self.priced(self.smallest(pins)))]
+
+    def smallest(self, pins: LayoutRequest) -> FoldedLayout:
+        """Return the layout that takes least memory, of equals the fastest by its bound.
+
+        Nothing is in host memory unless it is pinned.
+
+        Raises:
+            InputError: the pins break a rule, or no layout obeys the rules.
+        """
+        least, found = (float("inf"), float("inf")), None
+        table = self.dispatchers(pins)
+        for least_bytes, one, recompute in sorted(self._bounded(pins), key=lambda one: one[0]):
+            if least_bytes > least[0]:
+                break
+            for cut in self.cuts(one, recompute, pins, table):
+                needed = self.memory.needs(cut)[0]
+                if needed <= least[0] and (needed, self.prices.floor(cut)) < least:
+                    least, found = (needed, self.prices.floor(cut)), cut
+        if found is None:
+            raise self.space.impossible(pins)
+        return found
+
+    def _bounded(
+        self, pins: LayoutRequest
+    ) -> Iterator[tuple[float, FoldedLayout, tuple[Recompute, ...]]]:
+        """Yield bytes that pipelines with each recomputation need at least, and these."""
+        recomputes = self.space.recomputes(pins)
+        for sizes in self.space.sizes(pins):
+            for overlapped in self.overlapped(sizes, pins):
+                pipelines = [*self.space.pipelines(overlapped, pins)]
+                bounds = self.fitting.least_bytes(pipelines, recomputes, pins, may_offload=False)
+                for one, row in zip(pipelines, bounds, strict=True):
+                    for recompute, least in zip(recomputes, row, strict=True):
+                        yield float(least), one, recompute
+
+    def every_cut(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
+        """Yield all layouts, nothing in host memory unless it is pinned."""
+        table, recomputes = self.dispatchers(pins), self.space.recomputes(pins)
+        for sizes in self.space.sizes(pins):
+            for overlapped in self.overlapped(sizes, pins):
+                for one in self.space.pipelines(overlapped, pins):
+                    for recompute in recomputes:
+                        for cut in self.cuts(one, recompute, pins, table):
+                            every = table.ranked(cut, recompute)
+                            yield from (replace(cut, dispatcher=to.dispatcher) for to in every)
+
+    def cuts(
+        self, layout: FoldedLayout, recompute: tuple[Recompute, ...], pins: LayoutRequest,
+        table: DispatcherTable,
+    ) -> Iterator[FoldedLayout]:  # fmt: skip
+        """Yield a layout, where it is allowed, with each cut and ZeRO stage.
+
+        It has the fastest dispatcher, whose times balanced stages are cut by.
+        """
+        able = self.with_fastest(layout, recompute, table)
+        for cut in self.fitting.cuts(able, pins) if able else ():
+            yield from self.fitting.sharded(cut, pins)
+
+    def with_fastest(
+        self, layout: FoldedLayout, recompute: tuple[Recompute, ...], table: DispatcherTable
+    ) -> FoldedLayout | None:
+        """Return a layout with its fastest dispatcher; None where it breaks a rule."""
+        ranked = table.ranked(layout, recompute)
+        if not ranked:
+            return None
+        able = replace(layout, recompute=recompute, dispatcher=ranked[0].dispatcher)
+        return able if self.space.is_allowed(able) else None
+
+    def dispatchers(self, pins: LayoutRequest) -> DispatcherTable:
+        """Return the dispatchers of its layouts."""
+        return DispatcherTable(space=self.space, prices=self.prices, pins=pins)
 
     def told(self, one: PricedLayout) -> PricedLayout:
         """Return an answer with its degrees, and with what its overlap saves."""
@@ -107,149 +175,144 @@ class FoldedSearch:
         """Yield a layout with each overlap, nothing recomputed."""
         first = self.space.recomputes(pins)[0]
         for overlap in [pins.overlap] if pins.overlap else self.target.overlaps:
-            if overlap == "none" or sizes.ep > 1 or pins.overlap:  # else there is nothing to hide
+            if (sizes.overlap, sizes.recompute) == (overlap, first):
+                yield sizes
+            elif overlap == "none" or sizes.ep > 1 or pins.overlap:  # else nothing is there to hide
                 yield replace(sizes, recompute=first, overlap=overlap)
-
-    def exchanged(self, layout: FoldedLayout, pins: LayoutRequest) -> list[FoldedLayout]:
-        """Return a layout with each dispatcher that goes with it, the fastest first."""
-        every = self.space.dispatchers(layout, pins)
-        able = sorted(
-            (replace(layout, dispatcher=one) for one in every), key=self.prices.micro_batch_seconds
-        )
-        return able if able and self.space.is_allowed(able[0]) else []
-
-    def cuts(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[list[FoldedLayout]]:
-        """Yield all that sizes may have, each as its layouts with every dispatcher, fastest first.
-
-        Nothing is put into host memory.
-        """
-        for overlapped in self.overlapped(sizes, pins):
-            for one in self.space.pipelines(overlapped, pins):
-                for recompute in self.space.recomputes(pins):
-                    able = self.exchanged(replace(one, recompute=recompute), pins)
-                    for cut in self.fitting.cuts(able[0], pins) if able else ():
-                        for sharded in self.fitting.sharded(cut, pins):
-                            yield [replace(sharded, dispatcher=to.dispatcher) for to in able]
 
 
 class _Branch(NamedTuple):
     """Layouts that have some things in common, with the least seconds of any of them.
 
     Args:
-        kind: what is open. "sizes": all but the sizes of the ranks; "pipeline": recomputation,
-            dispatcher and memory; "offload": shares in host memory; "fit": only its bound is not
-            known yet; "layout": nothing.
-        roomy: of kind "pipeline", what was found to leave memory free with less recomputation.
+        layout: with what they have in common; it is whole where there are no `branches`.
+        branches: what takes its place.
     """
 
     seconds: float
     number: int
     layout: FoldedLayout
-    kind: _Kind
-    roomy: tuple[Roomy, ...] = ()
+    branches: Callable[[], Iterable["_Branch"]] | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Branches:
-    """Branches of one search, and the smallest of what is too large.
+    """Branches of one search.
 
     Args:
-        hopeless: sizes whose states alone are too large.
-        least_layout, least_bytes: of the layouts seen, the smallest.
+        recomputes: the lists of modules, from the least that is recomputed.
     """
 
     search: FoldedSearch
     pins: LayoutRequest
     fitting: Fitting
+    table: DispatcherTable
     recomputes: Sequence[tuple[Recompute, ...]]
-    hopeless: list[FoldedLayout] = field(default_factory=list)
-    least_bytes: float = float("inf")
-    least_layout: FoldedLayout | None = None
     _number: Iterator[int] = field(default_factory=itertools.count)
-    _least: dict[tuple[object, ...], float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, search: FoldedSearch, pins: LayoutRequest) -> "_Branches":
+        """Return the branches of a search."""
+        return cls(
+            search=search, pins=pins, fitting=search.fitting, table=search.dispatchers(pins),
+            recomputes=search.space.recomputes(pins),
+        )  # fmt: skip
 
     def roots(self) -> Iterator[_Branch]:
         """Yield the sizes of the ranks."""
         for sizes in self.search.space.sizes(self.pins):
-            every = self.search.overlapped(sizes, self.pins)
-            least = min(self._fastest_micro_batch(one, one.recompute) for one in every)
-            yield self._branch(least * self.search.prices.rounds(sizes), sizes, "sizes")
+            overlapped = [*self.search.overlapped(sizes, self.pins)]
+            least = min(self.table.seconds(one, one.recompute) for one in overlapped)
+            seconds = least * self.search.prices.rounds(sizes)
+            yield self._branch(seconds, sizes, partial(self._pipelines, overlapped))
 
-    def of(self, one: _Branch) -> Iterator[_Branch]:
-        """Yield the branches that take the place of one."""
-        if one.kind == "sizes":
-            return self._pipelines(one.layout)
-        if one.kind == "pipeline":
-            return self._recomputed(one.layout, one.roomy)
-        if one.kind == "offload":
-            return self._bounded(self.fitting.offloaded(one.layout, self.pins))
-        return self._bounded([one.layout])
-
-    def _pipelines(self, sizes: FoldedLayout) -> Iterator[_Branch]:
-        if self.fitting.is_hopeless(sizes, self.pins):
-            self.hopeless.append(sizes)
+    def _pipelines(self, every_overlap: Sequence[FoldedLayout]) -> Iterator[_Branch]:
+        """Yield the pipelines of sizes with the recomputation with which they may fit."""
+        if self.fitting.is_hopeless(every_overlap[0], self.pins):
             return
-        prices, space = self.search.prices, self.search.space
-        for overlapped in self.search.overlapped(sizes, self.pins):
-            least = self._fastest_micro_batch(overlapped, overlapped.recompute)
-            for one in space.pipelines(overlapped, self.pins):
-                yield self._branch(least * prices.rounds_at_least(one), one, "pipeline")
+        for overlapped in every_overlap:
+            every = [*self.search.space.pipelines(overlapped, self.pins)]
+            bounds = self.fitting.least_bytes(every, self.recomputes, self.pins, may_offload=True)
+            for one, row in zip(every, bounds <= self.fitting.limit_bytes, strict=True):
+                yield from self._recomputing(one, [*itertools.compress(self.recomputes, row)])
 
-    def _recomputed(self, layout: FoldedLayout, roomy: tuple[Roomy, ...]) -> Iterator[_Branch]:
-        """Yield what fits of a pipeline, and the pipeline with more recomputation."""
-        able, known = self.search.exchanged(layout, self.pins), [*roomy]
-        if able:
-            for cut in self.fitting.cuts(able[0], self.pins):
-                yield from self._fitting(cut, able, known)
-        elif layout.recompute == self.recomputes[0]:
-            return  # not allowed whatever is recomputed
-        more = [one for one in self._more_than(layout) if not self._is_done(layout, one, known)]
-        if more:
-            rounds = self.search.prices.rounds_at_least(layout)
-            bound = min(self._fastest_micro_batch(layout, one) for one in more) * rounds
-            next_one = replace(layout, recompute=more[0])
-            yield self._branch(bound, next_one, "pipeline", roomy=tuple(known))
-
-    def _fitting(
-        self, cut: FoldedLayout, able: Sequence[FoldedLayout], roomy: list[Roomy]
+    def _recomputing(
+        self,
+        layout: FoldedLayout,
+        lists: Sequence[tuple[Recompute, ...]],
+        roomy: Sequence[Roomy] = (),
     ) -> Iterator[_Branch]:
+        """Yield a pipeline that recomputes some of the lists, if there are any."""
+        if not lists:
+            return
+        least = min(self.table.seconds(layout, one) for one in lists)
+        seconds = least * self.search.prices.rounds_at_least(layout)
+        yield self._branch(seconds, layout, partial(self._recomputed, layout, lists, roomy))
+
+    def _recomputed(
+        self,
+        layout: FoldedLayout,
+        lists: Sequence[tuple[Recompute, ...]],
+        roomy: Sequence[Roomy],
+    ) -> Iterator[_Branch]:
+        """Yield what fits of a pipeline with the first list, and the pipeline with the others.
+
+        Args:
+            roomy: what was found to leave memory free with less recomputation.
+        """
+        able, known = self.search.with_fastest(layout, lists[0], self.table), [*roomy]
+        if able:
+            for cut in self.fitting.cuts(able, self.pins):
+                yield from self._fitting(cut, known)
+        elif lists[0] == self.recomputes[0]:
+            return  # not allowed whatever is recomputed
+        left = [one for one in lists[1:] if not self._is_done(layout, one, known)]
+        yield from self._recomputing(layout, left, known)
+
+    def _fitting(self, cut: FoldedLayout, roomy: list[Roomy]) -> Iterator[_Branch]:
         """Yield a cut as it fits with each dispatcher, and add to what is roomy."""
-        prices = self.search.prices
         for one in self.fitting.sharded(cut, self.pins):
             if any(known.covers(one, one.recompute) for known in roomy):
                 return
             peak, host = self.search.memory.needs(one)
-            self.see(peak, one)
             fits = self.fitting.fits_into(peak, host)
             share = 0.0 if fits else self.fitting.least_share(one, self.pins)
             if share is None:
                 continue
-            for to in able:
-                layout = replace(one, dispatcher=to.dispatcher)
-                kind: _Kind = "fit" if fits else "offload"
-                seconds = prices.floor(layout) + prices.host_seconds(layout, share)
-                yield self._branch(seconds, layout, kind)
+            added = self.search.prices.host_seconds(one, share)
+            yield from self._dispatched(
+                one, self.table.ranked(one, one.recompute), added_seconds=added, fits=fits
+            )
             if self.fitting.is_roomy(one, peak):
                 roomy.append(Roomy(recompute=one.recompute, stages=one.stages, zero=one.zero))
                 return
 
-    def _bounded(self, layouts: Iterable[FoldedLayout]) -> Iterator[_Branch]:
-        for one in layouts:
-            yield self._branch(self.search.prices.least(one), one, "layout")
+    def _dispatched(
+        self,
+        layout: FoldedLayout,
+        able: Sequence[PricedDispatcher],
+        *,
+        added_seconds: float,
+        fits: bool,
+    ) -> Iterator[_Branch]:
+        """Yield what fits with the fastest of some dispatchers, behind which the others come.
 
-    def _fastest_micro_batch(self, layout: FoldedLayout, recompute: tuple[Recompute, ...]) -> float:
-        """Return the seconds of a micro-batch in the whole model with the fastest dispatcher."""
-        key = (
-            layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.overlap,
-            recompute,
-        )  # fmt: skip
-        found = self._least.get(key)
-        if found is None:
-            every = self.search.space.dispatchers(layout, self.pins)
-            able = (replace(layout, dispatcher=one, recompute=recompute) for one in every)
-            least = min(map(self.search.prices.micro_batch_seconds, able), default=float("inf"))
-            found = self._least[key] = least
-        return found
+        Args:
+            added_seconds: to the bound, of what is in host memory.
+            fits: whether nothing has to be in host memory.
+        """
+        if not able:
+            return
+        seconds = able[0].seconds * self.search.prices.rounds_at_least(layout) + added_seconds
+        one = replace(layout, dispatcher=able[0].dispatcher)
+
+        def branches() -> Iterator[_Branch]:
+            every = [one] if fits else self.fitting.offloaded(one, self.pins)
+            for whole in every:
+                yield self._branch(self.search.prices.least(whole), whole)
+            yield from self._dispatched(layout, able[1:], added_seconds=added_seconds, fits=fits)
+
+        yield self._branch(seconds, one, branches)
 
     def _is_done(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...], roomy: Sequence[Roomy]
@@ -258,33 +321,10 @@ class _Branches:
         is_cut = layout.pp > 1 and self.pins.stages is None
         return not is_cut and any(one.covers(layout, recompute) for one in roomy)
 
-    def _more_than(self, layout: FoldedLayout) -> Sequence[tuple[Recompute, ...]]:
-        """Return the lists of modules that come behind a layout's own."""
-        return self.recomputes[self.recomputes.index(layout.recompute) + 1 :]
-
-    def see(self, peak_bytes: float, layout: FoldedLayout) -> None:
-        """Keep a layout if it takes least memory so far."""
-        if peak_bytes < self.least_bytes:
-            self.least_bytes, self.least_layout = peak_bytes, layout
-
-    def smallest(self) -> FoldedLayout:
-        """Return the layout that takes least memory, hopeless ones among them.
-
-        Raises:
-            InputError: no layout obeys the rules.
-        """
-        space, memory = self.search.space, self.search.memory
-        for sizes in self.hopeless:
-            highest = replace(sizes, zero=space.zeros(self.pins, sizes.pp)[-1])
-            if memory.least(highest, on_host=sizes.offload_optimizer) >= self.least_bytes:
-                continue
-            for able in self.search.cuts(sizes, self.pins):
-                self.see(memory.needs(able[0])[0], able[0])
-        if self.least_layout is None:
-            raise space.impossible(self.pins)
-        return self.least_layout
-
     def _branch(
-        self, seconds: float, layout: FoldedLayout, kind: _Kind, roomy: tuple[Roomy, ...] = ()
+        self,
+        seconds: float,
+        layout: FoldedLayout,
+        branches: Callable[[], Iterable[_Branch]] | None = None,
     ) -> _Branch:
-        return _Branch(seconds, next(self._number), layout, kind, roomy)
+        return _Branch(seconds, next(self._number), layout, branches)

@@ -9,6 +9,8 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.pipeline import StageLetters, rank_of_stage, stages_of_sizes
 from moetune.domain.training import FoldedLayout
 
+_ALONE = FoldedLayout()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBlocks:
@@ -48,6 +50,12 @@ class DecoderStages:
     _ranks: dict[tuple[object, ...], tuple[RankBlocks, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
+
+    @property
+    def whole(self) -> RankBlocks:
+        """The blocks of all, as one rank."""
+        [whole] = self.ranks(_ALONE)
+        return whole
 
     def stages(self, layout: FoldedLayout) -> tuple[StageBlocks, ...]:
         """Return the blocks of each stage."""
@@ -141,7 +149,8 @@ def balanced_stages(
     heapq.heapify(ranks)
     for _ in range(blocks - sum(sizes)):
         busy, rank = ranks[0]
-        stage = min(own[rank], key=seconds.__getitem__)
+        mine = own[rank]
+        stage = mine[0] if len(mine) == 1 else min(mine, key=seconds.__getitem__)
         sizes[stage] += 1
         seconds[stage] += block_seconds
         heapq.heapreplace(ranks, (busy + block_seconds, rank))

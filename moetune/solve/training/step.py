@@ -24,7 +24,6 @@ from moetune.solve.training.stages import (
 )
 
 _SHARDS_GRADIENTS = 2
-_ALONE = FoldedLayout()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +121,7 @@ class StepPrices:
 
     def _sum_of_blocks(self, layout: FoldedLayout) -> float:
         blocks, (embedding, head) = self.blocks.seconds(layout), self._ends(layout)
-        [whole] = self.stages.stages(_ALONE)
+        whole = self.stages.whole
         seconds = embedding + head * (1 + len(self.job.decoder.predictions))
         for count, one in zip(block_counts(whole, len(blocks)), blocks, strict=True):
             seconds += count * one.both
@@ -166,7 +165,7 @@ class StepPrices:
         """Return the layout with stages whose ranks take as equally long as blocks allow."""
         blocks, (embedding, head) = self.blocks.seconds(layout), self._ends(layout)
         decoder = self.job.decoder
-        [whole] = self.stages.stages(_ALONE)
+        whole = self.stages.whole
         every = sum(count * one.both for count, one in zip(whole.counts, blocks, strict=False))
         predicted = sum(one.both + head for one in blocks[len(decoder.kinds) :])
         stages = balanced_stages(

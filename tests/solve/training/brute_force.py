@@ -53,13 +53,20 @@ def every_layout(search: FoldedSearch, pins: LayoutRequest) -> Iterator[FoldedLa
 
 
 def _sizes(search: FoldedSearch, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-    job, layers = search.job, search.job.decoder.num_layers
+    job = search.job
     ranks = range(1, job.world_size + 1)
-    sizes = itertools.product(ranks, ranks, ranks, ranks, ranks, (1, 2, 4, 8), range(1, layers + 3))
-    for dp, tp, pp, ep, etp, batch, vpp in sizes:
+    for dp, tp, pp in itertools.product(ranks, ranks, ranks):
+        if dp * tp * pp == job.world_size:
+            yield from _folded(search, pins, dp=dp, tp=tp, pp=pp)
+
+
+def _folded(
+    search: FoldedSearch, pins: LayoutRequest, *, dp: int, tp: int, pp: int
+) -> Iterator[FoldedLayout]:
+    layers, ranks = search.job.decoder.num_layers, range(1, search.job.world_size + 1)
+    sizes = itertools.product(ranks, range(1, tp + 1), (1, 2, 4, 8), range(1, layers + 3))
+    for ep, etp, batch, vpp in sizes:
         wanted = {"tp": tp, "pp": pp, "ep": ep, "etp": etp, "micro_batch": batch, "vpp": vpp}
-        if dp * tp * pp != job.world_size or etp > tp:
-            continue
         if any(getattr(pins, name) not in (None, value) for name, value in wanted.items()):
             continue
         if vpp > 1 and (pp == 1 or -(-layers // pp) % vpp or vpp > (layers + 2) // pp):

@@ -1,0 +1,61 @@
+"""Dispatchers that go with layouts, by the seconds of a micro-batch with them."""
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute, TokenDispatcher
+from moetune.solve.training.space import LayoutSpace
+from moetune.solve.training.step import StepPrices
+
+
+class PricedDispatcher(NamedTuple):
+    """A dispatcher with the seconds of a micro-batch in the whole model."""
+
+    seconds: float
+    dispatcher: TokenDispatcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatcherTable:
+    """Dispatchers of the layouts of one search, ranked once. Not safe for several threads."""
+
+    space: LayoutSpace
+    prices: StepPrices
+    pins: LayoutRequest
+    _able: dict[tuple[object, ...], list[TokenDispatcher]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _ranked: dict[tuple[object, ...], tuple[PricedDispatcher, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def ranked(
+        self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
+    ) -> tuple[PricedDispatcher, ...]:
+        """Return the dispatchers that go with a layout, the fastest first."""
+        key = (
+            layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.overlap,
+            recompute,
+        )  # fmt: skip
+        found = self._ranked.get(key)
+        if found is None:
+            found = self._ranked[key] = self._rank(layout, recompute)
+        return found
+
+    def seconds(self, layout: FoldedLayout, recompute: tuple[Recompute, ...]) -> float:
+        """Return the seconds of a micro-batch with the fastest dispatcher; infinite without one."""
+        ranked = self.ranked(layout, recompute)
+        return ranked[0].seconds if ranked else float("inf")
+
+    def _rank(
+        self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
+    ) -> tuple[PricedDispatcher, ...]:
+        seconds = self.prices.micro_batch_seconds
+        key = layout.tp, layout.ep, layout.overlap
+        if key not in self._able:
+            self._able[key] = self.space.dispatchers(layout, self.pins)
+        every = (
+            (replace(layout, dispatcher=one, recompute=recompute), one) for one in self._able[key]
+        )
+        priced = [PricedDispatcher(seconds(one), name) for one, name in every]
+        return tuple(sorted(priced, key=lambda one: one.seconds))

@@ -1,0 +1,76 @@
+"""Bytes that layouts need at least, before their pipelines are cut: those of one size at once.
+
+Of L blocks on p pipeline ranks some rank has ⌈L/p⌉ or more. Equal and balanced cuts tell more: a
+rank between the ends has ⌈L/p⌉ − 1 or more, because a block goes to the rank that has least to do
+(`balanced_stages`). Which blocks these are is not known: those of the model that take least.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from moetune.domain.pipeline import V_SCHEDULES
+from moetune.domain.training import FoldedLayout, Recompute
+from moetune.solve.training.memory import FRAGMENTATION, LIBRARY_BYTES, MemoryModel
+
+_Floats = npt.NDArray[np.float64]
+
+
+def least_bytes(
+    memory: MemoryModel,
+    pipelines: Sequence[FoldedLayout],
+    recomputes: Sequence[tuple[Recompute, ...]],
+    *,
+    ways: Sequence[tuple[FoldedLayout, float]],
+    kept: Sequence[float],
+) -> _Floats:
+    """Return bytes that the fullest device needs at least, [pipeline, recomputation].
+
+    Args:
+        pipelines: layouts of the same sizes and overlap, which differ in vpp and schedule, cut
+            equally or balanced.
+        ways: to keep the states, as a layout with a ZeRO stage and a share of the optimizer on the
+            host: the one that takes least counts.
+        kept: share of the activations that the device keeps at least, for each recomputation.
+    """
+    first, num_layers = pipelines[0], memory.job.decoder.num_layers
+    counts = np.array(memory.stages.whole.counts)
+    blocks = memory.sizes_of_blocks(first, recomputes)
+    activations = np.array([[one.total for one in every] for every in blocks])
+    workspace = np.array([[one.workspace for one in every] for every in blocks])
+    loss = 1 + FRAGMENTATION
+    activations *= loss * np.array(kept)[:, None]
+    num = -(-num_layers // first.pp)
+    live = np.array([_live(memory, one) for one in pipelines])[:, :, None, None] * activations
+    states = np.array([memory.states_of_blocks(one, on_host=share) for one, share in ways])
+    fullest = _cheapest(
+        np.array([num, num - 1])[:, None, None], counts, states[:, None, None, None] + live
+    ).max(axis=2)
+    if first.pp == 1:  # all is on one rank, the ends with it
+        whole = [memory.least(one, on_host=share) - LIBRARY_BYTES for one, share in ways]
+        fullest += (np.array(whole) - states @ counts)[:, None, None]
+    least: _Floats = fullest.min(axis=0) + loss * workspace.min(axis=1) + LIBRARY_BYTES
+    return least
+
+
+def _live(memory: MemoryModel, layout: FoldedLayout) -> tuple[float, float]:
+    """Return the least micro-batches in work on any rank, and the most between the ends."""
+    live = memory.live(layout)
+    middle = live[1:] if layout.order in V_SCHEDULES else live[1:-1]
+    return min(live), max(middle, default=0.0)
+
+
+def _cheapest(num: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], sizes: _Floats) -> _Floats:
+    """Return the bytes of those blocks that take least, [way, pipeline, rank, recomputation].
+
+    Args:
+        num: of the blocks, [rank, 1, 1].
+        counts: that the model has of each kind.
+        sizes: of one block, [way, pipeline, rank, recomputation, kind].
+    """
+    order = np.argsort(sizes, axis=-1)
+    there = counts[order]
+    taken = np.clip(num - (np.cumsum(there, axis=-1) - there), 0, there)
+    total: _Floats = (taken * np.take_along_axis(sizes, order, axis=-1)).sum(axis=-1)
+    return total
