@@ -10,6 +10,7 @@ from moetune.domain.optimizers import OptimizerName
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype, TrainingJob
 from moetune.solve.training.memory import RankMemory
+from moetune.solve.training.pins import contradiction
 from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.stages import DecoderStages
 from moetune.workflows.training import memory_model
@@ -121,7 +122,7 @@ def _fit(question: MemoryQuestion, ranks: int) -> MemoryAnswer:
                 fitting.append(found)
                 break
     if smallest is None:
-        raise space.impossible(question.pins)
+        raise contradiction(space, question.pins)
     fitting.sort(key=_plainness)
     found_layouts = tuple(fitting[:MOST_LAYOUTS]) or (smallest,)
     return MemoryAnswer(question=question, job=job, found=found_layouts, num_fitting=len(fitting))

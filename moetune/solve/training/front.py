@@ -6,6 +6,7 @@ the one before are omitted.
 """
 
 from moetune.domain.training import LayoutRequest
+from moetune.solve.training.pins import contradiction
 from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.ties import NOISE, PricedLayout
 
@@ -22,7 +23,7 @@ def memory_front(search: FoldedSearch, pins: LayoutRequest) -> tuple[PricedLayou
     prices, peak = search.prices, search.memory.peak
     sized = [(peak(one).peak_bytes, prices.floor(one), one) for one in search.every_cut(pins)]
     if not sized:
-        raise search.space.impossible(pins)
+        raise contradiction(search.space, pins)
     sized.sort(key=lambda one: one[:2])
     front: dict[float, PricedLayout] = {}
     worth = float("inf")

@@ -20,6 +20,7 @@ from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute, Trai
 from moetune.solve.training.dispatchers import DispatcherTable, PricedDispatcher
 from moetune.solve.training.fitting import Fitting, Roomy
 from moetune.solve.training.memory import MemoryModel
+from moetune.solve.training.pins import contradiction
 from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.step import StepPrices
 from moetune.solve.training.ties import Leaders, PricedLayout
@@ -103,7 +104,7 @@ class FoldedSearch:
                 if needed <= least[0] and (needed, self.prices.floor(cut)) < least:
                     least, found = (needed, self.prices.floor(cut)), cut
         if found is None:
-            raise self.space.impossible(pins)
+            raise contradiction(self.space, pins)
         return found
 
     def _bounded(

@@ -3,10 +3,8 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from moetune.domain.errors import InputError
-from moetune.domain.layout import BrokenRule, divisors
+from moetune.domain.layout import divisors
 from moetune.domain.pipeline import SCHEDULES, Schedule, most_stages
 from moetune.domain.targets import Target, dispatcher_rules, target_rules
 from moetune.domain.training import (
@@ -191,30 +189,3 @@ class LayoutSpace:
     def _goes_with(self, layout: FoldedLayout) -> bool:
         rules = itertools.chain(dispatcher_rules(layout, self.target), sms_rules(layout))
         return next(rules, None) is None
-
-    def impossible(self, pins: LayoutRequest) -> InputError:
-        """Return the first broken rule of the layout that the pins come nearest to."""
-        sizes: dict[str, Any] = {
-            name: getattr(pins, name) or 1
-            for name in ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
-        }
-        if pins.stages is not None:
-            sizes["pp"] = pins.pp or max(1, len(pins.stages) // sizes["vpp"])
-            sizes["vpp"] = pins.vpp or max(1, len(pins.stages) // sizes["pp"])
-        sharers = sizes["cp"] * sizes["tp"] * sizes["pp"]
-        layout = FoldedLayout(
-            dp=max(1, self.job.world_size // sharers), recompute=pins.recompute or (),
-            dispatcher=pins.dispatcher or self.target.dispatchers[0],
-            overlap=pins.overlap or "none", zero=self.zeros(pins, sizes["pp"])[0],
-            cuda_graphs=pins.cuda_graphs or "none",
-            schedule=pins.schedule, stages=pins.stages,
-            offload_activations=pins.offload_activations or 0.0,
-            offload_optimizer=pins.offload_optimizer or 0.0,
-            dispatcher_sms=pins.dispatcher_sms, **sizes,
-        )  # fmt: skip
-        none = BrokenRule("no layout obeys the rules", "pin less of it")
-        rules = itertools.chain(
-            broken_rules(layout, self.job), target_rules(layout, self.target, self.job)
-        )
-        broken = next(rules, none)
-        return InputError(broken.what, broken.hint)
