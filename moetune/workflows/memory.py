@@ -83,7 +83,7 @@ class MemoryAnswer:
 
 
 def fit_memory(question: MemoryQuestion) -> MemoryAnswer:
-    """Return the layouts that fit: of equals with more GPUs in each, those that recompute least.
+    """Return the layouts that fit: of each shape the lowest ZeRO stage, and the least recomputed.
 
     Raises:
         InputError: the pins break a rule on every number of GPUs.
@@ -113,8 +113,7 @@ def _fit(question: MemoryQuestion, ranks: int) -> MemoryAnswer:
     fitting: list[FittedLayout] = []
     smallest: FittedLayout | None = None
     for layout in _layouts(space, question.pins):
-        for recompute in space.recomputes(question.pins):
-            one = replace(layout, recompute=recompute)
+        for one in _kept(space, question.pins, layout):
             found = FittedLayout(layout=one, memory=memory.peak(one))
             if smallest is None or found.memory.peak_bytes < smallest.memory.peak_bytes:
                 smallest = found
@@ -142,10 +141,19 @@ def _layouts(space: LayoutSpace, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         yield next(same)
 
 
+def _kept(space: LayoutSpace, pins: LayoutRequest, layout: FoldedLayout) -> Iterator[FoldedLayout]:
+    """Yield a shape with each ZeRO stage and recomputation that are allowed, the least first."""
+    for zero in space.zeros(pins, layout.pp):
+        for recompute in space.recomputes(pins):
+            one = replace(layout, zero=zero, recompute=recompute)
+            if space.is_allowed(one):
+                yield one
+
+
 def _plainness(one: FittedLayout) -> tuple[float, ...]:
     """Return how much a layout has that a smaller model would leave out, then its memory."""
     layout = one.layout
     return (
-        len(layout.recompute), layout.pp, layout.tp * layout.cp, layout.etp, layout.ep,
+        layout.zero, len(layout.recompute), layout.pp, layout.tp * layout.cp, layout.etp, layout.ep,
         one.memory.peak_bytes,
     )  # fmt: skip

@@ -48,6 +48,20 @@ def test_the_fewest_gpus_are_the_fewest(cli: Cli) -> None:
         assert sum(one["parts"].values()) == pytest.approx(one["peak_bytes"], rel=1e-6)
 
 
+def test_higher_zero_stages_are_tried_where_lower_ones_do_not_fit(cli: Cli) -> None:
+    asked = ("memory", "olmoe", "--device-memory", "22G", "--pp", "1", "--tp", "1")
+    found = cli(*asked, "--json").document
+    by_stage = [cli(*asked, "--zero", str(stage), "--json").document for stage in (1, 2, 3)]
+    fewest = min(one["inputs"]["world_size"] for one in by_stage if one["fits"])
+    assert found["inputs"]["world_size"] == fewest < by_stage[0]["inputs"]["world_size"]
+    stages = [one["layout"]["zero"] for one in found["layouts"]]
+    assert stages == sorted(stages)
+    assert stages[0] > 1
+    assert f"ZeRO-{stages[0]}." in cli(*asked).out
+    whole = cli("memory", "olmoe", "--device-memory", "80G", "--json").document
+    assert whole["layouts"][0]["layout"]["zero"] == 1
+
+
 def test_words_say_what_fits_and_the_next_command(cli: Cli) -> None:
     found = cli("memory", "olmoe")
     assert found.code == 0

@@ -54,7 +54,8 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
     share, device = percent(USABLE, digits=0), format_bytes(question.device_bytes)
     words = (
         f"{what} into {limit}, {share} of {device} each. The "
-        f"{'plainest' if answer.fits else 'smallest'} takes {peak}: {layout_words(first.layout)}."
+        f"{'plainest' if answer.fits else 'smallest'} takes {peak}: {layout_words(first.layout)}, "
+        f"ZeRO-{first.layout.zero}."
     )
     highlights = (
         Highlight(name="GPUs", cell=Cell.count(job.world_size), note="the fewest of a power of two")
