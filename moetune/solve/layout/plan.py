@@ -103,10 +103,10 @@ def _layer_memory(search: LayoutSearch, layer: Plan) -> Memory:
 
 
 def _chunks(search: LayoutSearch, best: Candidate) -> Chunks | None:
-    """Return the chunks of the model states; None where a single rank holds all of them."""
+    """Return the chunks of the model states; None where they are kept whole."""
     if best.chunks is not None:
         return best.chunks.chunks
-    if best.layout.dp == 1 or not can_chunk(best.layout, search.prices):
+    if best.layout.dp == 1 or best.setting.between or not can_chunk(best.layout, search.prices):
         return None
     return search.trial(best.layout).chunker.replicated()
 
@@ -133,6 +133,8 @@ def _transformer(
         parts=parts,
         binding=binding,
         stages=stages,
+        gradients="between_exchanges" if setting.between else "at_end",
+        batches_in_flight=setting.in_flight,
     )
 
 

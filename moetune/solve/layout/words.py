@@ -155,6 +155,7 @@ def name_setting(setting: Batching) -> str:
     ways += ["states on the host"] if setting.offload else []
     ways += ["blocks recomputed"] if setting.recompute else []
     ways += ["one chunk"] if setting.one_chunk else []
+    ways += ["two in turns"] if setting.in_flight > 1 else []
     size, count = setting.sequences, setting.num_micro_batches
     text = f"{count} micro-batch{'' if count == 1 else 'es'} of {size} sequence"
     return ", ".join([text + ("" if size == 1 else "s"), *ways])
