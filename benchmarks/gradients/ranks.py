@@ -28,7 +28,8 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.workflows.launch import leave
 
 _TIMEOUT = timedelta(minutes=3)
-_WARM_UP_ROUNDS = 3
+_WARM_UP_ROUNDS = 1
+"""Beside the one step in which a variant is made."""
 _SEED = 1
 _TOLERANCE = 1e-3
 """Of gradients in float32, whose sums have other orders in other chunks."""
