@@ -88,6 +88,7 @@ class PlanRequest:
             _check_pins_of_layer(self)
             return
         _check_dispatcher(self)
+        _check_overlap(self)
         if self.constraints.quantization:
             raise InputError(
                 f"{self.spelling(QUANTIZATION)} is for one layer, and this is a whole model",

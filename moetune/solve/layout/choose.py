@@ -169,6 +169,9 @@ def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> Sol
     kind = workload.expert_parallel
     in_one = best.setting.one_chunk or problem.model.is_dense
     bounds = one_chunk_of(problem.bounds) if in_one else problem.bounds
+    if best.setting.between:  # chosen with what else occupies device and link
+        forward, backward = best.priced.moe.step.degrees
+        bounds = replace(bounds, forward_degree=forward, backward_degree=backward)
     return solve_plan(
         inputs=replace(
             inputs,
