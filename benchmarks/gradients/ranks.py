@@ -1,10 +1,10 @@
 """The program of one rank: time a training step with each way to reduce dense gradients.
 
-Variants are `WAY:DEGREE`, the degree forward and backward. Ways: `ddpN` (DistributedDataParallel
+Variants are `WAY:DEGREE`, or `WAY:FORWARD/BACKWARD`. Ways: `ddpN` (DistributedDataParallel
 with buckets of N MB), `end` (all at the end of the backward pass), `default` (moetune without a
 plan), `planned`, `two` (no plan, and the sequences as two batches in flight). All variants take
-turns in one process, in another order each round. Rank 0 prints one JSON line; a step's time is the
-maximum over the ranks.
+turns in one process, in another order each round; those of one way have one model. Rank 0 prints
+one JSON line; a step's time is the maximum over the ranks.
 """
 
 import dataclasses
@@ -23,15 +23,19 @@ from benchmarks.layouts.balanced import Gates, balanced_gates
 from benchmarks.netlab.ranks import time_steps, work_and_rounds
 from examples.language_model import LanguageModel, next_token_loss
 from moetune.domain.model import Transformer
+from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import MoELayer
 from moetune.workflows.launch import leave
 
 _TIMEOUT = timedelta(minutes=3)
-_WARM_UP_ROUNDS = 3
+_WARM_UP_ROUNDS = 1
+"""Beside the one step in which a variant is made."""
 _SEED = 1
 _TOLERANCE = 1e-3
 """Of gradients in float32, whose sums have other orders in other chunks."""
+_MODEL_OF = {"two": "default"}
 Step = Callable[[], torch.Tensor]
+Degrees = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,27 +87,57 @@ def _steps(work: Work) -> tuple[dict[str, Step], dict[str, Prediction]]:
     steps: dict[str, Step] = {}
     predictions: dict[str, Prediction] = {}
     expected: dict[str, torch.Tensor] = {}
+    models: dict[str, tuple[LanguageModel, nn.Module]] = {}
     for variant in work.variants:
         print(variant, file=sys.stderr, flush=True)
-        way, _, degree = variant.partition(":")
-        model = _model(shape, gates, int(degree))
-        wrapped, prediction = _replicated(model, way, mine_BS)
-        steps[variant] = _step(wrapped, mine_BS) if way != "two" else _overlapped(model, mine_BS)
-        if prediction is not None:
-            predictions[variant] = prediction
+        way, degrees = variant_parts(variant)
+        name = variant if way == "planned" else _MODEL_OF.get(way, way)
+        if name not in models:
+            model = _model(shape, gates)
+            _pin(model, degrees)
+            wrapped, prediction = _replicated(model, way, mine_BS)
+            models[name] = model, wrapped
+            if prediction is not None:
+                predictions[variant] = prediction
+        model, wrapped = models[name]
+        step = _step(wrapped, mine_BS) if way != "two" else _overlapped(model, mine_BS)
+        steps[variant] = _pinned(step, model, degrees)
         steps[variant]()
         _check_gradients(model, expected, variant)
         model.zero_grad()
     return steps, predictions
 
 
-def _model(shape: Transformer, gates: Gates, degree: int) -> LanguageModel:
+def variant_parts(variant: str) -> tuple[str, Degrees]:
+    """Return a variant's way, and its degrees forward and backward."""
+    way, _, degrees = variant.partition(":")
+    forward, _, backward = degrees.partition("/")
+    return way, (int(forward), int(backward or forward))
+
+
+def _pin(model: nn.Module, degrees: Degrees) -> None:
+    for layer in model.modules():
+        if isinstance(layer, MoELayer):
+            layer.pin(Decision(forward_degree=degrees[0], backward_degree=degrees[1]))
+
+
+def _pinned(step: Step, model: nn.Module, degrees: Degrees) -> Step:
+    """Return the step in these degrees, which other variants of the model change."""
+
+    def pinned() -> torch.Tensor:
+        _pin(model, degrees)
+        return step()
+
+    return pinned
+
+
+def _model(shape: Transformer, gates: Gates) -> LanguageModel:
     moe = shape.moe
     model = LanguageModel(
         shape,
         lambda: MoELayer(
             moe.d_model, moe.d_hidden, moe.num_experts, moe.top_k, activation=moe.activation,
-            pipeline=degree, memory_reuse=False,
+            memory_reuse=False,
         ),
     )  # fmt: skip
     model.reset_parameters(_SEED)

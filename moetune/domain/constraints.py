@@ -17,6 +17,7 @@ from moetune.domain.model import Transformer, find_model
 from moetune.domain.quantization import Quantization
 from moetune.domain.routing import LayerRouting
 from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range, nearest_or
+from moetune.domain.training import Overlap
 
 Order = Literal["dispatch_first", "interleaved"]
 Dispatcher = Literal["flat", "hierarchical"]
@@ -86,6 +87,8 @@ class LayoutPins:
     Args:
         micro_batch: sequences of a micro-batch.
         offload: True where model states have to live on the host, False where they may not.
+        overlap: "batch" for two micro-batches that take turns, "chunks" for none that do, "none"
+            for whole exchanges, too.
 
     Raises:
         InputError: a number below 1.
@@ -99,6 +102,7 @@ class LayoutPins:
     micro_batch: int | None = None
     zero: bool | None = None
     offload: bool | None = None
+    overlap: Overlap | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, *AXES, "micro_batch")
@@ -106,8 +110,11 @@ class LayoutPins:
     def allow(self, layout: Layout) -> bool:
         """Return whether the layout is as pinned."""
         kind = self.expert_parallel
-        return (kind is None or layout.expert_parallel == kind) and all(
-            getattr(self, axis) in (None, getattr(layout, axis)) for axis in AXES
+        takes_turns = layout.tp == layout.pp == 1 < layout.ep
+        return (
+            (kind is None or layout.expert_parallel == kind)
+            and (self.overlap != "batch" or takes_turns)
+            and all(getattr(self, axis) in (None, getattr(layout, axis)) for axis in AXES)
         )
 
 
@@ -270,6 +277,7 @@ _PLACES: Mapping[str, tuple[_Part, str]] = MappingProxyType(
         "zero": ("pins", "zero"),
         "offload": ("pins", "offload"),
         NO_OFFLOAD: ("pins", "offload"),
+        "overlap": ("pins", "overlap"),
         SEQUENCE_PARALLEL: ("", "sequence_parallel"),
         MEMORY_TAKEN: ("", "memory_taken_bytes"),
         ALLOW_MODELLED: ("", "allow_modelled"),
@@ -295,6 +303,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "order": get_args(Order),
         "strategy": STRATEGIES,
+        "overlap": get_args(Overlap),
         EXPERT_PARALLEL: get_args(ExpertParallel),
         EXPERT_PLACEMENT: get_args(PlacementRule),
     }

@@ -88,6 +88,7 @@ class PlanRequest:
             _check_pins_of_layer(self)
             return
         _check_dispatcher(self)
+        _check_overlap(self)
         if self.constraints.quantization:
             raise InputError(
                 f"{self.spelling(QUANTIZATION)} is for one layer, and this is a whole model",
@@ -340,6 +341,19 @@ def _check_dispatcher(request: PlanRequest) -> None:
         )
 
 
+def _check_overlap(request: PlanRequest) -> None:
+    """Raise InputError where a whole model hides no exchanges and is to cut them into chunks."""
+    spelling, bounds = request.spelling, request.constraints.bounds
+    for flag in ("forward-degree", "backward-degree"):
+        degree = getattr(bounds, flag.replace("-", "_")) or 1
+        if degree > 1 and request.constraints.pins.overlap == "none":
+            raise InputError(
+                f"{spelling(flag)} {degree} excludes {spelling('overlap')} none, which has one "
+                "chunk",
+                f"omit one of them, or take {spelling('overlap')} chunks",
+            )
+
+
 def _check_pins_of_layer(request: PlanRequest) -> None:
     """Raise InputError where one layer gets a layout, or a tensor group pins of dispatches."""
     spelling, constraints = request.spelling, request.constraints
@@ -386,4 +400,4 @@ def _check_quantized(request: PlanRequest) -> None:
             )
 
 
-_LAYOUT_FLAGS = ("dp", "ep", "tp", "pp", "micro-batch", "zero", "offload", NO_OFFLOAD)
+_LAYOUT_FLAGS = ("dp", "ep", "tp", "pp", "micro-batch", "zero", "offload", NO_OFFLOAD, "overlap")

@@ -55,7 +55,7 @@ _OF_LAYERS = (
     "max_degree", "min_chunk_tokens", "order", "allow_modelled",
 )  # fmt: skip
 _OF_DECODERS = (
-    "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs", "target",
+    "global_batch", "cp", "vpp", "etp", "recompute", "cuda_graphs", "target",
     "offload_activations", "offload_optimizer", "optimizer", "schedule", "stages", "dispatcher_sms",
     "front",
 )  # fmt: skip
@@ -246,6 +246,7 @@ class PlanFlags:
             dp=self.dp, ep=self.ep, tp=self.tp, pp=self.pp, expert_parallel=self.expert_parallel,
             micro_batch=self.micro_batch, zero=_sharded_states(self.zero),
             offload=False if self.no_offload else None,
+            overlap=_one_of("--overlap", self.overlap, OVERLAPS),
         )  # fmt: skip
 
     def _training_pins(self) -> LayoutRequest:

@@ -88,8 +88,8 @@ class Verification:
 
     Args:
         tolerance: largest deviation at which results in this dtype count as equal.
-        imbalance: rows of the busiest rank over the mean; a plan assumes its routing's, 1 where
-            that is balanced.
+        imbalance: rows of the busiest rank over the mean.
+        planned_imbalance: what the plan assumes, by its routing and placement.
         device_id: of this machine, see `Fingerprint`.
         range_seconds: of the plan's step, 5th and 95th percentile; None where it has none.
     """
@@ -100,6 +100,7 @@ class Verification:
     imbalance: float
     device_id: str = ""
     range_seconds: tuple[float, float] | None = None
+    planned_imbalance: float = field(default=1.0, metadata=UNLESS_DEFAULT)
 
     @property
     def planned(self) -> VerifiedStep:
@@ -204,6 +205,7 @@ def verify_plan(
         imbalance=measured[0].imbalance,
         device_id=device_id,
         range_seconds=_range(plan),
+        planned_imbalance=workload.skew.mean,
     )
 
 

@@ -283,6 +283,7 @@ def _layout_name(plan: Plan) -> str:
     ways = [f"micro-batch {transformer.micro_batch_sequences}"]
     ways += ["ZeRO"] if transformer.zero else []
     ways += ["blocks recomputed"] if transformer.recompute else []
+    ways += ["two in turns"] if transformer.batches_in_flight > 1 else []
     degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
     if transformer.moe_every and max(degrees) > 1:
         ways.append(f"{degrees[0]} and {degrees[1]} chunks")

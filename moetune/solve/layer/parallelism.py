@@ -114,28 +114,31 @@ class AllToAllCosts(LayerCosts):
         return total(*gemms, self.activation(phase, rows), sorting, sorting)
 
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return gate and permutation, and forward two small exchanges.
-
-        They are of the ranks' numbers of tokens, and of the counts of all chunks; in a hierarchical
-        exchange also of the counts of rows that pass through.
-        """
+        """Return gate and permutation, and forward the opening exchanges."""
         rows = tokens * self.layer.top_k
-        gate = self.gate(phase, tokens=tokens)
-        small: list[Estimate] = []
-        if phase == "forward" and gate is not NOTHING:
-            ops: tuple[CollectiveOp, ...] = ("all_to_all", self.exchange_op)
-            if self.dispatcher == "hierarchical":
-                ops = (*ops, self.exchange_op)
-            small = [self.collective(op, self.layer.num_experts * COUNT_BYTES) for op in ops]
+        opening = self.opening(tokens=tokens) if phase == "forward" else NOTHING
         once: tuple[Estimate, ...] = ()
         if self.quantization is not None:
             once = tuple(once_a_phase(self, self.quantization, phase, rows=self.rows(tokens)))
         return total(
-            gate,
+            self.gate(phase, tokens=tokens),
             *(self.rows_op(op, rows, self.layer.d_model) for op in _ROW_MOVES),
-            *small,
+            opening,
             *once,
         )
+
+    def opening(self, *, tokens: float) -> Estimate:
+        """Return the two small exchanges before a forward phase; 0 where the gate is not measured.
+
+        They are of the ranks' numbers of tokens, and of the counts of all chunks; in a hierarchical
+        exchange also of the counts of rows that pass through.
+        """
+        if self.gate("forward", tokens=tokens) is NOTHING:
+            return NOTHING
+        ops: tuple[CollectiveOp, ...] = ("all_to_all", self.exchange_op)
+        if self.dispatcher == "hierarchical":
+            ops = (*ops, self.exchange_op)
+        return total(*(self.collective(op, self.layer.num_experts * COUNT_BYTES) for op in ops))
 
     def makespan(
         self, *, degree: int, rows: float, transfer_seconds: float, compute_seconds: float,

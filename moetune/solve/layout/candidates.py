@@ -23,6 +23,8 @@ class Batching:
         one_chunk: the MoE layer runs in one chunk; the buffers of more do not fit.
         chunked: model states are sharded in chunks that are gathered for their use.
         offload: the shards live on the host.
+        in_flight: batches that take turns, each behind the other's exchanges.
+        between: gradients are reduced in pieces between the exchanges, and not at the end.
     """
 
     sequences: int
@@ -32,6 +34,8 @@ class Batching:
     one_chunk: bool = False
     chunked: bool = False
     offload: bool = False
+    in_flight: int = 1
+    between: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import EXPERT_PARALLEL, Bounds, LayoutPins
 from moetune.domain.costs import Costs, ModelError
+from moetune.domain.errors import InputError
 from moetune.domain.model import Transformer
 from moetune.domain.plan import Confidence
 from moetune.domain.profile import Provenance
@@ -89,6 +90,8 @@ def choose_layout(problem: LayoutProblem) -> ChosenLayout:
     Raises:
         InputError, InfeasiblePlanError, ProfileError: as `solve_layout`.
     """
+    if problem.pins.overlap == "none":
+        problem = replace(problem, bounds=one_chunk_of(problem.bounds))
     search, found = search_layouts(problem)
     layer = _layer(problem, search, found.best[0])
     if layer.is_declined:
@@ -103,6 +106,7 @@ def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
     Raises:
         InputError, InfeasiblePlanError, ProfileError: as `solve_layout`.
     """
+    _check_turns(problem)
     inputs, search = problem.inputs, _search(problem)
     layouts = find_layouts(
         model=problem.model,
@@ -120,6 +124,15 @@ def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
             found.unfit[0], limit_bytes=search.limit_bytes, host_bytes=search.host_bytes, hint=hint
         )
     return search, found
+
+
+def _check_turns(problem: LayoutProblem) -> None:
+    """Raise InputError where batches are to take turns on devices that do not let them."""
+    if problem.pins.overlap == "batch" and problem.runs_ahead:
+        raise InputError(
+            "batches take turns on CPUs only, and the profile is of GPUs (moetune.BatchOverlap)",
+            "take --overlap chunks",
+        )
 
 
 def _search(problem: LayoutProblem) -> LayoutSearch:
@@ -156,6 +169,9 @@ def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> Sol
     kind = workload.expert_parallel
     in_one = best.setting.one_chunk or problem.model.is_dense
     bounds = one_chunk_of(problem.bounds) if in_one else problem.bounds
+    if best.setting.between:  # chosen with what else occupies device and link
+        forward, backward = best.priced.moe.step.degrees
+        bounds = replace(bounds, forward_degree=forward, backward_degree=backward)
     return solve_plan(
         inputs=replace(
             inputs,

@@ -16,6 +16,12 @@ from moetune.solve.layer.costs import NOTHING
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layout.candidates import Batching, Candidate, SearchResult, Unfit
 from moetune.solve.layout.chunked import Chunker, can_chunk, can_offload
+from moetune.solve.layout.replicated import (
+    Replicated,
+    ReplicatedTime,
+    batches_in_flight,
+    can_replicate,
+)
 from moetune.solve.layout.space import Batch
 from moetune.solve.model.costs import layer_of
 from moetune.solve.model.groups import Groups
@@ -82,10 +88,12 @@ class LayoutTrial:
         States are offloaded where they do not fit, or where they leave so little memory that the
         step is slower: by a cache that gathers chunks twice, or by recomputed blocks.
         """
-        on_device = []
+        on_device = list[Candidate]()
         for zero in self._zeros():
             setting = self._first_that_fits(sequences, zero=zero)
             if setting is not None:
+                on_device += self._replicated(setting)
+            if setting is not None and not self._takes_turns:
                 on_device.append(self.timed(setting))
         ways = self._chunk_ways()
         if False in ways:
@@ -140,7 +148,8 @@ class LayoutTrial:
     def _chunk_ways(self) -> tuple[bool, ...]:
         """Return the values of `offload` to try with states in chunks; none without chunks."""
         prices, pins, dp = self.search.prices, self.search.pins, self.layout.dp
-        if not can_chunk(self.layout, prices) or (dp > 1 and pins.zero is False):
+        is_whole = self._takes_turns or (dp > 1 and pins.zero is False)
+        if is_whole or not can_chunk(self.layout, prices):
             return ()
         ways = (False,) if dp > 1 and not pins.offload else ()
         offloads = pins.offload is not False and can_offload(prices.costs)
@@ -223,6 +232,35 @@ class LayoutTrial:
             memory=memory,
         )
 
+    def _replicated(self, setting: Batching) -> Iterator[Candidate]:
+        """Yield the setting with gradients between the exchanges, of one batch and of two."""
+        search = self.search
+        if not can_replicate(self.layout, search.prices) or setting.zero or setting.recompute:
+            return
+        for number in batches_in_flight(search.prices, search.pins.overlap):
+            if setting.num_micro_batches % number:
+                continue
+            own = replace(setting, between=True, in_flight=number)
+            priced = self._priced(setting)
+            time = self._replicas(own, priced).best(in_flight=number)
+            memory = self.memory(own, degrees=time.priced.moe.step.degrees)
+            if memory.total_bytes <= search.limit_bytes:
+                yield self._between(own, time, memory)
+
+    def _replicas(self, setting: Batching, priced: Priced) -> Replicated:
+        return Replicated(
+            prices=self.search.prices,
+            layout=self.layout,
+            groups=self.groups,
+            priced=priced,
+            workload=self.workload(setting),
+            num_micro_batches=setting.num_micro_batches,
+        )
+
+    def _between(self, setting: Batching, time: ReplicatedTime, memory: ModelMemory) -> Candidate:
+        found = self._without_chunks(setting, time.priced, memory)
+        return replace(found, gradients=time.gradients)
+
     def timed_again(self, one: Candidate) -> Candidate:
         """Return this layout's candidate with the search's prices and its own decisions.
 
@@ -230,6 +268,11 @@ class LayoutTrial:
             ProfileError: an operation was not measured.
         """
         setting, priced = one.setting, self._priced(one.setting)
+        if setting.between:
+            degrees = one.priced.moe.step.degrees
+            replicas = self._replicas(setting, priced)
+            timed = replicas.at(degrees, in_flight=setting.in_flight)
+            return self._between(setting, timed, one.memory)
         if one.chunks is None:
             return self._without_chunks(setting, priced, one.memory)
         time = self.chunker.time(one.chunks, priced=priced, recompute=setting.recompute)
@@ -260,9 +303,11 @@ class LayoutTrial:
                 share=share,
                 each=prices.state_bytes,
                 footprint=footprint,
-                num_in_flight=in_flight(
+                num_in_flight=setting.in_flight
+                * in_flight(
                     stage=index, num_stages=layout.pp, num_micro_batches=setting.num_micro_batches
                 ),
+                num_workspaces=setting.in_flight,
                 sharers=(layout.dp, layout.dp // layout.ep) if setting.zero else (1, 1),
                 recompute=setting.recompute,
                 shards_gradients=prices.runtime.shards_gradients,
@@ -283,7 +328,7 @@ class LayoutTrial:
         )
 
     def _first_that_fits(self, sequences: int, *, zero: bool) -> Batching | None:
-        for recompute in (False, True):
+        for recompute in (False,) if self._takes_turns else (False, True):
             setting = self._setting(sequences, zero=zero, recompute=recompute)
             needed = self.memory(setting, degrees=self.search.prices.fewest_chunks).total_bytes
             if needed <= self.search.limit_bytes:
@@ -296,8 +341,14 @@ class LayoutTrial:
             sequences=sequences,
             num_micro_batches=share // sequences,
             zero=zero,
-            recompute=recompute,
+            recompute=recompute and not self._takes_turns,
+            in_flight=2 if self._takes_turns else 1,
         )
+
+    @property
+    def _takes_turns(self) -> bool:
+        """Whether two batches have to, of which blocks keep what they compute."""
+        return self.search.pins.overlap == "batch"
 
     def _priced(self, setting: Batching) -> Priced:
         return self.search.prices.priced(
@@ -308,10 +359,9 @@ class LayoutTrial:
         )
 
     def _sizes(self) -> Sequence[int]:
-        pinned = self.search.pins.micro_batch
-        layout = self.layout
+        pins, layout = self.search.pins, self.layout
         sizes = self.search.batch.micro_batches(dp=layout.dp, pp=layout.pp)
-        return sizes if pinned is None else (pinned,)
+        return sizes if pins.micro_batch is None else (pins.micro_batch,)
 
     def _zeros(self) -> Sequence[bool]:
         """Return the values of `zero` to try without chunks."""

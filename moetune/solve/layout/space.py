@@ -27,6 +27,9 @@ from moetune.domain.layout import (
 from moetune.domain.model import Transformer
 from moetune.solve.runtime import MOETUNE, TargetRuntime
 
+_TWO = 2
+"""Batches that take turns."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -81,6 +84,8 @@ def find_layouts(
     found = tuple(one for one in possible if pins.allow(one) and _is_wanted(one, pins))
     if pins.micro_batch is not None:
         found = _with_micro_batch(found, batch, pins.micro_batch)
+    if pins.overlap == "batch":
+        found = _with_two_batches(found, batch, pins)
     if found:
         return found
     broken = next(space.broken_rules(pins), None)
@@ -166,6 +171,24 @@ def _with_micro_batch(
             f"micro_batch ({sequences}) does not divide the {_or(shares)} sequences of a replica "
             "into a micro-batch for each stage",
             f"nearest: --micro-batch {near}",
+        )
+    return found
+
+
+def _with_two_batches(
+    layouts: tuple[Layout, ...], batch: Batch, pins: LayoutPins
+) -> tuple[Layout, ...]:
+    """Return the layouts whose micro-batches come in pairs."""
+    found = tuple(
+        one
+        for one in layouts
+        if batch.num_sequences // one.dp // (pins.micro_batch or 1) % _TWO == 0
+    )
+    if not found:
+        raise InputError(
+            "overlap batch needs ranks that exchange tokens, each with the whole model (tp 1, pp "
+            "1, ep above 1), and an even number of micro-batches",
+            "take overlap chunks, or an even number of sequences on each rank",
         )
     return found
 

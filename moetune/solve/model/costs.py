@@ -60,6 +60,25 @@ class MoeParts:
     step: StepTime
     parts: tuple[CostPart, ...]
 
+    def exposing(self, step: StepTime, seconds: float) -> "MoeParts":
+        """Return the parts where experts exchange, in other degrees and with other exposed times.
+
+        Args:
+            seconds: of both exchanges of both phases, beyond what hides them.
+        """
+        share = replace(step.forward.transfer, seconds=seconds / (_EXCHANGES * len(PHASES)))
+        other: dict[PartName, CostPart] = {
+            part.name: part
+            for part in (
+                CostPart(
+                    name="experts", forward=_device(step.forward), backward=_device(step.backward)
+                ),
+                CostPart(name="first all_to_all", forward=share, backward=share),
+                CostPart(name="second all_to_all", forward=share, backward=share),
+            )
+        }
+        return MoeParts(step=step, parts=tuple(other.get(part.name, part) for part in self.parts))
+
 
 def send_time(
     *, hop: Group, tensor: Group, tokens: int, model: Transformer, dtype: str, costs: Costs,
@@ -112,6 +131,8 @@ def all_reduce_time(group: Group, *, num_bytes: int, costs: Costs) -> Estimate:
 
 
 NORMS_OF_A_BLOCK = 2
+_EXCHANGES = 2
+"""Dispatch and combine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,6 +110,7 @@ def stage_memory(
     each: StateBytes,
     footprint: Footprint,
     num_in_flight: int,
+    num_workspaces: int = 1,
     sharers: tuple[int, int] = (1, 1),
     recompute: bool = False,
     shards_gradients: bool = False,
@@ -118,6 +119,7 @@ def stage_memory(
 
     Args:
         num_in_flight: micro-batches in flight.
+        num_workspaces: of an MoE layer, which has one for each batch that takes turns.
         sharers: ranks that shard the optimizer states of dense parameters and of experts (ZeRO).
         recompute: blocks keep their input only, and one at a time is recomputed.
         shards_gradients: gradients are sharded like the optimizer states.
@@ -136,6 +138,6 @@ def stage_memory(
         "gradient_bytes": (states if shards_gradients else count) * each.gradient,
         "optimizer_bytes": states * each.optimizer,
         "activation_bytes": activations,
-        "buffer_bytes": footprint.buffers if stage.num_moe else 0,
+        "buffer_bytes": num_workspaces * footprint.buffers if stage.num_moe else 0,
     }
     return ModelMemory(**sizes, total_bytes=sum(sizes.values()))

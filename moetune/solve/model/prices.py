@@ -62,6 +62,11 @@ class Priced:
     moe: MoeParts
     seconds: Seconds
 
+    @classmethod
+    def of(cls, backbone: Backbone, moe: MoeParts) -> "Priced":
+        """Return the parts, summed up."""
+        return cls(backbone=backbone, moe=moe, seconds=_seconds(backbone, moe))
+
 
 class PriceCache:
     """Values by key, each computed when it is first wanted. Not safe for several threads."""
@@ -101,16 +106,16 @@ class Prices:
         self.runtime = runtime
         self.state_bytes = StateBytes.of_model(dtype)
         self.costs = costs
-        self._bounds = bounds
+        self.bounds = bounds
         self._per_node = per_node
-        self._runs_ahead = runs_ahead
+        self.runs_ahead = runs_ahead
         self.structure = structure or PriceCache()
         self._priced = PriceCache()
 
     @property
     def fewest_chunks(self) -> tuple[int, int]:
         """The MoE layer's degrees that take the least memory: one chunk, but for pins."""
-        return self._bounds.forward_degree or 1, self._bounds.backward_degree or 1
+        return self.bounds.forward_degree or 1, self.bounds.backward_degree or 1
 
     def stages(self, num_stages: int) -> tuple[Stage, ...]:
         """Return the model cut into stages."""
@@ -128,10 +133,10 @@ class Prices:
             model=self.model,
             dtype=self.dtype,
             costs=costs,
-            bounds=replace(self._bounds, forward_degree=degrees[0], backward_degree=degrees[1]),
+            bounds=replace(self.bounds, forward_degree=degrees[0], backward_degree=degrees[1]),
             per_node=self._per_node,
             runtime=self.runtime,
-            runs_ahead=self._runs_ahead,
+            runs_ahead=self.runs_ahead,
             structure=self.structure,
         )
 
@@ -242,7 +247,7 @@ class Prices:
     ) -> Priced:
         parts = Parts(
             model=self.model, dtype=self.dtype, num_sequences=sequences, tensor=tensor,
-            costs=self.costs, runtime=self.runtime, runs_ahead=self._runs_ahead,
+            costs=self.costs, runtime=self.runtime, runs_ahead=self.runs_ahead,
         )  # fmt: skip
         backbone = self._priced.once(("backbone", tensor, sequences), parts.backbone)
         moe = self._priced.once(
@@ -254,10 +259,10 @@ class Prices:
                 attention=backbone.attention,
             ),
         )
-        return Priced(backbone=backbone, moe=moe, seconds=_seconds(backbone, moe))
+        return Priced.of(backbone, moe)
 
     def _bounds_of(self, *, one_chunk: bool) -> Bounds:
-        return one_chunk_of(self._bounds) if one_chunk or self.model.is_dense else self._bounds
+        return one_chunk_of(self.bounds) if one_chunk or self.model.is_dense else self.bounds
 
     def _reduce(self, count: int, group: Group, *, zero: bool, times: int) -> Estimate:
         if group.size == 1 or not count:

@@ -36,7 +36,8 @@ def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...
         notes=(
             (
                 f"Outputs and gradients equal those of one chunk within {deviation:.1e}. "
-                f"The busiest rank had {found.imbalance:.2f} × the mean rows."
+                f"The busiest rank had {found.imbalance:.2f} × the mean rows, the plan assumes "
+                f"{found.planned_imbalance:.2f}."
             ),
         ),
     )

@@ -265,7 +265,8 @@ def _model_highlights(
     yield Highlight(
         name="Micro-batches",
         cell=Cell.count(transformer.num_micro_batches),
-        note=f"of {plural(transformer.micro_batch_sequences, 'sequence')}",
+        note=f"of {plural(transformer.micro_batch_sequences, 'sequence')}"
+        + (", two in turns" if transformer.batches_in_flight > 1 else ""),
     )
     if sure is not None:
         yield _sure_highlight("layout", sure.probability_best, sure.expected_regret)

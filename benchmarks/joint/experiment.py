@@ -1,0 +1,246 @@
+"""Plan a language model's step in the lab, and measure the plan beside others, in one run."""
+
+import json
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TextIO
+
+from benchmarks.gradients.ranks import Degrees, Work, variant_parts
+from benchmarks.netlab.lab import Lab
+from benchmarks.netlab.profiled import profile_of
+from moetune.domain.constraints import Bounds, Constraints, LayoutPins, TransformerSizes
+from moetune.domain.document import canonical_json
+from moetune.domain.layout import Layout
+from moetune.domain.model import Transformer
+from moetune.domain.profile import Profile
+from moetune.domain.request import PlanRequest
+from moetune.fit.costs import costs_of
+from moetune.solve.layer.costs import NOTHING
+from moetune.solve.layout.candidates import Batching, Candidate
+from moetune.solve.layout.choose import LayoutProblem, search_layouts
+from moetune.solve.layout.search import LayoutSearch
+
+NUM_RANKS = 2
+_DTYPE = "float32"
+_SEED = 1
+_MOST_CHUNKS = 8
+_TIMEOUT_SECONDS = 3000.0
+_WAYS = ("end", "default", "two")
+_EXCHANGING = Layout(
+    expert_parallel="all_to_all", dp=NUM_RANKS, ep=NUM_RANKS, tp=1, pp=1
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model and its batch on each of two ranks.
+
+    Args:
+        num_random: random plans.
+    """
+
+    transformer: Transformer
+    sequences: int
+    num_random: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One way to run the step.
+
+    Args:
+        role: why it is in the table; empty for a random plan.
+        predicted_seconds: without the optimizer; None where nothing predicts it.
+        seconds: raw step times, in the order of the rounds.
+    """
+
+    variant: str
+    role: str
+    predicted_seconds: float | None
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One link.
+
+    Args:
+        exchange_share: of the step in one chunk with gradients at the end, predicted.
+    """
+
+    rate_mbit: float
+    case: Case
+    exchange_share: float
+    outcomes: tuple[Outcome, ...]
+
+
+def run_case(
+    case: Case, *, rate_mbit: float, rounds: int, budget: str, folder: Path, echo: TextIO
+) -> Cell:
+    """Profile the lab, plan, and measure the plan beside the others.
+
+    Args:
+        budget: longest time of the profile, as `moetune profile --budget` takes it.
+
+    Raises:
+        MoetuneError: the lab, the profile or a rank failed.
+    """
+    with Lab(num_ranks=NUM_RANKS, rate_mbit=rate_mbit) as lab:
+        profile = profile_of(
+            lab, case.transformer, tokens=case.sequences * case.transformer.length, dtype=_DTYPE,
+            budget=budget, folder=folder, echo=echo,
+        )  # fmt: skip
+        planner = Planner(case, profile)
+        roles = planner.roles()
+        drawn = _random_variants(case.num_random, besides=roles)
+        variants = (*roles, *drawn)
+        seconds = _measured(lab, case, variants, rounds, echo)
+    return Cell(
+        rate_mbit=rate_mbit,
+        case=case,
+        exchange_share=planner.exchange_share(),
+        outcomes=tuple(
+            Outcome(
+                variant=variant, role=roles.get(variant, ""),
+                predicted_seconds=planner.predicted(variant), seconds=tuple(seconds[variant]),
+            )
+            for variant in variants
+        ),
+    )  # fmt: skip
+
+
+class Planner:
+    """The solver's plans and predictions for the case; the layout is that of all that is measured.
+
+    The step that is measured has no optimizer, which all ways have alike.
+    """
+
+    def __init__(self, case: Case, profile: Profile) -> None:
+        self._case = case
+        self._problem = _problem(case, profile)
+        self._search, _ = search_layouts(self._problem)
+
+    def roles(self) -> Mapping[str, str]:
+        """Return the ways that the table compares, with why."""
+        joint, alone = self._best("free"), self._best("chunks")
+        by_itself = self._by_itself()
+        found = {joint: "joint plan"}
+        for variant, role in (
+            (alone, "one batch, degrees and gradients together"),
+            (f"default:{by_itself}", "degrees alone, then gradients between exchanges"),
+            (f"end:{by_itself}", "degrees alone, gradients at the end"),
+            (f"ddp25:{by_itself}", "degrees alone, DDP"),
+            ("ddp25:1", "one chunk, DDP"),
+            ("two:1", "two batches in one chunk"),
+        ):
+            found.setdefault(variant, role)
+        return found
+
+    def predicted(self, variant: str) -> float | None:
+        """Return a way's predicted seconds; None where DDP reduces the gradients."""
+        way, degrees = variant_parts(variant)
+        if way.startswith("ddp"):
+            return None
+        search = self._pinned(degrees)
+        trial = search.trial(_EXCHANGING)
+        batches = 2 if way == "two" else 1
+        setting = Batching(
+            sequences=self._case.sequences // batches, num_micro_batches=batches, zero=False,
+            recompute=False, in_flight=batches, between=way != "end",
+        )  # fmt: skip
+        timed = trial.timed(replace(setting, in_flight=1, between=False))
+        if way != "end":
+            timed = trial.timed_again(replace(timed, setting=setting))
+        return replace(timed, optimizer=NOTHING).seconds
+
+    def exchange_share(self) -> float:
+        """Return the share of exchanges in a step of one chunk."""
+        alone = self._pinned((1, 1)).trial(_EXCHANGING)
+        timed = alone.timed(
+            Batching(sequences=self._case.sequences, num_micro_batches=1, zero=False,
+                     recompute=False)
+        )  # fmt: skip
+        step = timed.priced.moe.step
+        sent = step.forward.link_seconds + step.backward.link_seconds
+        layers = self._case.transformer.num_moe_layers
+        return layers * sent / replace(timed, optimizer=NOTHING).seconds
+
+    def _best(self, overlap: str) -> str:
+        """Return the best way of a whole batch, or of two halves in turns."""
+        sizes = {self._case.sequences, self._case.sequences // 2}
+        pins = replace(self._problem.pins, overlap=None if overlap == "free" else "chunks")
+        search, _ = search_layouts(replace(self._problem, pins=pins))
+        found = [
+            one
+            for one in search.trial(_EXCHANGING).candidates()
+            if one.setting.sequences * one.setting.in_flight == self._case.sequences
+            and one.setting.sequences in sizes
+        ]
+        return _variant(search.ranked(found)[0])
+
+    def _by_itself(self) -> str:
+        """Return the degrees of a layer by itself."""
+        trial = self._search.trial(_EXCHANGING)
+        timed = trial.timed(
+            Batching(sequences=self._case.sequences, num_micro_batches=1, zero=False,
+                     recompute=False)
+        )  # fmt: skip
+        return _variant(timed).partition(":")[2]
+
+    def _pinned(self, degrees: Degrees) -> LayoutSearch:
+        prices = self._search.prices.under(self._search.prices.costs, degrees=degrees)
+        return replace(self._search, prices=prices)
+
+
+def _problem(case: Case, profile: Profile) -> LayoutProblem:
+    request = PlanRequest(
+        layer=case.transformer.moe,
+        constraints=Constraints(sizes=TransformerSizes.of(case.transformer)),
+        world_size=NUM_RANKS,
+        tokens_per_rank=case.sequences * case.transformer.length,
+        dtype=_DTYPE,
+    )
+    return LayoutProblem(
+        inputs=request.inputs_for(profile), model=case.transformer,
+        pins=LayoutPins(dp=NUM_RANKS, ep=NUM_RANKS, tp=1, pp=1, zero=False),
+        costs=costs_of(profile), resamples=(), bounds=Bounds(),
+        per_node=profile.machine.devices_per_node,
+        runs_ahead=profile.machine.kind == "cuda",
+        device_memory_bytes=profile.machine.memory_bytes, provenance=profile.provenance,
+    )  # fmt: skip
+
+
+def _variant(one: Candidate) -> str:
+    way = "two" if one.setting.in_flight > 1 else "default" if one.setting.between else "end"
+    forward, backward = one.priced.moe.step.degrees
+    return f"{way}:{forward}" if forward == backward else f"{way}:{forward}/{backward}"
+
+
+def _random_variants(number: int, *, besides: Mapping[str, str]) -> Iterator[str]:
+    """Yield random plans of the space: when gradients are reduced, batches, and degrees."""
+    generator = random.Random(_SEED)  # noqa: S311 - a draw, not a secret
+    seen = set(besides)
+    while number:
+        forward, backward = (generator.randint(1, _MOST_CHUNKS) for _ in range(2))
+        degrees = f"{forward}" if forward == backward else f"{forward}/{backward}"
+        variant = f"{generator.choice(_WAYS)}:{degrees}"
+        if variant not in seen:
+            seen.add(variant)
+            number -= 1
+            yield variant
+
+
+def _measured(
+    lab: Lab, case: Case, variants: tuple[str, ...], rounds: int, echo: TextIO
+) -> Mapping[str, list[float]]:
+    work = Work(transformer=case.transformer, sequences=case.sequences, variants=variants)
+    command = [
+        *(sys.executable, "-m", "benchmarks.gradients.ranks", "--work", canonical_json(work)),
+        *("--rounds", str(rounds)),
+    ]
+    outputs = lab.run(command, timeout_seconds=_TIMEOUT_SECONDS, echo=echo)
+    found: Mapping[str, list[float]] = json.loads(outputs[0].stdout.splitlines()[-1])["seconds"]
+    return found

@@ -1,0 +1,151 @@
+"""Replicas whose exchanges, gradients and batches share one timeline: the candidates of a layout.
+
+Only layouts whose replicas are single ranks have them: tp and pp are 1, and states are whole. The
+degrees, whether two batches are in flight, and the pieces of the gradients are chosen together.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from moetune.domain.costs import Estimate
+from moetune.domain.layer import Workload
+from moetune.domain.layout import Layout
+from moetune.domain.model import Transformer
+from moetune.domain.training import Overlap
+from moetune.solve.layer.choose import NOISE
+from moetune.solve.layer.parallelism import AllToAllCosts
+from moetune.solve.layer.times import step_time
+from moetune.solve.model.groups import Groups
+from moetune.solve.model.prices import Priced, Prices
+from moetune.solve.model.replicas import ReplicaStep
+from moetune.solve.runtime import MOETUNE
+
+Degrees = tuple[int, int]
+_MOST_CHUNKS = 16
+_SAMPLE_LAYERS = 4
+"""MoE layers whose timeline ranks the degrees; the whole model is simulated with the best."""
+
+
+def can_replicate(layout: Layout, prices: Prices) -> bool:
+    """Return whether ranks with whole models exchange tokens, as `moetune.replicate` has it."""
+    return layout.tp == layout.pp == 1 < layout.ep and prices.runtime is MOETUNE
+
+
+def batches_in_flight(prices: Prices, overlap: Overlap | None) -> tuple[int, ...]:
+    """Return how many batches may take turns: one, or two on CPUs."""
+    two = () if prices.runs_ahead else (2,)
+    if overlap == "batch":
+        return two
+    return (1,) if overlap is not None else (1, *two)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicatedTime:
+    """A micro-batch's share of a step, and what the step's gradients add.
+
+    Args:
+        priced: with what is not hidden of the exchanges.
+        gradients: what is not hidden of their reduction.
+    """
+
+    priced: Priced
+    gradients: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicated:
+    """Replicas with so many micro-batches in a step.
+
+    Args:
+        priced: of a micro-batch, each phase by itself.
+        workload: of an MoE layer.
+    """
+
+    prices: Prices
+    layout: Layout
+    groups: Groups
+    priced: Priced
+    workload: Workload
+    num_micro_batches: int
+
+    def best(self, *, in_flight: int) -> ReplicatedTime:
+        """Return the time in the best degrees with so many batches in flight.
+
+        As in a layer alone, fewer chunks are taken where more do not gain what can be told apart.
+
+        Raises:
+            ProfileError: an operation was not measured.
+        """
+        sample = self._step(_shortened(self.prices.model))
+        times = {
+            degrees: sample.timeline(degrees, in_flight=in_flight).makespan_seconds
+            for degrees in self._degrees()
+        }
+        least = min(times.values())
+        chosen = next(one for one, time in times.items() if time <= least * (1 + NOISE))
+        return self.at(chosen, in_flight=in_flight)
+
+    def at(self, degrees: Degrees, *, in_flight: int) -> ReplicatedTime:
+        """Return the time in these degrees.
+
+        Raises:
+            ProfileError: an operation was not measured.
+        """
+        step = self._step(self.prices.model)
+        alone, summed, reduced = (
+            step.timeline(
+                degrees, in_flight=in_flight, sums_replicas=sums, reduces=reduces
+            ).makespan_seconds
+            for sums, reduces in ((False, False), (True, False), (True, True))
+        )
+        others = self.num_micro_batches // in_flight - 1
+        exposed = reduced - alone + others * (summed - alone)
+        gradients = self.prices.gradients(
+            layout=self.layout, groups=self.groups, zero=False, num_micro_batches=1
+        )
+        return ReplicatedTime(
+            priced=self._priced(degrees, alone / in_flight),
+            gradients=replace(gradients, seconds=max(0.0, exposed)),
+        )
+
+    def _priced(self, degrees: Degrees, seconds: float) -> Priced:
+        """Return the parts of a micro-batch that takes so long."""
+        num_layers, [stage] = self.prices.model.num_moe_layers, self.prices.stages(1)
+        step = step_time(
+            costs=self._layer, tokens=self.workload.tokens_per_rank,
+            forward_degree=degrees[0], backward_degree=degrees[1],
+        )  # fmt: skip
+        hidden = Priced.of(self.priced.backbone, self.priced.moe.exposing(step, 0.0))
+        exposed = seconds - hidden.seconds.stage(stage, recompute=False)
+        moe = self.priced.moe.exposing(step, max(0.0, exposed) / num_layers)
+        return Priced.of(self.priced.backbone, moe)
+
+    def _degrees(self) -> Iterator[Degrees]:
+        """Yield the degrees to choose from, the fewest chunks first."""
+        bounds, tokens = self.prices.bounds, self.workload.tokens_per_rank
+        pinned = bounds.forward_degree or bounds.backward_degree
+        if pinned:
+            yield (bounds.forward_degree or pinned or 1, bounds.backward_degree or pinned or 1)
+            return
+        for degree in range(1, min(_MOST_CHUNKS, bounds.largest(tokens)) + 1):
+            yield degree, degree
+
+    def _step(self, model: Transformer) -> ReplicaStep:
+        return ReplicaStep(
+            model=model, dtype=self.prices.dtype, costs=self.prices.costs, priced=self.priced,
+            layer=self._layer, groups=self.groups, tokens=self.workload.tokens_per_rank,
+        )  # fmt: skip
+
+    @property
+    def _layer(self) -> AllToAllCosts:
+        experts = self.groups.experts
+        return AllToAllCosts(
+            layer=self.workload.layer, world_size=experts.size, dtype=self.prices.dtype,
+            costs=self.prices.costs, num_nodes=experts.num_nodes,
+        )  # fmt: skip
+
+
+def _shortened(model: Transformer) -> Transformer:
+    """Return the model with no more MoE layers than the sample has."""
+    most = _SAMPLE_LAYERS * max(1, model.moe_every)
+    return replace(model, num_layers=min(model.num_layers, most))

@@ -1,0 +1,157 @@
+"""A step of replicas that exchange tokens, as `moetune.replicate` and `BatchOverlap` run it.
+
+Each rank has all dense parameters and a share of the experts (tp and pp are 1). All that occupies
+device and link in a step is in one timeline: dense computation, experts, exchanges and the pieces
+of the dense gradients, of one batch or of two that take turns.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from moetune.domain.costs import Costs, Interference
+from moetune.domain.layer import PHASES, Phase
+from moetune.domain.model import Transformer
+from moetune.domain.units import dtype_bytes
+from moetune.solve.layer.parallelism import AllToAllCosts
+from moetune.solve.layer.timeline import Timeline, simulate
+from moetune.solve.layer.times import PhaseTime, phase_time
+from moetune.solve.model.costs import NORMS_OF_A_BLOCK, CostPart, all_reduce_time
+from moetune.solve.model.groups import Groups
+from moetune.solve.model.prices import Priced
+from moetune.solve.model.program import Compute, Event, PhaseEnd, Send, Wait, step_tasks
+
+_BESIDE_EXPERTS = ("gate", "launches")
+"""Parts of an MoE block that no exchange of its own layer runs beside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStep:
+    """One batch's work on each rank, and the groups that reduce its gradients.
+
+    Args:
+        priced: of the batch, in any degrees.
+        layer: of the ranks that share the experts.
+        tokens: of the batch.
+    """
+
+    model: Transformer
+    dtype: str
+    costs: Costs
+    priced: Priced
+    layer: AllToAllCosts
+    groups: Groups
+    tokens: int
+
+    def timeline(
+        self,
+        degrees: tuple[int, int],
+        *,
+        in_flight: int = 1,
+        sums_replicas: bool = True,
+        reduces: bool = True,
+    ) -> Timeline:
+        """Return the timeline of so many batches at once, forward and backward.
+
+        Args:
+            degrees: chunks forward and backward.
+            sums_replicas: whether experts' gradients are summed over their replicas, as in every
+                backward pass.
+            reduces: whether it ends with reduced dense gradients.
+
+        Raises:
+            ProfileError: an operation was not measured.
+        """
+        program = tuple(self._program(degrees, sums_replicas=sums_replicas))
+        reduce_seconds = self._reduce_seconds if reduces else None
+        tasks = step_tasks([program] * in_flight, reduce_seconds=reduce_seconds)
+        return simulate(tasks, interference=self._interference(degrees), shares_link=True)
+
+    def _program(self, degrees: tuple[int, int], *, sums_replicas: bool) -> Iterator[Event]:
+        """Yield what a batch issues."""
+        blocks, backbone = range(self.model.num_layers), self.priced.backbone
+        forward, backward = (
+            phase_time(costs=self.layer, phase=phase, tokens=self.tokens, degree=degree)
+            for phase, degree in zip(PHASES, degrees, strict=True)
+        )
+        yield Compute(_seconds(backbone.first, "forward"))
+        for block in blocks:
+            yield Compute(_seconds(backbone.attention, "forward"))
+            yield from self._ffn(block, "forward", forward)
+        yield Compute(_seconds(backbone.last, "forward"))
+        yield Compute(_seconds(backbone.last, "backward"), self._bytes(self._head_parameters))
+        for block in reversed(blocks):
+            yield from self._ffn(block, "backward", backward, sums_replicas=sums_replicas)
+            attention = self.model.attention_parameters + (
+                NORMS_OF_A_BLOCK * self.model.norm_parameters
+            )
+            yield Compute(_seconds(backbone.attention, "backward"), self._bytes(attention))
+        yield Compute(_seconds(backbone.first, "backward"), self._bytes(self._embedded_parameters))
+
+    def _ffn(
+        self, block: int, phase: Phase, time: PhaseTime, *, sums_replicas: bool = False
+    ) -> Iterator[Event]:
+        """Yield a block's dense FFN or its experts."""
+        is_backward = phase == "backward"
+        if not self.model.has_experts(block):
+            made = self._bytes(self.model.ffn_parameters) if is_backward else 0
+            yield Compute(_seconds(self.priced.backbone.ffn, phase), made)
+            return
+        beside = [one for one in self.priced.moe.parts if one.name in _BESIDE_EXPERTS]
+        opening = 0.0 if is_backward else self.layer.opening(tokens=self.tokens).seconds
+        local = Compute(_seconds(beside, phase) - opening)
+        name = f"{phase} {block}"
+        if not is_backward:
+            yield local
+            yield Send(f"counts of {name}", opening)
+            yield Wait(f"counts of {name}", gives_turn=False)
+        yield from self._phase(name, time)
+        if is_backward:
+            yield PhaseEnd(is_last=not any(map(self.model.has_experts, range(block))))
+            if sums_replicas:
+                yield from self._sum_of_replicas(name)
+            yield local._replace(made_bytes=self._bytes(self.model.gate_parameters))
+
+    def _phase(self, name: str, time: PhaseTime) -> Iterator[Event]:
+        chunks, sent = range(time.degree), time.transfer.seconds
+        for chunk in chunks:
+            yield Send(f"dispatch {chunk} of {name}", sent)
+        for chunk in chunks:
+            yield Wait(f"dispatch {chunk} of {name}")
+            yield Compute(time.compute.seconds)
+            yield Send(f"combine {chunk} of {name}", sent)
+        for chunk in chunks:
+            yield Wait(f"combine {chunk} of {name}")
+
+    def _sum_of_replicas(self, name: str) -> Iterator[Event]:
+        """Yield the sum of the experts' gradients over their replicas, which a layer waits for."""
+        model, replicas = self.model, self.groups.replicas
+        if replicas.size > 1:
+            experts = model.ffn_parameters * model.moe.num_experts // self.layer.world_size
+            reduced = all_reduce_time(replicas, num_bytes=self._bytes(experts), costs=self.costs)
+            yield Send(f"experts' gradients of {name}", reduced.seconds)
+            yield Wait(f"experts' gradients of {name}", gives_turn=False)
+
+    def _interference(self, degrees: tuple[int, int]) -> Interference:
+        """Return that of the backward phase's exchanges, which there are most of."""
+        degree = degrees[1]
+        rows = self.layer.rows(self.tokens, degree=degree)
+        return self.layer.interference(rows=rows, degree=degree)
+
+    def _reduce_seconds(self, num_bytes: float) -> float:
+        data = self.groups.data
+        return all_reduce_time(data, num_bytes=round(num_bytes), costs=self.costs).seconds
+
+    @property
+    def _head_parameters(self) -> int:
+        return self.model.token_parameters + self.model.norm_parameters
+
+    @property
+    def _embedded_parameters(self) -> int:
+        return self.model.token_parameters + self.model.length * self.model.moe.d_model
+
+    def _bytes(self, num_parameters: int) -> int:
+        return num_parameters * dtype_bytes(self.dtype)
+
+
+def _seconds(parts: Sequence[CostPart], phase: Phase) -> float:
+    return sum((part.forward if phase == "forward" else part.backward).seconds for part in parts)
