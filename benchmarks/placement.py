@@ -114,8 +114,8 @@ def _lines(rows: Sequence[Row], machine: str) -> Iterator[str]:
     yield (
         "A layer with d_model 512, d_hidden 1024, 16 experts, top-2, 2048 tokens a rank, float32 "
         "on two ranks of the network lab; the expert of number i has a load of 1 / i. `moetune "
-        "verify` runs the plan's layer with tokens that follow the loads. Imbalance: rows of the busiest "
-        "rank over the mean."
+        "verify` runs the plan's layer with tokens that follow the loads. Imbalance: rows of the "
+        "busiest rank over the mean."
     )
     yield ""
     yield (
