@@ -81,22 +81,30 @@ def _measured(rate_mbit: float, budget: str) -> Iterator[Row]:
             file = folder / f"{placement}.json"
             asked = ("--routing", str(loads), "--expert-placement", placement)
             world = ("--world-size", str(_RANKS), "--profile", "lab")
-            _run(
-                lab, folder, "plan", *_SIZES, *_TOKENS, *world, *asked, "--output", str(file),
-                ranks=1,
-            )  # fmt: skip
+            _plan(folder, *_SIZES, *_TOKENS, *world, *asked, "--output", str(file))
             yield _row(
                 rate_mbit, placement, json.loads(_run(lab, folder, "verify", str(file), "--json"))
             )
 
 
-def _run(lab: Lab, folder: Path, *words: str, ranks: int = _RANKS) -> str:
-    """Run a command of moetune on the lab's ranks, or here, and return what the first printed."""
+def _run(lab: Lab, folder: Path, *words: str) -> str:
+    """Run a command of moetune on the lab's ranks, and return what the first one printed."""
     database = ("--db", str(folder / "lab.db"), "--no-config")
     command = [sys.executable, "-m", "moetune", *database, *words]
-    if ranks == 1:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return lab.run(command, timeout_seconds=_TIMEOUT_SECONDS, echo=sys.stderr)[0].stdout
+
+
+def _plan(folder: Path, *words: str) -> None:
+    """Run `moetune plan` here, where it needs no ranks.
+
+    Raises:
+        MoetuneError: it failed; the text is what it printed.
+    """
+    database = ("--db", str(folder / "lab.db"), "--no-config")
+    command = [sys.executable, "-m", "moetune", *database, "plan", *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise MoetuneError(done.stderr)
 
 
 def _row(rate_mbit: float, placement: str, found: dict[str, Any]) -> Row:

@@ -11,17 +11,18 @@ from typing import TextIO
 from benchmarks.gradients.ranks import Degrees, Work, variant_parts
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.profiled import profile_of
-from moetune.domain.constraints import Bounds, Constraints, LayoutPins, TransformerSizes
+from moetune.domain.constraints import Constraints, LayoutPins, TransformerSizes
 from moetune.domain.document import canonical_json
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
-from moetune.fit.costs import costs_of
+from moetune.domain.training import Overlap
 from moetune.solve.layer.costs import NOTHING
 from moetune.solve.layout.candidates import Batching, Candidate
 from moetune.solve.layout.choose import LayoutProblem, search_layouts
 from moetune.solve.layout.search import LayoutSearch
+from moetune.workflows.plan import layout_problem
 
 NUM_RANKS = 2
 _DTYPE = "float32"
@@ -125,7 +126,7 @@ class Planner:
 
     def roles(self) -> Mapping[str, str]:
         """Return the ways that the table compares, with why."""
-        joint, alone = self._best("free"), self._best("chunks")
+        joint, alone = self._best(None), self._best("chunks")
         by_itself = self._by_itself()
         found = {joint: "joint plan"}
         for variant, role in (
@@ -168,16 +169,14 @@ class Planner:
         layers = self._case.transformer.num_moe_layers
         return layers * sent / replace(timed, optimizer=NOTHING).seconds
 
-    def _best(self, overlap: str) -> str:
+    def _best(self, overlap: Overlap | None) -> str:
         """Return the best way of a whole batch, or of two halves in turns."""
-        sizes = {self._case.sequences, self._case.sequences // 2}
-        pins = replace(self._problem.pins, overlap=None if overlap == "free" else "chunks")
+        pins = replace(self._problem.pins, overlap=overlap)
         search, _ = search_layouts(replace(self._problem, pins=pins))
         found = [
             one
             for one in search.trial(_EXCHANGING).candidates()
             if one.setting.sequences * one.setting.in_flight == self._case.sequences
-            and one.setting.sequences in sizes
         ]
         return _variant(search.ranked(found)[0])
 
@@ -196,21 +195,15 @@ class Planner:
 
 
 def _problem(case: Case, profile: Profile) -> LayoutProblem:
+    exchanging = LayoutPins(dp=NUM_RANKS, ep=NUM_RANKS, tp=1, pp=1, zero=False)
     request = PlanRequest(
         layer=case.transformer.moe,
-        constraints=Constraints(sizes=TransformerSizes.of(case.transformer)),
+        constraints=Constraints(sizes=TransformerSizes.of(case.transformer), pins=exchanging),
         world_size=NUM_RANKS,
         tokens_per_rank=case.sequences * case.transformer.length,
         dtype=_DTYPE,
     )
-    return LayoutProblem(
-        inputs=request.inputs_for(profile), model=case.transformer,
-        pins=LayoutPins(dp=NUM_RANKS, ep=NUM_RANKS, tp=1, pp=1, zero=False),
-        costs=costs_of(profile), resamples=(), bounds=Bounds(),
-        per_node=profile.machine.devices_per_node,
-        runs_ahead=profile.machine.kind == "cuda",
-        device_memory_bytes=profile.machine.memory_bytes, provenance=profile.provenance,
-    )  # fmt: skip
+    return layout_problem(request.inputs_for(profile), case.transformer, profile)
 
 
 def _variant(one: Candidate) -> str:

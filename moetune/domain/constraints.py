@@ -87,8 +87,8 @@ class LayoutPins:
     Args:
         micro_batch: sequences of a micro-batch.
         offload: True where model states have to live on the host, False where they may not.
-        overlap: "batch" for two micro-batches that take turns, "chunks" for none that do, "none"
-            for whole exchanges, too.
+        overlap: "batch": two micro-batches take turns; "chunks": one at a time; "none": one at a
+            time, and its exchanges in one chunk.
 
     Raises:
         InputError: a number below 1.

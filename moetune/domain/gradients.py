@@ -6,6 +6,8 @@ from moetune.domain.errors import InputError
 
 AT_START = -1
 """The phase of pieces that go before any MoE layer's backward phase."""
+TAIL_BYTES = 4 * 2**20
+"""Of a piece behind the last exchange: sent as its gradients are made, because none is delayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -342,7 +342,7 @@ def _check_dispatcher(request: PlanRequest) -> None:
 
 
 def _check_overlap(request: PlanRequest) -> None:
-    """Raise InputError where a whole model hides no exchanges and is to cut them into chunks."""
+    """Raise InputError where exchanges are to be cut into chunks and not to be hidden."""
     spelling, bounds = request.spelling, request.constraints.bounds
     for flag in ("forward-degree", "backward-degree"):
         degree = getattr(bounds, flag.replace("-", "_")) or 1

@@ -33,6 +33,8 @@ Overlap = Literal["none", "batch", "chunks"]
 """Of expert-parallel exchanges: not at all, with another micro-batch's computation, or, cut into
 chunks, with the experts of other chunks."""
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
+BATCHES_IN_TURNS = 2
+"""Micro-batches in flight under overlap by batch: one computes while the other exchanges."""
 CudaGraphs = Literal["none", "partial", "full"]
 """Replayed by the host instead of launched: nothing, attention and the router, or a step."""
 CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)

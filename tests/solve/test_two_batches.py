@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.constraints import LayoutPins
+from moetune.domain.constraints import MAX_DEGREE, Bounds, LayoutPins
 from moetune.domain.costs import Interference
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
+from moetune.domain.training import Overlap
 from moetune.runtime.moe.turns import BatchTurn, Turns, in_turn
 from moetune.runtime.parallel.dense_gradients import default_schedule
 from moetune.solve.layer.timeline import LINK, Task, simulate
@@ -31,7 +32,7 @@ from moetune.solve.model.program import (
     Wait,
     step_tasks,
 )
-from tests.solve.test_layout_plan import question
+from tests.solve.test_layout_plan import GIB, question
 
 MODEL = Transformer(
     moe=LayerShape(d_model=256, d_hidden=512, num_experts=16, top_k=2), num_layers=3, num_heads=4,
@@ -158,9 +159,19 @@ def test_streams_that_share_the_link_get_equal_parts_of_it() -> None:
     assert ends == pytest.approx({"exchange": 2.0, "piece": 4.0, "experts": 4.0})
 
 
-def on_cpus(**changes: object) -> LayoutProblem:
-    given_ = {"world_size": 16, "tokens": 1024, "model": MODEL, "pins": EXCHANGING} | changes
-    return replace(question(**given_), runs_ahead=False)  # type: ignore[arg-type]
+def on_cpus(
+    *,
+    tokens: int = 1024,
+    pins: LayoutPins = EXCHANGING,
+    between: float = 12.5e9,
+    seconds_per_mac: float = 2e-14,
+    memory_bytes: int = 32 * GIB,
+) -> LayoutProblem:
+    problem = question(
+        world_size=16, tokens=tokens, model=MODEL, pins=pins, between=between,
+        seconds_per_mac=seconds_per_mac, memory_bytes=memory_bytes,
+    )  # fmt: skip
+    return replace(problem, runs_ahead=False)
 
 
 def candidates(problem: LayoutProblem) -> Iterator[Candidate]:
@@ -224,9 +235,9 @@ def test_two_batches_take_the_activations_of_both() -> None:
     [("batch", {2}, None), ("chunks", {1}, None), ("none", {1}, (1, 1))],
 )
 def test_a_pin_decides_how_exchanges_are_hidden(
-    overlap: str, in_flight: set[int], degrees: tuple[int, int] | None
+    overlap: Overlap, in_flight: set[int], degrees: tuple[int, int] | None
 ) -> None:
-    pins = replace(EXCHANGING, overlap=overlap)  # type: ignore[arg-type]
+    pins = replace(EXCHANGING, overlap=overlap)
     problem = on_cpus(pins=pins, between=3e9, seconds_per_mac=1e-12)
     assert {one.setting.in_flight for one in candidates(problem)} == in_flight
     plan = solve_layout(problem).plan
@@ -234,11 +245,33 @@ def test_a_pin_decides_how_exchanges_are_hidden(
         assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == degrees
 
 
-@pytest.mark.parametrize("field", [{"pp": 2, "dp": 8, "ep": 8}, {"ep": 1}, {"micro_batch": 8}])
-def test_batches_take_turns_only_where_whole_replicas_exchange(field: dict[str, int]) -> None:
-    pins = replace(EXCHANGING, overlap="batch", **field)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "pins",
+    [
+        LayoutPins(dp=8, ep=8, tp=1, pp=2),
+        replace(EXCHANGING, ep=1),
+        replace(EXCHANGING, micro_batch=8),
+        replace(EXCHANGING, zero=True),
+        replace(EXCHANGING, offload=True),
+    ],
+)
+def test_batches_take_turns_only_where_whole_replicas_exchange(pins: LayoutPins) -> None:
     with pytest.raises(InputError, match="overlap batch"):
-        search_layouts(on_cpus(pins=pins))
+        search_layouts(on_cpus(pins=replace(pins, overlap="batch")))
+
+
+def test_where_buffers_of_several_chunks_do_not_fit_a_batch_runs_in_one() -> None:
+    pins = replace(EXCHANGING, overlap="chunks", micro_batch=8, zero=False)
+
+    def found(memory_bytes: int = 32 * GIB, *, max_degree: int = MAX_DEGREE) -> Candidate:
+        problem = on_cpus(pins=pins, between=3e9, seconds_per_mac=1e-12, memory_bytes=memory_bytes)
+        every = candidates(replace(problem, bounds=Bounds(max_degree=max_degree)))
+        return next(one for one in every if one.setting.between)
+
+    roomy, whole = found(), found(max_degree=1)
+    assert max(roomy.priced.moe.step.degrees) > 1
+    assert whole.memory.total_bytes < roomy.memory.total_bytes
+    assert found(roomy.memory.total_bytes - 1).memory == whole.memory
 
 
 def test_on_gpus_batches_do_not_take_turns() -> None:

@@ -23,6 +23,7 @@ from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.quantization import Quantization
 from moetune.domain.routing_record import RoutingRecord
+from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.runtime.moe.decisions import LayerDecisions
 from moetune.runtime.moe.executor import GradientQueue, NoGradients, PipelineContext
 from moetune.runtime.moe.expert_module import LocalExperts
@@ -31,7 +32,7 @@ from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.inputs import input_dtype, input_problem, is_capturing
 from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.quantized import check_keeps
-from moetune.runtime.moe.turns import NUM_BATCHES, current_batch, current_turn
+from moetune.runtime.moe.turns import current_batch, current_turn
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.timers import NoWatch, Watch
 from moetune.runtime.trace import NoRecorder, SpanRecorder
@@ -98,7 +99,7 @@ class PlannedLayer(nn.Module, ABC):
         self.decision = SAFE_DECISION
         self._num_dropped: int | torch.Tensor = 0
         self._decisions = decisions
-        self._workspaces = [Workspace(tracker) for _ in range(NUM_BATCHES)]
+        self._workspaces = [Workspace(tracker) for _ in range(BATCHES_IN_TURNS)]
         self._loads = LoadRecorder(experts.local_experts)
 
     # Never compiled, because the tokens decide the exchanges' sizes. `torch.compiler.disable` would
@@ -169,7 +170,7 @@ class PlannedLayer(nn.Module, ABC):
 
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use, to find reads of old values; slow."""
-        self._workspaces = [Workspace(self._tracker, poison=True) for _ in range(NUM_BATCHES)]
+        self._workspaces = [Workspace(self._tracker, poison=True) for _ in range(BATCHES_IN_TURNS)]
 
     @property
     def num_dropped(self) -> int:

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from moetune.comm.transfer import Transfer
-
-NUM_BATCHES = 2
+from moetune.domain.training import BATCHES_IN_TURNS
 
 
 class OtherBatchError(Exception):
@@ -28,7 +27,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._running = set(range(NUM_BATCHES))
+        self._running = set(range(BATCHES_IN_TURNS))
         self._now = 0
         self._failed = False
 

@@ -22,15 +22,18 @@ from moetune.comm.group import Communicator
 from moetune.comm.transfer import Transfer
 from moetune.domain.document import digest
 from moetune.domain.errors import InputError
-from moetune.domain.gradients import AT_START, GradientPiece, GradientSchedule
+from moetune.domain.gradients import (
+    AT_START,
+    TAIL_BYTES,
+    GradientPiece,
+    GradientSchedule,
+)
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.turns import current_batch
 from moetune.runtime.parallel.flat import FlatGradients
 from moetune.runtime.parallel.senders import sender_of
 from moetune.runtime.trace import NoRecorder, SpanRecorder
 
-_TAIL_BYTES = 4 * 2**20
-"""Of a piece behind the last exchange: as its gradients are made, because none is delayed."""
 _AT_START = (AT_START, math.inf)
 _AT_END = (math.inf, math.inf)
 _OTHER_ORDERS = (
@@ -313,7 +316,7 @@ def default_schedule(sizes: Sequence[int], phases: Sequence[int]) -> GradientSch
         is_last = index + 1 == len(sizes)
         sent = pieces[-1].end_bytes if pieces else 0
         if phase == last:
-            if end - sent >= _TAIL_BYTES or is_last:
+            if end - sent >= TAIL_BYTES or is_last:
                 pieces.append(GradientPiece(phase=last, chunk=None, end_bytes=end))
         elif phases[index + 1] != phase:
             pieces.append(GradientPiece(phase=phase + 1, chunk=None, end_bytes=end))

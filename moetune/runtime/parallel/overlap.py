@@ -17,7 +17,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.turns import NUM_BATCHES, BatchTurn, OtherBatchError, Turns, in_turn
+from moetune.domain.training import BATCHES_IN_TURNS
+from moetune.runtime.moe.turns import BatchTurn, OtherBatchError, Turns, in_turn
 from moetune.runtime.parallel.replicate import batches_of
 
 Batch = TypeVar("Batch")
@@ -53,7 +54,7 @@ class BatchOverlap(Generic[Batch]):
             Exception: whatever the loss or its backward pass raises, of the batch that failed
                 first; the other one is given up.
         """
-        if len(batches) != NUM_BATCHES:
+        if len(batches) != BATCHES_IN_TURNS:
             raise InputError(
                 f"two batches overlap, and there are {len(batches)}",
                 "give two, and the next two after them",

@@ -17,9 +17,9 @@ from moetune.comm.group import Communicator
 from moetune.domain.document import digest
 from moetune.domain.errors import InputError
 from moetune.domain.gradients import GradientSchedule
+from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
-from moetune.runtime.moe.turns import NUM_BATCHES
 from moetune.runtime.parallel.dense_gradients import DenseGradients
 from moetune.runtime.parallel.gradients import average_experts
 from moetune.runtime.parallel.replicas import equalize, spread_layers
@@ -94,7 +94,7 @@ def batches_of(model: nn.Module) -> Iterator[None]:
     if not isinstance(gradients, DenseGradients):
         yield
         return
-    with gradients.of_batches(NUM_BATCHES):
+    with gradients.of_batches(BATCHES_IN_TURNS):
         yield
 
 

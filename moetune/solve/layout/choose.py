@@ -93,11 +93,19 @@ def choose_layout(problem: LayoutProblem) -> ChosenLayout:
     if problem.pins.overlap == "none":
         problem = replace(problem, bounds=one_chunk_of(problem.bounds))
     search, found = search_layouts(problem)
-    layer = _layer(problem, search, found.best[0])
-    if layer.is_declined:
+    layer, joint = _layer(problem, search, found.best[0]), _joint_degrees(found.best[0])
+    if layer.is_declined and joint != (1, 1):
         in_one = replace(problem, bounds=one_chunk_of(problem.bounds))
         return replace(choose_layout(in_one), why_declined=layer.plan.decision.why)
+    if joint is not None:
+        fixed = replace(problem.bounds, forward_degree=joint[0], backward_degree=joint[1])
+        layer = _layer(replace(problem, bounds=fixed), search, found.best[0])
     return ChosenLayout(problem=problem, search=search, found=found, layer=layer)
+
+
+def _joint_degrees(best: Candidate) -> tuple[int, int] | None:
+    """Return degrees that were chosen with what else occupies device and link; None elsewhere."""
+    return best.priced.moe.step.degrees if best.setting.between else None
 
 
 def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
@@ -165,13 +173,10 @@ def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> Sol
     It has no memory limit: the search over layouts has checked that it fits.
     """
     trial, inputs = search.trial(best.layout), problem.inputs
-    workload = trial.workload(best.setting)
+    workload = trial.settings.workload(best.setting)
     kind = workload.expert_parallel
     in_one = best.setting.one_chunk or problem.model.is_dense
     bounds = one_chunk_of(problem.bounds) if in_one else problem.bounds
-    if best.setting.between:  # chosen with what else occupies device and link
-        forward, backward = best.priced.moe.step.degrees
-        bounds = replace(bounds, forward_degree=forward, backward_degree=backward)
     return solve_plan(
         inputs=replace(
             inputs,

@@ -11,7 +11,7 @@ from moetune.domain.costs import Estimate
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.training import Overlap
+from moetune.domain.training import BATCHES_IN_TURNS, Overlap
 from moetune.solve.layer.choose import NOISE
 from moetune.solve.layer.parallelism import AllToAllCosts
 from moetune.solve.layer.times import step_time
@@ -33,10 +33,10 @@ def can_replicate(layout: Layout, prices: Prices) -> bool:
 
 def batches_in_flight(prices: Prices, overlap: Overlap | None) -> tuple[int, ...]:
     """Return how many batches may take turns: one, or two on CPUs."""
-    two = () if prices.runs_ahead else (2,)
+    in_turns = () if prices.runs_ahead else (BATCHES_IN_TURNS,)
     if overlap == "batch":
-        return two
-    return (1,) if overlap is not None else (1, *two)
+        return in_turns
+    return (1,) if overlap is not None else (1, *in_turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

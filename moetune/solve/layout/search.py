@@ -3,17 +3,16 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.constraints import LayoutPins
 from moetune.domain.errors import ProfileError
-from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
 from moetune.domain.plan import ModelMemory
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.choose import NOISE
 from moetune.solve.layer.costs import NOTHING
-from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layout.candidates import Batching, Candidate, SearchResult, Unfit
 from moetune.solve.layout.chunked import Chunker, can_chunk, can_offload
 from moetune.solve.layout.replicated import (
@@ -22,12 +21,11 @@ from moetune.solve.layout.replicated import (
     batches_in_flight,
     can_replicate,
 )
+from moetune.solve.layout.settings import LayoutSettings
 from moetune.solve.layout.space import Batch
-from moetune.solve.model.costs import layer_of
 from moetune.solve.model.groups import Groups
-from moetune.solve.model.memory import footprint_of, stage_memory
 from moetune.solve.model.prices import Priced, Prices
-from moetune.solve.model.stages import in_flight, one_f_one_b
+from moetune.solve.model.stages import one_f_one_b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +72,7 @@ class LayoutTrial:
         Raises:
             ProfileError: an operation was not measured.
         """
-        for sequences in self._sizes():
+        for sequences in self.settings.sizes():
             fits = False
             for candidate in self._ways(sequences):
                 fits = True
@@ -89,11 +87,11 @@ class LayoutTrial:
         step is slower: by a cache that gathers chunks twice, or by recomputed blocks.
         """
         on_device = list[Candidate]()
-        for zero in self._zeros():
-            setting = self._first_that_fits(sequences, zero=zero)
+        for zero in self.settings.zeros():
+            setting = self.settings.first_that_fits(sequences, zero=zero)
             if setting is not None:
                 on_device += self._replicated(setting)
-            if setting is not None and not self._takes_turns:
+            if setting is not None and not self.settings.takes_turns:
                 on_device.append(self.timed(setting))
         ways = self._chunk_ways()
         if False in ways:
@@ -117,10 +115,10 @@ class LayoutTrial:
 
     def smallest(self) -> Unfit:
         """Return the setting with the least memory."""
-        setting = self._setting(
-            min(self._sizes()), zero=self._zeros()[-1:] == (True,), recompute=True
+        setting = self.settings.of(
+            min(self.settings.sizes()), zero=self.settings.zeros()[-1:] == (True,), recompute=True
         )
-        memory = self.memory(setting, degrees=self.search.prices.fewest_chunks)
+        memory = self.settings.memory(setting, degrees=self.search.prices.fewest_chunks)
         found = [Unfit(layout=self.layout, setting=setting, memory=memory)]
         host_bytes = 0
         for offload in self._chunk_ways():
@@ -132,6 +130,18 @@ class LayoutTrial:
             found.append(Unfit(layout=self.layout, setting=setting, memory=least))
         best = min(found, key=lambda one: one.memory.total_bytes)
         return replace(best, host_bytes=host_bytes)
+
+    @property
+    def settings(self) -> LayoutSettings:
+        """What the layout is tried with."""
+        search = self.search
+        return LayoutSettings(
+            layout=self.layout,
+            prices=search.prices,
+            batch=search.batch,
+            pins=search.pins,
+            limit_bytes=search.limit_bytes,
+        )
 
     @property
     def chunker(self) -> Chunker:
@@ -148,7 +158,7 @@ class LayoutTrial:
     def _chunk_ways(self) -> tuple[bool, ...]:
         """Return the values of `offload` to try with states in chunks; none without chunks."""
         prices, pins, dp = self.search.prices, self.search.pins, self.layout.dp
-        is_whole = self._takes_turns or (dp > 1 and pins.zero is False)
+        is_whole = self.settings.takes_turns or (dp > 1 and pins.zero is False)
         if is_whole or not can_chunk(self.layout, prices):
             return ()
         ways = (False,) if dp > 1 and not pins.offload else ()
@@ -156,7 +166,7 @@ class LayoutTrial:
         return (*ways, True) if offloads else ways
 
     def _chunked(self, sequences: int, *, offload: bool, recompute: bool) -> Candidate | None:
-        setting = self._setting(sequences, zero=self.layout.dp > 1, recompute=recompute)
+        setting = self.settings.of(sequences, zero=self.layout.dp > 1, recompute=recompute)
         return self._in_chunks(replace(setting, chunked=True, offload=offload))
 
     def _in_chunks(self, setting: Batching) -> Candidate | None:
@@ -164,7 +174,7 @@ class LayoutTrial:
         priced = self._priced(setting)
         choice = self.chunker.choose(
             priced=priced,
-            others=self.memory(setting, degrees=priced.moe.step.degrees),
+            others=self.settings.memory(setting, degrees=priced.moe.step.degrees),
             offload=setting.offload,
             recompute=setting.recompute,
         )
@@ -197,7 +207,7 @@ class LayoutTrial:
     def timed(self, setting: Batching) -> Candidate:
         """Return the candidate, with the MoE layer in one chunk where more does not fit."""
         priced = self._priced(setting)
-        memory = self.memory(setting, degrees=priced.moe.step.degrees)
+        memory = self.settings.memory(setting, degrees=priced.moe.step.degrees)
         if memory.total_bytes > self.search.limit_bytes and not setting.one_chunk:
             return self.timed(replace(setting, one_chunk=True))
         return self._without_chunks(setting, priced, memory)
@@ -241,11 +251,13 @@ class LayoutTrial:
             if setting.num_micro_batches % number:
                 continue
             own = replace(setting, between=True, in_flight=number)
-            priced = self._priced(setting)
-            time = self._replicas(own, priced).best(in_flight=number)
-            memory = self.memory(own, degrees=time.priced.moe.step.degrees)
-            if memory.total_bytes <= search.limit_bytes:
-                yield self._between(own, time, memory)
+            replicas = self._replicas(own, self._priced(setting))
+            for find in (replicas.best, partial(replicas.at, search.prices.fewest_chunks)):
+                time = find(in_flight=number)
+                memory = self.settings.memory(own, degrees=time.priced.moe.step.degrees)
+                if memory.total_bytes <= search.limit_bytes:
+                    yield self._between(own, time, memory)
+                    break
 
     def _replicas(self, setting: Batching, priced: Priced) -> Replicated:
         return Replicated(
@@ -253,7 +265,7 @@ class LayoutTrial:
             layout=self.layout,
             groups=self.groups,
             priced=priced,
-            workload=self.workload(setting),
+            workload=self.settings.workload(setting),
             num_micro_batches=setting.num_micro_batches,
         )
 
@@ -278,78 +290,6 @@ class LayoutTrial:
         time = self.chunker.time(one.chunks, priced=priced, recompute=setting.recompute)
         return self._with_chunks(setting, priced, replace(one.chunks, time=time))
 
-    def memory(self, setting: Batching, *, degrees: tuple[int, int]) -> ModelMemory:
-        """Return the bytes on the rank that needs the most.
-
-        Args:
-            degrees: of the MoE layer.
-        """
-        prices, layout = self.search.prices, self.layout
-        footprint = footprint_of(
-            model=prices.model,
-            tp=layout.tp,
-            tokens=setting.sequences * self.search.batch.length,
-            dtype=prices.dtype,
-            moe=layer_memory(
-                workload=self.workload(setting),
-                forward_degree=degrees[0],
-                backward_degree=degrees[1],
-            ),
-            runtime=prices.runtime,
-        )
-        found = (
-            stage_memory(
-                stage=stage,
-                share=share,
-                each=prices.state_bytes,
-                footprint=footprint,
-                num_in_flight=setting.in_flight
-                * in_flight(
-                    stage=index, num_stages=layout.pp, num_micro_batches=setting.num_micro_batches
-                ),
-                num_workspaces=setting.in_flight,
-                sharers=(layout.dp, layout.dp // layout.ep) if setting.zero else (1, 1),
-                recompute=setting.recompute,
-                shards_gradients=prices.runtime.shards_gradients,
-            )
-            for index, stage, share in prices.shares(layout)
-        )
-        return max(found, key=lambda memory: memory.total_bytes)
-
-    def workload(self, setting: Batching) -> Workload:
-        """Return one MoE layer's work with one micro-batch."""
-        prices = self.search.prices
-        return Workload(
-            layer=layer_of(prices.model, self.layout.expert_parallel, self.layout.tp),
-            world_size=self.layout.expert_ranks,
-            tokens_per_rank=setting.sequences * self.search.batch.length,
-            dtype=prices.dtype,
-            expert_parallel=self.layout.expert_parallel,
-        )
-
-    def _first_that_fits(self, sequences: int, *, zero: bool) -> Batching | None:
-        for recompute in (False,) if self._takes_turns else (False, True):
-            setting = self._setting(sequences, zero=zero, recompute=recompute)
-            needed = self.memory(setting, degrees=self.search.prices.fewest_chunks).total_bytes
-            if needed <= self.search.limit_bytes:
-                return setting
-        return None
-
-    def _setting(self, sequences: int, *, zero: bool, recompute: bool) -> Batching:
-        share = self.search.batch.num_sequences // self.layout.dp
-        return Batching(
-            sequences=sequences,
-            num_micro_batches=share // sequences,
-            zero=zero,
-            recompute=recompute and not self._takes_turns,
-            in_flight=2 if self._takes_turns else 1,
-        )
-
-    @property
-    def _takes_turns(self) -> bool:
-        """Whether two batches have to, of which blocks keep what they compute."""
-        return self.search.pins.overlap == "batch"
-
     def _priced(self, setting: Batching) -> Priced:
         return self.search.prices.priced(
             layout=self.layout,
@@ -357,22 +297,6 @@ class LayoutTrial:
             sequences=setting.sequences,
             one_chunk=setting.one_chunk,
         )
-
-    def _sizes(self) -> Sequence[int]:
-        pins, layout = self.search.pins, self.layout
-        sizes = self.search.batch.micro_batches(dp=layout.dp, pp=layout.pp)
-        return sizes if pins.micro_batch is None else (pins.micro_batch,)
-
-    def _zeros(self) -> Sequence[bool]:
-        """Return the values of `zero` to try without chunks."""
-        pinned = self.search.pins.zero
-        if self.search.pins.offload:
-            return ()
-        if self.layout.dp == 1:
-            return (False,)
-        if can_chunk(self.layout, self.search.prices):
-            return () if pinned else (False,)  # sharded states are chunks there
-        return (False, True) if pinned is None else (pinned,)
 
 
 def try_all(search: LayoutSearch, layouts: Sequence[Layout]) -> SearchResult:

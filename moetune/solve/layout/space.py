@@ -25,10 +25,8 @@ from moetune.domain.layout import (
     runnable_micro_batches,
 )
 from moetune.domain.model import Transformer
+from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.solve.runtime import MOETUNE, TargetRuntime
-
-_TWO = 2
-"""Batches that take turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +83,7 @@ def find_layouts(
     if pins.micro_batch is not None:
         found = _with_micro_batch(found, batch, pins.micro_batch)
     if pins.overlap == "batch":
-        found = _with_two_batches(found, batch, pins)
+        found = _with_turns(found, batch, pins)
     if found:
         return found
     broken = next(space.broken_rules(pins), None)
@@ -175,14 +173,21 @@ def _with_micro_batch(
     return found
 
 
-def _with_two_batches(
-    layouts: tuple[Layout, ...], batch: Batch, pins: LayoutPins
-) -> tuple[Layout, ...]:
-    """Return the layouts whose micro-batches come in pairs."""
+def _with_turns(layouts: tuple[Layout, ...], batch: Batch, pins: LayoutPins) -> tuple[Layout, ...]:
+    """Return the layouts whose micro-batches come in pairs, to take turns.
+
+    Raises:
+        InputError: there is none, or states are to be in shards or on the host.
+    """
+    if pins.zero or pins.offload:
+        raise InputError(
+            "overlap batch keeps the model's states whole on each rank",
+            "omit zero and offload, or take overlap chunks",
+        )
     found = tuple(
         one
         for one in layouts
-        if batch.num_sequences // one.dp // (pins.micro_batch or 1) % _TWO == 0
+        if batch.num_sequences // one.dp // (pins.micro_batch or 1) % BATCHES_IN_TURNS == 0
     )
     if not found:
         raise InputError(

@@ -196,9 +196,9 @@ def explain_between(best: Candidate, *, other: Candidate | None, reduce_seconds:
     if best.setting.in_flight > 1:
         text = f"Two micro-batches take turns at every exchange, {chunks} (moetune.BatchOverlap)"
     if other is not None:
-        gain = format_share(1 - best.seconds / other.seconds)
+        change = best.seconds / other.seconds - 1
         way = "one at a time" if best.setting.in_flight > 1 else "two in turns"
-        text += f": {gain} less than {way}"
+        text += f": {format_share(abs(change))} {'less' if change < 0 else 'more'} than {way}"
     shown = format_seconds(best.gradients.seconds)
     return (
         f"{text}. Gradients go between the exchanges (moetune.replicate): of "

@@ -1,4 +1,4 @@
-"""What the batches of a step issue, in order, and the queues of device and link that follow.
+"""Programs of the batches of a step, and the queues of device and link that follow from them.
 
 A batch is a thread that issues operations, as `runtime.parallel.overlap` runs it. One batch issues
 its own program. Two take turns: a batch gives its turn away where it waits for an exchange, and
@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from moetune.domain.gradients import TAIL_BYTES
 from moetune.solve.layer.timeline import COMPUTE, LINK, Task
 
 GRADIENTS = "gradients"
 """The stream of pieces, which have a communicator of their own and share the link."""
-TAIL_BYTES = 4 * 2**20
-"""Of a piece behind the last exchange: as its gradients are made, because none is delayed."""
 
 
 class Compute(NamedTuple):

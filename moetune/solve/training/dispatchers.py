@@ -16,7 +16,7 @@ class PricedDispatcher(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DispatcherTable:
+class RankedDispatchers:
     """Dispatchers of the layouts of one search, ranked once. Not safe for several threads."""
 
     space: LayoutSpace

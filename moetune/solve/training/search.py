@@ -17,7 +17,7 @@ from typing import NamedTuple
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute, TrainingJob
-from moetune.solve.training.dispatchers import DispatcherTable, PricedDispatcher
+from moetune.solve.training.dispatchers import PricedDispatcher, RankedDispatchers
 from moetune.solve.training.fitting import Fitting, Roomy
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.pins import contradiction
@@ -133,7 +133,7 @@ class FoldedSearch:
 
     def cuts(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...], pins: LayoutRequest,
-        table: DispatcherTable,
+        table: RankedDispatchers,
     ) -> Iterator[FoldedLayout]:  # fmt: skip
         """Yield a layout, where it is allowed, with each cut and ZeRO stage.
 
@@ -144,7 +144,7 @@ class FoldedSearch:
             yield from self.fitting.sharded(cut, pins)
 
     def with_fastest(
-        self, layout: FoldedLayout, recompute: tuple[Recompute, ...], table: DispatcherTable
+        self, layout: FoldedLayout, recompute: tuple[Recompute, ...], table: RankedDispatchers
     ) -> FoldedLayout | None:
         """Return a layout with its fastest dispatcher; None where it breaks a rule."""
         ranked = table.ranked(layout, recompute)
@@ -153,9 +153,9 @@ class FoldedSearch:
         able = replace(layout, recompute=recompute, dispatcher=ranked[0].dispatcher)
         return able if self.space.is_allowed(able) else None
 
-    def dispatchers(self, pins: LayoutRequest) -> DispatcherTable:
+    def dispatchers(self, pins: LayoutRequest) -> RankedDispatchers:
         """Return the dispatchers of its layouts."""
-        return DispatcherTable(space=self.space, prices=self.prices, pins=pins)
+        return RankedDispatchers(space=self.space, prices=self.prices, pins=pins)
 
     def told(self, one: PricedLayout) -> PricedLayout:
         """Return an answer with its degrees, and with what its overlap saves."""
@@ -207,7 +207,7 @@ class _Branches:
     search: FoldedSearch
     pins: LayoutRequest
     fitting: Fitting
-    table: DispatcherTable
+    table: RankedDispatchers
     recomputes: Sequence[tuple[Recompute, ...]]
     _number: Iterator[int] = field(default_factory=itertools.count)
 
