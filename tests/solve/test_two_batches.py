@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.constraints import MAX_DEGREE, Bounds, LayoutPins
+from moetune.domain.constraints import (
+    MAX_DEGREE,
+    Bounds,
+    Constraints,
+    LayoutPins,
+    TransformerSizes,
+)
 from moetune.domain.costs import Interference
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
+from moetune.domain.request import PlanRequest
 from moetune.domain.training import Overlap
 from moetune.runtime.moe.turns import BatchTurn, Turns, in_turn
 from moetune.runtime.parallel.dense_gradients import default_schedule
@@ -295,3 +302,26 @@ def test_layouts_with_stages_reduce_at_the_end() -> None:
     assert Layout(expert_parallel="all_to_all", dp=8, ep=8, tp=1, pp=2) in {
         one.layout for one in candidates(problem)
     }
+
+
+@pytest.mark.parametrize(
+    ("bounds", "degrees"),
+    [(Bounds(forward_degree=3), (3, 3)), (Bounds(forward_degree=2, backward_degree=4), (2, 4))],
+)
+def test_pinned_degrees_hold_whatever_is_in_flight(
+    bounds: Bounds, degrees: tuple[int, int]
+) -> None:
+    every = [one for one in candidates(replace(on_cpus(), bounds=bounds)) if one.setting.between]
+    assert {one.setting.in_flight for one in every} == {1, 2}
+    assert {one.priced.moe.step.degrees for one in every} == {degrees}
+
+
+def test_exchanges_that_are_not_hidden_are_not_cut() -> None:
+    with pytest.raises(InputError, match=r"degree 2 excludes .*overlap none"):
+        PlanRequest(
+            layer=MODEL.moe, world_size=16, tokens_per_rank=1024,
+            constraints=Constraints(
+                bounds=Bounds(backward_degree=2), pins=LayoutPins(overlap="none"),
+                sizes=TransformerSizes.of(MODEL),
+            ),
+        )  # fmt: skip

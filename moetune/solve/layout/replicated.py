@@ -125,7 +125,7 @@ class Replicated:
         bounds, tokens = self.prices.bounds, self.workload.tokens_per_rank
         pinned = bounds.forward_degree or bounds.backward_degree
         if pinned:
-            yield (bounds.forward_degree or pinned or 1, bounds.backward_degree or pinned or 1)
+            yield bounds.forward_degree or pinned, bounds.backward_degree or pinned
             return
         for degree in range(1, min(_MOST_CHUNKS, bounds.largest(tokens)) + 1):
             yield degree, degree

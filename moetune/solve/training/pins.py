@@ -96,21 +96,24 @@ def _with_pins(space: LayoutSpace, layout: FoldedLayout, values: Mapping[str, An
     return replace(found, dp=max(1, space.job.world_size // (found.cp * found.tp * found.pp)))
 
 
-def nearest(
-    space: LayoutSpace, pins: LayoutRequest, groups: Sequence[Sequence[str]]
-) -> NearPins | None:
-    """Return the pins that some layout obeys of which fewest are others, and these near."""
+def nearest(space: LayoutSpace, pins: LayoutRequest, groups: Sequence[Sequence[str]]) -> NearPins:
+    """Return the pins that some layout obeys of which fewest are others, and these near.
+
+    Args:
+        groups: all of `conflicts`, so that there is such a layout once all of their pins change.
+    """
     names = [name for name in _pinned(pins) if any(name in group for group in groups)]
-    for num in range(len(groups), len(names) + 1):
+
+    def found(num: int) -> list[NearPins]:
         every = (
             _nearest_of(space, pins, changed)
             for changed in itertools.combinations(names, num)
             if all(any(name in changed for name in group) for group in groups)
         )
-        found = [one for one in every if one is not None]
-        if found:
-            return min(found, key=lambda one: one.distance)
-    return None
+        return [one for one in every if one is not None]
+
+    fewest = next(filter(None, map(found, range(len(groups), len(names) + 1))))
+    return min(fewest, key=lambda one: one.distance)
 
 
 def _nearest_of(space: LayoutSpace, pins: LayoutRequest, changed: Sequence[str]) -> NearPins | None:
