@@ -6,7 +6,7 @@ closed forms work out a layer once, and not once a refit.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -24,18 +24,24 @@ from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 from moetune.domain.step_errors import StepErrors
 from moetune.solve.layer.costs import LayerCosts
 
+_Found = TypeVar("_Found")
+
 
 def stacked(refits: Sequence[LayerCosts]) -> LayerCosts:
     """Return one layer's costs under all of the refits, whose estimates have arrays of seconds.
 
     Args:
         refits: of the same layer, at least one, with tables of interference of their own.
+
+    Raises:
+        TypeError: some of the refits have errors of their own, and others have none.
     """
-    first = refits[0]
-    errors = None
-    if first.errors is not None:
-        errors = _stacked_errors([one.errors for one in refits if one.errors is not None])
-    return replace(first, costs=_StackedCosts([one.costs for one in refits]), errors=errors)
+    errors = _all_or_none([one.errors for one in refits], "errors of whole steps")
+    return replace(
+        refits[0],
+        costs=_StackedCosts([one.costs for one in refits]),
+        errors=None if errors is None else _stacked_errors(errors),
+    )
 
 
 def each(seconds: float, num: int) -> list[float]:
@@ -66,7 +72,10 @@ def _array(numbers: Sequence[float]) -> float:
 
 
 class _StackedCosts:
-    """Costs (`domain.costs.Costs`) with an array of seconds in each estimate."""
+    """Costs (`domain.costs.Costs`) with an array of seconds in each estimate.
+
+    An operation that only some of the refits know is a TypeError: refits are of the same samples.
+    """
 
     def __init__(self, refits: Sequence[Costs]) -> None:
         self._refits = refits
@@ -131,7 +140,7 @@ class _StackedCosts:
     def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> Estimate | None:
         """Return the times; None where they were not measured."""
         found = [one.rows_op(op=op, dtype=dtype, rows=rows, width=width) for one in self._refits]
-        return _of_known([one for one in found if one is not None])
+        return _stack_known(found, op)
 
     def collective(
         self,
@@ -163,7 +172,7 @@ class _StackedCosts:
             )
             for one in self._refits
         ]  # fmt: skip
-        return _of_known([one for one in found if one is not None])
+        return _stack_known(found, "attention")
 
     def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
         """Return the times."""
@@ -174,11 +183,30 @@ class _StackedCosts:
 
 
 def _stack(estimate: Callable[[Costs], Estimate], refits: Sequence[Costs]) -> Estimate:
-    seconds = _array([estimate(one).seconds for one in refits])
-    return Estimate(seconds=seconds, trust="measured")
+    return _stacked_estimate([estimate(one) for one in refits])
 
 
-def _of_known(found: Sequence[Estimate]) -> Estimate | None:
-    if not found:
-        return None
-    return Estimate(seconds=_array([one.seconds for one in found]), trust="measured")
+def _stack_known(found: Sequence[Estimate | None], what: str) -> Estimate | None:
+    """Return the times of an operation; None where no refit knows it.
+
+    Raises:
+        TypeError: only some know it.
+    """
+    known = _all_or_none(found, what)
+    return None if known is None else _stacked_estimate(known)
+
+
+def _stacked_estimate(estimates: Sequence[Estimate]) -> Estimate:
+    return Estimate(seconds=_array([one.seconds for one in estimates]), trust="measured")
+
+
+def _all_or_none(found: Sequence[_Found | None], what: str) -> list[_Found] | None:
+    """Return what every refit has; None where none of them has it.
+
+    Raises:
+        TypeError: only some have it.
+    """
+    known = [one for one in found if one is not None]
+    if known and len(known) < len(found):
+        raise TypeError(f"{len(known)} of {len(found)} refits have {what}, and the others do not")
+    return known or None
