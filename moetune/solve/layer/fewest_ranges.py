@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.plan import Range
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
-from moetune.solve.layer.near_best import SimulatedDegrees
+from moetune.solve.layer.simulated import near_best_seconds
 
 TOLERANCE = 0.004
 """Tolerated loss of a phase against its best at the solved sizes, where costs are published.
@@ -154,22 +154,33 @@ def _chunks_are_worth_it(
 
 
 def _simulated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
-    """Yield each phase's good degrees where every one has to be simulated."""
+    """Yield each phase's good degrees where those that may be have to be simulated."""
     tolerance = NOISE if chooser.is_measured else TOLERANCE
     together = [PHASES] if chooser.is_paired else [(phase,) for phase in PHASES]
-    good = [
-        partial(
-            _is_near_best, [SimulatedDegrees(chooser, phases, size) for size in sizes], tolerance
-        )
+    tables = [
+        _good(_simulated_times(chooser, phases, sizes, tolerance), tolerance).tolist()
         for phases in together
     ]
-    yield from (good[0], good[-1])
+    yield from (partial(_is_set, tables[0]), partial(_is_set, tables[-1]))
 
 
-def _is_near_best(
-    degrees: Sequence[SimulatedDegrees], tolerance: float, at: int, degree: int
-) -> bool:
-    return degrees[at].is_near_best(degree, tolerance)
+def _simulated_times(
+    chooser: DegreeChooser, phases: Sequence[Phase], sizes: Sequence[int], tolerance: float
+) -> _Floats:
+    """Return the time of each degree, ∞ where it is not allowed or cannot be good.
+
+    Returns:
+        Shape (sizes, degrees).
+    """
+    allowed = [chooser.allowed(phases[0], size) for size in sizes]
+    cases = np.array([(at, one) for at, each in enumerate(allowed) for one in each])
+    at, degrees = cases.T
+    times = np.full((len(sizes), max(one[-1] for one in allowed)), math.inf)
+    times[at, degrees - 1] = near_best_seconds(
+        costs=chooser.costs, phases=phases, strategy=chooser.strategy,
+        tokens=np.array(sizes)[at], degrees=degrees, tolerance=tolerance,
+    )  # fmt: skip
+    return times
 
 
 def _evaluated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:

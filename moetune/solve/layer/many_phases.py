@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from moetune.domain.arrays import Floats
 from moetune.domain.costs import Interference
 from moetune.domain.samples import ResourceClass
 from moetune.solve.layer.reuse import ChunkKind
 from moetune.solve.layer.steady import BITS, CLASSES, EDGE, FEW, SAME, Step, program
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 

@@ -77,29 +77,6 @@ class SimulatedDegrees:
             found = self._seconds[degree] = _finite(sum(time.seconds for time in times))
         return found
 
-    def is_near_best(self, degree: int, tolerance: float) -> bool:
-        """Return whether the degree's time is so near to the best one's.
-
-        Others are simulated, those with the smallest bounds first, until that is certain.
-        """
-        if degree not in self._allowed:
-            return False
-        if not self._seconds:
-            self.seconds(next(self.ascending())[1])
-        longer = 1 + tolerance
-        limit = min(self._seconds.values()) * longer
-        if self.bound(degree) > limit:
-            return False
-        seconds = self.seconds(degree)
-        if seconds > limit:
-            return False
-        for at_least, other in self.ascending():
-            if seconds <= at_least * longer:
-                return True
-            if seconds > self.seconds(other) * longer:
-                return False
-        return True
-
     def _sum(self, least: Callable[..., float], degree: int) -> float:
         chooser = self._chooser
         return sum(

@@ -10,13 +10,13 @@ from typing import Self
 
 import numpy as np
 
+from moetune.domain.arrays import Floats
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs, Interference
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.many_phases import (
     Bools,
-    Floats,
     ManyPhases,
     reused_seconds_of_many,
     speeds_of,

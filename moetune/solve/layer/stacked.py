@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
+from moetune.domain.arrays import array_of
 from moetune.domain.costs import (
     Burst,
     CopyMode,
@@ -18,6 +19,7 @@ from moetune.domain.costs import (
     Interference,
     LinearCost,
     OverlapSpeeds,
+    costs_of_all,
 )
 from moetune.domain.layer import LayerKey
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
@@ -56,7 +58,7 @@ class _ErrorsOfEach(StepErrors):
     refits: tuple[StepErrors, ...]
 
     def factor(self, degree: int) -> float:
-        return _array([one.factor(degree) for one in self.refits])
+        return array_of([one.factor(degree) for one in self.refits])
 
 
 def _stacked_errors(errors: Sequence[StepErrors]) -> StepErrors:
@@ -64,11 +66,6 @@ def _stacked_errors(errors: Sequence[StepErrors]) -> StepErrors:
     if all(one is first for one in errors):
         return first
     return _ErrorsOfEach(refits=tuple(errors))
-
-
-def _array(numbers: Sequence[float]) -> float:
-    """Return an array in the place of a number."""
-    return cast("float", np.array(numbers))
 
 
 class _StackedCosts:
@@ -80,6 +77,7 @@ class _StackedCosts:
     def __init__(self, refits: Sequence[Costs]) -> None:
         self._refits = refits
         self._first = refits[0]
+        self._together = costs_of_all(refits)
 
     @property
     def interference(self) -> Interference:
@@ -104,7 +102,7 @@ class _StackedCosts:
             for one, its in zip(self._refits, seconds, strict=True)
         ]
         return OverlapSpeeds(
-            comp=_array([one.comp for one in found]), comm=_array([one.comm for one in found])
+            comp=array_of([one.comp for one in found]), comm=array_of([one.comm for one in found])
         )
 
     def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
@@ -129,18 +127,18 @@ class _StackedCosts:
         self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
     ) -> Estimate:
         """Return the times."""
-        return _stack(
+        return self._stack(
             lambda one: one.gemm(
                 dtype=dtype, product=product, num_experts=num_experts, rows=rows, d_in=d_in,
                 d_out=d_out,
-            ),
-            self._refits,
+            )
         )  # fmt: skip
 
     def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> Estimate | None:
         """Return the times; None where they were not measured."""
-        found = [one.rows_op(op=op, dtype=dtype, rows=rows, width=width) for one in self._refits]
-        return _stack_known(found, op)
+        return self._stack_known(
+            lambda one: one.rows_op(op=op, dtype=dtype, rows=rows, width=width), op
+        )
 
     def collective(
         self,
@@ -152,12 +150,11 @@ class _StackedCosts:
         num_nodes: int = 0,
     ) -> Estimate:
         """Return the times."""
-        return _stack(
+        return self._stack(
             lambda one: one.collective(
                 op=op, group_size=group_size, num_bytes=num_bytes, in_flight=in_flight,
                 num_nodes=num_nodes,
-            ),
-            self._refits,
+            )
         )  # fmt: skip
 
     def attention(
@@ -165,39 +162,42 @@ class _StackedCosts:
         backward: bool,
     ) -> Estimate | None:  # fmt: skip
         """Return the times; None where they were not measured."""
-        found = [
-            one.attention(
+        return self._stack_known(
+            lambda one: one.attention(
                 dtype=dtype, num_sequences=num_sequences, length=length, num_heads=num_heads,
                 head_dim=head_dim, backward=backward,
-            )
-            for one in self._refits
-        ]  # fmt: skip
-        return _stack_known(found, "attention")
+            ),
+            "attention",
+        )  # fmt: skip
 
     def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
         """Return the times."""
-        return _stack(
-            lambda one: one.copy(direction=direction, pinned=pinned, num_bytes=num_bytes),
-            self._refits,
+        return self._stack(
+            lambda one: one.copy(direction=direction, pinned=pinned, num_bytes=num_bytes)
         )
 
+    def _stack(self, estimate: Callable[[Costs], Estimate]) -> Estimate:
+        if self._together is not None:
+            return Estimate(seconds=estimate(self._together).seconds, trust="measured")
+        return _stacked_estimate([estimate(one) for one in self._refits])
 
-def _stack(estimate: Callable[[Costs], Estimate], refits: Sequence[Costs]) -> Estimate:
-    return _stacked_estimate([estimate(one) for one in refits])
+    def _stack_known(
+        self, estimate: Callable[[Costs], Estimate | None], what: str
+    ) -> Estimate | None:
+        """Return the times of an operation; None where no refit knows it.
 
-
-def _stack_known(found: Sequence[Estimate | None], what: str) -> Estimate | None:
-    """Return the times of an operation; None where no refit knows it.
-
-    Raises:
-        TypeError: only some know it.
-    """
-    known = _all_or_none(found, what)
-    return None if known is None else _stacked_estimate(known)
+        Raises:
+            TypeError: only some know it.
+        """
+        if self._together is not None:
+            found = estimate(self._together)
+            return None if found is None else replace(found, trust="measured", doubts=())
+        known = _all_or_none([estimate(one) for one in self._refits], what)
+        return None if known is None else _stacked_estimate(known)
 
 
 def _stacked_estimate(estimates: Sequence[Estimate]) -> Estimate:
-    return Estimate(seconds=_array([one.seconds for one in estimates]), trust="measured")
+    return Estimate(seconds=array_of([one.seconds for one in estimates]), trust="measured")
 
 
 def _all_or_none(found: Sequence[_Found | None], what: str) -> list[_Found] | None:
