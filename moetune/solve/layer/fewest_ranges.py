@@ -12,10 +12,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from moetune.domain.arrays import array_of
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.plan import Range
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.simulated import near_best_seconds
+from moetune.solve.layer.sized import sized
 
 TOLERANCE = 0.004
 """Tolerated loss of a phase against its best at the solved sizes, where costs are published.
@@ -201,6 +203,7 @@ def _is_set(good: Sequence[Sequence[bool]], at: int, degree: int) -> bool:
     return degree <= len(good[at]) and good[at][degree - 1]
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Floats:
     """Return the time of each degree, ∞ where it is not allowed.
 
@@ -213,35 +216,32 @@ def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Float
     """
     allowed = [chooser.allowed(phase, size) for size in sizes]
     times = np.full((len(sizes), max(one[-1] for one in allowed)), math.inf)
-    costs, rows_of_one = chooser.costs, chooser.costs.rows(1)
+    costs, rows_of_one = sized(chooser.costs), chooser.costs.rows(1)
     errors = [costs.step_errors(tokens=size) for size in sizes]
     rows = np.asarray(sizes, float) * rows_of_one
     grid = _grid(rows_of_one, float(rows[-1]))
-    compute = [costs.compute(phase=phase, rows=one).seconds for one in grid.tolist()]
+    compute = costs.compute(phase=phase, rows=array_of(grid)).seconds
     for degree in sorted(set().union(*allowed)):
         where = [at for at, one in enumerate(allowed) if degree in one]
         chunk = rows[where] / degree
         near = grid[: np.searchsorted(grid, chunk[-1]) + 1]
         near = near[max(np.searchsorted(near, chunk[0], side="right") - 1, 0) :]
-        transfer = [costs.transfer(rows=one, degree=degree).seconds for one in near.tolist()]
+        transfer = costs.transfer(rows=array_of(near), degree=degree).seconds
         in_step = np.array([errors[at].factor(degree) for at in where])
-        chunks = zip(
-            chunk.tolist(),
-            (in_step * np.interp(chunk, near, transfer)).tolist(),
-            (in_step * np.interp(chunk, grid, compute)).tolist(),
-            strict=True,
+        times[where, degree - 1] = costs.makespan(
+            degree=degree,
+            rows=array_of(chunk),
+            transfer_seconds=array_of(in_step * _interpolated(chunk, near, transfer)),
+            compute_seconds=array_of(in_step * _interpolated(chunk, grid, compute)),
+            order=chooser.bounds.chosen_order,
         )
-        times[where, degree - 1] = [
-            costs.makespan(
-                degree=degree,
-                rows=one,
-                transfer_seconds=transfer_seconds,
-                compute_seconds=compute_seconds,
-                order=chooser.bounds.chosen_order,
-            )
-            for one, transfer_seconds, compute_seconds in chunks
-        ]
     return times
+
+
+def _interpolated(rows: _Floats, grid: _Floats, seconds: float) -> _Floats:
+    """Return the times at so many rows, of an array of times on the grid."""
+    found: _Floats = np.interp(rows, grid, np.broadcast_to(seconds, grid.shape))
+    return found
 
 
 def _grid(low: float, high: float) -> _Floats:

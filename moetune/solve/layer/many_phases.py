@@ -91,6 +91,7 @@ COMP_BESIDE_COMM, COMM_BESIDE_COMP = _PLACES["comp", "comm"], _PLACES["comm", "c
 """Places of the two speeds that depend on the exchange's size among those of `speeds_of`."""
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def reused_seconds_of_many(phases: ManyPhases) -> Floats:
     """Return `steady.reused_seconds` of each phase, shape (n,).
 
@@ -254,7 +255,7 @@ class _Runs:
         step = times.min(axis=0)
         step[sets == 0] = 0.0
         state.now += step
-        is_ended = times <= step
+        is_ended = (times <= step) & running
         np.subtract(state.left, step * speeds, out=state.left, where=running)
         state.head += is_ended
         np.copyto(state.left, self._whole(state.durations, state.head), where=is_ended)

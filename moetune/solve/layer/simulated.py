@@ -11,7 +11,7 @@ import numpy as np
 
 from moetune.domain.arrays import Floats, array_of
 from moetune.domain.constraints import Strategy
-from moetune.domain.layer import Phase
+from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.many_phases import (
     COMM_BESIDE_COMP,
@@ -48,29 +48,68 @@ def near_best_seconds(
     Raises:
         ArithmeticError: the costs are absurd, and no time is a number.
     """
-    layer = sized(costs)
-    rows = layer.rows(array_of(tokens), degree=cast("int", degrees))
-    chunks = [_chunks(layer, phase, strategy, rows, degrees) for phase in phases]
-    least = np.sum([_least_seconds(each) for each in chunks], axis=0)
-    if not np.isfinite(least).all():
-        raise ArithmeticError("the times of a phase are no finite numbers")
+    chunks = _chunks_of(costs, phases, strategy, tokens, degrees)
+    with np.errstate(over="ignore", invalid="ignore"):
+        least = np.sum([_least_seconds(each) for each in chunks], axis=0)
+    _check_finite(least)
     seconds = np.full(len(tokens), np.inf)
     sizes, of_size = np.unique(tokens, return_inverse=True)
 
     def simulate(cases: Ints) -> None:
-        found = reused_seconds_of_many(_joined([each.only(cases) for each in chunks]))
-        seconds[cases] = found.reshape(len(chunks), -1).sum(axis=0)
-
-    def best() -> Floats:
-        found = np.full(len(sizes), np.inf)
-        np.minimum.at(found, of_size, seconds)
-        return found[of_size]
+        seconds[cases] = _simulated([each.only(cases) for each in chunks]).sum(axis=0)
 
     ordered = np.lexsort((least, of_size))
     simulate(ordered[np.unique(of_size[ordered], return_index=True)[1]])
-    may_win = (least <= best() * (1 + tolerance)) & np.isinf(seconds)
-    simulate(np.flatnonzero(may_win))
+    best = np.full(len(sizes), np.inf)
+    np.minimum.at(best, of_size, seconds)
+    may_be_near = (least <= best[of_size] * (1 + tolerance)) & np.isinf(seconds)
+    simulate(np.flatnonzero(may_be_near))
     return seconds
+
+
+def seconds_by_degree(
+    *, costs: LayerCosts, strategy: Strategy, tokens: int, degrees: Sequence[Ints]
+) -> list[Floats]:
+    """Return the time of each phase in so many chunks.
+
+    Args:
+        degrees: of each phase.
+
+    Raises:
+        ArithmeticError: the costs are absurd, and no time is a number.
+    """
+    every = np.unique(np.concatenate(degrees))
+    sizes = np.full(len(every), tokens)
+    chunks = _chunks_of(costs, PHASES, strategy, sizes, every)
+    found = _simulated(chunks)
+    return [
+        each[np.searchsorted(every, wanted)] for each, wanted in zip(found, degrees, strict=True)
+    ]
+
+
+def _chunks_of(
+    costs: LayerCosts, phases: Sequence[Phase], strategy: Strategy, tokens: Ints, degrees: Ints
+) -> list[ManyPhases]:
+    layer = sized(costs)
+    rows = layer.rows(array_of(tokens), degree=cast("int", degrees))
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = [_chunks(layer, phase, strategy, rows, degrees) for phase in phases]
+    for each in found:
+        _check_finite(each.durations)
+    return found
+
+
+def _check_finite(seconds: Floats) -> None:
+    """Raise ArithmeticError where a time is no finite number: it has no place in an order."""
+    if not np.isfinite(seconds).all():
+        raise ArithmeticError("the times of a phase are no finite numbers")
+
+
+def _simulated(parts: Sequence[ManyPhases]) -> Floats:
+    """Return the times of the same number of phases in each part, shape (parts, phases)."""
+    seconds = reused_seconds_of_many(_joined(parts))
+    _check_finite(seconds)
+    return seconds.reshape(len(parts), -1)
 
 
 def _chunks(
