@@ -162,7 +162,7 @@ class _Noise:
     def interference(self, index: ProfileIndex, *, draw: int) -> Interference:
         """Return the factors from raw times drawn again."""
         times = index.pool.interference
-        if not times or interference_of(times) != index.profile.interference:
+        if not times or not index.has_own_interference:
             return index.profile.interference
         if not self._interference:
             drawn = resampled_medians(

@@ -53,6 +53,7 @@ MACHINES: dict[str, Callable[[], tuple[Costs, Workload]]] = {
     "corrected": lambda: (corrected_lab(), LAB),
     "tables": lambda: (costs_of(a100(), allow_modelled=True), BIG),
     "lines": lambda: (COSTS, LAB),
+    "one rank": lambda: (costs_of(lab_profile()), replace(LAB, world_size=1)),
 }
 
 

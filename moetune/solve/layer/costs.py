@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from moetune.domain.arrays import array_of, floats_of, is_many
+from moetune.domain.arrays import Floats, array_of, floats_of, is_many
 from moetune.domain.constraints import Dispatcher, Order
 from moetune.domain.costs import (
     Costs,
@@ -83,7 +83,7 @@ class LayerCosts(ABC):
     _halves: dict[tuple[Phase, _Key, bool], tuple[Estimate, Estimate]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _speeds: dict[tuple[float, float], OverlapSpeeds] = field(
+    _speeds: dict[tuple[_Key, _Key], OverlapSpeeds] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _step_errors: dict[int, StepErrors] = field(
@@ -226,22 +226,29 @@ class LayerCosts(ABC):
             rows, degree: or arrays of them.
         """
         if is_many(rows):
-            return self._step_factors(np.asarray(rows * degree), np.asarray(degree))
+            whole = np.rint(floats_of(rows * degree) / self.rows(1)).astype(int)
+            sizes, at = np.unique(whole, return_inverse=True)
+            degrees, of_degree = np.unique(degree, return_inverse=True)
+            factors = self.step_factors(sizes.tolist(), degrees.tolist())
+            return array_of(factors[at, of_degree])
         tokens = round(rows * degree / self.rows(1))
         return self.step_errors(tokens=tokens).factor(degree)
 
-    def _step_factors(self, rows: NDArray[np.float64], degree: NDArray[np.int64]) -> float:
-        """Return `step_factor` of phases with so many rows."""
-        tokens = np.rint(rows / self.rows(1)).astype(int)
-        errors = {one: self.step_errors(tokens=one) for one in np.unique(tokens).tolist()}
-        known: dict[tuple[int, int], float] = {}
-        found = []
-        for one, chunks in zip(tokens.tolist(), degree.tolist(), strict=True):
-            key = id(errors[one]), chunks
-            if key not in known:
-                known[key] = errors[one].factor(chunks)
-            found.append(known[key])
-        return array_of(found)
+    def step_factors(self, tokens: Sequence[int], degrees: Sequence[int]) -> Floats:
+        """Return what operations take within steps, over their own time.
+
+        Args:
+            tokens: of each step; the errors of all of them have as many octaves.
+
+        Returns:
+            Shape (tokens, degrees).
+        """
+        errors = [self.step_errors(tokens=one) for one in tokens]
+        means = np.array([one.mean for one in errors])
+        low, high, share = np.array([errors[0].place(degree) for degree in degrees]).T
+        low, high = low.astype(int), high.astype(int)
+        factors: Floats = np.exp((1 - share) * means[:, low] + share * means[:, high])
+        return factors
 
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""
@@ -250,18 +257,13 @@ class LayerCosts(ABC):
 
     def speeds(self, *, rows: float, transfer_seconds: float) -> OverlapSpeeds:
         """Return the speeds of the experts and of the collectives of such chunks, overlapped."""
-        if is_many(transfer_seconds):
-            return self._overlap_speeds(rows, transfer_seconds)
-        found = self._speeds.get((rows, transfer_seconds))
+        key = _key(rows), _key(transfer_seconds)
+        found = self._speeds.get(key)
         if found is None:
-            found = self._overlap_speeds(rows, transfer_seconds)
-            self._speeds[rows, transfer_seconds] = found
+            found = self._speeds[key] = self.costs.overlap_speeds(
+                exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
+            )
         return found
-
-    def _overlap_speeds(self, rows: float, transfer_seconds: float) -> OverlapSpeeds:
-        return self.costs.overlap_speeds(
-            exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
-        )
 
     def overhead(self, *, tokens: float) -> Estimate:
         """Return the time outside both pipelines: gate, permutation and small collectives."""
@@ -436,7 +438,7 @@ class LayerCosts(ABC):
         )
 
     def _collectives(
-        self, op: CollectiveOp, num_bytes: NDArray[np.float64], in_flight: NDArray[np.int64]
+        self, op: CollectiveOp, num_bytes: Floats, in_flight: NDArray[np.int64]
     ) -> Estimate:
         seconds = np.empty(num_bytes.shape)
         for several in np.unique(in_flight).tolist():

@@ -185,9 +185,18 @@ def _simulated_times(
     return times
 
 
+def _compared(chooser: DegreeChooser) -> tuple[Phase, ...]:
+    """Return the phases whose degrees are chosen; the first one where both have as many."""
+    return PHASES[:1] if chooser.is_paired else PHASES
+
+
 def _evaluated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
     """Yield each phase's good degrees from the times of all of them."""
-    times = [_times(chooser, phase, sizes) for phase in PHASES]
+    allowed = [[chooser.allowed(phase, size) for size in sizes] for phase in _compared(chooser)]
+    times = [
+        _times(chooser, phase, sizes, each)
+        for phase, each in zip(PHASES, (allowed[0], allowed[-1]), strict=True)
+    ]
     compared = [times[0] + times[1]] if chooser.is_paired else times
     good = [_good(each, NOISE if chooser.is_measured else TOLERANCE) for each in compared]
     if chooser.is_measured:
@@ -204,20 +213,24 @@ def _is_set(good: Sequence[Sequence[bool]], at: int, degree: int) -> bool:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Floats:
+def _times(
+    chooser: DegreeChooser, phase: Phase, sizes: Sequence[int], allowed: Sequence[Sequence[int]]
+) -> _Floats:
     """Return the time of each degree, ∞ where it is not allowed.
 
     Chunk costs are interpolated on a geometric grid, linearly, so that lines stay exact: eight
     points a factor of two meet a smooth curve within 0.1 %. Evaluating the measured curves for
     every degree at every size would take ten times as long.
 
+    Args:
+        allowed: degrees of each size.
+
     Returns:
         Shape (sizes, degrees).
     """
-    allowed = [chooser.allowed(phase, size) for size in sizes]
     times = np.full((len(sizes), max(one[-1] for one in allowed)), math.inf)
     costs, rows_of_one = sized(chooser.costs), chooser.costs.rows(1)
-    errors = [costs.step_errors(tokens=size) for size in sizes]
+    factors = costs.step_factors(sizes, range(1, times.shape[1] + 1))
     rows = np.asarray(sizes, float) * rows_of_one
     grid = _grid(rows_of_one, float(rows[-1]))
     compute = costs.compute(phase=phase, rows=array_of(grid)).seconds
@@ -227,7 +240,7 @@ def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Float
         near = grid[: np.searchsorted(grid, chunk[-1]) + 1]
         near = near[max(np.searchsorted(near, chunk[0], side="right") - 1, 0) :]
         transfer = costs.transfer(rows=array_of(near), degree=degree).seconds
-        in_step = np.array([errors[at].factor(degree) for at in where])
+        in_step = factors[where, degree - 1]
         times[where, degree - 1] = costs.makespan(
             degree=degree,
             rows=array_of(chunk),
