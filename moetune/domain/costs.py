@@ -1,6 +1,6 @@
 """Costs of operations in seconds, each with the trust in it: `fit` provides them to the solvers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
@@ -188,7 +188,11 @@ class Interference:
 
 
 class Costs(Protocol):
-    """Times of a machine's operations. Sizes may be fractions: those of chunks are."""
+    """Times of a machine's operations. Sizes may be fractions: those of chunks are.
+
+    Where `takes_arrays`, sizes may be arrays, too: an estimate then has an array of seconds, and
+    neither trust nor doubts.
+    """
 
     @property
     def interference(self) -> Interference:
@@ -296,3 +300,18 @@ class Costs(Protocol):
             ProfileError: no such copy was measured.
         """
         ...
+
+
+def takes_arrays(costs: Costs) -> bool:
+    """Return whether the costs predict arrays of sizes at once."""
+    return bool(getattr(costs, "takes_arrays", False))
+
+
+def costs_of_all(refits: Sequence[Costs]) -> Costs | None:
+    """Return costs with an array of seconds in each estimate, one for each of the refits.
+
+    Returns:
+        None where the refits know of none.
+    """
+    together = getattr(refits[0], "together", None)
+    return None if together is None else together(refits)

@@ -76,7 +76,7 @@ class StepErrors:
 
     def factor(self, degree: int) -> float:
         """Return the expected ratio of measured to predicted time in so many chunks."""
-        low, high, share = self._place(degree)
+        low, high, share = self.place(degree)
         return math.exp((1 - share) * self.mean[low] + share * self.mean[high])
 
     def deviation(self, degree: int, deviates: Sequence[float]) -> float:
@@ -85,13 +85,13 @@ class StepErrors:
         Args:
             deviates: independent and standard normal, one for each octave.
         """
-        low, high, share = self._place(degree)
+        low, high, share = self.place(degree)
         at_low, at_high = (
             sum(map(operator.mul, self.roots[octave], deviates)) for octave in (low, high)
         )
         return math.exp((1 - share) * at_low + share * at_high)
 
-    def _place(self, degree: int) -> tuple[int, int, float]:
+    def place(self, degree: int) -> tuple[int, int, float]:
         """Return the octaves around a number of chunks, and its place between them."""
         octaves = min(math.log2(degree), len(self.mean) - 1)
         low = int(octaves)

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from moetune.domain.arrays import array_of, floats_of, is_many
 from moetune.domain.corrections import CorrectedOp, Correction, distance_octaves
 from moetune.domain.costs import (
     Burst,
@@ -19,6 +20,7 @@ from moetune.domain.costs import (
     Interference,
     LinearCost,
     OverlapSpeeds,
+    takes_arrays,
 )
 from moetune.domain.layer import LayerKey
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
@@ -61,6 +63,11 @@ class CorrectedCosts:
         self._known: dict[tuple[str, int], list[Correction]] = {}
         for one in corrections:
             self._known.setdefault((one.op, one.group_size), []).append(one)
+
+    @property
+    def takes_arrays(self) -> bool:
+        """Whether the costs that are corrected take arrays of sizes."""
+        return takes_arrays(self._costs)
 
     @property
     def as_measured(self) -> Costs:
@@ -159,4 +166,7 @@ class CorrectedCosts:
         known = self._known.get(key)
         if known is None:
             return found
+        if is_many(size):
+            factors = array_of([factor_at(known, one) for one in floats_of(size).tolist()])
+            return replace(found, seconds=found.seconds * factors)
         return replace(found, seconds=found.seconds * factor_at(known, size))

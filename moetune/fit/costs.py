@@ -48,6 +48,8 @@ class ProfileCosts:
     bisection. Not safe for several threads.
     """
 
+    takes_arrays = True
+
     def __init__(self, *, index: ProfileIndex, curves: Curves, allow_modelled: bool) -> None:
         self._index = index
         self._curves = curves

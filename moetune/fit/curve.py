@@ -5,6 +5,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from moetune.domain.arrays import Floats, array_of, floats_of, is_many
 from moetune.domain.costs import Estimate, LinearCost
 from moetune.fit.extrapolation import above_largest, below_smallest
 
@@ -40,7 +43,12 @@ class Curve:
     deviates: tuple[float, float] = (0.0, 0.0)
 
     def predict(self, size: float) -> Estimate:
-        """Return the time at a size of at least 0, which need not be a whole number."""
+        """Return the time at a size of at least 0, which need not be a whole number.
+
+        Of an array of sizes, an array of times.
+        """
+        if is_many(size):
+            return Estimate(seconds=array_of(self._many(floats_of(size))), trust="measured")
         sizes = self.sizes
         at = bisect_left(sizes, size)
         if at == len(sizes):
@@ -54,6 +62,27 @@ class Curve:
         seconds = math.exp(log_seconds + step * (first + step * (second + step * third)))
         seconds = max(seconds, size * self.least_seconds_per_size)
         return Estimate(seconds=seconds, trust="interpolated")
+
+    def _many(self, sizes: Floats) -> Floats:
+        """Return the times at an array of sizes; beyond the points a draw's one by one."""
+        low, high, seconds = self.sizes[0], self.sizes[-1], np.empty(sizes.shape)
+        between, below, above = (low < sizes) & (sizes <= high), sizes <= low, sizes > high
+        if between.any():
+            inside = sizes[between]
+            pieces = np.array(self.pieces)[np.searchsorted(self.sizes, inside) - 1]
+            log_size, log_seconds, first, second, third = pieces.T
+            step = np.log(inside) - log_size
+            found = np.exp(log_seconds + step * (first + step * (second + step * third)))
+            seconds[between] = np.maximum(found, inside * self.least_seconds_per_size)
+        if any(self.deviates):
+            outside = ~between
+            seconds[outside] = [self.predict(one).seconds for one in sizes[outside].tolist()]
+            return seconds
+        share, first_seconds = sizes[below] / low, self.seconds[0]
+        fallen = self.floor_seconds + (first_seconds - self.floor_seconds) * share
+        seconds[below] = np.clip(fallen, first_seconds * share, first_seconds)
+        seconds[above] = self.seconds[-1] * (sizes[above] / high)
+        return seconds
 
     def _above(self, size: float) -> Estimate:
         seconds = self.seconds[-1] * (size / self.sizes[-1])

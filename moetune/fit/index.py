@@ -94,15 +94,16 @@ class ProfileIndex:
     @cached_property
     def comp_loss(self) -> OverlapLoss | None:
         """Time that exchanges cost computation; None where not measured or set by hand."""
-        return comp_loss(self.pool) if self._has_own_interference else None
+        return comp_loss(self.pool) if self.has_own_interference else None
 
     @cached_property
     def comm_loss(self) -> OverlapLoss | None:
         """Time that computation costs exchanges; None where not measured or set by hand."""
-        return comm_loss(self.pool) if self._has_own_interference else None
+        return comm_loss(self.pool) if self.has_own_interference else None
 
     @cached_property
-    def _has_own_interference(self) -> bool:
+    def has_own_interference(self) -> bool:
+        """Whether the profile's factors are those of its samples, not set by hand."""
         return interference_of(self.pool.interference) == self.profile.interference
 
     @cached_property

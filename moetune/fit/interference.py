@@ -12,6 +12,9 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from moetune.domain.arrays import Floats, array_of, is_many
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.samples import ResourceClass
 from moetune.fit.curve import Curve, curve_through
@@ -58,16 +61,36 @@ class OverlapLoss:
     seconds: tuple[float, ...]
 
     def speed(self, num_bytes: float, exchange_seconds: float) -> float:
-        """Return the speed of computation during exchanges of that time: 1 − loss / time."""
+        """Return the speed of computation during exchanges of that time: 1 − loss / time.
+
+        Of arrays, an array.
+        """
+        if is_many(exchange_seconds):
+            lost = self._many_at(num_bytes) / np.where(exchange_seconds, exchange_seconds, np.inf)
+            return array_of(np.clip(1 - lost, _LEAST_SPEED, 1.0))
         if not exchange_seconds:
             return 1.0
         return min(max(1 - self._at(num_bytes) / exchange_seconds, _LEAST_SPEED), 1.0)
 
     def stretched_speed(self, num_bytes: float, exchange_seconds: float) -> float:
-        """Return the speed of exchanges of that time: time / (time + loss)."""
+        """Return the speed of exchanges of that time: time / (time + loss); of arrays, an array."""
+        if is_many(exchange_seconds):
+            whole = exchange_seconds + self._many_at(num_bytes)
+            speeds = np.divide(exchange_seconds, whole, out=np.ones_like(whole), where=whole > 0)
+            slowest = np.where(exchange_seconds, _LEAST_SPEED, 1.0)
+            return array_of(np.maximum(speeds, slowest))
         if not exchange_seconds:
             return 1.0
         return max(exchange_seconds / (exchange_seconds + self._at(num_bytes)), _LEAST_SPEED)
+
+    def _many_at(self, num_bytes: float) -> Floats:
+        sizes, seconds = np.asarray(num_bytes), np.array(self.seconds)
+        if len(self.sizes) == 1:
+            return np.full(sizes.shape, self.seconds[0])
+        at = np.clip(np.searchsorted(self.sizes, sizes), 1, len(self.sizes) - 1)
+        known, slopes = np.array(self.sizes), np.diff(self.seconds) / np.diff(self.sizes)
+        found = seconds[at - 1] + slopes[at - 1] * (sizes - known[at - 1])
+        return np.where(sizes <= known[0], seconds[0], np.maximum(found, 0.0))  # type: ignore[no-any-return]
 
     def _at(self, num_bytes: float) -> float:
         """Return the loss: constant below the sizes, linear between them and on above."""

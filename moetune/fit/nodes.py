@@ -17,6 +17,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
+from moetune.domain.arrays import is_many
 from moetune.domain.cluster import Group, Machine, nodes_of
 from moetune.domain.costs import Estimate
 from moetune.domain.reference import Network
@@ -48,7 +51,8 @@ class Ruled:
         """Return the time at that size."""
         crossing = self.crossing_seconds_per_byte * size
         inside = self.inside.predict(self.inside_share * size).seconds if self.inside else 0.0
-        seconds = self.startup_seconds + max(crossing, inside)
+        longer = np.maximum if is_many(size) else max
+        seconds = self.startup_seconds + longer(crossing, inside)
         return Estimate(seconds=seconds, trust="modelled")
 
 

@@ -66,7 +66,7 @@ class Operations:
         cap: Trust = "measured" if form == product else "modelled"
         spread = 0.0 if form == product else SPREAD_OF_FORM
         stand_in = "" if form == product else name_gemm(dtype, form, shape)
-        curve, octaves = self._gemm_curve(dtype, form, shape)
+        curve, found, octaves = self._gemm_curve(dtype, form, shape)
         origin = self._index.tables.gemm.get((dtype, form, shape))
         if octaves is not None:
             origin = self._index.blend_origin(dtype, form)
@@ -77,7 +77,7 @@ class Operations:
             stand_in = stand_in or ("a blend of smaller and larger ones" if octaves else "")
         return self._finished(
             curve,
-            found=curve,
+            found=found,
             family=self._index.surface(dtype, form).family,
             name=name_gemm(dtype, product, shape),
             unit="rows",
@@ -87,14 +87,20 @@ class Operations:
             origin=origin,
         )
 
-    def _gemm_curve(self, dtype: str, form: GemmForm, shape: Shape) -> tuple[Curve, float | None]:
-        """Return the shape's curve; where it is blended, also its octaves outside the others."""
+    def _gemm_curve(
+        self, dtype: str, form: GemmForm, shape: Shape
+    ) -> tuple[Predictor, Points | Curve, float | None]:
+        """Return the shape's curve, and what it is from.
+
+        Where it is blended, also its octaves outside the others.
+        """
         points = self._index.gemm_points(dtype, form, shape)
         if points is not None:
-            return self._curves.through(points), None
+            return self._curves.through(points), points, None
         surface = self._index.surface(dtype, form)
-        blended = self._curves.blend(surface.blend(shape), family=surface.family)
-        return blended, surface.octaves_outside(shape)
+        blended = surface.blend(shape)
+        predictor = self._curves.blend(blended, family=surface.family)
+        return predictor, blended, surface.octaves_outside(shape)
 
     def _form(self, dtype: str, product: GemmForm) -> GemmForm | None:
         """Return the measured form to predict with: the same one, forward, or any."""

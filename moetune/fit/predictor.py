@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from moetune.domain.arrays import array_of, is_many
 from moetune.domain.costs import Doubt, Estimate, Interference, Trust, least_trust
 from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.index import Points, ProfileIndex
@@ -10,7 +13,7 @@ from moetune.fit.reference import Origin
 
 
 class Predictor(Protocol):
-    """Times of one operation over its size."""
+    """Times of one operation over its size, or over an array of sizes (`domain.costs.Costs`)."""
 
     def predict(self, size: float) -> Estimate:
         """Return the time at that size."""
@@ -24,7 +27,7 @@ class Curves(Protocol):
         """Return how operations of different classes disturb each other."""
         ...
 
-    def through(self, points: Points) -> Curve:
+    def through(self, points: Points) -> Predictor:
         """Return the curve through the points."""
         ...
 
@@ -32,7 +35,7 @@ class Curves(Protocol):
         """Return the line of the operation with that label."""
         ...
 
-    def blend(self, curve: Curve, *, family: str) -> Curve:
+    def blend(self, curve: Curve, *, family: str) -> Predictor:
         """Return the curve that was blended from that family's shapes."""
         ...
 
@@ -117,6 +120,11 @@ class FromTable:
 
     def predict(self, size: float) -> Estimate:
         """Return the inner time, or the table's with its label."""
+        if is_many(size):
+            inner, table = (one.predict(size).seconds for one in (self.inner, self.table))
+            is_inner = (self.origin.low <= size) & (size <= self.origin.high)
+            seconds = array_of(np.where(is_inner, inner, table))
+            return Estimate(seconds=seconds, trust="measured")
         if not self.origin.covers(size):
             return self.inner.predict(size)
         found = self.table.predict(size)
@@ -176,14 +184,14 @@ class Named:
     def predict(self, size: float) -> Estimate:
         """Return the inner estimate, with a doubt where its trust is low."""
         found = self.inner.predict(size)
-        if found.trust in {"measured", "interpolated"}:
+        if found.trust in {"measured", "interpolated"} or is_many(size):
             return found
         doubts = (self.name.doubt(size),)
         return Estimate(seconds=found.seconds, trust=found.trust, doubts=doubts)
 
 
 class Remembered:
-    """Predictions that are computed once for each size."""
+    """Predictions that are computed once for each size; arrays of sizes each time."""
 
     def __init__(self, inner: Predictor) -> None:
         self._inner = inner
@@ -191,6 +199,8 @@ class Remembered:
 
     def predict(self, size: float) -> Estimate:
         """Return the inner estimate."""
+        if is_many(size):
+            return self._inner.predict(size)
         found = self._known.get(size)
         if found is None:
             found = self._known[size] = self._inner.predict(size)

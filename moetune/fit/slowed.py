@@ -58,6 +58,11 @@ class SlowedCosts(CorrectedCosts):
         self._part, self._factor = slowdown.part, slowdown.factor
 
     @property
+    def takes_arrays(self) -> bool:
+        """Never: start-up times are those of one size."""
+        return False
+
+    @property
     def interference(self) -> Interference:
         """The table; what an operation takes longer beside others is multiplied."""
         table = super().interference

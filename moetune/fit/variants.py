@@ -2,14 +2,17 @@
 
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from moetune.domain.arrays import array_of
 from moetune.domain.costs import Costs, Interference, LinearCost
 from moetune.domain.profile import Profile
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
+from moetune.fit.draws import curves_through, scaled_curves
 from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Points, ProfileIndex
 from moetune.fit.interference import interference_of
@@ -51,16 +54,11 @@ def resample_costs(
         known: families of operations (`Name.family`) that are as they were measured in every draw,
             as if nothing were left to learn about them; the draws of the others are the same.
     """
-    index = ProfileIndex(profile)
-    noise = _Noise(num=num, seed=seed)
-    return tuple(
-        ProfileCosts(
-            index=index,
-            curves=_DrawnCurves(noise=noise, draw=draw, known=known),
-            allow_modelled=allow_modelled,
-        )
-        for draw in range(num)
-    )
+    draws = _Draws(
+        index=ProfileIndex(profile), noise=_Noise(num=num, seed=seed), known=known,
+        allow_modelled=allow_modelled,
+    )  # fmt: skip
+    return tuple(_DrawnCosts(draws, draw) for draw in range(num))
 
 
 def drawn_predictors(
@@ -78,6 +76,47 @@ def drawn_predictors(
     return tuple(one.through(found) for one in curves)
 
 
+class _Draws:
+    """All draws of a profile's costs."""
+
+    def __init__(
+        self, *, index: ProfileIndex, noise: "_Noise", known: frozenset[str], allow_modelled: bool
+    ) -> None:
+        self.index, self.noise, self.known = index, noise, known
+        self.allow_modelled = allow_modelled
+        self._together: dict[tuple[int, ...], Costs] = {}
+
+    def together(self, draws: tuple[int, ...]) -> Costs:
+        """Return costs with an array of seconds in each estimate, one for each of the draws."""
+        if draws not in self._together:
+            curves = _CurvesOfAll(noise=self.noise, draws=draws, known=self.known)
+            self._together[draws] = ProfileCosts(
+                index=self.index, curves=curves, allow_modelled=self.allow_modelled
+            )
+        return self._together[draws]
+
+
+class _DrawnCosts(ProfileCosts):
+    """Costs of one draw."""
+
+    def __init__(self, draws: _Draws, draw: int) -> None:
+        curves = _DrawnCurves(noise=draws.noise, draw=draw, known=draws.known)
+        super().__init__(index=draws.index, curves=curves, allow_modelled=draws.allow_modelled)
+        self.draws, self.draw = draws, draw
+
+    def together(self, others: Sequence[Costs]) -> Costs | None:
+        """Return the costs of some draws as one; None where they are not all of one profile's.
+
+        Nor where the profile has rules for groups that it does not know: they compare times.
+        """
+        if self.draws.index.profile.network is not None:
+            return None
+        drawn = [one for one in others if isinstance(one, _DrawnCosts)]
+        if len(drawn) < len(others) or any(one.draws is not self.draws for one in drawn):
+            return None
+        return self.draws.together(tuple(one.draw for one in drawn))
+
+
 class _Noise:
     """All draws of an operation at once, made when the first of them is wanted."""
 
@@ -85,7 +124,6 @@ class _Noise:
         self._num = num
         self._seed = seed
         self._medians: dict[str, list[list[float]]] = {}
-        self._normals: dict[str, list[list[float]]] = {}
         self._deviates: dict[str, list[list[float]]] = {}
         self._interference: list[list[float]] = []
 
@@ -100,25 +138,31 @@ class _Noise:
 
     def factors(self, family: str, *, draw: int, relative_error: float) -> tuple[float, float]:
         """Return two independent log-normal factors with that median absolute error."""
-        if family not in self._normals:
-            self._normals[family] = (
-                self._rng(f"{family}: factors").normal(size=(self._num, 2)).tolist()
-            )
         spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
-        one, other = self._normals[family][draw]
+        one, other = self.deviates(f"{family}: factors", draw=draw)
         return math.exp(spread * one), math.exp(spread * other)
+
+    def all_factors(self, family: str, *, relative_error: float) -> Floats:
+        """Return the factors of all draws, shape (draws, 2)."""
+        spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
+        factors: Floats = np.exp(spread * np.array(self.all_deviates(f"{family}: factors")))
+        return factors
 
     def deviates(self, label: str, *, draw: int) -> tuple[float, float]:
         """Return two independent standard normal numbers."""
+        one, other = self.all_deviates(label)[draw]
+        return one, other
+
+    def all_deviates(self, label: str) -> list[list[float]]:
+        """Return the numbers of all draws."""
         if label not in self._deviates:
             self._deviates[label] = self._rng(label).normal(size=(self._num, 2)).tolist()
-        one, other = self._deviates[label][draw]
-        return one, other
+        return self._deviates[label]
 
     def interference(self, index: ProfileIndex, *, draw: int) -> Interference:
         """Return the factors from raw times drawn again."""
         times = index.pool.interference
-        if not times or interference_of(times) != index.profile.interference:
+        if not times or not index.has_own_interference:
             return index.profile.interference
         if not self._interference:
             drawn = resampled_medians(
@@ -191,3 +235,57 @@ class _DrawnCurves:
 
     def _beyond(self, family: str) -> tuple[float, float]:
         return self._noise.deviates(f"{family}: beyond", draw=self._draw)
+
+
+class _CurvesOfAll:
+    """The curves, lines and blends of some draws, whose predictions are arrays."""
+
+    def __init__(self, *, noise: _Noise, draws: tuple[int, ...], known: frozenset[str]) -> None:
+        self._noise = noise
+        self._draws = list(draws)
+        self._known = known
+        self._exact = ExactCurves()
+
+    def interference(self, index: ProfileIndex) -> Interference:  # noqa: ARG002 - of the protocol
+        raise TypeError("each draw has its own table of interference")
+
+    def through(self, points: Points) -> Predictor:
+        if points.family in self._known:
+            return self._exact.through(points)
+        factors = self._factors(points.family, relative_error=points.relative_error)[:, 0]
+        medians = np.array(self._noise.medians(points))[self._draws]
+        return curves_through(
+            sizes=points.series.sizes,
+            seconds=factors[:, None] * medians,
+            alpha_seconds=factors * points.alpha_seconds,
+            deviates=self._beyond(points.family),
+        )
+
+    def line(self, line: Line, *, label: str) -> Line:
+        for_alpha, for_beta = self._factors(label, relative_error=line.relative_error).T
+        cost = LinearCost(
+            alpha_seconds=array_of(line.cost.alpha_seconds * for_alpha),
+            beta_seconds=array_of(line.cost.beta_seconds * for_beta),
+        )
+        return Line(cost=cost, relative_error=line.relative_error)
+
+    def blend(self, curve: Curve, *, family: str) -> Predictor:
+        if family in self._known:
+            return curve
+        factors = self._factors(family, relative_error=curve.relative_error)[:, 0]
+        return scaled_curves(curve, factors, self._beyond(family))
+
+    def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:
+        if label in self._known:
+            return inner
+        deviates = np.array(self._noise.all_deviates(label))[self._draws, 0]
+        return StandIn(inner=inner, factor=array_of(np.exp(spread * deviates)))
+
+    def named(self, inner: Predictor, name: Name) -> Predictor:  # noqa: ARG002 - draws name nothing
+        return inner
+
+    def _factors(self, family: str, *, relative_error: float) -> Floats:
+        return self._noise.all_factors(family, relative_error=relative_error)[self._draws]
+
+    def _beyond(self, family: str) -> Floats:
+        return np.array(self._noise.all_deviates(f"{family}: beyond"))[self._draws]

@@ -85,6 +85,8 @@ class _Noting:
 class _NotingCosts(ProfileCosts):
     """Nominal costs that tell the notes which point answers each query."""
 
+    takes_arrays = False
+
     def __init__(self, index: ProfileIndex, notes: _Notes, *, allow_modelled: bool) -> None:
         super().__init__(index=index, curves=_NotingCurves(notes), allow_modelled=allow_modelled)
         self._notes = notes

@@ -10,7 +10,7 @@ from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.choose import NOISE, DegreeChooser
-from moetune.solve.layer.near_best import SimulatedDegrees, fewest_near_best, near_best
+from moetune.solve.layer.near_best import fewest_near_best, near_best
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import PhaseTime
 from tests.solve.costs_by_hand import LinearCosts
@@ -67,13 +67,6 @@ def test_degrees_near_the_best_are_those_of_all_simulated(strategy: Strategy, wi
         found = near_best(chooser, phase, tokens)
         assert near <= found.keys()
         assert all(times[degree] == seconds for degree, seconds in found.items())
-        degrees = SimulatedDegrees(chooser, [phase], tokens)
-        assert {one for one in range(1, 65) if degrees.is_near_best(one, NOISE)} == near
-    both = SimulatedDegrees(chooser, PHASES, 4096)
-    times = {one: sum(by_degree(chooser, phase, 4096)[one] for phase in PHASES) for one in times}
-    limit = min(times.values()) * (1 + NOISE)
-    near = {degree for degree, seconds in times.items() if seconds <= limit}
-    assert {one for one in range(1, 65) if both.is_near_best(one, NOISE)} == near
 
 
 FITS: dict[str, Callable[[Pair], bool]] = {

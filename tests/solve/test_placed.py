@@ -1,6 +1,7 @@
 """Plans that place experts: when, why, and that all that reads them has the placement's times."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -28,13 +29,15 @@ STEEP = [round(1000 / (expert + 1)) for expert in range(64)]
 def planned(loads: list[int] | None = None, *, layer: LayerShape = LAYER, **options: Any) -> Plan:
     rule = options.pop("rule", "planned")
     spread, bounds = options.pop("spread", 1), options.pop("bounds", Bounds())
-    routing = "" if loads is None else f"{' '.join(map(str, loads))} / {spread}"
+    routing = options.pop("routing", "")
+    if loads is not None:
+        routing = f"{' '.join(map(str, loads))} / {spread}"
     request = PlanRequest(
-        layer=layer, tokens_per_rank=4096, dtype="float16",
+        layer=layer, dtype="float16",
         constraints=Constraints(
             routing=routing, allow_modelled=True, expert_placement=rule, bounds=bounds
         ),
-        **{"world_size": 8, **options},
+        **{"world_size": 8, "tokens_per_rank": 4096, **options},
     )  # fmt: skip
     return make_plan(request, profile=PROFILE)
 
@@ -118,7 +121,25 @@ def test_a_layer_that_fits_with_no_tokens_names_sizes_without_the_routing() -> N
     limit = planned(STEEP).memory.state_bytes * 3 // 4
     with pytest.raises(InfeasiblePlanError) as caught:
         planned(STEEP, memory_limit_bytes=limit)
-    assert "of its 64 experts" in str(caught.value.hint)
+    assert "of its 64 experts on 8, loaded evenly: moetune plan" in str(caught.value.hint)
+    assert "--routing" not in str(caught.value.hint)
+
+
+def test_a_law_of_loads_holds_for_the_experts_that_would_fit() -> None:
+    """32 evenly loaded experts would fit, whose fullest rank has fewer rows."""
+    law: dict[str, Any] = {"routing": "natural", "tokens_per_rank": 32_768}
+    limit = 900 * 2**20
+    with pytest.raises(InfeasiblePlanError) as caught:
+        planned(**law, memory_limit_bytes=limit)
+    hint = str(caught.value.hint)
+    found = re.search(r"with (\d+) of its 64 experts on 8: moetune plan .*--routing natural", hint)
+    assert found is not None
+    fewer, more = (replace(LAYER, num_experts=int(found[1]) * factor) for factor in (1, 2))
+    peak_bytes = planned(**law, layer=fewer, memory_limit_bytes=limit).memory.peak_bytes
+    assert peak_bytes is not None
+    assert peak_bytes <= limit
+    with pytest.raises(InfeasiblePlanError):
+        planned(**law, layer=more, memory_limit_bytes=limit)
 
 
 def test_nothing_is_placed_without_loads_or_on_one_rank() -> None:

@@ -21,7 +21,7 @@ from moetune.domain.layer import LayerShape, Phase, Workload
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.reuse import ReusedChunk, lower_bound_seconds, reuse_tasks
+from moetune.solve.layer.reuse import ReusedChunk, chunk_of, least_seconds, reuse_tasks
 from moetune.solve.layer.timeline import simulate
 from moetune.solve.layer.times import paper_seconds, phase_time
 from tests.solve.costs_by_hand import LinearCosts
@@ -124,6 +124,15 @@ def test_s4_forward_lies_between_the_orders_of_the_pipeline(degree: int, tokens:
         assert time.seconds == pytest.approx(least, rel=1e-9)
 
 
+def least_of(
+    costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
+) -> float:
+    rows = costs.rows(tokens, degree=degree)
+    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
+    table = costs.interference(rows=rows, degree=degree)
+    return least_seconds(chunk.kind(phase), chunk.durations, degree=degree, interference=table)
+
+
 @pytest.mark.covered
 @pytest.mark.parametrize("strategy", REUSE)
 @pytest.mark.parametrize("mode", ["pinned", "inline", "pageable"])
@@ -135,9 +144,7 @@ def test_no_strategy_beats_its_bound_nor_its_busiest_stream(
     costs = costs_of(mode, interference=table, copy=copy)
     for phase, degree, tokens in itertools.product(PHASES, (1, 2, 3, 8, 64), (64, 4096, 100_000)):
         time = phase_time(costs=costs, phase=phase, strategy=strategy, tokens=tokens, degree=degree)
-        least = lower_bound_seconds(
-            costs=costs, phase=phase, strategy=strategy, tokens=tokens, degree=degree
-        )
+        least = least_of(costs, phase, strategy, tokens, degree)
         on_device = time.device_seconds + (mode != "pinned") * time.copy_seconds
         assert time.seconds >= least * (1 - 1e-12)
         assert least >= max(time.link_seconds, on_device, time.copy_seconds) * (1 - 1e-12)
@@ -151,9 +158,7 @@ def test_the_bound_of_many_chunks_is_their_time_but_for_both_ends() -> None:
     costs = costs_of("inline", interference=table, layer=layer)
     for phase, strategy in itertools.product(PHASES, REUSE):
         time = phase_time(costs=costs, phase=phase, strategy=strategy, tokens=8192, degree=64)
-        least = lower_bound_seconds(
-            costs=costs, phase=phase, strategy=strategy, tokens=8192, degree=64
-        )
+        least = least_of(costs, phase, strategy, 8192, 64)
         busiest = max(time.link_seconds, time.device_seconds + time.copy_seconds)
         assert least > 0.97 * time.seconds, (phase, strategy)
         assert busiest < 0.9 * time.seconds

@@ -6,6 +6,7 @@ import pytest
 
 from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Estimate, Interference, LinearCost
 from moetune.domain.layer import ExpertParallel
+from moetune.domain.step_errors import NO_STEP_ERRORS
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.stacked import each, stacked
@@ -56,3 +57,27 @@ def test_stacked_costs_have_times_and_no_lines_nor_table() -> None:
     alone, found = [attention(one) for one in REFITS], attention(costs.as_measured)
     assert found is not None
     assert each(found.seconds, 3) == [one.seconds for one in alone if one is not None]
+
+
+def test_what_only_some_refits_know_is_refused() -> None:
+    """Another order of the refits, the first one knowing it or not, changes nothing."""
+    bare = replace(REFITS[0], rows_seconds={})
+    known, unknown = (layer_costs(workload=WORKLOAD, costs=one) for one in (REFITS[1], bare))
+    for refits in ([known, unknown, known], [unknown, known, known]):
+        costs = stacked(refits).costs
+        with pytest.raises(TypeError, match="2 of 3 refits have gate"):
+            costs.rows_op(op="gate", dtype="float32", rows=2.0, width=4)
+        with pytest.raises(TypeError, match="2 of 3 refits have attention"):
+            costs.attention(
+                dtype="float32", num_sequences=2.0, length=8, num_heads=2, head_dim=4,
+                backward=False,
+            )  # fmt: skip
+        assert costs.rows_op(op="gelu", dtype="float32", rows=2.0, width=4) is None
+
+
+def test_errors_of_only_some_refits_are_refused() -> None:
+    plain = layer_costs(workload=WORKLOAD, costs=REFITS[0])
+    own = replace(plain, errors=NO_STEP_ERRORS)
+    for refits in ([own, plain], [plain, own]):
+        with pytest.raises(TypeError, match="1 of 2 refits have errors of whole steps"):
+            stacked(refits)

@@ -110,8 +110,9 @@ class MemoryBudget:
 def _last_not_negative(falling: Callable[[int], int], *, most: int) -> int:
     """Return the last of 1 to `most` where a falling function is not negative; 0 without any.
 
-    A line through both ends tells where to look. Where that stays on one side of what is sought,
-    steps that double reach over it, and then the rest is halved.
+    The line through both ends of the interval gives the next guess (regula falsi). Guesses that
+    keep landing on one side are moved by steps that double; once the interval is no longer than
+    the step, it is halved.
     """
     low, high = 1, most
     at_low, at_high = falling(low), falling(high)

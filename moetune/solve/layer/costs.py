@@ -12,6 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import numpy as np
+from numpy.typing import NDArray
+
+from moetune.domain.arrays import Floats, array_of, floats_of, is_many
 from moetune.domain.constraints import Dispatcher, Order
 from moetune.domain.costs import (
     Costs,
@@ -25,7 +29,7 @@ from moetune.domain.quantization import Quantization, measured_dtype
 from moetune.domain.samples import CollectiveOp, GemmForm
 from moetune.domain.step_errors import StepErrors
 from moetune.solve.layer.timeline import Task
-from moetune.solve.layer.totals import is_many, total
+from moetune.solve.layer.totals import total
 
 COUNT_BYTES = 8
 """Of a number of tokens, which ranks exchange as int64."""
@@ -35,6 +39,14 @@ PHASE_GEMMS: Mapping[Phase, tuple[GemmForm, ...]] = MappingProxyType(
 """The forms of GEMM that each phase computes for each weight."""
 _PRODUCTS: tuple[GemmForm, GemmForm, GemmForm] = ("forward", "grad_input", "grad_weight")
 NOTHING = Estimate(seconds=0.0, trust="measured")
+
+
+_Key = float | bytes
+
+
+def _key(number: float) -> _Key:
+    """Return the key of a number, or of the array in its place."""
+    return floats_of(number).tobytes() if is_many(number) else number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +74,16 @@ class LayerCosts(ABC):
     dispatcher: Dispatcher = "flat"
     quantization: Quantization | None = None
     skew: float = 1.0
-    _transfers: dict[tuple[float, int], Estimate] = field(
+    _transfers: dict[tuple[_Key, _Key], Estimate] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _computes: dict[tuple[Phase, float], Estimate] = field(
+    _computes: dict[tuple[Phase, _Key], Estimate] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _halves: dict[tuple[Phase, float, bool], tuple[Estimate, Estimate]] = field(
+    _halves: dict[tuple[Phase, _Key, bool], tuple[Estimate, Estimate]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _speeds: dict[tuple[float, float], OverlapSpeeds] = field(
+    _speeds: dict[tuple[_Key, _Key], OverlapSpeeds] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _step_errors: dict[int, StepErrors] = field(
@@ -101,18 +113,25 @@ class LayerCosts(ABC):
         """Return one of a chunk's collectives; 0 on one rank.
 
         Args:
-            degree: of the phase.
+            rows: or an array of them.
+            degree: of the phase, or an array of theirs.
         """
-        found = self._transfers.get((rows, degree))
+        key = _key(rows), _key(degree)
+        found = self._transfers.get(key)
         if found is None:
-            found = self._transfers[rows, degree] = self._transfer(rows, degree)
+            found = self._transfers[key] = self._transfer(rows, degree)
         return found
 
     def compute(self, *, phase: Phase, rows: float) -> Estimate:
-        """Return one chunk's experts: GEMMs, activation, and the movement of their rows."""
-        found = self._computes.get((phase, rows))
+        """Return one chunk's experts: GEMMs, activation, and the movement of their rows.
+
+        Args:
+            rows: or an array of them.
+        """
+        key = phase, _key(rows)
+        found = self._computes.get(key)
         if found is None:
-            found = self._computes[phase, rows] = self._compute(phase, rows)
+            found = self._computes[key] = self._compute(phase, rows)
         return found
 
     @abstractmethod
@@ -201,9 +220,35 @@ class LayerCosts(ABC):
         return estimate.scaled(self.step_factor(rows=rows, degree=degree))
 
     def step_factor(self, *, rows: float, degree: int) -> float:
-        """Return what operations of a phase's chunk take within a step, over their own time."""
+        """Return what operations of a phase's chunk take within a step, over their own time.
+
+        Args:
+            rows, degree: or arrays of them.
+        """
+        if is_many(rows):
+            whole = np.rint(floats_of(rows * degree) / self.rows(1)).astype(int)
+            sizes, at = np.unique(whole, return_inverse=True)
+            degrees, of_degree = np.unique(degree, return_inverse=True)
+            factors = self.step_factors(sizes.tolist(), degrees.tolist())
+            return array_of(factors[at, of_degree])
         tokens = round(rows * degree / self.rows(1))
         return self.step_errors(tokens=tokens).factor(degree)
+
+    def step_factors(self, tokens: Sequence[int], degrees: Sequence[int]) -> Floats:
+        """Return what operations take within steps, over their own time.
+
+        Args:
+            tokens: of each step; the errors of all of them have as many octaves.
+
+        Returns:
+            Shape (tokens, degrees).
+        """
+        errors = [self.step_errors(tokens=one) for one in tokens]
+        means = np.array([one.mean for one in errors])
+        low, high, share = np.array([errors[0].place(degree) for degree in degrees]).T
+        low, high = low.astype(int), high.astype(int)
+        factors: Floats = np.exp((1 - share) * means[:, low] + share * means[:, high])
+        return factors
 
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""
@@ -212,18 +257,13 @@ class LayerCosts(ABC):
 
     def speeds(self, *, rows: float, transfer_seconds: float) -> OverlapSpeeds:
         """Return the speeds of the experts and of the collectives of such chunks, overlapped."""
-        if is_many(transfer_seconds):
-            return self._overlap_speeds(rows, transfer_seconds)
-        found = self._speeds.get((rows, transfer_seconds))
+        key = _key(rows), _key(transfer_seconds)
+        found = self._speeds.get(key)
         if found is None:
-            found = self._overlap_speeds(rows, transfer_seconds)
-            self._speeds[rows, transfer_seconds] = found
+            found = self._speeds[key] = self.costs.overlap_speeds(
+                exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
+            )
         return found
-
-    def _overlap_speeds(self, rows: float, transfer_seconds: float) -> OverlapSpeeds:
-        return self.costs.overlap_speeds(
-            exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
-        )
 
     def overhead(self, *, tokens: float) -> Estimate:
         """Return the time outside both pipelines: gate, permutation and small collectives."""
@@ -304,17 +344,19 @@ class LayerCosts(ABC):
         Backward the GEMMs with W₂ and the activation's gradient come before.
 
         Args:
+            rows: or an array of them.
             recompute: backward, T_M is computed again, and that comes before.
         """
-        key = phase, rows, recompute and phase == "backward"
+        again = recompute and phase == "backward"
+        key = phase, _key(rows), again
         found = self._halves.get(key)
         if found is None:
-            found = self._halves[key] = self._two_halves(*key)
+            found = self._halves[key] = self._two_halves(phase, rows, recompute=again)
         return found
 
     def _two_halves(
-        self, phase: Phase, rows: float, recompute: bool  # noqa: FBT001 - of the key above
-    ) -> tuple[Estimate, Estimate]:  # fmt: skip
+        self, phase: Phase, rows: float, *, recompute: bool
+    ) -> tuple[Estimate, Estimate]:
         def gemms(*forms: GemmForm, is_second: bool) -> list[Estimate]:
             count = 1 if is_second else self.layer.num_gemms - 1
             return count * [self.gemm(form, rows=rows, is_second=is_second) for form in forms]
@@ -377,11 +419,16 @@ class LayerCosts(ABC):
     def collective(self, op: CollectiveOp, num_bytes: float, *, in_flight: int = 1) -> Estimate:
         """Return one collective of the ranks; 0 on one rank.
 
+        Args:
+            num_bytes, in_flight: or arrays of them.
+
         Raises:
             ProfileError: such a group was not measured.
         """
         if self.world_size == 1:
             return NOTHING
+        if is_many(in_flight):
+            return self._collectives(op, np.asarray(num_bytes), np.asarray(in_flight))
         return self.costs.collective(
             op=op,
             group_size=self.world_size,
@@ -389,6 +436,16 @@ class LayerCosts(ABC):
             in_flight=in_flight,
             num_nodes=self.num_nodes,
         )
+
+    def _collectives(
+        self, op: CollectiveOp, num_bytes: Floats, in_flight: NDArray[np.int64]
+    ) -> Estimate:
+        seconds = np.empty(num_bytes.shape)
+        for several in np.unique(in_flight).tolist():
+            alike = in_flight == several
+            found = self.collective(op, array_of(num_bytes[alike]), in_flight=several)
+            seconds[alike] = found.seconds
+        return Estimate(seconds=array_of(seconds), trust="measured")
 
     def collective_line(self, op: CollectiveOp) -> LinearCost | None:
         """Return the line of one collective of the ranks; None where it was measured as a curve."""

@@ -12,10 +12,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from moetune.domain.arrays import array_of
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.plan import Range
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
-from moetune.solve.layer.near_best import SimulatedDegrees
+from moetune.solve.layer.simulated import near_best_seconds
+from moetune.solve.layer.sized import sized
 
 TOLERANCE = 0.004
 """Tolerated loss of a phase against its best at the solved sizes, where costs are published.
@@ -154,27 +156,47 @@ def _chunks_are_worth_it(
 
 
 def _simulated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
-    """Yield each phase's good degrees where every one has to be simulated."""
+    """Yield each phase's good degrees where those that may be have to be simulated."""
     tolerance = NOISE if chooser.is_measured else TOLERANCE
     together = [PHASES] if chooser.is_paired else [(phase,) for phase in PHASES]
-    good = [
-        partial(
-            _is_near_best, [SimulatedDegrees(chooser, phases, size) for size in sizes], tolerance
-        )
+    tables = [
+        _good(_simulated_times(chooser, phases, sizes, tolerance), tolerance).tolist()
         for phases in together
     ]
-    yield from (good[0], good[-1])
+    yield from (partial(_is_set, tables[0]), partial(_is_set, tables[-1]))
 
 
-def _is_near_best(
-    degrees: Sequence[SimulatedDegrees], tolerance: float, at: int, degree: int
-) -> bool:
-    return degrees[at].is_near_best(degree, tolerance)
+def _simulated_times(
+    chooser: DegreeChooser, phases: Sequence[Phase], sizes: Sequence[int], tolerance: float
+) -> _Floats:
+    """Return the time of each degree, ∞ where it is not allowed or cannot be good.
+
+    Returns:
+        Shape (sizes, degrees).
+    """
+    allowed = [chooser.allowed(phases[0], size) for size in sizes]
+    cases = np.array([(at, one) for at, each in enumerate(allowed) for one in each])
+    at, degrees = cases.T
+    times = np.full((len(sizes), max(one[-1] for one in allowed)), math.inf)
+    times[at, degrees - 1] = near_best_seconds(
+        costs=chooser.costs, phases=phases, strategy=chooser.strategy,
+        tokens=np.array(sizes)[at], degrees=degrees, tolerance=tolerance,
+    )  # fmt: skip
+    return times
+
+
+def _compared(chooser: DegreeChooser) -> tuple[Phase, ...]:
+    """Return the phases whose degrees are chosen; the first one where both have as many."""
+    return PHASES[:1] if chooser.is_paired else PHASES
 
 
 def _evaluated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
     """Yield each phase's good degrees from the times of all of them."""
-    times = [_times(chooser, phase, sizes) for phase in PHASES]
+    allowed = [[chooser.allowed(phase, size) for size in sizes] for phase in _compared(chooser)]
+    times = [
+        _times(chooser, phase, sizes, each)
+        for phase, each in zip(PHASES, (allowed[0], allowed[-1]), strict=True)
+    ]
     compared = [times[0] + times[1]] if chooser.is_paired else times
     good = [_good(each, NOISE if chooser.is_measured else TOLERANCE) for each in compared]
     if chooser.is_measured:
@@ -190,47 +212,49 @@ def _is_set(good: Sequence[Sequence[bool]], at: int, degree: int) -> bool:
     return degree <= len(good[at]) and good[at][degree - 1]
 
 
-def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Floats:
+@np.errstate(over="ignore", invalid="ignore")
+def _times(
+    chooser: DegreeChooser, phase: Phase, sizes: Sequence[int], allowed: Sequence[Sequence[int]]
+) -> _Floats:
     """Return the time of each degree, ∞ where it is not allowed.
 
     Chunk costs are interpolated on a geometric grid, linearly, so that lines stay exact: eight
     points a factor of two meet a smooth curve within 0.1 %. Evaluating the measured curves for
     every degree at every size would take ten times as long.
 
+    Args:
+        allowed: degrees of each size.
+
     Returns:
         Shape (sizes, degrees).
     """
-    allowed = [chooser.allowed(phase, size) for size in sizes]
     times = np.full((len(sizes), max(one[-1] for one in allowed)), math.inf)
-    costs, rows_of_one = chooser.costs, chooser.costs.rows(1)
-    errors = [costs.step_errors(tokens=size) for size in sizes]
+    costs, rows_of_one = sized(chooser.costs), chooser.costs.rows(1)
+    factors = costs.step_factors(sizes, range(1, times.shape[1] + 1))
     rows = np.asarray(sizes, float) * rows_of_one
     grid = _grid(rows_of_one, float(rows[-1]))
-    compute = [costs.compute(phase=phase, rows=one).seconds for one in grid.tolist()]
+    compute = costs.compute(phase=phase, rows=array_of(grid)).seconds
     for degree in sorted(set().union(*allowed)):
         where = [at for at, one in enumerate(allowed) if degree in one]
         chunk = rows[where] / degree
         near = grid[: np.searchsorted(grid, chunk[-1]) + 1]
         near = near[max(np.searchsorted(near, chunk[0], side="right") - 1, 0) :]
-        transfer = [costs.transfer(rows=one, degree=degree).seconds for one in near.tolist()]
-        in_step = np.array([errors[at].factor(degree) for at in where])
-        chunks = zip(
-            chunk.tolist(),
-            (in_step * np.interp(chunk, near, transfer)).tolist(),
-            (in_step * np.interp(chunk, grid, compute)).tolist(),
-            strict=True,
+        transfer = costs.transfer(rows=array_of(near), degree=degree).seconds
+        in_step = factors[where, degree - 1]
+        times[where, degree - 1] = costs.makespan(
+            degree=degree,
+            rows=array_of(chunk),
+            transfer_seconds=array_of(in_step * _interpolated(chunk, near, transfer)),
+            compute_seconds=array_of(in_step * _interpolated(chunk, grid, compute)),
+            order=chooser.bounds.chosen_order,
         )
-        times[where, degree - 1] = [
-            costs.makespan(
-                degree=degree,
-                rows=one,
-                transfer_seconds=transfer_seconds,
-                compute_seconds=compute_seconds,
-                order=chooser.bounds.chosen_order,
-            )
-            for one, transfer_seconds, compute_seconds in chunks
-        ]
     return times
+
+
+def _interpolated(rows: _Floats, grid: _Floats, seconds: float) -> _Floats:
+    """Return the times at so many rows, of an array of times on the grid."""
+    found: _Floats = np.interp(rows, grid, np.broadcast_to(seconds, grid.shape))
+    return found
 
 
 def _grid(low: float, high: float) -> _Floats:

@@ -23,7 +23,7 @@ ENOUGH = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """What knowing one family of operations would do for a plan.
+    """Value of measuring one family of operations for a plan.
 
     Errors add up and hide each other, so that a family saves another part when it is the first
     one to be known than when it is the last: each number is the mean of the two.

@@ -5,6 +5,7 @@ import zlib
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moetune.domain.constraints import Strategy
 from moetune.domain.costs import ModelError
@@ -46,17 +47,21 @@ class StepErrorDraws:
     def __init__(self, errors: StepErrors, *, num: int) -> None:
         self._errors = errors if num > 1 else NO_STEP_ERRORS
         self._deviates = Deviates(num)
-        self._found: dict[tuple[Strategy, int], list[float]] = {}
+        self._found: dict[tuple[Strategy, int], NDArray[np.float64]] = {}
 
     def factor(self, strategy: Strategy, degree: int, draw: int) -> float:
         """Return the factor of a phase in so many chunks."""
+        return float(self.factors(strategy, degree)[draw])
+
+    def factors(self, strategy: Strategy, degree: int) -> NDArray[np.float64]:
+        """Return the factor of each draw, shape (draws,)."""
         name: Strategy = strategy if degree > 1 else "none"  # one chunk reuses no memory
         if (name, degree) not in self._found:
             octaves = [self._deviates.of(f"{name} {at}") for at in range(len(self._errors.mean))]
-            self._found[name, degree] = [
-                self._errors.deviation(degree, of_draw) for of_draw in zip(*octaves, strict=True)
-            ]
-        return self._found[name, degree][draw]
+            self._found[name, degree] = np.array(
+                [self._errors.deviation(degree, of_draw) for of_draw in zip(*octaves, strict=True)]
+            )
+        return self._found[name, degree]
 
 
 class Deviates:

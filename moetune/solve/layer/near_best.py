@@ -1,141 +1,77 @@
-"""Best degrees where memory is reused: few are simulated, as bounds exclude the others."""
+"""Best degrees where memory is reused.
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
-from heapq import heapify, heappop, heapreplace
-from math import isfinite
+All degrees are simulated at once, to within rounding; those that may be chosen once more one by
+one, with the operations behind them.
+"""
 
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from moetune.domain.arrays import Floats
 from moetune.domain.layer import PHASES, Phase
+from moetune.solve.layer.budget import Degrees
 from moetune.solve.layer.choose import NOISE, DegreeChooser
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.reuse import link_seconds, lower_bound_seconds
+from moetune.solve.layer.simulated import seconds_by_degree
 from moetune.solve.layer.times import PhaseTime
 
+_ROUNDING = 1e-9
+"""By more than this share no two simulations of a phase differ."""
 
-class SimulatedDegrees:
-    """The allowed degrees of a phase, or of both in as many chunks, simulated when first wanted.
 
-    Most degrees are excluded by what their transfers alone take, so that their lower bounds are
-    worked out when they are wanted, too.
+class _Simulated:
+    """Both phases in every number of chunks that is allowed.
 
-    Args:
-        phases: one, or both where they are paired.
+    Attributes:
+        degrees: of each phase, ascending.
+        least: lower bounds of their seconds, within rounding.
     """
 
-    def __init__(self, chooser: DegreeChooser, phases: Sequence[Phase], tokens: int) -> None:
+    def __init__(self, chooser: DegreeChooser, tokens: int) -> None:
         self._chooser = chooser
-        self._phases = phases
         self._tokens = tokens
-        self._times: dict[int, tuple[PhaseTime, ...]] = {}
-        self._seconds: dict[int, float] = {}
-        self._allowed = chooser.allowed(phases[0], tokens)
-        self._ordered: list[tuple[float, int]] = []
-        self._bounds: dict[int, float] = {}
-
-    @cached_property
-    def _waiting(self) -> list[tuple[float, int]]:
-        """Degrees that are not in order yet, with what they take at least, as a heap."""
-        found = [(self._sum(link_seconds, one), one) for one in self._allowed]
-        heapify(found)
-        return found
-
-    def ascending(self) -> Iterator[tuple[float, int]]:
-        """Yield each degree behind the lower bound of its time in seconds, ascending."""
-        at = 0
-        while at < len(self._allowed):
-            while at == len(self._ordered):
-                at_least, degree = self._waiting[0]
-                if self._bounds.get(degree) == at_least:
-                    self._ordered.append(heappop(self._waiting))
-                else:
-                    heapreplace(self._waiting, (self.bound(degree), degree))
-            yield self._ordered[at]
-            at += 1
-
-    def bound(self, degree: int) -> float:
-        """Return the lower bound of the time of all phases in so many chunks.
-
-        Raises:
-            ArithmeticError: the costs are absurd, and it is no finite number.
-        """
-        found = self._bounds.get(degree)
-        if found is None:
-            found = self._bounds[degree] = _finite(self._sum(lower_bound_seconds, degree))
-        return found
-
-    def times(self, degree: int) -> tuple[PhaseTime, ...]:
-        """Return each phase's time in so many chunks."""
-        self.seconds(degree)
-        return self._times[degree]
-
-    def seconds(self, degree: int) -> float:
-        """Return the time of all phases in so many chunks."""
-        found = self._seconds.get(degree)
-        if found is None:
-            times = tuple(self._chooser.time(phase, self._tokens, degree) for phase in self._phases)
-            self._times[degree] = times
-            found = self._seconds[degree] = _finite(sum(time.seconds for time in times))
-        return found
-
-    def is_near_best(self, degree: int, tolerance: float) -> bool:
-        """Return whether the degree's time is so near to the best one's.
-
-        Others are simulated, those with the smallest bounds first, until that is certain.
-        """
-        if degree not in self._allowed:
-            return False
-        if not self._seconds:
-            self.seconds(next(self.ascending())[1])
-        longer = 1 + tolerance
-        limit = min(self._seconds.values()) * longer
-        if self.bound(degree) > limit:
-            return False
-        seconds = self.seconds(degree)
-        if seconds > limit:
-            return False
-        for at_least, other in self.ascending():
-            if seconds <= at_least * longer:
-                return True
-            if seconds > self.seconds(other) * longer:
-                return False
-        return True
-
-    def _sum(self, least: Callable[..., float], degree: int) -> float:
-        chooser = self._chooser
-        return sum(
-            [
-                least(
-                    costs=chooser.costs,
-                    phase=phase,
-                    strategy=chooser.strategy,
-                    tokens=self._tokens,
-                    degree=degree,
-                )
-                for phase in self._phases
-            ]
+        self._times: dict[tuple[Phase, int], PhaseTime] = {}
+        self.degrees = [np.array(chooser.allowed(phase, tokens)) for phase in PHASES]
+        seconds = seconds_by_degree(
+            costs=chooser.costs, strategy=chooser.strategy, tokens=tokens, degrees=self.degrees
         )
+        self.least: list[Floats] = [each * (1 - _ROUNDING) for each in seconds]
 
+    def time(self, phase: Phase, degree: int) -> PhaseTime:
+        """Return the phase's time in so many chunks."""
+        key = phase, degree
+        if key not in self._times:
+            self._times[key] = self._chooser.time(phase, self._tokens, degree)
+        return self._times[key]
 
-def _finite(seconds: float) -> float:
-    """Return a time; one that is no finite number has no place in an order."""
-    if not isfinite(seconds):
-        raise ArithmeticError("the times of a phase are no finite numbers")
-    return seconds
+    def seconds(self, degrees: Degrees) -> float:
+        """Return the time of both phases."""
+        forward, backward = map(self.time, PHASES, degrees)
+        return forward.seconds + backward.seconds
+
+    def pairs(self) -> Iterator[tuple[float, Degrees]]:
+        """Yield degrees of both phases behind the lower bound of their time, ascending."""
+        (forward, backward), (first, second) = self.least, self.degrees
+        if self._chooser.is_paired:
+            _, one, other = np.intersect1d(first, second, return_indices=True)
+        else:
+            one, other = (each.ravel() for each in np.indices((len(first), len(second))))
+        bounds = forward[one] + backward[other]
+        for at in np.argsort(bounds, kind="stable").tolist():
+            yield float(bounds[at]), (int(first[one[at]]), int(second[other[at]]))
 
 
 def near_best(chooser: DegreeChooser, phase: Phase, tokens: int) -> dict[int, float]:
     """Return the seconds of all degrees within `NOISE` of the best, and of some others."""
-    degrees = SimulatedDegrees(chooser, [phase], tokens)
-    found: dict[int, float] = {}
-    for at_least, degree in degrees.ascending():
-        if found and at_least > min(found.values()) * (1 + NOISE):
-            break
-        found[degree] = degrees.seconds(degree)
-    return found
+    found, at = _Simulated(chooser, tokens), PHASES.index(phase)
+    limit = found.least[at].min() * (1 + NOISE) / (1 - _ROUNDING)
+    near = found.degrees[at][found.least[at] <= limit]
+    return {degree: found.time(phase, degree).seconds for degree in near.tolist()}
 
 
 def fewest_near_best(
-    chooser: DegreeChooser, tokens: int, fits: Callable[[tuple[int, int]], bool]
+    chooser: DegreeChooser, tokens: int, fits: Callable[[Degrees], bool]
 ) -> tuple[PhaseTime, PhaseTime] | None:
     """Return the fewest chunks of both phases that tie with the best, or are within noise.
 
@@ -148,28 +84,21 @@ def fewest_near_best(
     Raises:
         ArithmeticError: the costs are absurd, and no time is a number.
     """
-    forward, backward = (SimulatedDegrees(chooser, [phase], tokens) for phase in PHASES)
-    pairs = sorted(
-        (one + other, (first, second))
-        for one, first in forward.ascending()
-        for other, second in backward.ascending()
-        if first == second or not chooser.is_paired
-    )
-
-    def seconds(degrees: tuple[int, int]) -> float:
-        return forward.seconds(degrees[0]) + backward.seconds(degrees[1])
-
+    simulated = _Simulated(chooser, tokens)
+    longer = 1 + (NOISE if chooser.is_measured else TIE)
     best: float | None = None
-    for at_least, degrees in pairs:
-        if best is not None and at_least >= best:
+    near: list[Degrees] = []
+    for at_least, degrees in simulated.pairs():
+        if best is not None and at_least > best * longer:
             break
         if fits(degrees):
-            found = seconds(degrees)
-            best = found if best is None else min(best, found)
+            near.append(degrees)
+            if best is None or at_least < best:
+                seconds = simulated.seconds(degrees)
+                best = seconds if best is None else min(best, seconds)
     if best is None:
         return None
-    limit = best * (1 + (NOISE if chooser.is_measured else TIE))
-    near = sorted((sum(degrees), degrees) for at_least, degrees in pairs if at_least <= limit)
-    few = next(two for _, two in near if fits(two) and seconds(two) <= limit)
-    (first,), (second,) = forward.times(few[0]), backward.times(few[1])
-    return first, second
+    near.sort(key=lambda degrees: (sum(degrees), degrees))
+    few = next(two for two in near if simulated.seconds(two) <= best * longer)
+    forward, backward = map(simulated.time, PHASES, few)
+    return forward, backward

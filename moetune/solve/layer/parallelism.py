@@ -8,7 +8,11 @@ sequence shards   tokens are sharded around the layer: all-gather before it, red
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
+import numpy as np
+
+from moetune.domain.arrays import is_many
 from moetune.domain.constraints import Dispatcher, Order
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.errors import ProfileError
@@ -73,7 +77,10 @@ class AllToAllCosts(LayerCosts):
         as long as one alone: the profile has both. What pauses of the link are worth is shared
         among the exchanges of the phase.
         """
-        in_flight = 1 if degree <= ALONE_CHUNKS else degree
+        if is_many(degree):
+            in_flight = cast("int", np.where(np.asarray(degree) <= ALONE_CHUNKS, 1, degree))
+        else:
+            in_flight = 1 if degree <= ALONE_CHUNKS else degree
         found = self.collective(self.exchange_op, rows * self.bytes_per_row, in_flight=in_flight)
         burst = self.costs.burst(
             op=self.exchange_op, group_size=self.world_size, num_nodes=self.num_nodes

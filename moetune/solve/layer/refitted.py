@@ -1,22 +1,30 @@
 """A layer's phases and steps under refits of the measurements, all refits at once.
 
-A simulated phase is bounded under all of them, and simulated under those where it may win.
+A simulated phase is bounded under all of them, and simulated under those where it may win, all that
+are wanted at a time together.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
+
+from moetune.domain.arrays import Floats
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs, Interference
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.many_phases import (
+    Bools,
+    ManyPhases,
+    reused_seconds_of_many,
+    speeds_of,
+)
 from moetune.solve.layer.model_error import StepErrorDraws
 from moetune.solve.layer.refits import refits_of
-from moetune.solve.layer.reuse import ChunkKind, Durations, chunk_of, least_seconds
+from moetune.solve.layer.reuse import ChunkKind, chunk_of, least_seconds
 from moetune.solve.layer.stacked import each, stacked
-from moetune.solve.layer.steady import reused_seconds
 from moetune.solve.layer.times import StepTime, phase_time
 
 _Phase = tuple[Phase, int, Strategy]
@@ -28,19 +36,24 @@ class _Chunks:
     """A simulated phase's chunks under each refit.
 
     Args:
-        tables: of interference.
-        least: lower bounds of the phase's seconds.
+        durations: shape (5, refits).
+        speeds: shape (9, refits).
+        least: lower bounds of the phase's seconds, shape (refits,).
+        seconds: those that were simulated, and infinity, shape (refits,).
     """
 
     kind: ChunkKind
-    durations: Sequence[Durations]
-    tables: Sequence[Interference]
-    least: Sequence[float]
+    durations: Floats
+    speeds: Floats
+    least: Floats
+    seconds: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefittedTimes:
     """Times of a layer under each refit, with a draw of the model's error.
+
+    All seconds have the shape (refits,).
 
     Args:
         refits: the layer's costs under each.
@@ -52,16 +65,15 @@ class RefittedTimes:
     order: Order
     errors: StepErrorDraws
     stack: LayerCosts = field(init=False)
-    overhead_seconds: list[float] = field(init=False)
-    _closed: dict[_Phase, list[float]] = field(default_factory=dict, init=False)
+    overhead_seconds: Floats = field(init=False)
+    _closed: dict[_Phase, Floats] = field(default_factory=dict, init=False)
     _chunks: dict[_Phase, _Chunks] = field(default_factory=dict, init=False)
     _tables: dict[int, list[Interference]] = field(default_factory=dict, init=False)
-    _simulated: dict[tuple[_Phase, int], float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stack", stacked(self.refits))
         overhead = self.stack.overhead(tokens=self.tokens).seconds
-        object.__setattr__(self, "overhead_seconds", each(overhead, self.num))
+        object.__setattr__(self, "overhead_seconds", np.broadcast_to(overhead, self.num))
 
     @classmethod
     def of(
@@ -78,79 +90,99 @@ class RefittedTimes:
         return len(self.refits)
 
     def compare(
-        self, draw: int, contenders: Sequence[Sequence[int]], strategy: Strategy
-    ) -> tuple[float, float]:
-        """Return the seconds of the chosen step and of the best one under a refit.
+        self, contenders: Sequence[Sequence[int]], strategy: Strategy
+    ) -> tuple[Floats, Floats]:
+        """Return the seconds of the chosen step and of the best one.
 
         Args:
             contenders: degrees of each phase, the chosen one first.
         """
-        chosen = best = self.overhead_seconds[draw]
-        for phase, (first, *others) in zip(PHASES, contenders, strict=True):
-            seconds = least = self._phase(draw, (phase, first, strategy))
-            bounds = sorted((self._least(draw, (phase, one, strategy)), one) for one in others)
-            for at_least, degree in bounds:
-                if at_least >= least:
-                    break
-                least = min(least, self._phase(draw, (phase, degree, strategy)))
-            chosen += seconds
-            best += least
+        phases: list[list[_Phase]] = [
+            [(phase, degree, strategy) for degree in degrees]
+            for phase, degrees in zip(PHASES, contenders, strict=True)
+        ]
+        everywhere = np.ones(self.num, bool)
+        self._simulate((first, everywhere) for first, *_ in phases)
+        self._simulate(
+            (other, self._least(other) < self._phase(first))
+            for first, *others in phases
+            for other in others
+        )
+        chosen = best = self.overhead_seconds
+        for first, *others in phases:
+            seconds = self._phase(first)
+            chosen = chosen + seconds
+            best = best + np.minimum.reduce([seconds, *map(self._phase, others)])
         return chosen, best
 
-    def faster(self, draw: int, step: StepTime, seconds: float) -> float:
-        """Return the smaller of the seconds and those of the step's degrees and strategy.
+    def faster(self, steps: Sequence[StepTime], seconds: Floats) -> Floats:
+        """Return the least of the seconds and those of the steps' degrees and strategies.
 
         Strategies that reuse memory are simulated, unless a lower bound is too long already.
         """
-        phases, overhead = _phases(step), self.overhead_seconds[draw]
-        known = [self._least(draw, one) for one in phases]
-        for at, one in enumerate(phases):
-            if overhead + sum(known) >= seconds:
-                return seconds
-            known[at] = self._phase(draw, one)
-        return min(seconds, overhead + sum(known))
+        self._simulate(
+            (one, self._sum(map(self._least, _phases(step))) < seconds)
+            for step in steps
+            for one in _phases(step)
+        )
+        return np.minimum.reduce([seconds, *map(self._step, steps)])  # type: ignore[no-any-return]
 
-    def seconds(self, step: StepTime) -> list[float]:
-        """Return the step of these degrees and that strategy under each refit."""
-        return [
-            math.fsum([overhead, *(self._phase(draw, one) for one in _phases(step))])
-            for draw, overhead in enumerate(self.overhead_seconds)
-        ]
+    def seconds(self, step: StepTime) -> Floats:
+        """Return the step of these degrees and that strategy."""
+        self._simulate((one, np.ones(self.num, bool)) for one in _phases(step))
+        return self._step(step)
 
-    def _least(self, draw: int, one: _Phase) -> float:
+    def _step(self, step: StepTime) -> Floats:
+        return self._sum(map(self._phase, _phases(step)))
+
+    def _sum(self, phases: Iterable[Floats]) -> Floats:
+        forward, backward = phases
+        return self.overhead_seconds + (forward + backward)
+
+    def _least(self, one: _Phase) -> Floats:
         """Return a lower bound of a phase that would be simulated, 0 of others."""
         _, degree, strategy = one
         if strategy == "none":
-            return 0.0
-        return self._chunks_of(one).least[draw] * self.errors.factor(strategy, degree, draw)
+            return np.zeros(self.num)
+        return self._chunks_of(one).least * self.errors.factors(strategy, degree)
 
-    def _phase(self, draw: int, one: _Phase) -> float:
+    def _phase(self, one: _Phase) -> Floats:
+        """Return the phase's seconds; infinity where it was to be simulated, and was not."""
         _, degree, strategy = one
-        if strategy == "none":
-            seconds = self._closed_of(one)[draw]
-        else:
-            seconds = self._simulated_of(draw, one)
-        return seconds * self.errors.factor(strategy, degree, draw)
+        seconds = self._closed_of(one) if strategy == "none" else self._chunks_of(one).seconds
+        return seconds * self.errors.factors(strategy, degree)
 
-    def _closed_of(self, one: _Phase) -> list[float]:
+    def _closed_of(self, one: _Phase) -> Floats:
         found = self._closed.get(one)
         if found is None:
             phase, degree, _ = one
             seconds = phase_time(
                 costs=self.stack, phase=phase, tokens=self.tokens, degree=degree, order=self.order
             ).seconds
-            found = self._closed[one] = each(seconds, self.num)
+            found = self._closed[one] = np.broadcast_to(seconds, self.num)
         return found
 
-    def _simulated_of(self, draw: int, one: _Phase) -> float:
-        found = self._simulated.get((one, draw))
-        if found is None:
-            chunks = self._chunks_of(one)
-            found = self._simulated[one, draw] = reused_seconds(
-                chunks.kind, chunks.durations[draw], degree=one[1],
-                interference=chunks.tables[draw],
-            )  # fmt: skip
-        return found
+    def _simulate(self, wanted: Iterable[tuple[_Phase, Bools]]) -> None:
+        """Simulate phases under some refits each, all of them at once, but for those known."""
+        chunks = {one: (self._chunks_of(one), where) for one, where in wanted if one[2] != "none"}
+        runs = [
+            (number, one[1], found, np.flatnonzero(where & np.isinf(found.seconds)))
+            for number, (one, (found, where)) in enumerate(chunks.items())
+        ]
+        if not runs:
+            return
+        seconds = reused_seconds_of_many(
+            ManyPhases(
+                kinds=[found.kind for _, _, found, _ in runs],
+                kind=np.concatenate([np.full(len(at), number) for number, _, _, at in runs]),
+                degree=np.concatenate([np.full(len(at), degree) for _, degree, _, at in runs]),
+                durations=np.hstack([found.durations[:, at] for _, _, found, at in runs]),
+                speeds=np.hstack([found.speeds[:, at] for _, _, found, at in runs]),
+            )
+        )
+        ends = np.cumsum([len(at) for *_, at in runs])
+        for (_, _, found, at), some in zip(runs, np.split(seconds, ends[:-1]), strict=True):
+            found.seconds[at] = some
 
     def _chunks_of(self, one: _Phase) -> _Chunks:
         found = self._chunks.get(one)
@@ -160,15 +192,19 @@ class RefittedTimes:
             chunk = chunk_of(
                 costs=self.stack, phase=phase, strategy=strategy, rows=rows, degree=degree
             )
-            columns = (each(seconds, self.num) for seconds in chunk.durations)
-            durations = list(zip(*columns, strict=True))
+            columns = [each(seconds, self.num) for seconds in chunk.durations]
             kind, tables = chunk.kind(phase), self._tables_of(degree, rows)
             least = [
                 least_seconds(kind, times, degree=degree, interference=table)
-                for times, table in zip(durations, tables, strict=True)
+                for times, table in zip(zip(*columns, strict=True), tables, strict=True)
             ]
-            found = _Chunks(kind=kind, durations=durations, tables=tables, least=least)
-            self._chunks[one] = found
+            found = self._chunks[one] = _Chunks(
+                kind=kind,
+                durations=np.array(columns),
+                speeds=np.array([speeds_of(table) for table in tables]).T,
+                least=np.array(least),
+                seconds=np.full(self.num, np.inf),
+            )
         return found
 
     def _tables_of(self, degree: int, rows: float) -> list[Interference]:

@@ -152,29 +152,9 @@ def reuse_timeline(
     )
 
 
-def link_seconds(
-    *, costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
-) -> float:
-    """Return the time of a phase's transfers alone, a lower bound of the phase's."""
-    rows = costs.rows(tokens, degree=degree)
-    transfers = degree * num_transfers(is_sent_again=sends_again(phase, strategy))
-    factor = costs.step_factor(rows=rows, degree=degree)
-    return transfers * costs.transfer(rows=rows, degree=degree).seconds * factor
-
-
 def sends_again(phase: Phase, strategy: Strategy) -> bool:
     """Return whether T_DI is dispatched a second time."""
     return phase == "backward" and strategy in {"S2", "S4"}
-
-
-def lower_bound_seconds(
-    *, costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
-) -> float:
-    """Return a lower bound of the phase's time: `least_seconds` of its chunks."""
-    rows = costs.rows(tokens, degree=degree)
-    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
-    table = costs.interference(rows=rows, degree=degree)
-    return least_seconds(chunk.kind(phase), chunk.durations, degree=degree, interference=table)
 
 
 def least_seconds(

@@ -25,8 +25,8 @@ class Room:
     def fits(self, tokens: int, degrees: Degrees) -> bool:
         """Return whether a step in so many chunks fits.
 
-        Degrees that are asked for with a second number of tokens will be with many: then the most
-        tokens that fit answer all of them.
+        The first question about degrees is answered by their peak; a second one, with other
+        tokens, by the most tokens that fit, and so is every one after it.
         """
         asked, found = self._asked.get(degrees, (tokens, None))
         if asked != tokens:

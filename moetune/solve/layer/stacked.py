@@ -6,10 +6,11 @@ closed forms work out a layer once, and not once a refit.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 
+from moetune.domain.arrays import array_of
 from moetune.domain.costs import (
     Burst,
     CopyMode,
@@ -18,11 +19,14 @@ from moetune.domain.costs import (
     Interference,
     LinearCost,
     OverlapSpeeds,
+    costs_of_all,
 )
 from moetune.domain.layer import LayerKey
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 from moetune.domain.step_errors import StepErrors
 from moetune.solve.layer.costs import LayerCosts
+
+_Found = TypeVar("_Found")
 
 
 def stacked(refits: Sequence[LayerCosts]) -> LayerCosts:
@@ -30,12 +34,16 @@ def stacked(refits: Sequence[LayerCosts]) -> LayerCosts:
 
     Args:
         refits: of the same layer, at least one, with tables of interference of their own.
+
+    Raises:
+        TypeError: some of the refits have errors of their own, and others have none.
     """
-    first = refits[0]
-    errors = None
-    if first.errors is not None:
-        errors = _stacked_errors([one.errors for one in refits if one.errors is not None])
-    return replace(first, costs=_StackedCosts([one.costs for one in refits]), errors=errors)
+    errors = _all_or_none([one.errors for one in refits], "errors of whole steps")
+    return replace(
+        refits[0],
+        costs=_StackedCosts([one.costs for one in refits]),
+        errors=None if errors is None else _stacked_errors(errors),
+    )
 
 
 def each(seconds: float, num: int) -> list[float]:
@@ -50,7 +58,7 @@ class _ErrorsOfEach(StepErrors):
     refits: tuple[StepErrors, ...]
 
     def factor(self, degree: int) -> float:
-        return _array([one.factor(degree) for one in self.refits])
+        return array_of([one.factor(degree) for one in self.refits])
 
 
 def _stacked_errors(errors: Sequence[StepErrors]) -> StepErrors:
@@ -60,17 +68,16 @@ def _stacked_errors(errors: Sequence[StepErrors]) -> StepErrors:
     return _ErrorsOfEach(refits=tuple(errors))
 
 
-def _array(numbers: Sequence[float]) -> float:
-    """Return an array in the place of a number."""
-    return cast("float", np.array(numbers))
-
-
 class _StackedCosts:
-    """Costs (`domain.costs.Costs`) with an array of seconds in each estimate."""
+    """Costs (`domain.costs.Costs`) with an array of seconds in each estimate.
+
+    An operation that only some of the refits know is a TypeError: refits are of the same samples.
+    """
 
     def __init__(self, refits: Sequence[Costs]) -> None:
         self._refits = refits
         self._first = refits[0]
+        self._together = costs_of_all(refits)
 
     @property
     def interference(self) -> Interference:
@@ -95,7 +102,7 @@ class _StackedCosts:
             for one, its in zip(self._refits, seconds, strict=True)
         ]
         return OverlapSpeeds(
-            comp=_array([one.comp for one in found]), comm=_array([one.comm for one in found])
+            comp=array_of([one.comp for one in found]), comm=array_of([one.comm for one in found])
         )
 
     def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
@@ -120,18 +127,18 @@ class _StackedCosts:
         self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
     ) -> Estimate:
         """Return the times."""
-        return _stack(
+        return self._stack(
             lambda one: one.gemm(
                 dtype=dtype, product=product, num_experts=num_experts, rows=rows, d_in=d_in,
                 d_out=d_out,
-            ),
-            self._refits,
+            )
         )  # fmt: skip
 
     def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> Estimate | None:
         """Return the times; None where they were not measured."""
-        found = [one.rows_op(op=op, dtype=dtype, rows=rows, width=width) for one in self._refits]
-        return _of_known([one for one in found if one is not None])
+        return self._stack_known(
+            lambda one: one.rows_op(op=op, dtype=dtype, rows=rows, width=width), op
+        )
 
     def collective(
         self,
@@ -143,12 +150,11 @@ class _StackedCosts:
         num_nodes: int = 0,
     ) -> Estimate:
         """Return the times."""
-        return _stack(
+        return self._stack(
             lambda one: one.collective(
                 op=op, group_size=group_size, num_bytes=num_bytes, in_flight=in_flight,
                 num_nodes=num_nodes,
-            ),
-            self._refits,
+            )
         )  # fmt: skip
 
     def attention(
@@ -156,29 +162,51 @@ class _StackedCosts:
         backward: bool,
     ) -> Estimate | None:  # fmt: skip
         """Return the times; None where they were not measured."""
-        found = [
-            one.attention(
+        return self._stack_known(
+            lambda one: one.attention(
                 dtype=dtype, num_sequences=num_sequences, length=length, num_heads=num_heads,
                 head_dim=head_dim, backward=backward,
-            )
-            for one in self._refits
-        ]  # fmt: skip
-        return _of_known([one for one in found if one is not None])
+            ),
+            "attention",
+        )  # fmt: skip
 
     def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
         """Return the times."""
-        return _stack(
-            lambda one: one.copy(direction=direction, pinned=pinned, num_bytes=num_bytes),
-            self._refits,
+        return self._stack(
+            lambda one: one.copy(direction=direction, pinned=pinned, num_bytes=num_bytes)
         )
 
+    def _stack(self, estimate: Callable[[Costs], Estimate]) -> Estimate:
+        if self._together is not None:
+            return Estimate(seconds=estimate(self._together).seconds, trust="measured")
+        return _stacked_estimate([estimate(one) for one in self._refits])
 
-def _stack(estimate: Callable[[Costs], Estimate], refits: Sequence[Costs]) -> Estimate:
-    seconds = _array([estimate(one).seconds for one in refits])
-    return Estimate(seconds=seconds, trust="measured")
+    def _stack_known(
+        self, estimate: Callable[[Costs], Estimate | None], what: str
+    ) -> Estimate | None:
+        """Return the times of an operation; None where no refit knows it.
+
+        Raises:
+            TypeError: only some know it.
+        """
+        if self._together is not None:
+            found = estimate(self._together)
+            return None if found is None else replace(found, trust="measured", doubts=())
+        known = _all_or_none([estimate(one) for one in self._refits], what)
+        return None if known is None else _stacked_estimate(known)
 
 
-def _of_known(found: Sequence[Estimate]) -> Estimate | None:
-    if not found:
-        return None
-    return Estimate(seconds=_array([one.seconds for one in found]), trust="measured")
+def _stacked_estimate(estimates: Sequence[Estimate]) -> Estimate:
+    return Estimate(seconds=array_of([one.seconds for one in estimates]), trust="measured")
+
+
+def _all_or_none(found: Sequence[_Found | None], what: str) -> list[_Found] | None:
+    """Return what every refit has; None where none of them has it.
+
+    Raises:
+        TypeError: only some have it.
+    """
+    known = [one for one in found if one is not None]
+    if known and len(known) < len(found):
+        raise TypeError(f"{len(known)} of {len(found)} refits have {what}, and the others do not")
+    return known or None

@@ -16,17 +16,17 @@ from moetune.solve.layer.timeline import COMPUTE, LINK
 _STREAMS = LINK, COMPUTE, COPIES
 _ALL = range(len(_STREAMS))
 _COMPUTE = _STREAMS.index(COMPUTE)
-_CLASSES: tuple[ResourceClass, ...] = ("comm", "comp", "mem")
-_BITS = 2
-_EDGE = 3
+CLASSES: tuple[ResourceClass, ...] = ("comm", "comp", "mem")
+BITS = 2
+EDGE = 3
 """So many chunks at either end wait for other tasks than those between."""
-_FEW = 11
+FEW = 11
 """Chunks that are simulated first."""
-_SAME = 1e-13
+SAME = 1e-13
 """Share of a chunk's time by which the streams may differ and still stand as one chunk before."""
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """A task of a stream.
 
     Args:
@@ -40,11 +40,11 @@ class _Step(NamedTuple):
     needs: tuple[int, int, int]
 
 
-_NEVER = _Step(0, 0, (2**62, 0, 0))
+_NEVER = Step(0, 0, (2**62, 0, 0))
 """Stands behind the last task of each stream."""
 
 
-class _Program(NamedTuple):
+class Program(NamedTuple):
     """The tasks of each stream in their order.
 
     Args:
@@ -52,7 +52,7 @@ class _Program(NamedTuple):
         ended_chunk: the chunk that the experts are through with after so many tasks.
     """
 
-    streams: tuple[tuple[_Step, ...], ...]
+    streams: tuple[tuple[Step, ...], ...]
     each: tuple[int, ...]
     ended_chunk: dict[int, int]
 
@@ -67,15 +67,15 @@ def reused_seconds(
     """
     if not all(0 <= seconds < math.inf for seconds in durations):
         raise ValueError(f"a task must take 0 or more seconds, got {durations}")
-    run = _Run(_program(kind, min(degree, _FEW)), durations, interference)
+    run = _Run(program(kind, min(degree, FEW)), durations, interference)
     seconds = run.finish()
-    if degree > _FEW and run.settled_seconds is None:
-        return _Run(_program(kind, degree), durations, interference).finish()
-    return seconds + max(0, degree - _FEW) * (run.settled_seconds or 0.0)
+    if degree > FEW and run.settled_seconds is None:
+        return _Run(program(kind, degree), durations, interference).finish()
+    return seconds + max(0, degree - FEW) * (run.settled_seconds or 0.0)
 
 
 @lru_cache(maxsize=1024)
-def _program(kind: ChunkKind, degree: int) -> _Program:
+def program(kind: ChunkKind, degree: int) -> Program:
     """Return the tasks of `reuse_tasks` as numbers; their durations are indices meanwhile."""
     transfer, before, after, copy_input, copy_middle = (
         Estimate(seconds=float(index), trust="measured") for index in range(5)
@@ -94,15 +94,15 @@ def _program(kind: ChunkKind, degree: int) -> _Program:
         stream = _STREAMS.index(task.stream)
         counts[stream] += 1
         places[task.name] = stream, counts[stream]
-    streams: list[list[_Step]] = [[] for _ in _STREAMS]
+    streams: list[list[Step]] = [[] for _ in _STREAMS]
     for task in tasks:
         stream, needs = places[task.name][0], [0, 0, 0]
         for other, place in map(places.__getitem__, task.after):
             needs[other] = max(needs[other], place)
-        classes = _CLASSES.index(task.resource) + 1 << _BITS * stream
-        step = _Step(int(task.seconds), classes, (needs[0], needs[1], needs[2]))
+        classes = CLASSES.index(task.resource) + 1 << BITS * stream
+        step = Step(int(task.seconds), classes, (needs[0], needs[1], needs[2]))
         streams[stream].append(step)
-    return _Program(
+    return Program(
         streams=tuple((*steps, _NEVER) for steps in streams),
         each=tuple(len(steps) // degree for steps in streams),
         ended_chunk={places[f"after {chunk}"][1]: chunk for chunk in range(degree)},
@@ -116,7 +116,7 @@ class _Run:
         settled_seconds: of each chunk, once the streams have settled; None before.
     """
 
-    def __init__(self, program: _Program, durations: Durations, interference: Interference) -> None:
+    def __init__(self, program: Program, durations: Durations, interference: Interference) -> None:
         self._program = program
         self._durations = durations
         self._interference = interference
@@ -155,11 +155,11 @@ class _Run:
             if ended[_COMPUTE] > second and self.settled_seconds is None:
                 self._compare(now, ended, left)
 
-    def _speeds_of(self, classes: int, running: list[int], heads: list[_Step]) -> tuple[float, ...]:
+    def _speeds_of(self, classes: int, running: list[int], heads: list[Step]) -> tuple[float, ...]:
         """Return the speed of each stream while these classes run."""
         names: list[ResourceClass | None] = [None] * len(_STREAMS)
         for stream in running:
-            names[stream] = _CLASSES[(heads[stream].classes >> _BITS * stream) - 1]
+            names[stream] = CLASSES[(heads[stream].classes >> BITS * stream) - 1]
         among = frozenset(name for name in names if name is not None)
         found = self._speeds[classes] = tuple(
             1.0 if name is None else self._interference.speed(name, among) for name in names
@@ -170,13 +170,13 @@ class _Run:
         """Compare the streams, as the experts are through with a chunk, with a chunk before."""
         program = self._program
         chunk = program.ended_chunk.get(ended[_COMPUTE])
-        if chunk is None or not _EDGE <= chunk < len(program.ended_chunk) - _EDGE:
+        if chunk is None or not EDGE <= chunk < len(program.ended_chunk) - EDGE:
             return
         if self._last is not None:
             before, then, had = self._last
             seconds = now - before
             moved = tuple(a - b for a, b in zip(ended, then, strict=True))
             apart = max(abs(a - b) for a, b in zip(left, had, strict=True))
-            if moved == program.each and apart <= _SAME * seconds:
+            if moved == program.each and apart <= SAME * seconds:
                 self.settled_seconds = seconds
         self._last = now, [*ended], [*left]

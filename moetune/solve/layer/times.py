@@ -120,7 +120,7 @@ class StepTime:
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
-        """What was not measured behind the same numbers."""
+        """Operations behind the same numbers that were not measured, each once."""
         return doubts_of(self._parts())
 
     def _parts(self) -> list[Estimate]:

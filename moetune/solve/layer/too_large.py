@@ -1,4 +1,4 @@
-"""What would fit where a layer does not: other chunks, fewer tokens or experts, more ranks."""
+"""Alternatives to a layer that does not fit: other chunks, fewer tokens or experts, more ranks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +8,7 @@ from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import PHASES, Workload
 from moetune.domain.layout import divisors
+from moetune.domain.routing import LayerRouting
 from moetune.domain.units import format_bytes
 from moetune.solve.layer.budget import Degrees, MemoryBudget
 from moetune.solve.layer.choose import DegreeChooser
@@ -118,11 +119,11 @@ def _other_sizes_that_fit(budget: MemoryBudget, smallest: _Choice) -> str:
     ]
     found = [] if ranks is None else [f"on {ranks} ranks (--world-size {ranks})"]
     if fewer:
+        there = _with_experts(workload, fewer[0])
+        evenly = ", loaded evenly" if workload.routing and not there.routing else ""
         found.append(
-            f"with {fewer[0]} of its {layer.num_experts} experts on {workload.world_size}: moetune "
-            f"plan --d-model {layer.d_model} --d-hidden {layer.d_hidden} --num-experts {fewer[0]} "
-            f"--top-k {layer.top_k} --activation {layer.activation} "
-            f"--tokens {workload.tokens_per_rank}"
+            f"with {fewer[0]} of its {layer.num_experts} experts on {workload.world_size}{evenly}: "
+            f"moetune plan {' '.join(_flags(there))}"
         )
     if not found:
         return "no number of tokens fits: allow more memory, or take a smaller layer"
@@ -130,8 +131,29 @@ def _other_sizes_that_fit(budget: MemoryBudget, smallest: _Choice) -> str:
 
 
 def _with_experts(workload: Workload, num_experts: int) -> Workload:
-    """Return the workload with another number of experts, of which no routing was recorded."""
-    layer = replace(workload.layer, num_experts=num_experts)
+    """Return the workload with another number of experts, of which no loads were recorded.
+
+    A law of loads holds for every number of them.
+    """
     if num_experts == workload.layer.num_experts:
         return workload
-    return replace(workload, layer=layer, routing="", placement=())
+    is_law = LayerRouting.of(workload.routing).loads.loads is None
+    return replace(
+        workload, layer=replace(workload.layer, num_experts=num_experts),
+        routing=workload.routing if is_law else "", placement=(),
+    )  # fmt: skip
+
+
+def _flags(workload: Workload) -> Iterator[str]:
+    """Yield the flags of a plan for the workload."""
+    layer = workload.layer
+    yield f"--d-model {layer.d_model} --d-hidden {layer.d_hidden}"
+    yield f"--num-experts {layer.num_experts} --top-k {layer.top_k}"
+    yield f"--activation {layer.activation} --tokens {workload.tokens_per_rank}"
+    yield f"--world-size {workload.world_size} --dtype {workload.dtype}"
+    if workload.expert_parallel == "tensor":
+        yield f"--expert-parallel tensor{workload.sequence_parallel * ' --sequence-parallel'}"
+    if workload.quantization:
+        yield f"--quantization {workload.quantization}"
+    if workload.routing:
+        yield f"--routing {workload.routing}"

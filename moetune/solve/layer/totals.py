@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from moetune.domain.arrays import is_many
 from moetune.domain.costs import Doubt, Estimate, least_trust
 
 
@@ -29,11 +30,6 @@ def doubts_of(parts: Iterable[Estimate]) -> tuple[Doubt, ...]:
         return ()
     doubted.sort(key=lambda part: -part.seconds)
     return tuple(dict.fromkeys(doubt for part in doubted for doubt in part.doubts))
-
-
-def is_many(number: object) -> bool:
-    """Return whether an array stands in the place of a number (`solve.layer.stacked`)."""
-    return isinstance(number, np.ndarray)
 
 
 def shorter(one: float, other: float) -> float:

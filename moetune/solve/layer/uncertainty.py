@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.plan import Confidence
@@ -43,13 +45,9 @@ def judge_choice(
     rivals = [one for one in rivals if one.seconds <= limit_seconds]
     contenders = _shortlist(forward), _shortlist(backward)
     refits = RefittedTimes.of(costs, resamples, tokens=tokens, order=order)
-    found: list[tuple[float, float]] = []
-    for draw in range(refits.num):
-        chosen, best = refits.compare(draw, contenders, strategy)
-        for rival in rivals:
-            best = refits.faster(draw, rival, best)
-        found.append((chosen, best))
-    return confidence_of(found)
+    chosen, best = refits.compare(contenders, strategy)
+    best = refits.faster(rivals, best)
+    return confidence_of(list(zip(chosen.tolist(), best.tolist(), strict=True)))
 
 
 def confidence_of(found: Sequence[tuple[float, float]]) -> Confidence:
@@ -89,8 +87,7 @@ def chance_of_faster(
         RefittedTimes.of(one.costs, resamples, tokens=tokens, order=one.order).seconds(one.step)
         for one in (chosen, other)
     )
-    wins = [its < mine * (1 - TIE) for mine, its in zip(own, theirs, strict=True)]
-    return sum(wins) / len(wins)
+    return float(np.mean(theirs < own * (1 - TIE)))
 
 
 def _hopeless_seconds(

@@ -17,7 +17,7 @@ STRATEGY_WORDS: dict[Strategy, str] = {
     "S3": "what the experts received waits in host memory, pre-activations are computed again",
     "S4": "tokens are sent again, pre-activations are computed again",
 }
-"""How each strategy restores activations for the backward pass (MPipeMoE Table II)."""
+"""Restoration of activations for the backward pass, by strategy (MPipeMoE Table II)."""
 PAGEABLE = (
     "no copies from pinned memory were measured: activations are offloaded to pageable memory, and "
     "nothing is computed meanwhile; `moetune profile` measures pinned copies"

@@ -1,0 +1,27 @@
+"""Arrays in the place of numbers: sums and products of times hold for both.
+
+The solvers work out a layer once for many refits of its costs, or for many sizes at once.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def is_many(number: object) -> bool:
+    """Return whether an array stands in the place of a number."""
+    return isinstance(number, np.ndarray)
+
+
+def array_of(numbers: Sequence[float] | NDArray[np.generic]) -> float:
+    """Return an array in the place of a number."""
+    return cast("float", np.asarray(numbers))
+
+
+def floats_of(numbers: float) -> Floats:
+    """Return what stands in the place of a number as the array that it is."""
+    return np.asarray(numbers, float)

@@ -1,0 +1,312 @@
+"""Times of many phases that reuse memory, all of them simulated at once.
+
+Each array operation moves every phase to its own next event. The arithmetic is that of `steady`,
+which simulates one phase at a time, and tests hold the two together.
+"""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moetune.domain.arrays import Floats
+from moetune.domain.costs import Interference
+from moetune.domain.samples import ResourceClass
+from moetune.solve.layer.reuse import ChunkKind
+from moetune.solve.layer.steady import BITS, CLASSES, EDGE, FEW, SAME, Step, program
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_MORE = 24
+"""Chunks that are simulated where the streams have not settled after `FEW`."""
+_NUM_STREAMS = 3
+_COMPUTE = 1
+_CODES: tuple[tuple[ResourceClass, ...], ...] = (("comm",), ("comp", "mem"), ("mem",))
+"""Classes of each stream's tasks, in the order of their codes; 0 is no task."""
+_WEIGHTS = (1, 2, 6)
+"""Of the streams' codes in the number of a set of classes that run at once, below `_NUM_SETS`."""
+_NUM_SETS = 12
+_COUNT_BITS = 20
+_ONE_ENDED = np.array([1 << _COUNT_BITS * stream for stream in range(_NUM_STREAMS)])
+_GUARD = sum(1 << _COUNT_BITS * (stream + 1) - 1 for stream in range(_NUM_STREAMS))
+"""Highest bit of each stream's count: a difference of counts that is negative clears it."""
+_OVER_SHARE = 0.3
+"""Of phases that are over, above which they are left out."""
+_NEVER = (1 << _COUNT_BITS - 1) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManyPhases:
+    """Phases that reuse memory, n of them.
+
+    Args:
+        kinds: of the phases.
+        kind: index of each phase's kind, shape (n,).
+        degree: chunks, shape (n,).
+        durations: seconds of a chunk's operations as in `reuse.Durations`, shape (5, n).
+        speeds: of operations beside others, the entries of `speeds_of`, shape (9, n).
+    """
+
+    kinds: Sequence[ChunkKind]
+    kind: Ints
+    degree: Ints
+    durations: Floats
+    speeds: Floats
+
+    def only(self, chosen: Bools | Ints) -> "ManyPhases":
+        """Return some of the phases."""
+        return ManyPhases(
+            kinds=self.kinds, kind=self.kind[chosen], degree=self.degree[chosen],
+            durations=self.durations[:, chosen], speeds=self.speeds[:, chosen],
+        )  # fmt: skip
+
+
+def speeds_of(table: Interference) -> tuple[float, ...]:
+    """Return the table's nine speeds: of comp, comm and mem beside both others, and all."""
+    return tuple(
+        getattr(victim, one.name)
+        for victim in (table.comp, table.comm, table.mem)
+        for one in fields(victim)
+    )
+
+
+def _places() -> dict[tuple[str, str], int]:
+    table = Interference()
+    names = [
+        (victim.name, one.name)
+        for victim in fields(table)
+        for one in fields(getattr(table, victim.name))
+    ]
+    return {name: place for place, name in enumerate(names)}
+
+
+_PLACES = _places()
+COMP_BESIDE_COMM, COMM_BESIDE_COMP = _PLACES["comp", "comm"], _PLACES["comm", "comp"]
+"""Places of the two speeds that depend on the exchange's size among those of `speeds_of`."""
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def reused_seconds_of_many(phases: ManyPhases) -> Floats:
+    """Return `steady.reused_seconds` of each phase, shape (n,).
+
+    Raises:
+        ValueError: a duration is negative or not finite.
+    """
+    durations = phases.durations
+    if not (np.isfinite(durations).all() and (durations >= 0).all()):
+        raise ValueError("a task must take 0 or more seconds")
+    seconds = np.empty(len(phases.degree))
+    left = np.arange(len(phases.degree))
+    for most in (FEW, _MORE, int(phases.degree.max(initial=0))):
+        if not len(left):
+            break
+        some = phases.only(left)
+        chunks = np.minimum(some.degree, most)
+        found, settled = _Runs(some, chunks).finish()
+        more = some.degree - chunks
+        seconds[left] = found + more * np.where(more > 0, settled, 0.0)
+        left = left[(more > 0) & np.isnan(settled)]
+    return seconds
+
+
+class _Tasks(NamedTuple):
+    """The tasks of a program, stream by stream; behind the last of each stream one that never runs.
+
+    Args:
+        first: index of each stream's first task, shape (streams,).
+        duration: index of its duration.
+        code: its class, times the stream's weight.
+        needs: how many tasks of each stream end before it starts, one number.
+        compares: whether the streams are compared with a chunk before as this task becomes the
+            next one of the compute stream.
+        each: tasks of a chunk in each stream, shape (streams,).
+    """
+
+    first: Ints
+    duration: Ints
+    code: Ints
+    needs: Ints
+    compares: Bools
+    each: Ints
+
+
+@lru_cache(maxsize=1024)
+def _tasks(kind: ChunkKind, num_chunks: int) -> _Tasks:
+    found = program(kind, num_chunks)
+    steps = [step for stream in found.streams for step in stream]
+    lengths = [len(stream) for stream in found.streams]
+    first = np.cumsum([0, *lengths[:-1]])
+    codes = [_code(stream, step) for stream, each in enumerate(found.streams) for step in each]
+    needs = [
+        sum(min(need, _NEVER) << _COUNT_BITS * stream for stream, need in enumerate(step.needs))
+        for step in steps
+    ]
+    compares = np.zeros(len(steps), bool)
+    for num_ended, chunk in found.ended_chunk.items():
+        compares[first[_COMPUTE] + num_ended] = EDGE <= chunk < num_chunks - EDGE
+    return _Tasks(
+        first=first, duration=np.array([step.duration for step in steps]), code=np.array(codes),
+        needs=np.array(needs), compares=compares, each=np.array(found.each),
+    )  # fmt: skip
+
+
+def _code(stream: int, step: Step) -> int:
+    at = step.classes >> BITS * stream
+    return _WEIGHTS[stream] * (1 + _CODES[stream].index(CLASSES[at - 1])) if at else 0
+
+
+def _sets() -> tuple[Bools, Ints]:
+    """Return the speeds of each stream in each set of classes that run at once.
+
+    Returns:
+        Whether a stream is alone there or idle, and the place of its speed among `speeds_of`;
+        both of shape (sets, streams).
+    """
+    is_alone = np.ones((_NUM_SETS, _NUM_STREAMS), bool)
+    places = np.zeros((_NUM_SETS, _NUM_STREAMS), np.int64)
+    for codes in product(*(range(len(names) + 1) for names in _CODES)):
+        number = sum(map(operator.mul, _WEIGHTS, codes))
+        running = [
+            names[code - 1] if code else None for names, code in zip(_CODES, codes, strict=True)
+        ]
+        for stream, victim in enumerate(running):
+            others = {*running} - {victim, None}
+            if victim is not None and others:
+                beside = "all" if len(others) > 1 else next(iter(others))
+                is_alone[number, stream] = False
+                places[number, stream] = _PLACES[victim, str(beside)]
+    return is_alone, places
+
+
+_IS_ALONE, _SPEED_PLACES = _sets()
+
+
+class _Runs:
+    """Simulations of the first chunks of phases, all at once; those that are over are left out.
+
+    Args:
+        num_chunks: of each phase, shape (n,).
+    """
+
+    def __init__(self, phases: ManyPhases, num_chunks: Ints) -> None:
+        programs, of_phase = np.unique(
+            np.stack([phases.kind, num_chunks]), axis=1, return_inverse=True
+        )
+        tasks = [_tasks(phases.kinds[kind], chunks) for kind, chunks in programs.T.tolist()]
+        starts = np.cumsum([0, *(len(one.code) for one in tasks[:-1])])
+        first = np.stack([one.first + start for one, start in zip(tasks, starts, strict=True)])
+        self._duration = np.concatenate([one.duration for one in tasks])
+        self._code = np.concatenate([one.code for one in tasks])
+        self._needs = np.concatenate([one.needs for one in tasks])
+        self._compares = np.concatenate([one.compares for one in tasks])
+        speeds = np.vstack([phases.speeds, np.ones(len(num_chunks))])
+        head = first.T[:, of_phase]
+        self._state = _State(
+            phase=np.arange(len(num_chunks)),
+            durations=phases.durations,
+            speeds=speeds[np.where(_IS_ALONE, len(speeds) - 1, _SPEED_PLACES)],
+            each=np.stack([one.each for one in tasks]).T[:, of_phase],
+            head=head,
+            first=_GUARD - _ONE_ENDED @ head,
+            left=self._whole(phases.durations, head),
+            now=np.zeros(len(num_chunks)),
+            before=np.full(len(num_chunks), np.nan),
+            had=np.zeros(head.shape),
+            then=np.zeros_like(head),
+        )
+        self._settled = np.full(len(num_chunks), np.nan)
+
+    def finish(self) -> tuple[Floats, Floats]:
+        """Run all tasks.
+
+        Returns:
+            When the last task of each phase ends, and the seconds of a chunk once its streams have
+            settled, NaN where they have not; both of shape (n,).
+        """
+        ends = np.zeros(len(self._settled))
+        while True:
+            state = self._state
+            num_ended = _ONE_ENDED @ state.head + state.first
+            running = (num_ended - self._needs.take(state.head)) & _GUARD == _GUARD
+            sets = (self._code.take(state.head) * running).sum(axis=0)
+            is_over = sets == 0
+            if np.count_nonzero(is_over) > _OVER_SHARE * len(sets):
+                ends[state.phase[is_over]] = state.now[is_over]
+                if is_over.all():
+                    return ends, self._settled
+                going = ~is_over
+                state = self._state = state.only(going)
+                running, sets = running[:, going], sets[going]
+            self._advance(running, sets)
+
+    def _advance(self, running: Bools, sets: Ints) -> None:
+        """Move each phase to the next end of a task."""
+        state = self._state
+        speeds = state.speeds.take(
+            sets * state.head.size + np.arange(state.head.size).reshape(state.head.shape)
+        )
+        times = np.where(running, state.left / speeds, np.inf)
+        step = times.min(axis=0)
+        step[sets == 0] = 0.0
+        state.now += step
+        is_ended = (times <= step) & running
+        np.subtract(state.left, step * speeds, out=state.left, where=running)
+        state.head += is_ended
+        np.copyto(state.left, self._whole(state.durations, state.head), where=is_ended)
+        compared = self._compares.take(state.head[_COMPUTE])
+        compared &= is_ended[_COMPUTE]
+        if compared.any():
+            self._compare(np.flatnonzero(compared & np.isnan(self._settled[state.phase])))
+
+    def _compare(self, at: Ints) -> None:
+        """Compare the streams, as the experts are through with a chunk, with a chunk before."""
+        state = self._state
+        seconds = state.now[at] - state.before[at]
+        moved = state.head[:, at] - state.then[:, at] == state.each[:, at]
+        apart = np.abs(state.left[:, at] - state.had[:, at]).max(axis=0)
+        is_settled = moved.all(axis=0) & (apart <= SAME * seconds)
+        self._settled[state.phase[at[is_settled]]] = seconds[is_settled]
+        state.before[at], state.then[:, at] = state.now[at], state.head[:, at]
+        state.had[:, at] = state.left[:, at]
+
+    def _whole(self, durations: Floats, head: Ints) -> Floats:
+        """Return the seconds of the tasks at the heads of the streams."""
+        num = head.shape[1]
+        found: Floats = durations.take(self._duration.take(head) * num + np.arange(num))
+        return found
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    """Phases under way; the last axis is theirs.
+
+    Args:
+        phase: their indices.
+        speeds: of each stream in each set of classes.
+        each: tasks of a chunk.
+        head, left: each stream's next task, and its seconds that are left.
+        first: what the numbers of ended tasks are, as one, beyond those of the heads.
+        before, then, had: `now`, `head` and `left` a chunk before; NaN without one.
+    """
+
+    phase: Ints
+    durations: Floats
+    speeds: Floats
+    each: Ints
+    head: Ints
+    left: Floats
+    first: Ints
+    now: Floats
+    before: Floats
+    had: Floats
+    then: Ints
+
+    def only(self, chosen: Bools) -> "_State":
+        """Return some of the phases."""
+        return _State(**{one.name: getattr(self, one.name)[..., chosen] for one in fields(self)})

@@ -1,0 +1,110 @@
+"""Draws of a profile's costs as one, against each of them by itself."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetune.domain.costs import Costs, Estimate, costs_of_all
+from moetune.domain.profile import Profile
+from moetune.domain.samples import GemmForm
+from moetune.fit.curve import curve_through
+from moetune.fit.draws import curves_through
+from moetune.fit.variants import resample_costs
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from tests.report.lab import lab_profile
+
+NUM = 7
+PROFILES = {
+    "samples": lab_profile(),
+    "tables": load_profile_file(bundled_profiles()["a100-x4"]),
+    "lines": load_profile_file(bundled_profiles()["rtx2080ti-x64"]),
+}
+FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
+SIZES = [0.5, 1.0, 16.0, 37.5, 256.0, 1000.0, 4096.0, 2.0**15, 2.0**21, 1e9]
+
+
+def predicted(costs: Costs, profile: Profile, size: float) -> list[Estimate | None]:
+    """Return some of every kind of operation, as measured and as stood in for."""
+    dtype = "bfloat16" if profile is PROFILES["tables"] else "float32"
+    group = 4 if profile is PROFILES["tables"] else 8
+    found: list[Estimate | None] = [
+        costs.gemm(dtype=dtype, product=form, num_experts=2, rows=size, d_in=d_in, d_out=2048)
+        for form in FORMS
+        for d_in in (512, 8, 700)
+    ]
+    found += [
+        costs.collective(op="all_to_all", group_size=group, num_bytes=size, in_flight=in_flight)
+        for in_flight in (1, 2, 7)
+    ]
+    found += [
+        costs.rows_op(op=op, dtype=dtype, rows=size, width=512)
+        for op in ("gelu", "gelu_backward", "silu", "gather", "gate")
+    ]
+    if costs.copy_mode is not None:
+        found.append(costs.copy(direction="d2h", pinned=True, num_bytes=size))
+    found.append(
+        costs.attention(
+            dtype=dtype, num_sequences=size, length=512, num_heads=8, head_dim=64, backward=False
+        )
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_draws_as_one_have_the_times_of_each(name: str) -> None:
+    profile = PROFILES[name]
+    every = resample_costs(profile, num=NUM, seed=0, allow_modelled=True)
+    for refits in (every, every[2:5], every[::-3]):
+        costs = costs_of_all(refits)
+        assert costs is not None
+        for size in SIZES:
+            each = [predicted(one, profile, size) for one in refits]
+            for at, found in enumerate(predicted(costs, profile, size)):
+                alone = [one[at] for one in each]
+                if found is None:
+                    assert alone == [None] * len(refits)
+                    continue
+                seconds = [one.seconds for one in alone if one is not None]
+                assert np.broadcast_to(found.seconds, len(refits)).tolist() == pytest.approx(
+                    seconds, rel=1e-12
+                )
+
+
+points = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(times=st.lists(points, min_size=1, max_size=4), size=st.floats(0.1, 1e3))
+def test_curves_through_times_that_fall_are_those_of_each_draw(
+    times: list[list[float]], size: float
+) -> None:
+    num = min(map(len, times))
+    sizes = [float(4**at) for at in range(1, num + 1)]
+    seconds = [each[:num] for each in times]
+    deviates = [(0.5, -0.5 * draw) for draw in range(len(seconds))]
+    found = curves_through(
+        sizes=sizes, seconds=np.array(seconds), alpha_seconds=np.full(len(seconds), 1e-7),
+        deviates=np.array(deviates),
+    ).predict(size)  # fmt: skip
+    alone = [
+        curve_through(sizes=sizes, seconds=each, alpha_seconds=1e-7, deviates=two).predict(size)
+        for each, two in zip(seconds, deviates, strict=True)
+    ]
+    assert np.asarray(found.seconds).tolist() == pytest.approx(
+        [one.seconds for one in alone], rel=1e-12
+    )
+
+
+def test_draws_of_several_profiles_are_none() -> None:
+    one, other = (resample_costs(PROFILES["samples"], num=2, seed=seed) for seed in (0, 1))
+    assert costs_of_all([one[0], other[1]]) is None
+    known = resample_costs(
+        PROFILES["samples"], num=2, seed=0, known=frozenset({"gemm float32 forward"})
+    )
+    costs = costs_of_all(known)
+    assert costs is not None
+    shape = {"num_experts": 2, "rows": 100.0, "d_in": 512, "d_out": 2048}
+    found = costs.gemm(dtype="float32", product="forward", **shape)  # type: ignore[arg-type]
+    alone = [one.gemm(dtype="float32", product="forward", **shape).seconds for one in known]  # type: ignore[arg-type]
+    assert np.broadcast_to(found.seconds, 2).tolist() == pytest.approx(alone, rel=1e-12)

@@ -1,0 +1,122 @@
+"""Times of phases in many numbers of tokens and chunks, against each of them by itself."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moetune.domain.constraints import Strategy
+from moetune.domain.corrections import CorrectedOp, Correction
+from moetune.domain.costs import Costs, LinearCost, takes_arrays
+from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
+from moetune.domain.profile import Profile
+from moetune.fit.corrected import corrected
+from moetune.fit.costs import costs_of
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.simulated import near_best_seconds, seconds_by_degree
+from moetune.solve.layer.times import phase_time
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from tests.report.lab import LAYER, lab_profile
+from tests.solve.costs_by_hand import LinearCosts
+from tests.solve.test_near_best import COSTS
+
+TOKENS = (64, 1000, 16384, 300_000)
+DEGREES = tuple(range(1, 33))
+TOLERANCE = 0.01
+
+
+def corrected_lab() -> Costs:
+    factors: list[tuple[CorrectedOp, int, float]] = [
+        ("all_to_all", 8, 1.3), ("experts_forward", 0, 0.8),
+    ]  # fmt: skip
+    known = [
+        Correction(
+            op=op, group_size=size, size=1_000_000, factor=factor, num_calls=1, num_batches=1
+        )
+        for op, size, factor in factors
+    ]
+    return corrected(costs_of(lab_profile()), known)
+
+
+def a100() -> Profile:
+    return load_profile_file(bundled_profiles()["a100-x4"])
+
+
+LAB = Workload(layer=LAYER, world_size=8, tokens_per_rank=16384)
+BIG = Workload(
+    layer=LayerShape(d_model=2048, d_hidden=8192, num_experts=16), world_size=4,
+    tokens_per_rank=16384, dtype="bfloat16",
+)  # fmt: skip
+MACHINES: dict[str, Callable[[], tuple[Costs, Workload]]] = {
+    "samples": lambda: (costs_of(lab_profile()), LAB),
+    "corrected": lambda: (corrected_lab(), LAB),
+    "tables": lambda: (costs_of(a100(), allow_modelled=True), BIG),
+    "lines": lambda: (COSTS, LAB),
+    "one rank": lambda: (costs_of(lab_profile()), replace(LAB, world_size=1)),
+}
+
+
+def alone(
+    costs: Costs, workload: Workload, strategy: Strategy, phases: Sequence[Phase], tokens: int
+) -> list[float]:
+    """Return the time of the phases in each of `DEGREES`."""
+    layer = layer_costs(workload=workload, costs=costs)
+    return [
+        sum(
+            phase_time(
+                costs=layer, phase=phase, tokens=tokens, degree=degree, strategy=strategy
+            ).seconds
+            for phase in phases
+        )
+        for degree in DEGREES
+    ]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("strategy", ["S2", "S3"])
+def test_each_degree_takes_as_long_as_alone(machine: str, strategy: Strategy) -> None:
+    costs, workload = MACHINES[machine]()
+    layer = layer_costs(workload=workload, costs=costs)
+    for tokens in TOKENS:
+        found = seconds_by_degree(
+            costs=layer, strategy=strategy, tokens=tokens, degrees=[np.array(DEGREES)] * 2
+        )
+        for phase, each in zip(PHASES, found, strict=True):
+            expected = alone(costs, workload, strategy, [phase], tokens)
+            assert each.tolist() == pytest.approx(expected, rel=1e-11)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("phases", [PHASES, ("forward",), ("backward",)], ids=len)
+def test_what_is_near_the_best_has_its_time(machine: str, phases: tuple[Phase, ...]) -> None:
+    costs, workload = MACHINES[machine]()
+    cases = np.array([(tokens, degree) for tokens in TOKENS for degree in DEGREES])
+    found = near_best_seconds(
+        costs=layer_costs(workload=workload, costs=costs), phases=phases, strategy="S1",
+        tokens=cases[:, 0], degrees=cases[:, 1], tolerance=TOLERANCE,
+    ).reshape(len(TOKENS), -1)  # fmt: skip
+    for tokens, row in zip(TOKENS, found.tolist(), strict=True):
+        expected = alone(costs, workload, "S1", phases, tokens)
+        limit = min(expected) * (1 + TOLERANCE)
+        near = [seconds <= limit for seconds in expected]
+        assert [seconds <= min(row) * (1 + TOLERANCE) for seconds in row] == near
+        known = [(one, other) for one, other in zip(row, expected, strict=True) if one < np.inf]
+        assert [one for one, _ in known] == pytest.approx([other for _, other in known], rel=1e-11)
+    assert np.isinf(found).any()
+
+
+def test_machines_take_arrays_or_one_size_at_a_time() -> None:
+    assert takes_arrays(costs_of(lab_profile()))
+    assert takes_arrays(corrected_lab())
+    assert not takes_arrays(COSTS)
+
+
+def test_absurd_costs_have_no_best_degree() -> None:
+    absurd = LinearCost(alpha_seconds=1e308, beta_seconds=1e300)
+    costs: LinearCosts = replace(COSTS, transfer_cost=absurd)
+    with pytest.raises(ArithmeticError, match="no finite numbers"):
+        seconds_by_degree(
+            costs=layer_costs(workload=LAB, costs=costs), strategy="S4", tokens=4096,
+            degrees=[np.array(DEGREES)] * 2,
+        )  # fmt: skip
