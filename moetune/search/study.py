@@ -73,12 +73,12 @@ class TuningStudy:
 
     def ask(self) -> Decision | None:
         """Return what to run next; None when the search is over."""
-        if next_decision(space=self._space, tried=self.tried) is None:
+        wanted = next_decision(space=self._space, tried=self.tried)
+        if wanted is None:
             return None
         self._trial = self._study.ask(dict(_DISTRIBUTIONS))
-        seed = self._space.seed
-        self._trial.set_user_attr(_ORDER, seed.order)
-        self._trial.set_user_attr(_DISPATCHER, seed.dispatcher)
+        self._trial.set_user_attr(_ORDER, self._space.seed.order)
+        self._trial.set_user_attr(_DISPATCHER, wanted.dispatcher)
         return _decision(self._trial)
 
     def report(self, *, forward_seconds: float, backward_seconds: float) -> bool:

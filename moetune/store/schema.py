@@ -141,5 +141,6 @@ settled_sizes = Table(
     Column("seconds", JSON, nullable=False),
     Column("num_steps", BigInteger, nullable=False),
     Column("created_at", Text, nullable=False),
+    Column("dispatcher", Text, nullable=False, server_default="flat"),
     sqlite_autoincrement=True,
 )

@@ -16,8 +16,9 @@ from moetune.domain.records import Settled
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.book import FoundPlans, PlanBook, share_plans
-from moetune.runtime.plans.search import OnlineSearch, Tuner, TuningTask
+from moetune.runtime.plans.search import OnlineSearch
 from moetune.runtime.plans.timers import Interval
+from moetune.runtime.plans.tuner import Tuner, TuningTask
 from moetune.store import open_store
 from moetune.workflows.tuning import StudyTuner
 from tests.runtime.faults import make
@@ -84,6 +85,14 @@ class CountedTuner:
     def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
         self.num_told += 1
         return self._seen(self._tuner.tell(forward_seconds, backward_seconds))
+
+    def best_seconds(self) -> float | None:
+        return self._tuner.best_seconds()
+
+    def settle(self) -> Settled:
+        settled = self._tuner.settle()
+        self.settled.append(settled)
+        return settled
 
     def _seen(self, said: Decision | Settled) -> Decision | Settled:
         if isinstance(said, Settled):

@@ -73,8 +73,8 @@ def test_it_finds_the_best_degrees_says_so_and_keeps_them(
     assert settled.seconds == pytest.approx([2.0] * 4)
     (line,) = [record.message for record in caplog.records]
     assert line == (
-        f"40 tokens: 6 and 2 chunks, strategy none; {num_steps - 1} steps searched, "
-        "15.0 % faster than planned"
+        "40 tokens: search settled after 5 trials: 6 and 2 chunks, strategy none; "
+        "300 ms (15.0 %) faster than the plan, lost 0 s"
     )
     with open_store(f"{tmp_path}/moetune.db") as store:
         assert store.settled(plan_of(1).id) == (settled,)
