@@ -156,7 +156,8 @@ def fit_info(row: RowMapping) -> FitInfo:
 
 def observation_values(observation: Observation) -> Values:
     """Return the columns of an observation."""
-    return {**encode(observation), "created_at": utc_now()}
+    kind = {"strategy": observation.strategy, "dispatcher": observation.dispatcher}
+    return {**encode(observation), **kind, "created_at": utc_now()}
 
 
 def observation_from_row(row: RowMapping) -> Observation:

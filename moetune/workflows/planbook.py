@@ -168,7 +168,7 @@ def open_planbook(
         service: the service's url; default, MOETUNE_URL or the setting `url`. Its token is
             taken from MOETUNE_TOKEN.
         observe_every: calls of a layer per call whose time is sent to the service; 0 sends
-            none, and neither does `online`.
+            none. With `online` what searches settle is sent instead.
         search_budget_seconds: time that searches of this job may lose; default, a hundredth of an
             hour. The first rank's counts.
 
@@ -210,7 +210,7 @@ def _find_settled(request: _BookRequest, group: "dist.ProcessGroup | None") -> F
     """Return an online book's plans and settled decisions; on the group's first rank only."""
     if importlib.util.find_spec("optuna") is None:
         raise MoetuneError("online=True needs Optuna", "pip install 'optuna>=5.0'")
-    found = replace(_find_all(request, group), reporter=None)
+    found = _find_all(request, group)
     if not found.plans:
         return found
     with wiring.find_store(wiring.configure(db=request.db).settings) as store:

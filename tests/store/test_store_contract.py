@@ -427,6 +427,12 @@ class TestStore:
         made = [
             settled(one),
             replace(settled(one, 9999999.999999998), memory_reuse="S4"),
+            replace(
+                settled(one),
+                decision=Decision(
+                    forward_degree=2, backward_degree=1, strategy="S3", dispatcher="hierarchical"
+                ),
+            ),
             settled(one),
         ]
         store.add_settled(made[0])

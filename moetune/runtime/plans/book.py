@@ -340,19 +340,19 @@ def share_plans(
     plans, settled, is_complete = decide_on_first(
         communicator, find_documents, "the sharing of plans"
     )
-    search = None
+    search, reporter = None, found_here[0].reporter if found_here else None
     if make_tuner is not None:
         known = [decode(Settled, json.loads(text), "settled") for text in settled]
         here = can_relay(communicator, ranks_per_node=ranks_per_node(communicator.num_ranks))
         everywhere = communicator.all_gather_object(here, "the exchange of the ranks' nodes")
         search = OnlineSearch(
             make_tuner=make_tuner, known=known, group=group, budget_seconds=budget_seconds,
-            can_relay=all(everywhere),
+            can_relay=all(everywhere), report=None if reporter is None else reporter.settled,
         )  # fmt: skip
     book = PlanBook(
         (plan_from_json(text, "plan from the first rank") for text in plans),
         search=search,
-        reporter=found_here[0].reporter if found_here else None,
+        reporter=reporter,
         is_complete=is_complete,
     )
     own = found_own(find_own) if communicator.num_ranks > 1 else ()

@@ -183,6 +183,7 @@ class OnlineSearch:
             goes beyond it ends them. The first rank's counts.
         can_relay: whether the group's rows can travel across its nodes, then inside them; the same
             on all ranks.
+        report: called on the first rank with what was settled for a plan.
 
     Attributes:
         trial: the search under way.
@@ -201,7 +202,9 @@ class OnlineSearch:
         clock: Clock = device_clock,
         budget_seconds: float = BUDGET_SECONDS,
         can_relay: bool = False,
+        report: Callable[[Plan, Settled], None] | None = None,
     ) -> None:
+        self._report = report
         self.known, self.clock, self._can_relay = tuple(known), clock, can_relay
         self.lost = LostTime(budget_seconds=budget_seconds)
         self.trial: Trial | None = None
@@ -355,6 +358,8 @@ class OnlineSearch:
             lost_seconds = self.lost.lost_seconds - trial.lost_before_seconds
             words = outcome(settled, trial.num_trials, lost_seconds, budget)
             _LOGGER.info("%s%s", words, doubt(layer.ranges[plan.id].violations))
+            if self._report is not None and trial.task.memory_reuse in {None, plan.memory.strategy}:
+                self._report(plan, settled)
         self._end(trial)
 
     def _end(self, trial: Trial) -> None:

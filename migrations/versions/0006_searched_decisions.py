@@ -1,4 +1,4 @@
-"""The dispatcher of what searches in training decided: before, always that of the plan."""
+"""What searches in training decide: dispatchers, and steps observed with other decisions."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,6 +10,10 @@ depends_on = None
 
 
 def upgrade() -> None:
+    with op.batch_alter_table("observations") as batch:
+        batch.add_column(sa.Column("strategy", sa.Text, nullable=True))
+        batch.add_column(sa.Column("dispatcher", sa.Text, nullable=True))
+    # A search had always the plan's dispatcher before.
     with op.batch_alter_table("settled") as batch:
         batch.add_column(sa.Column("dispatcher", sa.Text, nullable=False, server_default="flat"))
     plans = sa.table("plans", sa.column("id", sa.String), sa.column("document", sa.JSON))
