@@ -144,4 +144,8 @@ def test_the_other_dispatcher_is_tried_at_the_best_degrees_and_taken_where_it_is
     assert slow.best().decision.dispatcher == "flat"
     assert [one.decision.dispatcher for one in slow.tried].count("hierarchical") == 1
     assert fast.best().decision.dispatcher == "hierarchical"
+    alone = TuningStudy(file=tmp_path / "fast", name="fast", space=SPACE)  # no nodes any more
+    run(alone)
+    assert alone.best().decision.dispatcher == "flat"
+    assert alone.best().median_seconds <= slow.best().median_seconds * 1.02
     assert fast.best().median_seconds <= 0.8 * slow.best().median_seconds * 1.02

@@ -120,7 +120,7 @@ def _options(space: Space, tried: Sequence[Tried]) -> Iterator[Decision]:
         yield replace(moved, forward_degree=own.forward_degree)
         yield replace(moved, backward_degree=own.backward_degree)
     yield own
-    for dispatcher in (space.seed.dispatcher, *space.dispatchers):
+    for dispatcher in space.runnable:
         yield space.fitting(replace(own, dispatcher=dispatcher))
     for strategy in space.strategies:
         yield space.fitting(replace(own, strategy=strategy))

@@ -163,6 +163,11 @@ class Space:
     dispatchers: tuple[Dispatcher, ...] = ()
 
     @property
+    def runnable(self) -> tuple[Dispatcher, ...]:
+        """The seed's dispatcher, and the others."""
+        return (self.seed.dispatcher, *self.dispatchers)
+
+    @property
     def is_single(self) -> bool:
         """Whether the seed is the only decision."""
         sizes = (self.forward[1] - self.forward[0], self.backward[1] - self.backward[0])
@@ -178,7 +183,7 @@ class Space:
             self.forward[0] <= forward <= self.forward[1]
             and self.backward[0] <= backward <= self.backward[1]
             and decision.strategy in self.strategies
-            and decision.dispatcher in (self.seed.dispatcher, *self.dispatchers)
+            and decision.dispatcher in self.runnable
         )
         return is_inside and _fits(self.workload, self.limit_bytes, decision)
 
