@@ -167,6 +167,15 @@ def hierarchical_of(communicator: Communicator, *, ranks_per_node: int) -> Commu
     )
 
 
+def can_relay(communicator: Communicator, *, ranks_per_node: int) -> bool:
+    """Return whether `hierarchical_of` can make a communicator of the group; it makes none."""
+    try:
+        nodes = _nodes(communicator.members, ranks_per_node)
+    except InputError:
+        return False
+    return isinstance(communicator, GroupCommunicator) and len(nodes) > 1 and len(nodes[0]) > 1
+
+
 def _nodes(members: Sequence[int], ranks_per_node: int) -> list[list[int]]:
     """Return the group's ranks in the world on each node.
 

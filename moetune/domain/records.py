@@ -3,11 +3,12 @@
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 from moetune.domain.cluster import DeviceKind
-from moetune.domain.constraints import Strategy
+from moetune.domain.constraints import Dispatcher, Strategy
+from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.operations import OperationTimes
 from moetune.domain.plan import Decision
@@ -100,9 +101,11 @@ class Observation:
 
     Args:
         seconds: raw times of single steps, in order.
-        source: who measured ("verify", "quickstart", "training").
+        predicted_seconds: 0 where nothing was predicted.
+        source: who measured ("verify", "quickstart", "training", "search").
         operations: times of the steps' operations; empty where they were not observed.
         device_id: of the machine, see `Fingerprint`; "" where the sender does not know it.
+        strategy, dispatcher: None for the plan's.
 
     Raises:
         InputError: a count below 1, no times, or one that is negative or not finite.
@@ -117,6 +120,8 @@ class Observation:
     source: str
     operations: tuple[OperationTimes, ...] = ()
     device_id: str = ""
+    strategy: Strategy | None = field(default=None, metadata=UNLESS_DEFAULT)
+    dispatcher: Dispatcher | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         check_positive(self, "forward_degree", "backward_degree", "tokens_per_rank")

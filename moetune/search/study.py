@@ -55,15 +55,18 @@ class TuningStudy:
                 storage=JournalStorage(JournalFileBackend(str(file))),
                 study_name=name,
                 sampler=_Convex(space),
-                pruner=_ClearlyWorse(),
+                pruner=_ClearlyWorse(space),
                 load_if_exists=True,
             )
         self._trial: Trial | None = None
 
     @property
     def tried(self) -> tuple[Tried, ...]:
-        """Every trial that ended, also those pruned, in order."""
-        return _tried(self._study)
+        """Every trial that ended, also those pruned, in order.
+
+        Without those of an earlier job with a dispatcher that this job's ranks do not have.
+        """
+        return _tried(self._study, self._space)
 
     @property
     def num_steps(self) -> int:
@@ -73,12 +76,12 @@ class TuningStudy:
 
     def ask(self) -> Decision | None:
         """Return what to run next; None when the search is over."""
-        if next_decision(space=self._space, tried=self.tried) is None:
+        wanted = next_decision(space=self._space, tried=self.tried)
+        if wanted is None:
             return None
         self._trial = self._study.ask(dict(_DISTRIBUTIONS))
-        seed = self._space.seed
-        self._trial.set_user_attr(_ORDER, seed.order)
-        self._trial.set_user_attr(_DISPATCHER, seed.dispatcher)
+        self._trial.set_user_attr(_ORDER, self._space.seed.order)
+        self._trial.set_user_attr(_DISPATCHER, wanted.dispatcher)
         return _decision(self._trial)
 
     def report(self, *, forward_seconds: float, backward_seconds: float) -> bool:
@@ -124,7 +127,9 @@ class _Convex(BaseSampler):
         trial: FrozenTrial,  # noqa: ARG002 - Optuna's signature
         search_space: dict[str, BaseDistribution],  # noqa: ARG002
     ) -> dict[str, Any]:
-        decision = next_decision(space=self._space, tried=_tried(study)) or self._space.seed
+        decision = (
+            next_decision(space=self._space, tried=_tried(study, self._space)) or self._space.seed
+        )
         return {name: getattr(decision, name) for name in _DISTRIBUTIONS}
 
     def sample_independent(
@@ -136,17 +141,21 @@ class _Convex(BaseSampler):
 class _ClearlyWorse(BasePruner):
     """Pruner that ends a trial when `solve.layer.online.is_clearly_worse`."""
 
+    def __init__(self, space: Space) -> None:
+        self._space = space
+
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         seconds = list(trial.intermediate_values.values())
-        others = _tried(study)
+        others = _tried(study, self._space)
         return bool(others) and is_clearly_worse(
             seconds, min(other.median_seconds for other in others)
         )
 
 
-def _tried(study: Study) -> tuple[Tried, ...]:
+def _tried(study: Study, space: Space) -> tuple[Tried, ...]:
     ended = (TrialState.COMPLETE, TrialState.PRUNED)
-    return tuple(map(_one_tried, study.get_trials(deepcopy=False, states=ended)))
+    trials = map(_one_tried, study.get_trials(deepcopy=False, states=ended))
+    return tuple(one for one in trials if one.decision.dispatcher in space.runnable)
 
 
 def _decision(trial: Trial | FrozenTrial) -> Decision:

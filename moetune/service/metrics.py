@@ -21,6 +21,7 @@ _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _RELATIVE_ERRORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _NUM_FITS = 200
+_SOURCES = frozenset({"training", "verify", "quickstart", "search"})
 
 
 class Metrics:
@@ -80,7 +81,7 @@ class Metrics:
         """Count the errors of the predictions of stored observations."""
         for one in (each for each in observations if each.predicted_seconds):
             error = abs(prediction_error(one.predicted_seconds, statistics.median(one.seconds)))
-            source = one.source if one.source in {"training", "verify", "quickstart"} else "other"
+            source = one.source if one.source in _SOURCES else "other"
             self._errors.labels(source).observe(error)
 
     def refused(self, kind: Kind, count: int) -> None:

@@ -31,6 +31,7 @@ from moetune.domain.training_document import (
 )
 
 Values = dict[str, Any]
+_DECIDED = ("forward_degree", "backward_degree", "strategy", "dispatcher")
 
 
 def utc_now() -> str:
@@ -155,7 +156,8 @@ def fit_info(row: RowMapping) -> FitInfo:
 
 def observation_values(observation: Observation) -> Values:
     """Return the columns of an observation."""
-    return {**encode(observation), "created_at": utc_now()}
+    kind = {"strategy": observation.strategy, "dispatcher": observation.dispatcher}
+    return {**encode(observation), **kind, "created_at": utc_now()}
 
 
 def observation_from_row(row: RowMapping) -> Observation:
@@ -192,7 +194,7 @@ def settled_values(settled: Settled) -> Values:
     values: Values = encode(settled)
     decision: Values = values.pop("decision")
     decision["issue_order"] = decision.pop("order")
-    decision.pop("dispatcher", None)  # the plan's, which a search does not change
+    decision["dispatcher"] = settled.decision.dispatcher
     median_seconds = settled.median_seconds
     return {**values, **decision, "median_seconds": median_seconds, "created_at": utc_now()}
 
@@ -209,7 +211,7 @@ def settled_from_row(row: RowMapping, where: str) -> Settled:
         del values[derived]
     values["decision"] = {
         "order": values.pop("issue_order"),
-        **{name: values.pop(name) for name in ("forward_degree", "backward_degree", "strategy")},
+        **{name: values.pop(name) for name in _DECIDED},
     }
     return decode(Settled, values, f"{where}: settled size {number}")
 

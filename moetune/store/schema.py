@@ -121,6 +121,8 @@ observations = Table(
     Column("created_at", Text, nullable=False),
     Column("operations", JSON, nullable=False, server_default="[]"),
     Column("device_id", Text, nullable=False, server_default=""),
+    Column("strategy", Text, nullable=True),
+    Column("dispatcher", Text, nullable=True),
     sqlite_autoincrement=True,
 )
 
@@ -141,5 +143,6 @@ settled_sizes = Table(
     Column("seconds", JSON, nullable=False),
     Column("num_steps", BigInteger, nullable=False),
     Column("created_at", Text, nullable=False),
+    Column("dispatcher", Text, nullable=False, server_default="flat"),
     sqlite_autoincrement=True,
 )

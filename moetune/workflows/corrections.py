@@ -211,10 +211,13 @@ def _clock_problems(observation: Observation) -> tuple[str, ...]:
 
 
 def _decision(plan: Plan, observation: Observation) -> Decision:
+    own = plan.decide(plan.tokens_per_rank)
     return replace(
-        plan.decide(plan.tokens_per_rank),
+        own,
         forward_degree=observation.forward_degree,
         backward_degree=observation.backward_degree,
+        strategy=observation.strategy or own.strategy,
+        dispatcher=observation.dispatcher or own.dispatcher,
     )
 
 

@@ -21,6 +21,7 @@ from moetune.domain.spelling import nearest_or
 from moetune.runtime.plans.book import FoundPlans, PlanBook, read_plans, share_plans
 from moetune.runtime.plans.client import ServiceClient
 from moetune.runtime.plans.compare import OwnPlans
+from moetune.runtime.plans.lost_time import BUDGET_SECONDS
 from moetune.runtime.plans.reports import ObservationSender, StepReporter, post_observations
 from moetune.workflows import wiring
 
@@ -133,6 +134,7 @@ def open_planbook(
     online: bool = False,
     service: str | None = None,
     observe_every: int = 50,
+    search_budget_seconds: float = BUDGET_SECONDS,
 ) -> PlanBook:
     """Return the same plans on every rank of the group; all its ranks call this together.
 
@@ -144,8 +146,10 @@ def open_planbook(
     `book.step()` after every optimizer step, on all ranks. For each new number of tokens it tries
     a few, first the plan's, and stores the fastest for later jobs. One number of tokens takes
     about 20 steps, most of them close to the best; a number near a settled one, or between two
-    that agree, takes none. Once all are settled, `step` does nothing. Degrees never change the
-    numbers that a layer computes.
+    that agree, takes none. Once all are settled, `step` does nothing. No decision changes the
+    numbers that a layer computes. Trials that are slower than the best decision known lose time;
+    once all of the job have lost `search_budget_seconds`, the search under way settles on the best
+    it knows, and none follows.
 
     With a plan service (`moetune serve`) the first rank asks it for the plans of inputs. Where the
     service gives none, its last answer to the same inputs is taken from the user's cache, else the
@@ -164,7 +168,9 @@ def open_planbook(
         service: the service's url; default, MOETUNE_URL or the setting `url`. Its token is
             taken from MOETUNE_TOKEN.
         observe_every: calls of a layer per call whose time is sent to the service; 0 sends
-            none, and neither does `online`.
+            none. With `online` what searches settle is sent instead.
+        search_budget_seconds: time that searches of this job may lose; default, a hundredth of an
+            hour. The first rank's counts.
 
     Raises:
         InputError: a file, an id of the store, an input's name or the url is wrong; on every
@@ -177,7 +183,7 @@ def open_planbook(
     if online:
         return share_plans(
             lambda: _find_settled(request, group), find_own=partial(_find_own, request),
-            make_tuner=partial(_make_tuner, db), group=group,
+            make_tuner=partial(_make_tuner, db), budget_seconds=search_budget_seconds, group=group,
         )  # fmt: skip
     return share_plans(
         lambda: _find_all(request, group), find_own=partial(_find_own, request), group=group
@@ -204,7 +210,7 @@ def _find_settled(request: _BookRequest, group: "dist.ProcessGroup | None") -> F
     """Return an online book's plans and settled decisions; on the group's first rank only."""
     if importlib.util.find_spec("optuna") is None:
         raise MoetuneError("online=True needs Optuna", "pip install 'optuna>=5.0'")
-    found = replace(_find_all(request, group), reporter=None)
+    found = _find_all(request, group)
     if not found.plans:
         return found
     with wiring.find_store(wiring.configure(db=request.db).settings) as store:

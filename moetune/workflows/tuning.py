@@ -12,7 +12,7 @@ from moetune.domain.errors import MoetuneError
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.ports import Store
 from moetune.domain.records import Settled
-from moetune.runtime.plans.search import TuningTask
+from moetune.runtime.plans.tuner import TuningTask
 from moetune.search import TuningStudy
 
 _LOGGER = logging.getLogger("moetune")
@@ -45,22 +45,31 @@ class StudyTuner:
         name = f"{task.plan.id[:16]}-{self._hardware_id}-{how}-{task.tokens_per_rank}"
         self._task = task
         self._study = TuningStudy(file=self._folder / f"{name}.log", name=name, space=task.space)
-        return self._next(task, self._study)
+        return self._next(self._study)
 
     def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
         """Report one step's times; return the next decision to try, or the result."""
-        task, study, trying = self._task, self._study, self._trying
-        assert task is not None, "tell before begin"  # noqa: S101 - our own bug
-        assert study is not None  # noqa: S101
+        study, trying = self._study, self._trying
+        assert study is not None, "tell before begin"  # noqa: S101 - our own bug
         assert trying is not None  # noqa: S101
         if study.report(forward_seconds=forward_seconds, backward_seconds=backward_seconds):
             return trying
-        return self._next(task, study)
+        return self._next(study)
 
-    def _next(self, task: TuningTask, study: TuningStudy) -> Decision | Settled:
+    def _next(self, study: TuningStudy) -> Decision | Settled:
         self._trying = study.ask()
-        if self._trying is not None:
-            return self._trying
+        return self._trying or self.settle()
+
+    def best_seconds(self) -> float | None:
+        """Return the median of the fastest trial that has ended, None before the first one."""
+        tried = () if self._study is None else self._study.tried
+        return min((one.median_seconds for one in tried), default=None)
+
+    def settle(self) -> Settled:
+        """Store and return the best of what was tried."""
+        task, study = self._task, self._study
+        assert task is not None, "settle before begin"  # noqa: S101 - our own bug
+        assert study is not None  # noqa: S101
         best, planned = study.best(), study.planned()
         settled = Settled(
             plan_id=task.plan.id,

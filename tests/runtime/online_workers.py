@@ -1,5 +1,7 @@
 """What ranks do in the tests of the online plan book: layers whose times are made up."""
 
+import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,8 +18,9 @@ from moetune.domain.records import Settled
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.book import FoundPlans, PlanBook, share_plans
-from moetune.runtime.plans.search import OnlineSearch, Tuner, TuningTask
+from moetune.runtime.plans.search import OnlineSearch
 from moetune.runtime.plans.timers import Interval
+from moetune.runtime.plans.tuner import Tuner, TuningTask
 from moetune.store import open_store
 from moetune.workflows.tuning import StudyTuner
 from tests.runtime.faults import make
@@ -84,6 +87,14 @@ class CountedTuner:
     def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
         self.num_told += 1
         return self._seen(self._tuner.tell(forward_seconds, backward_seconds))
+
+    def best_seconds(self) -> float | None:
+        return self._tuner.best_seconds()
+
+    def settle(self) -> Settled:
+        settled = self._tuner.settle()
+        self.settled.append(settled)
+        return settled
 
     def _seen(self, said: Decision | Settled) -> Decision | Settled:
         if isinstance(said, Settled):
@@ -252,6 +263,105 @@ def failing_tuner() -> None:
         book.step()
     with counted_collectives() as names:
         book.step()
+    assert names == []
+
+
+class KindClock:
+    """Times by the kind of the decision that `layer` runs with: strategy and dispatcher."""
+
+    def __init__(self, seconds: Callable[[Decision], float]) -> None:
+        self.layer: ExpertLayer | None = None
+        self._seconds = seconds
+
+    def __call__(self, phase: Phase, _: torch.device) -> Interval:  # noqa: ARG002 - a `Clock`
+        assert self.layer is not None
+        return MadeUp(self._seconds(self.layer.decision))
+
+
+def settle_with(
+    plan: Plan, seconds: Callable[[Decision], float], folder: Path, *, budget_seconds: float
+) -> tuple[set[Decision], MoELayer, OnlineSearch]:
+    """Search one size with real ranks: equal decisions, and the numbers of one chunk."""
+    clock, tuner = KindClock(seconds), study_tuner(folder)
+    book = share_plans(
+        lambda: FoundPlans(plans=[plan]), make_tuner=lambda: tuner, budget_seconds=budget_seconds
+    )
+    search = book._search
+    assert search is not None
+    search.clock = clock
+    shape = plan.inputs.layer
+    sizes = (shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k)
+    clock.layer = layer = MoELayer(*sizes, planbook=book, dtype=torch.float64)
+    reference = MoELayer(*sizes, pipeline=False, memory_reuse=False, dtype=torch.float64)
+    reference.load_state_dict(layer.state_dict())
+    tried: set[Decision] = set()
+    key = plan.workload.key
+    for _ in range(200):
+        y = train(layer, 40)
+        if layer.decision not in tried:
+            _check_against(reference, layer, y, 40)
+        tried.add(layer.decision)
+        _agree(layer)
+        book.step()
+        if search.layer(key, book.plans_for(key), None).settled(40) is not None:
+            train(layer, 40)
+            _agree(layer)
+            return tried, layer, search
+    raise AssertionError("the search does not end")
+
+
+def dispatchers(folder: Path) -> None:
+    """On two nodes the hierarchical exchange is tried, taken, stored, and run by the next job."""
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    plan = plan_of(4)
+    tried, layer, _ = settle_with(
+        plan, lambda one: 1.0 + (one.dispatcher == "flat"), folder, budget_seconds=math.inf
+    )
+    assert {one.dispatcher for one in tried} == {"flat", "hierarchical"}
+    assert layer.decision.dispatcher == "hierarchical"
+    known: tuple[Settled, ...] = ()
+    if dist.get_rank() == 0:
+        with open_store(f"{folder}/moetune.db") as store:
+            known = store.settled(plan.id)
+        assert [one.decision.dispatcher for one in known] == ["hierarchical"]
+    for nodes, wanted in ((2, "hierarchical"), (4, "flat")):  # where they are no nodes: refused
+        os.environ["LOCAL_WORLD_SIZE"] = str(nodes)
+        book = share_plans(
+            lambda: FoundPlans(plans=[plan], settled=known),
+            make_tuner=lambda: study_tuner(folder / "next"),
+        )
+        again = make(pipeline=True, planbook=book, dtype=torch.float64)
+        train(again, 40)
+        assert again.decision.dispatcher == wanted
+        _agree(again)
+
+
+def strategies(plan: Plan, folder: Path) -> None:
+    """Where memory is short strategies are tried; a slow one is left, and the fastest stays."""
+    seconds = {"none": 1.0, "S1": 4.0, "S2": 0.5, "S3": 1.1, "S4": 1.2}
+    tried, layer, search = settle_with(
+        plan, lambda one: seconds[one.strategy], folder, budget_seconds=math.inf
+    )
+    assert len({one.strategy for one in tried}) > 2
+    assert layer.decision.strategy == "S2"
+    assert search.lost.lost_seconds > 0
+
+
+def spent_budget(plan: Plan, folder: Path) -> None:
+    """The first rank's budget ends the search on all ranks, with what is best by then."""
+    mine = 1.0 if dist.get_rank() == 0 else math.inf
+    seconds = {"none": 1.0, "S1": 9.0, "S2": 9.0, "S3": 9.0, "S4": 9.0}
+    tried, layer, search = settle_with(
+        plan, lambda one: seconds[one.strategy], folder, budget_seconds=mine
+    )
+    assert search.has_ended
+    assert search.lost.lost_seconds == 2 * 16.0  # one step to warm up, one measured
+    assert len({one.strategy for one in tried}) == 2
+    assert layer.decision.strategy == "none"
+    train(layer, 90)
+    with counted_collectives() as names:
+        for _ in range(3):
+            search.step()
     assert names == []
 
 

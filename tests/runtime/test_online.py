@@ -3,6 +3,7 @@
 import copy
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from moetune.runtime.plans import search as online
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.search import OnlineSearch
 from moetune.runtime.plans.timers import CallWatch, device_clock
+from moetune.solve.layer.peak import peak_bytes
 from moetune.store import open_store
 from tests.ranks import run_ranks
 from tests.runtime import online_workers
@@ -60,6 +62,26 @@ def test_two_ranks_meet_a_failure_together(worker: object) -> None:
     assert run_ranks(worker, 2) == ["", ""]  # type: ignore[arg-type]  # both are workers
 
 
+@pytest.mark.dist
+def test_ranks_on_two_nodes_search_dispatchers_and_the_next_job_knows(tmp_path: Path) -> None:
+    assert run_ranks(online_workers.dispatchers, 4, tmp_path) == [""] * 4
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("worker", [online_workers.strategies, online_workers.spent_budget])
+def test_two_ranks_search_strategies_within_memory_and_budget(
+    worker: object, tmp_path: Path
+) -> None:
+    plan = plan_of(2)
+    needed = peak_bytes(
+        workload=replace(plan.workload, tokens_per_rank=42), forward_degree=2, backward_degree=2,
+        strategy="none",
+    )  # fmt: skip
+    inputs = replace(plan.inputs, memory_limit_bytes=needed.device_bytes - 1)
+    short = replace(plan, id=inputs.plan_id, inputs=inputs)
+    assert run_ranks(worker, 2, short, tmp_path) == ["", ""]  # type: ignore[arg-type]  # a worker
+
+
 def test_it_finds_the_best_degrees_says_so_and_keeps_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -73,8 +95,8 @@ def test_it_finds_the_best_degrees_says_so_and_keeps_them(
     assert settled.seconds == pytest.approx([2.0] * 4)
     (line,) = [record.message for record in caplog.records]
     assert line == (
-        f"40 tokens: 6 and 2 chunks, strategy none; {num_steps - 1} steps searched, "
-        "15.0 % faster than planned"
+        "40 tokens: search settled after 5 trials: 6 and 2 chunks, strategy none; "
+        "300 ms (15.0 %) faster than the plan, lost 0 s"
     )
     with open_store(f"{tmp_path}/moetune.db") as store:
         assert store.settled(plan_of(1).id) == (settled,)

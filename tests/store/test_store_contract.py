@@ -318,7 +318,11 @@ class TestStore:
         )  # fmt: skip
         others = replace(times, operation=replace(operation, name="experts"), predicted_seconds=0.1)
         made = replace(
-            observation(plan.id, 1.0, 2.0), operations=(times, others), device_id="0123456789abcdef"
+            observation(plan.id, 1.0, 2.0),
+            operations=(times, others),
+            device_id="0123456789abcdef",
+            strategy="S2",
+            dispatcher="hierarchical",
         )
         store.add_observations([made, observation(plan.id)])
         assert store.observations(plan.id) == (made, observation(plan.id))
@@ -427,6 +431,12 @@ class TestStore:
         made = [
             settled(one),
             replace(settled(one, 9999999.999999998), memory_reuse="S4"),
+            replace(
+                settled(one),
+                decision=Decision(
+                    forward_degree=2, backward_degree=1, strategy="S3", dispatcher="hierarchical"
+                ),
+            ),
             settled(one),
         ]
         store.add_settled(made[0])

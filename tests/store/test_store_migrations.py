@@ -1,5 +1,6 @@
 """Older, newer, foreign and half-made schemas, on SQLite and on PostgreSQL."""
 
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -152,12 +153,45 @@ def test_an_older_postgresql_is_upgraded_too(url: str) -> None:
     assert check(url) == ()
 
 
+def upgrade_to(connection: Connection, revision: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(migrate.migrations_folder()))
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+
+
+def test_sizes_that_were_settled_before_dispatchers_were_have_their_plans(url: str) -> None:
+    def as_0005(connection: Connection) -> None:
+        upgrade_to(connection, "0005")
+        for plan, document in (
+            ("ab", {"pipeline": {"dispatcher": "hierarchical"}}),
+            ("cd", {"pipeline": {}}),
+            ("ef", {}),
+        ):
+            row = {"plan": plan, "document": json.dumps(document)}
+            connection.execute(
+                text("INSERT INTO plans VALUES (:plan, NULL, 'lab', 2, 40, :document, '2026')"), row
+            )
+            connection.execute(
+                text(
+                    "INSERT INTO settled (plan_id, hardware_id, tokens_per_rank, forward_degree, "
+                    "backward_degree, issue_order, strategy, median_seconds, planned_seconds, "
+                    "seconds, num_steps, created_at) VALUES (:plan, 'f', 40, 4, 3, "
+                    "'dispatch_first', 'none', 0.5, 0.5, '[0.5]', 9, '2026')"
+                ),
+                row,
+            )
+
+    run(url, as_0005)
+    assert upgrade(url) == ("0005", HEAD)
+    with open_store(url) as store:
+        found = [store.settled(plan)[0].decision.dispatcher for plan in ("ab", "cd", "ef")]
+    assert found == ["hierarchical", "flat", "flat"]
+
+
 def test_observations_of_steps_alone_are_kept_when_those_of_operations_come(url: str) -> None:
     def as_0004(connection: Connection) -> None:
-        config = Config()
-        config.set_main_option("script_location", str(migrate.migrations_folder()))
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0004")
+        upgrade_to(connection, "0004")
         connection.execute(
             text("INSERT INTO plans VALUES ('ab', NULL, 'lab', 2, 40, '{}', '2026-11-20')")
         )

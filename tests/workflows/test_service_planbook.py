@@ -146,8 +146,23 @@ def test_nothing_is_reported_where_that_is_not_wanted(service: Stub) -> None:
 def test_the_search_in_training_takes_the_services_plan(service: Stub, home: Path) -> None:
     book = moetune.open_planbook(INPUTS, service=service.url, online=True, db=str(home / "it.db"))
     assert book.plans == (ALONE,)
-    train(layer_of(book), 40)
+    layer = layer_of(book)
+    for _ in range(200):
+        train(layer, 40)
+        book.step()
+        if (home / "it.db").exists():
+            break
     book.close()
+    with open_store(str(home / "it.db")) as store:
+        (settled,) = store.settled(ALONE.id)
+    (found,) = observations(service)
+    assert (found.source, found.seconds) == ("search", settled.seconds)
+    assert (found.forward_degree, found.backward_degree) == (
+        settled.decision.forward_degree, settled.decision.backward_degree,
+    )  # fmt: skip
+    own = ALONE.decide(40)
+    assert found.predicted_seconds == (2.0 if settled.decision == own else 0.0)
+    assert (found.strategy, found.dispatcher, found.tokens_per_rank) == (None, None, 40)
 
 
 def test_disabled_asks_nobody(service: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

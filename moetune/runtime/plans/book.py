@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 from moetune.comm.agree import agree_on_digest, decide_on_first
 from moetune.comm.gloo import communicator_of
+from moetune.comm.hierarchical import can_relay
+from moetune.comm.launched import ranks_per_node
 from moetune.domain.constraints import Strategy
 from moetune.domain.document import canonical_json, decode, digest
 from moetune.domain.errors import InputError, MoetuneError
@@ -31,11 +33,13 @@ from moetune.runtime.plans.compare import (
     found_own,
 )
 from moetune.runtime.plans.drift import DriftAlarm
+from moetune.runtime.plans.lost_time import BUDGET_SECONDS
 from moetune.runtime.plans.monitor import CallObserver, LayerMonitor, first_of_each_size
 from moetune.runtime.plans.reports import StepReporter
-from moetune.runtime.plans.search import LayerSearch, OnlineSearch, Tuner
+from moetune.runtime.plans.search import LayerSearch, OnlineSearch
 from moetune.runtime.plans.timers import Clock, NoWatch, Watch, device_clock
 from moetune.runtime.plans.trial import OneChunkTrial, may_lose, one_chunk_of
+from moetune.runtime.plans.tuner import Tuner
 
 _LOGGER = logging.getLogger("moetune")
 
@@ -114,10 +118,9 @@ class LayerPlans:
     def _look_up(self, tokens: int) -> Decision:
         if not self._plans:
             return SAFE_DECISION
-        plan = nearest_plan(self._plans, tokens)
         if self._search is not None:
-            found = self._search.decide(tokens)
-            return replace(found, dispatcher=plan.pipeline.dispatcher)
+            return self._search.decide(tokens)
+        plan = nearest_plan(self._plans, tokens)
         return one_chunk_of(plan) if tokens in self._in_one_chunk else plan.decide(tokens)
 
 
@@ -184,13 +187,19 @@ class PlanBook:
         return self._by_layer.get(key, ())
 
     def layer_plans(
-        self, key: LayerKey, *, memory_reuse: Strategy | None = None, rank: int = 0
+        self,
+        key: LayerKey,
+        *,
+        memory_reuse: Strategy | None = None,
+        rank: int = 0,
+        can_relay: bool = True,
     ) -> LayerPlans | None:
         """Return the plans for a layer, None if it has none and no warning was logged.
 
         Args:
             memory_reuse: the strategy that the layer's arguments set, None if they set none.
             rank: of the layer's group; only the first one watches calls.
+            can_relay: False for a layer whose rows never travel in two steps.
 
         Raises:
             InputError: the book searches, and its group has another number of ranks.
@@ -199,7 +208,7 @@ class PlanBook:
         if not plans:
             return None if self._is_complete else LayerPlans()
         if self._search is not None:
-            search = self._search.layer(key, plans, memory_reuse)
+            search = self._search.layer(key, plans, memory_reuse, can_relay=can_relay)
             return LayerPlans(plans, search=search)
         if rank:
             return LayerPlans(plans)
@@ -298,6 +307,7 @@ def share_plans(
     *,
     find_own: Callable[[], Sequence[OwnPlans | None]] = tuple,
     make_tuner: Callable[[], Tuner] | None = None,
+    budget_seconds: float = BUDGET_SECONDS,
     group: dist.ProcessGroup | None = None,
 ) -> PlanBook:
     """Return the same book on every rank: the group's first rank finds the plans and sends them.
@@ -306,6 +316,7 @@ def share_plans(
         find: called on the group's first rank only; only that one reports measured steps.
         find_own: called on every rank, for what it has itself under each source.
         make_tuner: for a book that searches online, see `OnlineSearch`; None for one that does not.
+        budget_seconds: that its searches may lose.
 
     Raises:
         MoetuneError: raised by `find`; raised on every rank.
@@ -329,14 +340,19 @@ def share_plans(
     plans, settled, is_complete = decide_on_first(
         communicator, find_documents, "the sharing of plans"
     )
-    search = None
+    search, reporter = None, found_here[0].reporter if found_here else None
     if make_tuner is not None:
         known = [decode(Settled, json.loads(text), "settled") for text in settled]
-        search = OnlineSearch(make_tuner=make_tuner, known=known, group=group)
+        here = can_relay(communicator, ranks_per_node=ranks_per_node(communicator.num_ranks))
+        everywhere = communicator.all_gather_object(here, "the exchange of the ranks' nodes")
+        search = OnlineSearch(
+            make_tuner=make_tuner, known=known, group=group, budget_seconds=budget_seconds,
+            can_relay=all(everywhere), report=None if reporter is None else reporter.settled,
+        )  # fmt: skip
     book = PlanBook(
         (plan_from_json(text, "plan from the first rank") for text in plans),
         search=search,
-        reporter=found_here[0].reporter if found_here else None,
+        reporter=reporter,
         is_complete=is_complete,
     )
     own = found_own(find_own) if communicator.num_ranks > 1 else ()

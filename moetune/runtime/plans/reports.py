@@ -13,8 +13,8 @@ from itertools import chain
 
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Decision, Plan
-from moetune.domain.records import MAX_OBSERVATIONS, OBSERVATIONS_SCHEMA, Observation
+from moetune.domain.plan import Alternative, Decision, Plan
+from moetune.domain.records import MAX_OBSERVATIONS, OBSERVATIONS_SCHEMA, Observation, Settled
 from moetune.runtime.plans.monitor import ObservedCall
 from moetune.runtime.plans.service import ServiceConnection
 
@@ -158,6 +158,14 @@ class StepReporter:
         """Return the reports of one more layer."""
         return LayerReports(self)
 
+    def settled(self, plan: Plan, settled: Settled) -> None:
+        """Send what a search measured of its decision, for the plan's own number of tokens.
+
+        Of other numbers of tokens the plan predicts no times.
+        """
+        if plan.id in self.plan_ids and settled.tokens_per_rank == plan.tokens_per_rank:
+            self.sender.add(_observed(plan, settled, self.device_id))
+
     def close(self) -> None:
         """Send the queue, for two seconds at most."""
         self.sender.close()
@@ -212,6 +220,37 @@ def _joined(group: Sequence[Observation]) -> Observation:
 
 def _chained(times: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
     return tuple(chain.from_iterable(times))
+
+
+def _observed(plan: Plan, settled: Settled, device_id: str) -> Observation:
+    """Return the time of a settled decision, and its prediction if the plan has one."""
+    one, own = settled.decision, plan.decide(plan.tokens_per_rank)
+    return Observation(
+        plan_id=plan.id,
+        forward_degree=one.forward_degree,
+        backward_degree=one.backward_degree,
+        tokens_per_rank=settled.tokens_per_rank,
+        predicted_seconds=_predicted_seconds(plan, one),
+        seconds=settled.seconds,
+        source="search",
+        device_id=device_id,
+        strategy=None if one.strategy == own.strategy else one.strategy,
+        dispatcher=None if one.dispatcher == own.dispatcher else one.dispatcher,
+    )
+
+
+def _predicted_seconds(plan: Plan, decision: Decision) -> float:
+    """Return the pipelined part as predicted for the plan or one of its alternatives, else 0."""
+    if decision == plan.decide(plan.tokens_per_rank):
+        return plan.predicted.forward_seconds + plan.predicted.backward_seconds
+    wanted = _kind(decision)
+    found = (one for one in plan.alternatives if one.layout is None and _kind(one) == wanted)
+    step_seconds = next((one.step_seconds for one in found), 0.0)
+    return max(0.0, step_seconds - plan.predicted.overhead_seconds)
+
+
+def _kind(one: Decision | Alternative) -> tuple[int, int, str, str]:
+    return one.forward_degree, one.backward_degree, one.strategy, one.dispatcher
 
 
 def _observation(call: ObservedCall, device_id: str) -> Observation:

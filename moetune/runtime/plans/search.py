@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from statistics import fmean
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,36 +21,14 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import Decision, Plan, nearest_plan
 from moetune.domain.records import Settled
+from moetune.runtime.plans.lost_time import BUDGET_SECONDS, LostTime
 from moetune.runtime.plans.timers import CallWatch, Clock, NoWatch, Watch, device_clock
-from moetune.solve.layer.search_space import AdaptiveRanges, Space, search_space
+from moetune.runtime.plans.tuner import Tuner, TuningTask, doubt, outcome
+from moetune.solve.layer.search_space import AdaptiveRanges, search_space
 
 PATIENCE_STEPS = 100
 """Steps without a call of the size under search, until a search for another size may begin."""
 _LOGGER = logging.getLogger("moetune")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuningTask:
-    """A search for the best decision for one number of tokens and `memory_reuse`."""
-
-    plan: Plan
-    tokens_per_rank: int
-    memory_reuse: Strategy | None
-    space: Space
-
-
-class Tuner(Protocol):
-    """A search on the group's first rank, one task at a time; `tell` is as in Optuna.
-
-    Both methods return the next decision to try, which may be the last one again, or the search's
-    result.
-    """
-
-    def begin(self, task: TuningTask) -> Decision | Settled:
-        """Begin a search, or continue an unfinished one of the same task."""
-
-    def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
-        """Report the times of one call's pipelined part on the slowest rank."""
 
 
 class LayerSearch:
@@ -59,6 +36,7 @@ class LayerSearch:
 
     Args:
         search: shared by all layers; it runs one trial at a time.
+        can_relay: whether rows can travel across the nodes, then inside them.
 
     Attributes:
         decisions: by number of tokens; cleared when any of them changes.
@@ -66,9 +44,14 @@ class LayerSearch:
     """
 
     def __init__(
-        self, search: "OnlineSearch", plans: Sequence[Plan], memory_reuse: Strategy | None
+        self,
+        search: "OnlineSearch",
+        plans: Sequence[Plan],
+        memory_reuse: Strategy | None,
+        *,
+        can_relay: bool,
     ) -> None:
-        self._memory_reuse = memory_reuse
+        self._memory_reuse, self._can_relay = memory_reuse, can_relay
         self.decisions: dict[int, Decision] = {}
         self.ranges = {plan.id: AdaptiveRanges() for plan in plans}
         self._search, self._plans = search, plans
@@ -95,13 +78,17 @@ class LayerSearch:
     def watch(self, tokens: int, device: torch.device) -> Watch:
         """Return the timer of a call of the size on trial; queue a search for another size."""
         search = self._search
-        if search.has_failed or not tokens or self.settled(tokens) is not None:
+        if search.has_ended or not tokens or self.settled(tokens) is not None:
             return NoWatch()
         if search.trial is None or not search.trial.is_about(self, tokens):
             search.wanted = search.wanted or (self, tokens)
             return NoWatch()
         note = search.trial.calls.append
         return CallWatch(search.clock, device, tokens_per_rank=tokens, note=note)
+
+    def can_run(self, plan: Plan, decision: Decision) -> bool:
+        """Return whether the layer can exchange rows as an earlier search decided."""
+        return self._can_relay or decision.dispatcher in {"flat", plan.pipeline.dispatcher}
 
     def settle(self, plan: Plan, tokens: int, decision: Decision) -> None:
         """Settle one size."""
@@ -114,7 +101,10 @@ class LayerSearch:
         gap = self.ranges[plan.id].gap(tokens)
         if gap is None:
             return None
-        space = search_space(plan=plan, tokens_per_rank=tokens, gap=gap, memory_reuse=reuse)
+        space = search_space(
+            plan=plan, tokens_per_rank=tokens, gap=gap, memory_reuse=reuse,
+            can_relay=self._can_relay,
+        )  # fmt: skip
         return TuningTask(plan=plan, tokens_per_rank=tokens, memory_reuse=reuse, space=space)
 
 
@@ -127,6 +117,9 @@ class Trial:
         is_warming: the next step is the first with this decision, and is not counted.
         calls: timed in this step.
         idle_steps: steps since the last call of this size.
+        num_trials: decisions tried so far, with this one.
+        lost_before_seconds: by searches before this one.
+        warm_up: what `measured` returned for the step that warmed up.
     """
 
     layer: LayerSearch
@@ -135,6 +128,9 @@ class Trial:
     is_warming: bool = True
     calls: deque[CallWatch] = field(default_factory=lambda: deque(maxlen=1024))
     idle_steps: int = 0
+    num_trials: int = 1
+    lost_before_seconds: float = 0.0
+    warm_up: tuple[float, ...] = ()
 
     def is_about(self, layer: LayerSearch, tokens: int) -> bool:
         """Return whether a layer's calls of that number of tokens belong to this trial."""
@@ -143,7 +139,9 @@ class Trial:
         return is_same and layer.ranges[plan.id].is_near(tokens, self.task.tokens_per_rank)
 
     def measured(self) -> tuple[float, ...]:
-        """Return the mean forward and backward time of this step's calls, () without calls.
+        """Return mean forward and backward times of this step's calls, and their number.
+
+        () without calls.
 
         Times of calls with a few more or fewer tokens are scaled to the size of the search. Of a
         call that activation checkpointing runs twice, only the second has a backward pass.
@@ -153,7 +151,22 @@ class Trial:
             for call in self.calls
             if (seconds := call.seconds()) is not None
         ]
-        return tuple(map(fmean, zip(*scaled, strict=True)))
+        means = map(fmean, zip(*scaled, strict=True))
+        return (*means, len(scaled)) if scaled else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What the first rank's tuner says, and the first rank's account of lost time.
+
+    Args:
+        is_cut: the budget ended the search.
+    """
+
+    said: Decision | Settled
+    lost_seconds: float
+    is_spent: bool
+    is_cut: bool = False
 
 
 class OnlineSearch:
@@ -166,11 +179,17 @@ class OnlineSearch:
         known: results of earlier searches, oldest first.
         group: default, the world.
         clock: of the timers.
+        budget_seconds: time that all searches together may lose, see `LostTime`; the step that
+            goes beyond it ends them. The first rank's counts.
+        can_relay: whether the group's rows can travel across its nodes, then inside them; the same
+            on all ranks.
+        report: called on the first rank with what was settled for a plan.
 
     Attributes:
         trial: the search under way.
         wanted: the next size to search for, and its layer.
-        has_failed: the tuner raised, and searching has ended.
+        has_ended: the tuner raised, or the budget is lost.
+        lost: by all searches; on other ranks than the first, as of its last answer.
         num_changes: decisions that changed since the start.
     """
 
@@ -181,20 +200,33 @@ class OnlineSearch:
         known: Sequence[Settled] = (),
         group: dist.ProcessGroup | None = None,
         clock: Clock = device_clock,
+        budget_seconds: float = BUDGET_SECONDS,
+        can_relay: bool = False,
+        report: Callable[[Plan, Settled], None] | None = None,
     ) -> None:
-        self.known, self.clock = tuple(known), clock
+        self._report = report
+        self.known, self.clock, self._can_relay = tuple(known), clock, can_relay
+        self.lost = LostTime(budget_seconds=budget_seconds)
         self.trial: Trial | None = None
         self.wanted: tuple[LayerSearch, int] | None = None
-        self.has_failed, self.num_changes = False, 0
+        self.has_ended, self.num_changes = False, 0
         self._make_tuner = make_tuner
         self._tuner: Tuner | None = None
         self._communicator = communicator_of(group)
-        self._layers: dict[tuple[LayerKey, Strategy | None], LayerSearch] = {}
+        self._layers: dict[tuple[LayerKey, Strategy | None, bool], LayerSearch] = {}
 
     def layer(
-        self, key: LayerKey, plans: Sequence[Plan], memory_reuse: Strategy | None
+        self,
+        key: LayerKey,
+        plans: Sequence[Plan],
+        memory_reuse: Strategy | None,
+        *,
+        can_relay: bool = True,
     ) -> LayerSearch:
         """Return the search that all layers with this key share.
+
+        Args:
+            can_relay: False for layers whose rows never travel in two steps.
 
         Raises:
             InputError: the layer's group and the search's have different numbers of ranks.
@@ -205,11 +237,14 @@ class OnlineSearch:
                 f"{self._communicator.num_ranks}",
                 "open the book with the layer's group: open_planbook(online=True, group=…)",
             )
-        found = self._layers.get((key, memory_reuse))
+        can_relay &= self._can_relay
+        found = self._layers.get((key, memory_reuse, can_relay))
         if found is None:
-            found = self._layers[key, memory_reuse] = LayerSearch(self, plans, memory_reuse)
+            found = LayerSearch(self, plans, memory_reuse, can_relay=can_relay)
+            self._layers[key, memory_reuse, can_relay] = found
             for plan, one in product(plans, self.known):
-                if (one.plan_id, one.memory_reuse) == (plan.id, memory_reuse):
+                is_mine = (one.plan_id, one.memory_reuse) == (plan.id, memory_reuse)
+                if is_mine and found.can_run(plan, one.decision):
                     found.settle(plan, one.tokens_per_rank, one.decision)
         return found
 
@@ -220,7 +255,7 @@ class OnlineSearch:
         """
         if self.trial is not None:
             self._advance(self.trial)
-        if self.trial is None and self.wanted is not None:
+        if self.trial is None and self.wanted is not None and not self.has_ended:
             (layer, tokens), self.wanted = self.wanted, None
             self._begin(layer, tokens)
 
@@ -232,17 +267,38 @@ class OnlineSearch:
             return
         trial.idle_steps = 0
         if trial.is_warming:
-            trial.is_warming = False
+            trial.is_warming, trial.warm_up = False, trial.measured()
             trial.calls.clear()
             return
         everywhere = self._communicator.all_gather_object(
-            trial.measured(), "the agreement on a measured step"
+            (trial.warm_up, trial.measured()), "the agreement on a measured step"
         )
         trial.calls.clear()
-        if not all(everywhere):
+        warm_ups, steps = zip(*everywhere, strict=True)
+        if not all(steps):
             return
-        forward, backward = (max(phase) for phase in zip(*everywhere, strict=True))
-        self._apply(trial, self._ask(lambda tuner: tuner.tell(forward, backward)))
+        trial.warm_up = ()
+        self._apply(trial, self._ask(lambda tuner: self._tell(tuner, [warm_ups, steps])))
+
+    def _tell(
+        self, tuner: Tuner, steps: Sequence[Sequence[tuple[float, ...]]]
+    ) -> tuple[Decision | Settled, bool]:
+        """Report the last step, charge what it lost, and end the search when that is too much.
+
+        Args:
+            steps: of each, every rank's `Trial.measured`; the last one is told.
+        """
+        best_seconds = tuner.best_seconds()
+        forward = backward = 0.0
+        for ranks in filter(all, steps):
+            forward, backward, num_calls = map(max, zip(*ranks, strict=True))
+            self.lost.charge(
+                call_seconds=forward + backward, best_seconds=best_seconds,
+                num_calls=round(num_calls),
+            )  # fmt: skip
+        said = tuner.tell(forward, backward)
+        is_cut = self.lost.is_spent and isinstance(said, Decision)
+        return (tuner.settle(), True) if is_cut else (said, False)
 
     def _begin(self, layer: LayerSearch, tokens: int) -> None:
         task = layer.task(tokens)
@@ -252,49 +308,60 @@ class OnlineSearch:
             layer.settle(task.plan, tokens, task.space.seed)
             self.num_changes += 1
             return
-        self.trial = Trial(layer=layer, task=task, decision=task.space.seed)
+        self.trial = Trial(
+            layer=layer, task=task, decision=task.space.seed,
+            lost_before_seconds=self.lost.lost_seconds,
+        )  # fmt: skip
         layer.decisions.clear()
-        self._apply(self.trial, self._ask(lambda tuner: tuner.begin(task)))
+        self._apply(self.trial, self._ask(lambda tuner: (tuner.begin(task), False)))
 
-    def _ask(self, question: Callable[[Tuner], Decision | Settled]) -> Decision | Settled | None:
-        """Return the answer of the first rank's tuner, None if it raised; the same on all ranks."""
+    def _ask(self, question: Callable[[Tuner], tuple[Decision | Settled, bool]]) -> _Answer | None:
+        """Return the answer of the first rank's tuner, None if it raised; the same on all ranks.
 
-        def safely() -> Decision | Settled | None:
+        Args:
+            question: returns what the tuner says, and whether the budget ended the search.
+        """
+
+        def safely() -> _Answer | None:
             try:
                 self._tuner = self._tuner or self._make_tuner()
-                return question(self._tuner)
+                said, is_cut = question(self._tuner)
             except Exception as error:  # noqa: BLE001 - training goes on without the search
                 _LOGGER.warning("the search for better plans ends here: %s", error)
                 return None
+            lost = self.lost
+            return _Answer(
+                said=said, lost_seconds=lost.lost_seconds, is_spent=lost.is_spent, is_cut=is_cut
+            )
 
         return decide_on_first(self._communicator, safely, "the next decision of the search")
 
-    def _apply(self, trial: Trial, answer: Decision | Settled | None) -> None:
+    def _apply(self, trial: Trial, answer: _Answer | None) -> None:
         self.num_changes += 1
-        if isinstance(answer, Decision):
-            if answer != trial.decision:
-                trial.decision, trial.is_warming = answer, True
-                trial.layer.decisions.clear()
-            return
         if answer is None:
-            self.wanted, self.has_failed = None, True
-        else:
-            layer, plan = trial.layer, trial.task.plan
-            layer.settle(plan, trial.task.tokens_per_rank, answer.decision)
-            if self._communicator.rank == 0:
-                _LOGGER.info("%s", _outcome(answer, layer.ranges[plan.id].violations))
+            self.wanted, self.has_ended = None, True
+            self._end(trial)
+            return
+        self.lost.lost_seconds, self.has_ended = answer.lost_seconds, answer.is_spent
+        if isinstance(answer.said, Settled):
+            self._settle(trial, answer.said, is_cut=answer.is_cut)
+        elif answer.said != trial.decision:
+            trial.decision, trial.is_warming = answer.said, True
+            trial.num_trials += 1
+            trial.layer.decisions.clear()
+
+    def _settle(self, trial: Trial, settled: Settled, *, is_cut: bool) -> None:
+        layer, plan = trial.layer, trial.task.plan
+        layer.settle(plan, trial.task.tokens_per_rank, settled.decision)
+        if self._communicator.rank == 0:
+            budget = self.lost.budget_seconds if is_cut else None
+            lost_seconds = self.lost.lost_seconds - trial.lost_before_seconds
+            words = outcome(settled, trial.num_trials, lost_seconds, budget)
+            _LOGGER.info("%s%s", words, doubt(layer.ranges[plan.id].violations))
+            if self._report is not None and trial.task.memory_reuse in {None, plan.memory.strategy}:
+                self._report(plan, settled)
         self._end(trial)
 
     def _end(self, trial: Trial) -> None:
         trial.layer.decisions.clear()
         self.trial = None
-
-
-def _outcome(settled: Settled, violations: int) -> str:
-    one, faster = settled.decision, settled.planned_seconds / settled.median_seconds - 1
-    gain = "as planned" if faster <= 0 else f"{100 * faster:.1f} % faster than planned"
-    doubt = f"; degrees fall with tokens {violations} times" if violations else ""
-    return (
-        f"{settled.tokens_per_rank:,} tokens: {one.forward_degree} and {one.backward_degree} "
-        f"chunks, strategy {one.strategy}; {settled.num_steps} steps searched, {gain}{doubt}"
-    )

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
 
-from moetune.domain.constraints import STRATEGIES, Strategy
+from moetune.domain.constraints import DISPATCHERS, STRATEGIES, Dispatcher, Strategy
 from moetune.domain.layer import Phase, Workload
 from moetune.domain.plan import Decision, Plan
 from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.peak import peak_bytes
+from moetune.solve.layer.promising import promising_dispatchers, promising_strategies
 
 REACH = 1 / 16
 """A decision holds for sizes that are larger or smaller by up to this share.
@@ -143,10 +144,12 @@ Degrees = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Degrees and strategies to try.
+    """Degrees, strategies and dispatchers to try.
 
     Args:
         seed: the plan's answer, within the degrees; tried first and always allowed.
+        strategies: the most promising first.
+        dispatchers: beside the seed's, the most promising first.
         workload: at the largest number of tokens that the decision will hold for.
         limit_bytes: memory on one device, None without a limit.
     """
@@ -157,12 +160,19 @@ class Space:
     strategies: tuple[Strategy, ...]
     workload: Workload
     limit_bytes: int | None
+    dispatchers: tuple[Dispatcher, ...] = ()
+
+    @property
+    def runnable(self) -> tuple[Dispatcher, ...]:
+        """The seed's dispatcher, and the others."""
+        return (self.seed.dispatcher, *self.dispatchers)
 
     @property
     def is_single(self) -> bool:
         """Whether the seed is the only decision."""
         sizes = (self.forward[1] - self.forward[0], self.backward[1] - self.backward[0])
-        return not any(sizes) and self.strategies in ((), (self.seed.strategy,))
+        is_one = self.strategies in ((), (self.seed.strategy,)) and not self.dispatchers
+        return is_one and not any(sizes)
 
     def allows(self, decision: Decision) -> bool:
         """Return whether the decision is within the degrees and fits the memory."""
@@ -173,6 +183,7 @@ class Space:
             self.forward[0] <= forward <= self.forward[1]
             and self.backward[0] <= backward <= self.backward[1]
             and decision.strategy in self.strategies
+            and decision.dispatcher in self.runnable
         )
         return is_inside and _fits(self.workload, self.limit_bytes, decision)
 
@@ -191,14 +202,21 @@ class Space:
 
 
 def search_space(
-    *, plan: Plan, tokens_per_rank: int, gap: Gap, memory_reuse: Strategy | None
+    *,
+    plan: Plan,
+    tokens_per_rank: int,
+    gap: Gap,
+    memory_reuse: Strategy | None,
+    can_relay: bool = False,
 ) -> Space:
-    """Return the degrees and strategies within the caller's pins and the memory.
+    """Return the degrees, strategies and dispatchers within the caller's pins and the memory.
 
-    A strategy that reuses memory only adds work, so where "none" fits it is the only one.
+    A strategy that reuses memory only adds work, so where "none" fits it is the only one. Of the
+    others, and of the dispatchers, those are left out that the plan predicts as hopeless.
 
     Args:
         memory_reuse: the strategy that the layer is pinned to, None to choose it.
+        can_relay: whether the layer's rows can travel across its nodes, then inside them.
     """
     bounds = plan.inputs.pinned.bounds
     largest = bounds.largest(tokens_per_rank)
@@ -222,7 +240,20 @@ def search_space(
         strategies=_strategies(plan, seed, gap, memory_reuse, workload, limit_bytes),
         workload=workload,
         limit_bytes=limit_bytes,
+        dispatchers=_dispatchers(plan, seed, tokens_per_rank, can_relay=can_relay),
     )
+
+
+def _dispatchers(
+    plan: Plan, seed: Decision, tokens_per_rank: int, *, can_relay: bool
+) -> tuple[Dispatcher, ...]:
+    """Return the dispatchers beside the seed's."""
+    is_pinned = plan.inputs.pinned.bounds.dispatcher is not None
+    is_flat = plan.workload.expert_parallel == "tensor" or plan.workload.quantization
+    if not can_relay or is_pinned or is_flat:
+        return ()
+    others = [one for one in DISPATCHERS if one != seed.dispatcher]
+    return promising_dispatchers(plan, tokens_per_rank, others)
 
 
 def _degrees(gap: Gap, phase: Phase, largest: int, pinned: int | None) -> Degrees:
@@ -250,10 +281,11 @@ def _strategies(
     pipelined = replace(seed, forward_degree=2, backward_degree=2, strategy="none")
     if _fits(workload, limit_bytes, pipelined):
         return ("none",)
-    if gap.below is None or gap.above is None:
-        return STRATEGIES
-    among = {seed.strategy, gap.below.strategy, gap.above.strategy}
-    return tuple(one for one in STRATEGIES if one in among)
+    among = STRATEGIES
+    if gap.below is not None and gap.above is not None:
+        near = {seed.strategy, gap.below.strategy, gap.above.strategy}
+        among = tuple(one for one in STRATEGIES if one in near)
+    return promising_strategies(plan, math.floor(workload.tokens_per_rank / (1 + REACH)), among)
 
 
 def _limit(plan: Plan) -> int | None:
