@@ -17,6 +17,7 @@ The steps of successive exchanges overlap, on gloo by threads and on NCCL by str
 Source: Tutel §3.4 (2DH, arXiv 2206.03382); DeepSpeed-MoE §5.3 (hierarchical all-to-all).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property, partial
 from itertools import chain
@@ -165,6 +166,12 @@ def hierarchical_of(communicator: Communicator, *, ranks_per_node: int) -> Commu
         across=new_communicator(across, purpose="exchange across nodes"),
         inside=new_communicator(nodes[node], purpose="exchange inside nodes"),
     )
+
+
+def is_hierarchical(members: Sequence[int], *, ranks_per_node: int) -> bool:
+    """Return whether several nodes have several ranks of a group each, and equally many."""
+    counts = Counter(rank // ranks_per_node for rank in members)
+    return len(counts) > 1 and {*counts.values()}.isdisjoint({1}) and len({*counts.values()}) == 1
 
 
 def _nodes(members: Sequence[int], ranks_per_node: int) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """Linear layers, embedding, head and loss, cut over a tensor-parallel group (Megatron-LM §3).
 
 The blocks of `parallel.block`, and the language model around them, are built of these. All ranks
-give the same input. A column-parallel layer followed by a row-parallel one returns the same output
+give the same input, or with `sequence_parallel` their shards of it (`parallel.sequence`). A column-parallel layer followed by a row-parallel one returns the same output
 on all, for one all-reduce of the output forward and one of the input's gradient backward. The
 vocabulary is cut, too, so that the model's largest GEMM is shared and no rank has all logits.
 
@@ -11,24 +11,50 @@ foreach call together with the plain ones of norms and experts.
 B sequences, S tokens each, D model width, V tokens of the vocabulary, W of them on this rank.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from moetune.comm.group import Communicator
+from moetune.runtime.parallel.sequence import linear_of_shards, sums_to_shards
 
 _GRADIENT = "the sum of a tensor-parallel gradient"
 
 
-class ColumnParallelLinear(nn.Module):
-    """A linear layer with outputs cut over the ranks: (…, in) to (…, out / ranks)."""
+class TensorParallel(nn.Module):
+    """A layer that is cut over the ranks of a group.
 
-    def __init__(self, d_in: int, d_out: int, communicator: Communicator) -> None:
+    Args:
+        sequence_parallel: whether what all ranks would have is in shards of the sequence.
+
+    Attributes:
+        whole: sizes of the layer before it is cut.
+        cut: names of the parameters of which each rank has a part, with the dimension.
+    """
+
+    cut: ClassVar[Mapping[str, int]] = MappingProxyType({"weight": 0, "bias": 0})
+    weight: nn.Parameter
+
+    def __init__(
+        self, whole: tuple[int, int], communicator: Communicator, *, sequence_parallel: bool
+    ) -> None:
         super().__init__()
         self.communicator = communicator
-        self.whole = d_in, d_out
+        self.whole = whole
+        self.sequence_parallel = sequence_parallel and communicator.num_ranks > 1
+
+
+class ColumnParallelLinear(TensorParallel):
+    """A linear layer with outputs cut over the ranks: (…, in) to (…, out / ranks)."""
+
+    def __init__(
+        self, d_in: int, d_out: int, communicator: Communicator, *, sequence_parallel: bool = False
+    ) -> None:
+        super().__init__((d_in, d_out), communicator, sequence_parallel=sequence_parallel)
         self.weight = nn.Parameter(torch.empty(d_out // communicator.num_ranks, d_in))
         self.bias = nn.Parameter(torch.empty(d_out // communicator.num_ranks))
         self.reset_parameters()
@@ -42,16 +68,19 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's outputs."""
-        return linear_of_copies(x, self.weight, self.bias, self.communicator)
+        linear = linear_of_shards if self.sequence_parallel else linear_of_copies
+        return linear(x, self.weight, self.bias, self.communicator)
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(TensorParallel):
     """A linear layer with inputs cut over the ranks: (…, in / ranks) to (…, out)."""
 
-    def __init__(self, d_in: int, d_out: int, communicator: Communicator) -> None:
-        super().__init__()
-        self.communicator = communicator
-        self.whole = d_in, d_out
+    cut: ClassVar[Mapping[str, int]] = MappingProxyType({"weight": 1})
+
+    def __init__(
+        self, d_in: int, d_out: int, communicator: Communicator, *, sequence_parallel: bool = False
+    ) -> None:
+        super().__init__((d_in, d_out), communicator, sequence_parallel=sequence_parallel)
         self.weight = nn.Parameter(torch.empty(d_out, d_in // communicator.num_ranks))
         self.bias = nn.Parameter(torch.empty(d_out))
         self.reset_parameters()
@@ -64,9 +93,12 @@ class RowParallelLinear(nn.Module):
             self.bias.copy_(whole.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the outputs, equal on all ranks."""
+        """Return the outputs, equal on all ranks, or this rank's shard of them."""
         if self.communicator.num_ranks == 1:
             return functional.linear(x, self.weight, self.bias)
+        if self.sequence_parallel:
+            sums = sums_to_shards(functional.linear(x, self.weight), self.communicator)
+            return sums + self.bias
         return reduce_from_ranks(functional.linear(x, self.weight), self.communicator) + self.bias
 
 
@@ -149,13 +181,20 @@ def _share(whole: torch.Tensor, dim: int, communicator: Communicator) -> torch.T
     return whole.chunk(communicator.num_ranks, dim)[communicator.rank]
 
 
-class VocabParallelEmbedding(nn.Module):
+class VocabParallelEmbedding(TensorParallel):
     """An embedding with rows cut over the ranks, almost equally."""
 
-    def __init__(self, vocab_size: int, d_model: int, communicator: Communicator) -> None:
-        super().__init__()
-        self.communicator = communicator
-        self.whole = vocab_size, d_model
+    cut: ClassVar[Mapping[str, int]] = MappingProxyType({"weight": 0})
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        communicator: Communicator,
+        *,
+        sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__((vocab_size, d_model), communicator, sequence_parallel=sequence_parallel)
         self.mine = vocab_range(vocab_size, communicator)
         self.weight = nn.Parameter(torch.empty(len(self.mine), d_model))
         self.reset_parameters()
@@ -167,7 +206,7 @@ class VocabParallelEmbedding(nn.Module):
             self.weight.copy_(whole.weight[self.mine.start : self.mine.stop])
 
     def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
-        """Return (B, S, D), equal on all ranks.
+        """Return (B, S, D), equal on all ranks, or this rank's shard of it.
 
         Raises:
             IndexError: a token outside the vocabulary, as `nn.Embedding`; on a GPU its assertion.
@@ -176,18 +215,23 @@ class VocabParallelEmbedding(nn.Module):
             return functional.embedding(tokens_BS, self.weight)
         local_BS, is_mine_BS = _local(tokens_BS, self.mine, self.whole[0])
         x_BSD = functional.embedding(local_BS, self.weight)
-        return reduce_from_ranks(
-            x_BSD.masked_fill_(~is_mine_BS.unsqueeze(-1), 0), self.communicator
-        )
+        x_BSD = x_BSD.masked_fill_(~is_mine_BS.unsqueeze(-1), 0)
+        add = sums_to_shards if self.sequence_parallel else reduce_from_ranks
+        return add(x_BSD, self.communicator)
 
 
-class VocabParallelHead(nn.Module):
+class VocabParallelHead(TensorParallel):
     """A linear layer to this rank's logits: (…, D) to (…, W)."""
 
-    def __init__(self, d_model: int, vocab_size: int, communicator: Communicator) -> None:
-        super().__init__()
-        self.communicator = communicator
-        self.whole = d_model, vocab_size
+    def __init__(
+        self,
+        d_model: int,
+        vocab_size: int,
+        communicator: Communicator,
+        *,
+        sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__((d_model, vocab_size), communicator, sequence_parallel=sequence_parallel)
         self.mine = vocab_range(vocab_size, communicator)
         self.weight = nn.Parameter(torch.empty(len(self.mine), d_model))
         self.bias = nn.Parameter(torch.empty(len(self.mine)))
@@ -203,7 +247,8 @@ class VocabParallelHead(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's logits."""
-        return linear_of_copies(x, self.weight, self.bias, self.communicator)
+        linear = linear_of_shards if self.sequence_parallel else linear_of_copies
+        return linear(x, self.weight, self.bias, self.communicator)
 
 
 def vocab_parallel_cross_entropy(

@@ -42,7 +42,7 @@ def _candidates(search: FoldedSearch, pins: LayoutRequest) -> Iterator[FoldedLay
     """Yield every layout with all that it may have; nothing is put into host memory."""
     space, fitting = search.space, search.fitting
     for sizes in space.sizes(pins):
-        for overlapped in search.overlapped(sizes, pins):
+        for overlapped in space.overlapped(sizes, pins):
             for one in space.pipelines(overlapped, pins):
                 for recompute in space.recomputes(pins):
                     able = search.exchanged(replace(one, recompute=recompute), pins)

@@ -103,13 +103,6 @@ class FoldedSearch:
         """Return whether a layout fits into the memory of the devices and of their host."""
         return self.fitting.fits(layout)
 
-    def overlapped(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield a layout with each overlap, nothing recomputed."""
-        first = self.space.recomputes(pins)[0]
-        for overlap in [pins.overlap] if pins.overlap else self.target.overlaps:
-            if overlap == "none" or sizes.ep > 1 or pins.overlap:  # else there is nothing to hide
-                yield replace(sizes, recompute=first, overlap=overlap)
-
     def exchanged(self, layout: FoldedLayout, pins: LayoutRequest) -> list[FoldedLayout]:
         """Return a layout with each dispatcher that goes with it, the fastest first."""
         every = self.space.dispatchers(layout, pins)
@@ -157,7 +150,7 @@ class _Branches:
     def roots(self) -> Iterator[_Branch]:
         """Yield the sizes of the ranks."""
         for sizes in self.search.space.sizes(self.pins):
-            every = self.search.overlapped(sizes, self.pins)
+            every = self.search.space.overlapped(sizes, self.pins)
             least = min(self._micro_batch(one, one.recompute) for one in every)
             yield self._branch(least * self.search.prices.rounds(sizes), sizes, "sizes")
 
@@ -176,7 +169,7 @@ class _Branches:
             self.hopeless.append(sizes)
             return
         prices, space = self.search.prices, self.search.space
-        for overlapped in self.search.overlapped(sizes, self.pins):
+        for overlapped in self.search.space.overlapped(sizes, self.pins):
             least = self._micro_batch(overlapped, overlapped.recompute)
             for one in space.pipelines(overlapped, self.pins):
                 yield self._branch(least * prices.rounds_at_least(one), one, "pipeline")
@@ -264,7 +257,7 @@ class _Branches:
             highest = replace(sizes, zero=space.zeros(self.pins, sizes.pp)[-1])
             if memory.least(highest, on_host=sizes.offload_optimizer) >= self.least_bytes:
                 continue
-            for overlapped in self.search.overlapped(highest, self.pins):
+            for overlapped in self.search.space.overlapped(highest, self.pins):
                 for one in space.pipelines(overlapped, self.pins):
                     for recompute in self.recomputes:
                         able = self.search.exchanged(replace(one, recompute=recompute), self.pins)
