@@ -213,7 +213,9 @@ def _stage_modules(
         )  # fmt: skip
         check_folded(layout, job)
         sizes = [word.count("t") for word in layout.stages_of(decoder)]
-        blocks = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes))]
+        blocks = [
+            range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)
+        ]
     else:
         check_layout(
             layout, world_size=ranks.mesh.size(), num_blocks=shape.num_layers,

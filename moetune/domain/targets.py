@@ -262,6 +262,11 @@ def _offload_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]
     `transformer_config.py` refuses pipelines, recomputation and CUDA graphs of parts of a block;
     the pass that hides exchanges goes block by block past the offload's contexts.
     """
+    if layout.offload_optimizer and not target.offloads_optimizer:
+        yield _cannot(target, "an offloaded optimizer", "--offload-optimizer 0")
+    elif layout.offload_optimizer and layout.zero != 1:
+        what = f"an offloaded optimizer with ZeRO stage {layout.zero}"
+        yield _cannot(target, what, "--zero 1")
     if not layout.offload_activations:
         return
     what = "offloaded activations"
@@ -286,15 +291,9 @@ def _optimizer_rules(
     Beside 8-bit GEMMs it keeps another master copy, whose bytes are not known here. A host's share
     is computed by the same code, in float32, of sharded states that FSDP does not keep.
     """
-    if layout.offload_optimizer:
-        what = "an offloaded optimizer"
-        if not target.offloads_optimizer:
-            yield _cannot(target, what, "--offload-optimizer 0")
-        elif layout.zero != 1:
-            yield _cannot(target, f"{what} with ZeRO stage {layout.zero}", "--zero 1")
-        elif job.optimizer != "adam" or job.dtype != "bfloat16":
-            with_what = f"{what} with the optimizer {job.optimizer} and {job.dtype}"
-            yield _cannot(target, with_what, "--optimizer adam --dtype bfloat16")
+    if layout.offload_optimizer and (job.optimizer != "adam" or job.dtype != "bfloat16"):
+        what = f"an offloaded optimizer with the optimizer {job.optimizer} and {job.dtype}"
+        yield _cannot(target, what, "--optimizer adam --dtype bfloat16")
     if not optimizer_of(job.optimizer).is_precision_aware:
         return
     what = f"the optimizer {job.optimizer} with"

@@ -156,6 +156,12 @@ def _batch_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]
             f"sequences of {job.length} tokens do not divide by cp·tp ({sharers})",
             f"use cp·tp {_either(job.length, sharers)}",
         )
+    if layout.cp > 1 and job.length % (2 * layout.cp):
+        yield BrokenRule(
+            f"sequences of {job.length} tokens do not divide by 2·cp ({2 * layout.cp}): a rank has "
+            "two chunks of a sequence, so that all have as much of the causal mask",
+            f"use cp {_either(max(1, job.length // 2), layout.cp)}",
+        )
     yield from micro_batch_rules(layout, job.global_batch // per_batch)
 
 

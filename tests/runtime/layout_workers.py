@@ -3,6 +3,7 @@
 import datetime as dt
 import os
 import pickle
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,10 +20,17 @@ SAME = 1e-10
 _WAIT = dt.timedelta(seconds=60)
 
 
-def layouts_train_alike(pickled: bytes) -> None:
-    """Train pairs of worlds and what one process has; plain bytes, because tensors travel as files."""
-    for world, one in pickle.loads(pickled):  # noqa: S301 - the test's own
-        worst = difference(world, one)
+def layouts_train_alike(pickled: bytes, told: str) -> None:
+    """Train worlds, and write the differences from one process into a file, one line each.
+
+    Args:
+        pickled: pairs of `World` and `Trained`; plain bytes, because tensors would travel as files.
+    """
+    for world, wanted in pickle.loads(pickled):  # noqa: S301 - the test's own
+        worst = difference(world, wanted)
+        if dist.get_rank() == 0:
+            with Path(told).open("a", encoding="utf-8") as file:
+                file.write(f"{worst!r}\n")
         assert worst < SAME, (worst, world)
 
 
@@ -53,6 +61,8 @@ def _train(world: World, wanted: Trained) -> tuple[Stages, float]:
     for step in range(NUM_STEPS):
         text_BS = world.text(step).chunk(layout.dp)[ranks.replica]
         shares.append(stages.backward(text_BS[:, :-1][:, places], text_BS[:, 1:][:, places]))
+        if world.max_norm is not None:
+            stages.clip_grad_norm_(world.max_norm)
         optimizer.step()
     losses = stages.total_loss(torch.stack(shares))
     worst = (losses - torch.tensor(wanted.losses, dtype=torch.float64)).abs().max()

@@ -3,6 +3,7 @@
 What ranks do with them is in `layout_workers`. B sequences, S tokens each.
 """
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ class World:
     Args:
         ranks_per_node: as torchrun would say it.
         is_adam: or SGD with momentum, whose steps grow with the gradients.
+        max_norm: that gradients are clipped to; None without.
     """
 
     shape: Transformer
@@ -41,6 +43,7 @@ class World:
     global_batch: int
     ranks_per_node: int
     is_adam: bool
+    max_norm: float | None
     seed: int
 
     def text(self, step: int) -> torch.Tensor:
@@ -75,7 +78,7 @@ def draw_worlds(num_ranks: int, rng: random.Random) -> Iterator[World]:
         shape = _shape(rng)
         job = TrainingJob(
             decoder=paper_decoder("random", shape), world_size=num_ranks,
-            global_batch=num_ranks * rng.choice((1, 2, 4)), length=shape.length,
+            global_batch=num_ranks * rng.choice((1, 1, 2)), length=shape.length,
         )  # fmt: skip
         space = LayoutSpace(job=job, target=find_target("moetune"))
         layouts = [*space.layouts(_pins(rng))]
@@ -86,8 +89,17 @@ def draw_worlds(num_ranks: int, rng: random.Random) -> Iterator[World]:
         yield World(
             shape=shape, layout=layout, global_batch=job.global_batch,
             ranks_per_node=rng.choice([one for one in (1, 2, 3, 6) if num_ranks % one == 0]),
-            is_adam=rng.random() < 0.5, seed=rng.randrange(1000),
+            is_adam=rng.random() < 0.5, max_norm=rng.choice((None, 0.5)),
+            seed=rng.randrange(1000),
         )  # fmt: skip
+
+
+def trained_worlds(num_ranks: int, count: int, seed: int) -> list[tuple[World, Trained]]:
+    """Return so many worlds, trained by this process, whose choices of experts are clear."""
+    drawn = draw_worlds(num_ranks, random.Random(seed))
+    trained = ((world, train_alone(world)) for world in drawn)
+    clear = (pair for pair in trained if pair[1].margin > FAR_FROM_A_TIE)
+    return list(itertools.islice(clear, count))
 
 
 def train_alone(world: World) -> Trained:
@@ -119,6 +131,8 @@ def train_alone(world: World) -> Trained:
         loss = next_token_loss(model(text_BS[:, :-1]), text_BS[:, 1:])
         optimizer.zero_grad()
         loss.backward()
+        if world.max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), world.max_norm)
         optimizer.step()
         losses.append(loss.item())
     parameters = {name: one.detach() for name, one in model.named_parameters()}
@@ -126,14 +140,14 @@ def train_alone(world: World) -> Trained:
 
 
 def _shape(rng: random.Random) -> Transformer:
-    num_layers = rng.randint(1, 5)
+    num_layers = rng.choice((1, 2, 2, 3, 4))
     experts = rng.choice((2, 4, 6, 12))
     return Transformer(
         moe=LayerShape(
             d_model=12, d_hidden=rng.choice((12, 24)), num_experts=experts,
             top_k=rng.randint(1, min(3, experts)), activation=rng.choice(_ACTIVATIONS),
         ),
-        num_layers=num_layers, num_heads=rng.choice((6, 12)), length=rng.choice((12, 24)),
+        num_layers=num_layers, num_heads=rng.choice((6, 12)), length=rng.choice((12, 18, 24)),
         vocab_size=rng.choice((19, 32)), moe_every=rng.randint(1, min(2, num_layers)),
     )  # fmt: skip
 
@@ -147,6 +161,7 @@ def _pins(rng: random.Random) -> LayoutRequest:
         cp=rng.choice((None, None, 2, 3)),
         zero=rng.choice((None, 0)),
         pp=rng.choice((None, None, 2, 3)),
+        vpp=rng.choice((None, None, None, 2)),
     )
 
 

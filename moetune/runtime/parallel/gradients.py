@@ -3,15 +3,11 @@
 `prepare_ddp` is for users' own training loops; `stages` sums gradients in buffers.
 """
 
-from collections.abc import Iterable, Sequence
-
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.process_group import GroupCommunicator
-from moetune.comm.transfer import Transfer
 from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.parallel.replicas import (

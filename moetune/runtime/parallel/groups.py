@@ -186,7 +186,8 @@ def join(
         InputError: the layout has another number of ranks than the world, with sizes that fit in
             the text, or than the mesh; or this runtime cannot run it.
     """
-    sizes, dims = (layout.pp, layout.dp, layout.tp), _DIMS
+    sizes: tuple[int, ...] = (layout.pp, layout.dp, layout.tp)
+    dims: tuple[str, ...] = _DIMS
     if isinstance(layout, FoldedLayout):
         sizes, dims = (layout.pp, layout.dp, layout.cp, layout.tp), _FOLDED_DIMS
         _check_folded(layout, dist.get_world_size())
@@ -223,9 +224,7 @@ def _check_folded(layout: FoldedLayout, world_size: int) -> None:
     experts, ranks = layout.ep * layout.etp, layout.stage_ranks
     if ranks % experts:
         near = " or ".join(map(str, nearest_divisors(ranks, experts)))
-        raise InputError(
-            f"ep·etp ({experts}) does not divide dp·cp·tp ({ranks})", f"use ep {near}"
-        )
+        raise InputError(f"ep·etp ({experts}) does not divide dp·cp·tp ({ranks})", f"use ep {near}")
     for broken in layout_rules(layout, find_target("moetune")):
         raise InputError(broken.what, broken.hint)
 

@@ -8,25 +8,12 @@ from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleZBVZeroBubble,
-)
-from torch.distributed.pipelining.schedules import (
-    PipelineScheduleMulti,
-    PipelineScheduleSingle,
-    ScheduleDualPipeV,
 )
 
 from moetune.domain.layout import Layout
 from moetune.domain.training import FoldedLayout
 
-TorchSchedule = PipelineScheduleSingle | PipelineScheduleMulti
-_SEVERAL = {
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero_bubble": ScheduleInterleavedZeroBubble,
-    "zero_bubble_v": ScheduleZBVZeroBubble,
-    "dualpipe_v": ScheduleDualPipeV,
-}
+TorchSchedule = Schedule1F1B | ScheduleGPipe | ScheduleInterleaved1F1B
 
 
 def torch_schedule(
@@ -40,11 +27,13 @@ def torch_schedule(
     Args:
         loss_of: the loss of a micro-batch, scaled.
     """
-    order = "interleaved" if len(stages) > 1 else "1f1b"
+    several = len(stages) > 1
     if isinstance(layout, FoldedLayout):
-        order = layout.order
-    if order != "1f1b":
-        return _SEVERAL[order]([*stages], num_micro_batches, loss_fn=loss_of, scale_grads=False)
+        several = layout.order == "interleaved"
+    if several:
+        return ScheduleInterleaved1F1B(
+            [*stages], num_micro_batches, loss_fn=loss_of, scale_grads=False
+        )
     # With fewer micro-batches than stages 1F1B is all forward passes, then all backward passes.
     kind = Schedule1F1B if num_micro_batches >= layout.pp else ScheduleGPipe
     return kind(stages[0], num_micro_batches, loss_fn=loss_of, scale_grads=False)

@@ -1,9 +1,10 @@
 """Linear layers, embedding, head and loss, cut over a tensor-parallel group (Megatron-LM §3).
 
 The blocks of `parallel.block`, and the language model around them, are built of these. All ranks
-give the same input, or with `sequence_parallel` their shards of it (`parallel.sequence`). A column-parallel layer followed by a row-parallel one returns the same output
-on all, for one all-reduce of the output forward and one of the input's gradient backward. The
-vocabulary is cut, too, so that the model's largest GEMM is shared and no rank has all logits.
+give the same input, or with `sequence_parallel` their shards of it (`parallel.sequence`). A
+column-parallel layer followed by a row-parallel one returns the same output on all, for one
+all-reduce of the output forward and one of the input's gradient backward. The vocabulary is cut,
+too, so that the model's largest GEMM is shared and no rank has all logits.
 
 Parameters are plain tensors, not torch's DTensor: an optimizer cannot update those in one fused or
 foreach call together with the plain ones of norms and experts.

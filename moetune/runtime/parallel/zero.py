@@ -1,4 +1,4 @@
-"""Gradients of replicated parameters in one buffer, and their optimizer's states in shards (ZeRO-1).
+"""Gradients of replicated parameters in one buffer; their optimizer's states in shards (ZeRO-1).
 
 A buffer has the parameters of one dtype that the same ranks have. Without sharding its gradients
 are summed by one all-reduce. With it they are reduce-scattered, each rank's optimizer updates a
@@ -8,6 +8,7 @@ optimizer's states (Rajbhandari et al., 2020, §5.1; Megatron-Core's distributed
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -107,7 +108,7 @@ class ParameterBuffer:
             own = slice(max(start, low), min(start + parameter.numel(), high))
             if own.start < own.stop:
                 grad = self._total[own.start - low : own.stop - low]
-                yield Piece(self._values[own], lambda grad=grad: grad)
+                yield Piece(self._values[own], partial(_same, grad))
 
     def gather(self) -> Transfer | None:
         """Start returning all ranks' parts of the parameters; None where there are none."""
@@ -121,6 +122,10 @@ class ParameterBuffer:
             flat[start : start + parameter.numel()].view_as(parameter)
             for parameter, start in zip(self._parameters, self._starts, strict=False)
         ]
+
+
+def _same(grad: torch.Tensor) -> torch.Tensor:
+    return grad
 
 
 def _whole(parameter: nn.Parameter) -> Piece:

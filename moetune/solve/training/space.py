@@ -81,9 +81,7 @@ class LayoutSpace:
                         self.recomputes(pins), self.dispatchers(one, pins), self.zeros(pins, one.pp)
                     )
                     for recompute, dispatcher, zero in choices:
-                        layout = replace(
-                            one, recompute=recompute, dispatcher=dispatcher, zero=zero
-                        )
+                        layout = replace(one, recompute=recompute, dispatcher=dispatcher, zero=zero)
                         if self.is_allowed(layout):
                             yield layout
 
