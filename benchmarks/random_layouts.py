@@ -20,8 +20,8 @@ from tests.runtime import layout_workers
 from tests.runtime.random_layouts import World, trained_worlds
 
 RESULT = Path(__file__).parents[1] / "docs/results/random-layouts.md"
-_SHARES = {2: 0.35, 3: 0.15, 4: 0.35, 6: 0.15}
-"""Of the worlds, by their ranks."""
+_TURNS = (2, 4, 6, 2, 4, 3)
+"""Ranks of the worlds, set by set."""
 _BATCH = 25
 """Worlds that one set of processes trains."""
 _LIMIT_SECONDS = 600
@@ -48,18 +48,19 @@ def main() -> None:
     for num_ranks, count, seed in _batches(arguments.worlds, arguments.seed):
         held += _hold(num_ranks, count, seed)
         worst = max(one.difference for one in held)
-        print(f"{len(held)} worlds in {time.monotonic() - start:.0f} s, {worst:.1e}", flush=True)
-    arguments.output.write_text(_page(held, time.monotonic() - start), encoding="utf-8")
+        seconds = time.monotonic() - start
+        print(f"{len(held)} worlds in {seconds:.0f} s, {worst:.1e}", flush=True)
+        arguments.output.write_text(_page(held, seconds), encoding="utf-8")
 
 
 def _batches(num_worlds: int, seed: int) -> Iterator[tuple[int, int, int]]:
-    """Yield ranks, worlds and seed of each set of processes."""
-    seeds = itertools.count(seed)
-    for num_ranks, share in _SHARES.items():
-        left = round(num_worlds * share)
-        while left > 0:
-            yield num_ranks, min(left, _BATCH), next(seeds)
-            left -= _BATCH
+    """Yield ranks, worlds and seed of each set of processes, sets of all sizes in turn."""
+    seeds, left = itertools.count(seed), num_worlds
+    for num_ranks in itertools.cycle(_TURNS):
+        if left <= 0:
+            return
+        yield num_ranks, min(left, _BATCH), next(seeds)
+        left -= _BATCH
 
 
 def _hold(num_ranks: int, count: int, seed: int) -> list[Held]:
@@ -131,8 +132,8 @@ def _page(held: Sequence[Held], seconds: float) -> str:
 for `--target moetune` enumerates. Each trains five steps on real ranks, in float64, and is held
 against one process: every loss, and every parameter after the last step.
 
-{len(held)} worlds with {layouts} different layouts; none differs by more than {largest:.1e}. It took
-{seconds / 60:.0f} minutes on two cores that other work shared.
+{len(held)} worlds with {layouts} different layouts; none differs by more than {largest:.1e}.
+It took {seconds / 60:.0f} minutes on two cores that other work shared.
 
 | worlds with | number | largest difference |
 |---|---:|---:|

@@ -150,8 +150,8 @@ def test_experts_are_cut_where_whole_ones_do_not_fit() -> None:
 @pytest.mark.parametrize(
     ("target", "pins", "what"),
     [
-        ("moetune", LayoutRequest(vpp=2, pp=2), "vpp 2"),
-        ("moetune", LayoutRequest(tp=2, ep=2), "ep 2 with tp 2"),
+        ("moetune", LayoutRequest(tp=2, etp=2), "etp 2"),
+        ("moetune", LayoutRequest(pp=2, schedule="zero_bubble"), "schedule zero_bubble"),
         ("torchtitan", LayoutRequest(recompute=("moe_act",)), "recomputation of moe_act"),
         ("transformers", LayoutRequest(pp=2), "pp 2"),
         ("megatron", LayoutRequest(pp=2, vpp=1, ep=4, overlap="batch"), "virtual stages"),
