@@ -162,7 +162,7 @@ def staged_language_model(
     """
     layout, layer = ranks.layout, shape.moe
     stages = _stage_modules(shape, ranks, num_sequences, stages_per_rank)
-    if isinstance(layout, FoldedLayout):
+    if isinstance(layout, FoldedLayout) and num_micro_batches is None:
         num_micro_batches = num_sequences // layout.micro_batch
     losses = max(1, shape.num_moe_layers * (num_micro_batches or 1)) * ranks.num_token_ranks
     sharing = Sharing(
