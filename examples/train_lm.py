@@ -88,9 +88,7 @@ def train(arguments: argparse.Namespace, device: str) -> None:
         shape, ranks, num_sequences=batch, stages_per_rank=arguments.vpp, balance=BALANCE,
         num_micro_batches=arguments.micro_batches, pipeline=False,
     )  # fmt: skip
-    optimizer = stages.optimizer(
-        lambda parts: torch.optim.AdamW(parts, lr=arguments.learning_rate)
-    )
+    optimizer = stages.optimizer(lambda parts: torch.optim.AdamW(parts, lr=arguments.learning_rate))
     places = ranks.places(shape.length)
     text = sources()
     generator = torch.Generator().manual_seed(0)
