@@ -24,7 +24,7 @@ from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.stages import Shapes, Stages
-from moetune.runtime.parallel.tensor import (
+from moetune.runtime.parallel.vocabulary import (
     VocabParallelEmbedding,
     VocabParallelHead,
     vocab_parallel_cross_entropy,
