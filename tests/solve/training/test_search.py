@@ -147,6 +147,16 @@ def test_experts_are_cut_where_whole_ones_do_not_fit() -> None:
     assert found.memory.peak_bytes <= search.limit_bytes < whole.memory.peak_bytes
 
 
+def test_what_a_search_answers_is_among_all_layouts() -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+    search, pins = search_of(job, target="moetune"), LayoutRequest()
+    every = {*search.space.layouts(pins)}
+    assert all(map(search.space.is_allowed, every))
+    answers = search.best(pins)
+    assert answers
+    assert {replace(one.layout, stages=None, degree=None) for one in answers} <= every
+
+
 @pytest.mark.parametrize(
     ("target", "pins", "what"),
     [
