@@ -5,20 +5,26 @@ B sequences, S tokens each, D model width, V tokens of the vocabulary.
 
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from moetune.comm.group import Communicator, OneRank
 from moetune.domain.layout import check_layout, stage_blocks
 from moetune.domain.model import Transformer
+from moetune.domain.paper_decoder import paper_decoder
+from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.training_rules import check_layout as check_folded
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.stages import Shapes, Stages
-from moetune.runtime.parallel.tensor import (
+from moetune.runtime.parallel.vocabulary import (
     VocabParallelEmbedding,
     VocabParallelHead,
     vocab_parallel_cross_entropy,
@@ -26,16 +32,47 @@ from moetune.runtime.parallel.tensor import (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageModules:
+    """The modules of one stage.
+
+    Args:
+        blocks: numbers of its blocks; all stages together have each once.
+        is_first, is_last: whether it has the embedding, and norm and head.
+    """
+
+    blocks: range
+    is_first: bool
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """What the layers of a stage share with other ranks; by default nothing.
+
+    Args:
+        tensor: the tensor-parallel group.
+        context: the ranks that share a sequence.
+        sequence_parallel: whether tensor-parallel ranks have shards of it between their layers.
+        places: of this rank's tokens in the sequence; None for all.
+        recompute: whether blocks are computed again in the backward pass.
+    """
+
+    tensor: Communicator = field(default_factory=OneRank)
+    context: Communicator = field(default_factory=OneRank)
+    sequence_parallel: bool = False
+    places: torch.Tensor | None = None
+    recompute: bool = False
+
+
 class LanguageModel(nn.Module):
     """Next-token model: all blocks, or those of one stage.
 
-    The first block comes with the embedding, the last one with norm and head. Parameters have the
-    same names under every layout.
+    Parameters have the same names under every layout.
 
     Args:
         make_moe: returns an MoE layer; called once for every block with experts.
-        blocks: those of this stage; None for all.
-        communicator: the tensor-parallel group; None is this rank alone.
+        stage: modules of this stage; None for all.
         balance: weight of every layer's balance loss in the gradients.
     """
 
@@ -44,27 +81,31 @@ class LanguageModel(nn.Module):
         shape: Transformer,
         make_moe: Callable[[], ExpertLayer],
         *,
-        blocks: range | None = None,
-        communicator: Communicator | None = None,
+        stage: StageModules | None = None,
+        sharing: Sharing | None = None,
         balance: float = 0.0,
     ) -> None:
         super().__init__()
-        blocks = range(shape.num_layers) if blocks is None else blocks
-        communicator = OneRank() if communicator is None else communicator
+        if stage is None:
+            stage = StageModules(blocks=range(shape.num_layers), is_first=True, is_last=True)
+        self.sharing = sharing = Sharing() if sharing is None else sharing
         d_model, d_hidden = shape.moe.d_model, shape.moe.d_hidden
-        self.is_first, self.is_last = blocks.start == 0, blocks.stop == shape.num_layers
+        tensor, parallel = sharing.tensor, {"sequence_parallel": sharing.sequence_parallel}
+        self.is_first, self.is_last = stage.is_first, stage.is_last
         if self.is_first:
-            self.tokens = VocabParallelEmbedding(shape.vocab_size, d_model, communicator)
+            self.tokens = VocabParallelEmbedding(shape.vocab_size, d_model, tensor, **parallel)
             self.places = nn.Embedding(shape.length, d_model)
         self.blocks = nn.ModuleDict()
-        for block in blocks:
+        for block in stage.blocks:
             experts = shape.has_experts(block)
-            ffn = make_moe() if experts else FeedForward(d_model, d_hidden, communicator)
-            attention = Attention(d_model, shape.num_heads, communicator)
+            ffn = make_moe() if experts else FeedForward(d_model, d_hidden, tensor, **parallel)
+            attention = Attention(
+                d_model, shape.num_heads, tensor, context=sharing.context, **parallel
+            )
             self.blocks[str(block)] = TransformerBlock(attention, ffn, d_model, balance)
         if self.is_last:
             self.norm = nn.LayerNorm(d_model)
-            self.head = VocabParallelHead(d_model, shape.vocab_size, communicator)
+            self.head = VocabParallelHead(d_model, shape.vocab_size, tensor, **parallel)
 
     def reset_parameters(self, seed: int) -> None:
         """Draw every layer from the seed and its name: the same values under every layout."""
@@ -81,9 +122,12 @@ class LanguageModel(nn.Module):
             x: (B, S) tokens as int64, or (B, S, D) of the previous stage.
         """
         if self.is_first:
-            x = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
+            places = self.sharing.places
+            places = torch.arange(x.shape[1]) if places is None else places
+            x = self.tokens(x) + self.places(places.to(x.device))
         for block in self.blocks.values():
-            x = block(x)
+            again = self.sharing.recompute and torch.is_grad_enabled()
+            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
         return self.head(self.norm(x)) if self.is_last else x
 
 
@@ -97,7 +141,7 @@ def staged_language_model(
     ranks: ParallelGroups,
     *,
     num_sequences: int,
-    num_micro_batches: int,
+    num_micro_batches: int | None = None,
     stages_per_rank: int = 1,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
@@ -108,6 +152,7 @@ def staged_language_model(
 
     Args:
         num_sequences: of one data-parallel rank in one step, `shape.length` tokens each.
+        num_micro_batches, stages_per_rank: a folded layout has its own.
         seed: of the initial weights, which do not depend on the layout.
         balance: weight of the mean balance loss.
         options: further arguments of the MoE layers.
@@ -116,30 +161,32 @@ def staged_language_model(
         InputError: the layout cannot run the model; the message names sizes that can.
     """
     layout, layer = ranks.layout, shape.moe
-    check_layout(
-        layout, world_size=ranks.mesh.size(), num_blocks=shape.num_layers,
-        num_heads=shape.num_heads, d_hidden=layer.d_hidden, num_experts=layer.num_experts,
-        vocab_size=shape.vocab_size, stages_per_rank=stages_per_rank,
+    stages = _stage_modules(shape, ranks, num_sequences, stages_per_rank)
+    if isinstance(layout, FoldedLayout) and num_micro_batches is None:
+        num_micro_batches = num_sequences // layout.micro_batch
+    losses = max(1, shape.num_moe_layers * (num_micro_batches or 1)) * ranks.num_token_ranks
+    sharing = Sharing(
+        tensor=ranks.tensor_communicator, context=ranks.context_communicator,
+        sequence_parallel=ranks.sequence_parallel, places=ranks.own_places(shape.length),
+        recompute=isinstance(layout, FoldedLayout) and "full" in layout.recompute,
     )  # fmt: skip
-    num_layers = sum(map(shape.has_experts, range(shape.num_layers)))
-    blocks = stage_blocks(shape.num_layers, num_stages=layout.pp * stages_per_rank)
     parts = [
         LanguageModel(
-            shape, lambda: ranks.expert_layer(layer, **options), blocks=blocks[stage],
-            communicator=ranks.tensor_communicator,
-            balance=balance / max(1, num_layers * num_micro_batches * layout.dp),
+            shape, lambda: ranks.expert_layer(layer, **options), stage=stages[stage],
+            sharing=sharing, balance=balance / losses,
         ).to(ranks.mesh.device_type, dtype)
         for stage in ranks.stages(stages_per_rank)
     ]  # fmt: skip
     for part in parts:
         part.reset_parameters(seed)
-    communicator, size = ranks.tensor_communicator, (num_sequences, shape.length)
+    communicator = ranks.tensor_communicator
+    size = num_sequences, len(ranks.places(shape.length))
+    own = num_sequences, len(ranks.own_places(shape.length)), layer.d_model
+    vocab = len(vocab_range(shape.vocab_size, communicator))
     shapes = Shapes(
         inputs=torch.empty(size, dtype=torch.int64, device="meta"),
-        between=torch.empty((*size, layer.d_model), dtype=dtype, device="meta"),
-        outputs=torch.empty(
-            (*size, len(vocab_range(shape.vocab_size, communicator))), dtype=dtype, device="meta"
-        ),
+        between=torch.empty(own, dtype=dtype, device="meta"),
+        outputs=torch.empty((*size, vocab), dtype=dtype, device="meta"),
     )
 
     def loss_of(logits_BSW: torch.Tensor, wanted_BS: torch.Tensor) -> torch.Tensor:
@@ -151,3 +198,33 @@ def staged_language_model(
         )
 
     return Stages(parts, ranks, loss_of=loss_of, shapes=shapes, num_micro_batches=num_micro_batches)
+
+
+def _stage_modules(
+    shape: Transformer, ranks: ParallelGroups, num_sequences: int, stages_per_rank: int
+) -> list[StageModules]:
+    """Return the modules of every stage; InputError where the layout cannot run the model."""
+    layout, layer = ranks.layout, shape.moe
+    if isinstance(layout, FoldedLayout):
+        decoder = paper_decoder("language model", shape)
+        job = TrainingJob(
+            decoder=decoder, world_size=layout.world_size,
+            global_batch=num_sequences * layout.dp, length=shape.length,
+        )  # fmt: skip
+        check_folded(layout, job)
+        sizes = [word.count("t") for word in layout.stages_of(decoder)]
+        blocks = [
+            range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)
+        ]
+    else:
+        check_layout(
+            layout, world_size=ranks.mesh.size(), num_blocks=shape.num_layers,
+            num_heads=shape.num_heads, d_hidden=layer.d_hidden, num_experts=layer.num_experts,
+            vocab_size=shape.vocab_size, stages_per_rank=stages_per_rank,
+        )  # fmt: skip
+        blocks = list(stage_blocks(shape.num_layers, num_stages=layout.pp * stages_per_rank))
+    last = len(blocks) - 1
+    return [
+        StageModules(blocks=one, is_first=number == 0, is_last=number == last)
+        for number, one in enumerate(blocks)
+    ]

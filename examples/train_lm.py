@@ -1,8 +1,9 @@
 """Train the byte-level language model on Python's own sources, under any layout.
 
-    torchrun --nproc-per-node 4 -m examples.train_lm --pp 2 --tp 2
+    torchrun --nproc-per-node 4 -m examples.train_lm --pp 2 --tp 2 --ep 2
 
-Every layout trains the same initial weights on the same sequences, and so gives the same losses.
+Every layout trains the same initial weights on the same sequences, and so gives the same losses
+but for rounding and the balance loss.
 """
 
 import argparse
@@ -16,9 +17,10 @@ import torch.distributed as dist
 
 from examples.language_model import staged_language_model
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
+from moetune.domain.training import FoldedLayout
 from moetune.runtime.parallel.groups import join
 
 BALANCE = 0.01
@@ -43,15 +45,18 @@ def main() -> int:
 
 def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name in ("dp", "ep", "tp", "pp"):
+    for name in ("dp", "cp", "tp", "pp", "vpp", "ep"):
         parser.add_argument(f"--{name}", type=int, default=1)
+    parser.add_argument("--zero", type=int, choices=(0, 1), default=1, help="default: 1")
+    parser.add_argument("--recompute", choices=("none", "full"), default="none")
     parser.add_argument(
         "--expert-parallel",
         choices=("all_to_all", "tensor"),
-        help="default: tensor where tp is above 1",
+        default="all_to_all",
+        help="tensor: experts without dispatch in tensor-parallel groups (PPMoE), with dp, tp, pp",
     )
     sizes = {
-        "--stages-per-rank": 1, "--micro-batches": 4, "--steps": 20, "--batch": 16,
+        "--micro-batches": 4, "--steps": 20, "--batch": 16,
         "--context": 128, "--blocks": 4, "--moe-every": 2, "--heads": 4, "--d-model": 128,
         "--d-hidden": 512, "--experts": 8, "--top-k": 1,
     }  # fmt: skip
@@ -62,12 +67,13 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def train(arguments: argparse.Namespace, device: str) -> None:
-    kind: ExpertParallel = arguments.expert_parallel or (
-        "tensor" if arguments.tp > 1 else "all_to_all"
-    )
-    layout = Layout(
-        expert_parallel=kind, dp=arguments.dp, ep=arguments.ep, tp=arguments.tp, pp=arguments.pp
-    )
+    batch, rest = divmod(arguments.batch, arguments.dp)
+    if rest:
+        raise InputError(
+            f"--batch {arguments.batch} does not divide by dp ({arguments.dp})",
+            f"use --batch {batch * arguments.dp} or {(batch + 1) * arguments.dp}",
+        )
+    layout = layout_of(arguments, batch)
     shape = Transformer(
         moe=LayerShape(
             d_model=arguments.d_model, d_hidden=arguments.d_hidden,
@@ -77,28 +83,48 @@ def train(arguments: argparse.Namespace, device: str) -> None:
         vocab_size=256, moe_every=arguments.moe_every,
     )  # fmt: skip
     ranks = join(layout, device_type=device, timeout=dt.timedelta(minutes=5))
-    batch, rest = divmod(arguments.batch, layout.dp)
-    if rest:
-        raise InputError(
-            f"--batch {arguments.batch} does not divide by dp ({layout.dp})",
-            f"use --batch {batch * layout.dp} or {(batch + 1) * layout.dp}",
-        )
     mine = slice(ranks.replica * batch, (ranks.replica + 1) * batch)
     stages = staged_language_model(
-        shape, ranks, num_sequences=batch, num_micro_batches=arguments.micro_batches,
-        stages_per_rank=arguments.stages_per_rank, balance=BALANCE, pipeline=False,
+        shape, ranks, num_sequences=batch, stages_per_rank=arguments.vpp, balance=BALANCE,
+        num_micro_batches=arguments.micro_batches, pipeline=False,
     )  # fmt: skip
-    optimizer = torch.optim.AdamW(stages.parts.parameters(), lr=arguments.learning_rate)
+    optimizer = stages.optimizer(lambda parts: torch.optim.AdamW(parts, lr=arguments.learning_rate))
+    places = ranks.places(shape.length)
     text = sources()
     generator = torch.Generator().manual_seed(0)
     for step in range(arguments.steps):
         starts = torch.randint(len(text) - shape.length, (arguments.batch, 1), generator=generator)
         text_BS = text[starts[mine] + torch.arange(shape.length + 1)].long().to(device)
-        share = stages.backward(text_BS[:, :-1], text_BS[:, 1:])
+        share = stages.backward(text_BS[:, places], text_BS[:, places + 1])
         optimizer.step()
         loss = float(stages.total_loss(share))
         if dist.get_rank() == 0:
             print(f"step {step + 1}: {loss:.6f} nats per byte", flush=True)
+
+
+def layout_of(arguments: argparse.Namespace, batch: int) -> Layout | FoldedLayout:
+    """Return the layout that the flags ask for.
+
+    Args:
+        batch: sequences of a data-parallel rank.
+    """
+    if arguments.expert_parallel == "tensor":
+        return Layout(
+            expert_parallel="tensor", dp=arguments.dp, ep=arguments.ep, tp=arguments.tp,
+            pp=arguments.pp,
+        )  # fmt: skip
+    micro_batch, rest = divmod(batch, arguments.micro_batches)
+    if rest:
+        raise InputError(
+            f"{batch} sequences of a data-parallel rank are not --micro-batches "
+            f"{arguments.micro_batches} of equal size",
+            "use a number of them that divides the sequences",
+        )
+    return FoldedLayout(
+        dp=arguments.dp, cp=arguments.cp, tp=arguments.tp, pp=arguments.pp, vpp=arguments.vpp,
+        ep=arguments.ep, zero=arguments.zero, micro_batch=micro_batch,
+        recompute=("full",) if arguments.recompute == "full" else (),
+    )  # fmt: skip
 
 
 def sources() -> torch.Tensor:

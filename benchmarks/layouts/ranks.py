@@ -20,6 +20,7 @@ from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages
 from moetune.workflows.launch import leave
@@ -135,7 +136,7 @@ def _imbalance(stages: Stages, text_BS: torch.Tensor) -> float:
     worst = torch.ones((), dtype=torch.float64)
     for layer, found in zip(layers, chosen, strict=True):
         counts_E = torch.bincount(torch.cat(found), minlength=layer.shape.num_experts)
-        if stages.ranks.layout.expert_parallel == "all_to_all":
+        if isinstance(layer, MoELayer):
             dist.all_reduce(counts_E, group=stages.ranks.experts)
         rows_P = counts_E.view(layer.communicator.num_ranks, -1).sum(dim=1).double()
         worst = torch.maximum(worst, rows_P.max() / rows_P.mean())

@@ -167,13 +167,13 @@ def hierarchical_of(communicator: Communicator, *, ranks_per_node: int) -> Commu
     )
 
 
-def can_relay(communicator: Communicator, *, ranks_per_node: int) -> bool:
-    """Return whether `hierarchical_of` can make a communicator of the group; it makes none."""
+def can_relay(members: Sequence[int], *, ranks_per_node: int) -> bool:
+    """Return whether `hierarchical_of` can make a communicator of these ranks of a group."""
     try:
-        nodes = _nodes(communicator.members, ranks_per_node)
+        nodes = _nodes(members, ranks_per_node)
     except InputError:
         return False
-    return isinstance(communicator, GroupCommunicator) and len(nodes) > 1 and len(nodes[0]) > 1
+    return len(nodes) > 1 and len(nodes[0]) > 1
 
 
 def _nodes(members: Sequence[int], ranks_per_node: int) -> list[list[int]]:

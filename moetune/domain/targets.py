@@ -116,9 +116,9 @@ _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
         name="moetune", version="this one", source="moetune.runtime",
         dispatchers=("all_to_all", "hierarchical"), recompute=("full",),
-        overlaps=("none", "chunks"), zero=(0, 1), dtypes=("bfloat16",), folds=False,
-        exchanges_under_tensor=False,
-        largest=_sizes(vpp=1, cp=1, etp=1), zero_with_pp=1, hides_gradients=False,
+        overlaps=("none", "chunks"), zero=(0, 1), dtypes=("bfloat16",), folds=True,
+        exchanges_under_tensor=True, largest=_sizes(etp=1), zero_with_pp=1,
+        schedules=("1f1b", "interleaved"), hides_gradients=False,
     ),
     "megatron": _MEGATRON,
     "bridge": replace(
@@ -166,6 +166,18 @@ def find_target(name: str) -> Target:
 
 def target_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iterator[BrokenRule]:
     """Yield what of a layout of a job the runtime cannot run."""
+    yield from layout_rules(layout, target)
+    for what, flag, value, known in (
+        ("the dtype", "dtype", job.dtype, target.dtypes),
+        ("the optimizer", "optimizer", job.optimizer, target.optimizers),
+    ):
+        if value not in known:
+            yield _cannot(target, f"{what} {value}", f"--{flag} {' or '.join(known)}")
+    yield from _optimizer_rules(layout, target, job)
+
+
+def layout_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
+    """Yield what of a layout the runtime cannot run, whatever the job."""
     for name, most in target.largest.items():
         size = getattr(layout, name)
         if size > most:
@@ -177,15 +189,12 @@ def target_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iter
         ("ZeRO stage", "zero", layout.zero, target.zero),
         ("CUDA graphs", "cuda-graphs", layout.cuda_graphs, target.cuda_graphs),
         ("schedule", "schedule", layout.order, target.schedules),
-        ("the dtype", "dtype", job.dtype, target.dtypes),
-        ("the optimizer", "optimizer", job.optimizer, target.optimizers),
     ):
         if value not in known:
             yield _cannot(target, f"{what} {value}", f"--{flag} {' or '.join(map(str, known))}")
     yield from dispatcher_rules(layout, target)
     yield from _combinations(layout, target)
     yield from _overlap_rules(layout, target)
-    yield from _optimizer_rules(layout, target, job)
     yield from _offload_rules(layout, target)
     for module in ("full", "moe"):
         if layout.cuda_graphs == "partial" and module in layout.recompute:
@@ -253,6 +262,11 @@ def _offload_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]
     `transformer_config.py` refuses pipelines, recomputation and CUDA graphs of parts of a block;
     the pass that hides exchanges goes block by block past the offload's contexts.
     """
+    if layout.offload_optimizer and not target.offloads_optimizer:
+        yield _cannot(target, "an offloaded optimizer", "--offload-optimizer 0")
+    elif layout.offload_optimizer and layout.zero != 1:
+        what = f"an offloaded optimizer with ZeRO stage {layout.zero}"
+        yield _cannot(target, what, "--zero 1")
     if not layout.offload_activations:
         return
     what = "offloaded activations"
@@ -277,15 +291,9 @@ def _optimizer_rules(
     Beside 8-bit GEMMs it keeps another master copy, whose bytes are not known here. A host's share
     is computed by the same code, in float32, of sharded states that FSDP does not keep.
     """
-    if layout.offload_optimizer:
-        what = "an offloaded optimizer"
-        if not target.offloads_optimizer:
-            yield _cannot(target, what, "--offload-optimizer 0")
-        elif layout.zero != 1:
-            yield _cannot(target, f"{what} with ZeRO stage {layout.zero}", "--zero 1")
-        elif job.optimizer != "adam" or job.dtype != "bfloat16":
-            with_what = f"{what} with the optimizer {job.optimizer} and {job.dtype}"
-            yield _cannot(target, with_what, "--optimizer adam --dtype bfloat16")
+    if layout.offload_optimizer and (job.optimizer != "adam" or job.dtype != "bfloat16"):
+        what = f"an offloaded optimizer with the optimizer {job.optimizer} and {job.dtype}"
+        yield _cannot(target, what, "--optimizer adam --dtype bfloat16")
     if not optimizer_of(job.optimizer).is_precision_aware:
         return
     what = f"the optimizer {job.optimizer} with"

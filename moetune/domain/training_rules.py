@@ -156,7 +156,18 @@ def _batch_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]
             f"sequences of {job.length} tokens do not divide by cp·tp ({sharers})",
             f"use cp·tp {_either(job.length, sharers)}",
         )
-    batches, pp = job.global_batch // per_batch, layout.pp
+    if layout.cp > 1 and job.length % (2 * layout.cp):
+        yield BrokenRule(
+            f"sequences of {job.length} tokens do not divide by 2·cp ({2 * layout.cp}): a rank has "
+            "two chunks of a sequence, so that all have as much of the causal mask",
+            f"use cp {_either(max(1, job.length // 2), layout.cp)}",
+        )
+    yield from micro_batch_rules(layout, job.global_batch // per_batch)
+
+
+def micro_batch_rules(layout: FoldedLayout, batches: int) -> Iterator[BrokenRule]:
+    """Yield what of a step's number of micro-batches the schedule cannot run."""
+    pp, per_batch = layout.pp, layout.micro_batch * layout.dp
     if layout.order in ("interleaved", "zero_bubble") and batches % pp:
         yield BrokenRule(
             f"{batches} micro-batches do not divide by pp ({pp}), as {layout.order} asks",

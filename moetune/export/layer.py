@@ -1,6 +1,7 @@
-"""moetune's own runtime: its MoE layer with a plan book, in a script of the user's model."""
+"""moetune's own runtime: groups, layers of experts, stages and optimizer, for the user's model."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from moetune.domain.training import FoldedLayout
 from moetune.export.planned import Export, Planned, refuse, remarks
@@ -9,75 +10,73 @@ _FILE = "moetune_layout.py"
 
 
 _TEXT = """\
-{remarks}# The chunks of a layer are a plan of their own:
-#   {plan}
-import moetune
-import torch
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
+{remarks}import torch
+from torch import nn
 
-MICRO_BATCH = {micro_batch}
-MICRO_BATCHES = {num_micro_batches}
-SEQUENCE = {length}
+from moetune.domain.layer import LayerShape
+from moetune.domain.training import {names}
+from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.parallel.groups import ParallelGroups, join
+from moetune.runtime.parallel.stages import LossOf, Shapes, Stages
+from moetune.runtime.parallel.zero import BufferOptimizer
 
-
-def make_mesh() -> DeviceMesh:
-    \"\"\"Return the ranks of a stage: replicas of the experts, and those that share them.\"\"\"
-    names = ("stages", "replicas", "experts")
-    mesh = init_device_mesh("cuda", ({pp}, {replicas}, {ep}), mesh_dim_names=names)
-    return mesh["replicas", "experts"]
-
-
-def make_layer(book: moetune.PlanBook, mesh: DeviceMesh) -> moetune.MoELayer:
-    \"\"\"Return one MoE layer of the model; all its layers share book and mesh.\"\"\"
-    return moetune.MoELayer(
-        d_model={layer.d_model},
-        d_hidden={layer.d_hidden},
-        num_experts={layer.num_experts},
-        top_k={layer.top_k},
-        activation="{layer.activation}",
-        bias={bias},
-        mesh=mesh,
-        planbook=book,
-        device="cuda",
-        dtype=torch.{dtype},
-    )
+SEQUENCES = {sequences}  # of a data-parallel rank in a step
+LENGTH = {length}
+LAYOUT = {layout}
+LAYER = LayerShape(
+    d_model={layer.d_model},
+    d_hidden={layer.d_hidden},
+    num_experts={layer.num_experts},
+    top_k={layer.top_k},
+    activation="{layer.activation}",
+)
 
 
-def wrap(model: torch.nn.Module) -> DistributedDataParallel:
-    \"\"\"Return the model with dense gradients averaged; experts stay with their rank.\"\"\"
-    return DistributedDataParallel(moetune.prepare_ddp(model))
+def make_ranks() -> ParallelGroups:
+    \"\"\"Return the groups of the layout, on all ranks, after init_process_group.\"\"\"
+    return join(LAYOUT, device_type="cuda")
 
 
-def open_book() -> moetune.PlanBook:
-    \"\"\"Return the plans of the layers, equal on all ranks.\"\"\"
-    return moetune.open_planbook("layer.json")
+def make_layer(ranks: ParallelGroups) -> ExpertLayer:
+    \"\"\"Return one MoE layer of the model, with this rank's experts.\"\"\"
+    return ranks.expert_layer(LAYER, bias={bias}, dtype=torch.{dtype})
+
+
+def make_stages(
+    parts: list[nn.Module], ranks: ParallelGroups, loss_of: LossOf, shapes: Shapes
+) -> Stages:
+    \"\"\"Return what runs a step: `stages.backward(inputs, targets)`.
+
+    Args:
+        parts: this rank's parts of the model, one for each of ranks.stages().
+        shapes: of SEQUENCES sequences.
+    \"\"\"
+    return Stages(parts, ranks, loss_of=loss_of, shapes=shapes)
+
+
+def make_optimizer(stages: Stages) -> BufferOptimizer:
+    \"\"\"Return the optimizer, whose states are sharded with ZeRO stage 1.\"\"\"
+    return stages.optimizer(lambda parts: torch.optim.AdamW(parts, lr=1e-4))
 """
 
 
 def layer_export(planned: Planned) -> Export:
-    """Return a module that makes the layers and wraps the model.
+    """Return a module that makes the groups, the layers, the stages and the optimizer.
 
     Raises:
-        InfeasiblePlanError: the model has no experts, or tensor-parallel groups.
+        InfeasiblePlanError: the model has no experts.
     """
     layer, layout, job = planned.decoder.layer, planned.layout, planned.job
     experts = next((block.routed for block in planned.decoder.blocks if block.routed), None)
-    if experts is None or layout.tp > 1:
-        what = f"tp {layout.tp}" if experts else f"{planned.decoder.name}, which has no experts"
-        raise refuse(planned, what, "the export is of MoELayer: plan with --tp 1, or another --to")
-    missing = tuple(_not_expressed(planned))
-    plan = (
-        f"moetune plan --d-model {layer.d_model} --d-hidden {layer.d_hidden} "
-        f"--num-experts {layer.num_experts} --top-k {layer.top_k} --activation {layer.activation} "
-        f"--tokens {layout.micro_batch * job.length} --world-size {layout.ep} "
-        f"--dtype {job.dtype} {_pinned(layout)}--output layer.json"
-    )
+    if experts is None:
+        what = f"{planned.decoder.name}, which has no experts"
+        raise refuse(planned, what, "the export is of layers of experts: use another --to")
+    missing = tuple(_not_expressed(layout))
     text = _TEXT.format(
-        remarks=remarks(planned, missing), plan=plan, micro_batch=layout.micro_batch,
-        num_micro_batches=planned.num_micro_batches,
-        length=job.length, pp=layout.pp, replicas=layout.dp // layout.ep, ep=layout.ep,
-        layer=layer, bias=experts.biases > 0, dtype=job.dtype,
+        remarks=remarks(planned, missing), sequences=job.global_batch // layout.dp,
+        names="FoldedLayout" if layout.degree is None else "Degrees, FoldedLayout",
+        length=job.length, layout=_written(layout), layer=layer, bias=experts.biases > 0,
+        dtype=job.dtype,
     )  # fmt: skip
     return Export(
         text=text, file_name=_FILE, launch=f"{planned.torchrun} YOUR_SCRIPT.py",
@@ -85,20 +84,25 @@ def layer_export(planned: Planned) -> Export:
     )  # fmt: skip
 
 
-def _pinned(layout: FoldedLayout) -> str:
-    """Return the flags of the chunks that the plan counts on."""
-    if layout.degree is None:
-        return ""
-    return f"--forward-degree {layout.degree.forward} --backward-degree {layout.degree.backward} "
+def _written(layout: FoldedLayout) -> str:
+    """Return the layout as an expression, without what is as by default."""
+    plain = FoldedLayout()
+    values = (
+        (one.name, getattr(layout, one.name))
+        for one in fields(FoldedLayout)
+        if getattr(layout, one.name) != getattr(plain, one.name)
+    )
+    lines = "".join(f"    {name}={value!r},\n" for name, value in values)
+    return f"FoldedLayout(\n{lines})"
 
 
-def _not_expressed(planned: Planned) -> Iterator[str]:
-    layout = planned.layout
+def _not_expressed(layout: FoldedLayout) -> Iterator[str]:
+    """Yield what the parts of the model, which are the user's, have to do themselves."""
     if layout.recompute:
-        yield f"recomputation of {', '.join(layout.recompute)}: wrap the model's blocks"
+        yield "recomputation of blocks: call them by torch.utils.checkpoint in the parts"
     if layout.pp > 1:
-        yield f"pp {layout.pp}: the stages are the model's own"
-    if layout.zero:
-        yield f"ZeRO-{layout.zero}: moetune.shard keeps the optimizer's states, for one ep group"
-    if layout.dispatcher == "hierarchical":
-        yield "the dispatcher: the layer's plan has it"
+        yield f"pp {layout.pp}: the parts of the stages are the model's own"
+    if layout.tp > 1:
+        yield f"tp {layout.tp}: make the parts of the layers of moetune.runtime.parallel.tensor"
+    if layout.cp > 1:
+        yield f"cp {layout.cp}: attend by moetune.runtime.parallel.context.causal_attention"

@@ -90,8 +90,8 @@ def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
         (("--global-batch", "64", "--seq", "4k", "--dtype", "float16"), "float16"),
         (("--global-batch", "64", "--seq", "4k", "--optimizer", "lion"), "lion"),
         (("--global-batch", "64", "--seq", "4k", "--optimizer", "adam-bf16"), "adam-bf16"),
-        (("--global-batch", "64", "--seq", "4k", "--target", "moetune", "--vpp", "2", "--pp", "2"),
-         "vpp 2"),
+        (("--global-batch", "64", "--seq", "4k", "--target", "moetune", "--etp", "2", "--tp", "2"),
+         "etp 2"),
         (("--global-batch", "64", "--seq", "4k", "--schedule", "gpipe"), "gpipe"),
         (("--global-batch", "64", "--seq", "4k", "--stages", "Et|xL"), "'x'"),
         (("--global-batch", "64", "--seq", "4k", "--target", "megatron", "--pp", "2",
@@ -175,7 +175,7 @@ def test_exchanges_in_chunks_have_degrees_that_the_layers_plan_gets(
     why = cli("explain", str(file), "--json").document
     assert why["saved_by_overlap_seconds"] == found["saved_by_overlap_seconds"]
     text = cli("export", str(file), "--to", "moetune").out
-    assert f"--forward-degree {degree['forward']} --backward-degree {degree['backward']}" in text
+    assert f"degree=Degrees(forward={degree['forward']}, backward={degree['backward']})" in text
     refused = cli("export", str(file), "--to", "megatron")
     assert refused.code == 3
     assert "cannot run overlap chunks" in refused.err

@@ -282,7 +282,7 @@ def test_a_plan_for_another_target_or_without_room_says_so(tmp_path: Path) -> No
         ("transformers", {}, "bfloat16", "multi-token prediction"),
         ("deepspeed", {}, "bfloat16", "multi-token prediction"),
         ("torchtitan", {}, "mxfp8", "mxfp8"),
-        ("moetune", {"zero": 1, "dispatcher": "hierarchical"}, "bfloat16", "dispatcher"),
+        ("moetune", {"zero": 1, "dp": 32, "tp": 4, "pp": 8}, "bfloat16", "tp 4"),
     ],
 )
 def test_what_a_target_has_no_key_for_is_said(
@@ -321,7 +321,7 @@ def test_a_machine_that_is_not_there_leaves_the_nodes_to_the_user(tmp_path: Path
         ("transformers", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "tp 2 with ep 1"),
         ("transformers", {**LAYOUT, "dp": 64, "tp": 4, "ep": 2}, "ep 2 with tp 4"),
         ("transformers", {**LAYOUT, "dispatcher": "all_gather"}, "all_gather with ep 32 and tp 1"),
-        ("moetune", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1, "zero": 1}, "tp 2"),
+        ("moetune", {**LAYOUT, "dp": 64, "tp": 4, "ep": 1, "etp": 2, "zero": 1}, "etp 2"),
         ("moetune", LAYOUT, "ZeRO stage 3"),
     ],
 )

@@ -16,8 +16,8 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Shapes, Stages
-from moetune.runtime.parallel.tensor import (
-    ColumnParallelLinear,
+from moetune.runtime.parallel.tensor import ColumnParallelLinear
+from moetune.runtime.parallel.vocabulary import (
     VocabParallelEmbedding,
     VocabParallelHead,
     vocab_parallel_cross_entropy,

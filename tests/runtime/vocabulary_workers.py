@@ -10,8 +10,14 @@ from torch.nn import functional
 
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
-from moetune.runtime.parallel.tensor import VocabParallelEmbedding, VocabParallelHead, vocab_range
-from moetune.runtime.parallel.tensor import vocab_parallel_cross_entropy as cross_entropy_of
+from moetune.runtime.parallel.vocabulary import (
+    VocabParallelEmbedding,
+    VocabParallelHead,
+    vocab_range,
+)
+from moetune.runtime.parallel.vocabulary import (
+    vocab_parallel_cross_entropy as cross_entropy_of,
+)
 from tests.runtime.workers import relative_error
 
 SAME = 1e-12

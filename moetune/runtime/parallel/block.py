@@ -10,26 +10,45 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from moetune.comm.group import Communicator
+from moetune.comm.group import Communicator, OneRank
 from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.parallel.context import causal_attention
 from moetune.runtime.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
 
 class Attention(nn.Module):
-    """Causal self-attention with heads cut over the tensor-parallel ranks."""
+    """Causal self-attention with heads cut over the tensor-parallel ranks.
 
-    def __init__(self, d_model: int, num_heads: int, communicator: Communicator) -> None:
+    Args:
+        sequence_parallel: whether x and the result are these ranks' shards of the sequence.
+        context: the ranks that share a sequence; None is this rank alone.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        communicator: Communicator,
+        *,
+        sequence_parallel: bool = False,
+        context: Communicator | None = None,
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads // communicator.num_ranks
-        self.qkv = ColumnParallelLinear(d_model, 3 * d_model, communicator)
-        self.out = RowParallelLinear(d_model, d_model, communicator)
+        self.context = OneRank() if context is None else context
+        self.qkv = ColumnParallelLinear(
+            d_model, 3 * d_model, communicator, sequence_parallel=sequence_parallel
+        )
+        self.out = RowParallelLinear(
+            d_model, d_model, communicator, sequence_parallel=sequence_parallel
+        )
 
     def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D)."""
-        batch, length, _ = x_BSD.shape
-        heads = self.qkv(x_BSD).view(batch, length, self.num_heads, 3, -1).permute(3, 0, 2, 1, 4)
+        qkv = self.qkv(x_BSD)
+        heads = qkv.unflatten(-1, (self.num_heads, 3, -1)).permute(3, 0, 2, 1, 4)
         query, key, value = heads
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = causal_attention(query, key, value, self.context)
         result: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return result
 
@@ -37,10 +56,21 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers whose hidden width is cut over the tensor-parallel ranks."""
 
-    def __init__(self, d_model: int, d_hidden: int, communicator: Communicator) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        communicator: Communicator,
+        *,
+        sequence_parallel: bool = False,
+    ) -> None:
         super().__init__()
-        self.up = ColumnParallelLinear(d_model, d_hidden, communicator)
-        self.down = RowParallelLinear(d_hidden, d_model, communicator)
+        self.up = ColumnParallelLinear(
+            d_model, d_hidden, communicator, sequence_parallel=sequence_parallel
+        )
+        self.down = RowParallelLinear(
+            d_hidden, d_model, communicator, sequence_parallel=sequence_parallel
+        )
 
     def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D)."""

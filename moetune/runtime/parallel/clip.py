@@ -14,14 +14,8 @@ from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.parallel.replicas import spread_layers
-from moetune.runtime.parallel.tensor import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-    VocabParallelHead,
-)
+from moetune.runtime.parallel.tensor import TensorParallel
 
-_CUT = ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding | VocabParallelHead
 _EPSILON = 1e-6
 """Added to the norm, as torch does."""
 
@@ -40,7 +34,9 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
         InputError: tensor-parallel ranks have parts of a layer that say nothing of it.
         CollectiveError: a rank left.
     """
-    cut = next((name for name, each in model.named_modules() if isinstance(each, _CUT)), None)
+    cut = next(
+        (name for name, each in model.named_modules() if isinstance(each, TensorParallel)), None
+    )
     if cut is not None:
         raise InputError(f"{cut} is cut over tensor-parallel ranks, whose norms are not summed")
     shards: dict[tuple[Communicator, ...], list[torch.Tensor]] = {}

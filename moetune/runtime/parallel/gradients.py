@@ -3,15 +3,11 @@
 `prepare_ddp` is for users' own training loops; `stages` sums gradients in buffers.
 """
 
-from collections.abc import Iterable, Sequence
-
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.process_group import GroupCommunicator
-from moetune.comm.transfer import Transfer
 from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.parallel.replicas import (
@@ -84,45 +80,3 @@ def _mean_over(group: dist.ProcessGroup | None, layer: AllToAllLayer) -> Gradien
     else:
         replicas = communicator_of(mesh.get_group(0))
     return GradientMean(scale=1 / data_parallel.num_ranks, replicas=replicas)
-
-
-class GradientBuffer:
-    """The gradients of some parameters in one buffer, summed by one all-reduce.
-
-    Args:
-        parameters: of one dtype, in the same order on all ranks.
-        group: the ranks with replicas of the parameters.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-        sizes = [parameter.numel() for parameter in parameters]
-        first = parameters[0]
-        self._buffer = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
-        self._communicator = communicator_of(group)
-        self._views = [
-            (parameter, part.view_as(parameter))
-            for parameter, part in zip(parameters, self._buffer.split(sizes), strict=True)
-        ]
-
-    def begin(self) -> None:
-        """Zero the buffer and make the parameters' gradients its views."""
-        self._buffer.zero_()
-        for parameter, view in self._views:
-            parameter.grad = view
-
-    def all_reduce(self) -> Transfer:
-        """Start summing the ranks' gradients."""
-        return self._communicator.all_reduce(self._buffer, "the sum of the gradients")
-
-
-def gradient_buffers(
-    parameters: Iterable[nn.Parameter], group: dist.ProcessGroup
-) -> list[GradientBuffer]:
-    """Return one buffer for every dtype; none for a group of one rank."""
-    if dist.get_world_size(group) == 1:
-        return []
-    by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        if parameter.requires_grad:
-            by_dtype.setdefault(parameter.dtype, []).append(parameter)
-    return [GradientBuffer(same, group) for same in by_dtype.values()]

@@ -1,11 +1,16 @@
-"""Process groups of a layout: pipeline, data, tensor and expert parallelism.
+"""Process groups of a layout: pipeline, data, context, tensor and expert parallelism.
 
 First step of training a planned model: `join` makes them on every rank. Stages, tensor-parallel
 layers and layers of experts communicate in them.
+
+Layouts are of two kinds. A `FoldedLayout`, of training plans, has sequence parallelism beside
+tensor parallelism: all ranks of a stage meet tokens of their own, and experts are spread over any
+ep of them. In a `Layout`, of plans for the papers' models, tensor-parallel ranks have the same
+tokens.
 """
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -15,15 +20,23 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.gloo import communicator_of
-from moetune.comm.group import Communicator
+from moetune.comm.group import Communicator, OneRank
+from moetune.comm.hierarchical import can_relay
+from moetune.comm.launched import ranks_per_node
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.layout import Layout, check_ranks
+from moetune.domain.layout import Layout, check_ranks, nearest_divisors
+from moetune.domain.pipeline import Schedule, rank_of_stage
+from moetune.domain.plan import Decision
+from moetune.domain.targets import find_target, layout_rules
+from moetune.domain.training import Degrees, FoldedLayout
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.parallel.context import places_of_rank
+from moetune.runtime.parallel.sequence import shard_of
 
-_DIMS = ("pp", "dp", "tp")
+_DIMS, _FOLDED_DIMS = ("pp", "dp", "tp"), ("pp", "dp", "cp", "tp")
 _LAYERS: Mapping[str, type[ExpertLayer]] = MappingProxyType(
     {"all_to_all": MoELayer, "tensor": TensorExpertLayer}
 )
@@ -33,20 +46,25 @@ _LAYERS: Mapping[str, type[ExpertLayer]] = MappingProxyType(
 class ParallelGroups:
     """This rank's process groups in a layout.
 
-    Activations travel in "pp", gradients in "dp" and `replicas`, partial sums of layers in "tp",
-    tokens in `experts`. With ep = dp, `experts` is the group "dp" itself, one communicator: all
-    ranks issue the gradients' all-reduce after the last exchange of tokens.
+    Activations travel in "pp", keys and values in "cp", partial sums of layers in "tp", tokens in
+    `experts`, gradients in the others. Where two groups have the same ranks they are one, with one
+    communicator: all ranks issue the gradients' collectives after the last exchange of tokens.
 
     Args:
-        mesh: ("pp", "dp", "tp"), tp innermost: consecutive ranks, which share a node.
+        mesh: ("pp", "dp", "tp"), or ("pp", "dp", "cp", "tp") of a folded layout; tp innermost:
+            consecutive ranks, which share a node.
         experts: the group that the experts of a layer are spread over.
         replicas: the ranks with the same experts as this one.
+        cut: the ranks with the same parts of tensor-parallel layers as this one.
+        whole: the ranks whose gradients of all other parameters are summed.
     """
 
-    layout: Layout
+    layout: Layout | FoldedLayout
     mesh: DeviceMesh
     experts: dist.ProcessGroup
     replicas: dist.ProcessGroup
+    cut: dist.ProcessGroup
+    whole: dist.ProcessGroup
 
     @property
     def tensor_communicator(self) -> Communicator:
@@ -54,14 +72,56 @@ class ParallelGroups:
         return communicator_of(self.mesh.get_group("tp"))
 
     @property
+    def context_communicator(self) -> Communicator:
+        """The ranks that share a sequence, each with all of its own tokens' layers."""
+        return communicator_of(self.mesh.get_group("cp")) if self.cp > 1 else OneRank()
+
+    @property
+    def cp(self) -> int:
+        """Ranks that share a sequence."""
+        return self.layout.cp if isinstance(self.layout, FoldedLayout) else 1
+
+    @property
+    def num_token_ranks(self) -> int:
+        """Ranks of a stage that have tokens of their own."""
+        if isinstance(self.layout, FoldedLayout):
+            return self.layout.stage_ranks
+        return self.layout.dp
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether tensor-parallel ranks have shards of the sequence between their layers."""
+        return isinstance(self.layout, FoldedLayout) and self.layout.tp > 1
+
+    @property
     def replica(self) -> int:
         """This rank's index in "dp": the part of the global batch that it trains on."""
         return self.mesh.get_local_rank("dp")
 
-    def stages(self, stages_per_rank: int = 1) -> tuple[int, ...]:
-        """Return the indices of this rank's stages: one in pp consecutive ones."""
+    def places(self, length: int) -> torch.Tensor:
+        """Return the places in a sequence of the tokens that this rank takes in and predicts.
+
+        Tensor-parallel ranks have the same ones; all of the sequence without context parallelism.
+        """
+        return places_of_rank(length, self.context_communicator)
+
+    def own_places(self, length: int) -> torch.Tensor:
+        """Return the places of this rank's tokens between tensor-parallel layers."""
+        places = self.places(length)
+        return shard_of(places, self.tensor_communicator, 0) if self.sequence_parallel else places
+
+    def stages(self, stages_per_rank: int | None = None) -> tuple[int, ...]:
+        """Return the indices of this rank's stages: one in pp consecutive ones, or there and back.
+
+        Args:
+            stages_per_rank: 1 by default; a folded layout says it.
+        """
+        order: Schedule = "1f1b"
+        if isinstance(self.layout, FoldedLayout):
+            order, stages_per_rank = self.layout.order, self.layout.vpp
         place, pp = self.mesh.get_local_rank("pp"), self.layout.pp
-        return tuple(place + pp * turn for turn in range(stages_per_rank))
+        every = range(pp * (stages_per_rank or 1))
+        return tuple(stage for stage in every if rank_of_stage(stage, pp, order) == place)
 
     def expert_layer(self, shape: LayerShape, **options: Any) -> ExpertLayer:  # noqa: ANN401
         """Return a layer of experts of the layout's kind, over this rank's group.
@@ -69,15 +129,46 @@ class ParallelGroups:
         Args:
             options: further arguments of `MoELayer` or `TensorExpertLayer`.
         """
-        return _LAYERS[self.layout.expert_parallel](
+        layout, kind = self.layout, "all_to_all"
+        if isinstance(layout, Layout):
+            kind = layout.expert_parallel
+        layer = _LAYERS[kind](
             shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k,
             activation=shape.activation, group=self.experts, device=self.mesh.device_type,
             **options,
         )  # fmt: skip
+        if isinstance(layout, FoldedLayout):
+            layer.pin(_decision(layout, layer.communicator.members))
+        return layer
+
+
+def _decision(layout: FoldedLayout, members: Sequence[int]) -> Decision:
+    """Return how a layer exchanges its tokens.
+
+    Where its ranks are not several on each of several nodes, a hierarchical exchange is flat.
+
+    Args:
+        members: ranks that share the experts.
+
+    Raises:
+        InputError: overlap "chunks" without degrees, which the planner's answer has.
+    """
+    degree = layout.degree or Degrees(forward=1, backward=1)
+    if layout.overlap == "chunks" and layout.degree is None:
+        raise InputError(
+            "overlap chunks without a degree", "give FoldedLayout(degree=…), as a plan has it"
+        )
+    in_two_steps = layout.dispatcher == "hierarchical" and can_relay(
+        members, ranks_per_node=ranks_per_node(len(members))
+    )
+    return Decision(
+        forward_degree=degree.forward, backward_degree=degree.backward,
+        dispatcher="hierarchical" if in_two_steps else "flat",
+    )  # fmt: skip
 
 
 def join(
-    layout: Layout,
+    layout: Layout | FoldedLayout,
     *,
     device_type: str = "cpu",
     timeout: dt.timedelta | None = None,
@@ -87,51 +178,98 @@ def join(
 
     Args:
         timeout: of every wait for the other ranks; default, torch's.
-        mesh: has the groups already, in dimensions "pp", "dp" and "tp"; then only groups of
-            experts within "dp" are made, where 1 < ep < dp. Its device type replaces the argument.
+        mesh: has the groups already, in dimensions "pp", "dp" and "tp", of a folded layout "pp",
+            "dp", "cp" and "tp"; then only groups that cross these are made. Its device type
+            replaces the argument.
 
     Raises:
         InputError: the layout has another number of ranks than the world, with sizes that fit in
-            the text, or than the mesh.
+            the text, or than the mesh; or this runtime cannot run it.
     """
-    check_ranks(layout, dist.get_world_size())
-    ranks = torch.arange(dist.get_world_size()).view(layout.pp, layout.dp, layout.tp)
+    sizes: tuple[int, ...] = (layout.pp, layout.dp, layout.tp)
+    dims: tuple[str, ...] = _DIMS
+    if isinstance(layout, FoldedLayout):
+        sizes, dims = (layout.pp, layout.dp, layout.cp, layout.tp), _FOLDED_DIMS
+        _check_folded(layout, dist.get_world_size())
+    else:
+        check_ranks(layout, dist.get_world_size())
+    ranks = torch.arange(dist.get_world_size()).view(sizes)
     if mesh is not None:
-        ranks = _ranks_of(mesh, layout)
+        ranks = _ranks_of(mesh, sizes, dims)
+    made = _Groups(timeout)
+    for dim, name in enumerate(dims):
+        rows = ranks.movedim(dim, -1).flatten(0, -2)
+        made.add(name, rows, None if mesh is None else mesh.get_group(name))
+    experts, replicas = _expert_rows(layout, ranks)
+    attention = ranks.flatten(1, -2)  # (pp, dp·cp, tp)
+    by_part = attention.movedim(1, -1).flatten(0, 1)
+    whole = ranks.flatten(1) if isinstance(layout, FoldedLayout) else by_part
+    return ParallelGroups(
+        layout=layout,
+        experts=made.add("experts", experts), replicas=made.add("replicas of experts", replicas),
+        cut=made.add("parts of layers", by_part), whole=made.add("ranks of a stage", whole),
+        mesh=mesh or DeviceMesh.from_group(
+            [made.named[name] for name in dims], device_type, mesh=ranks, mesh_dim_names=dims
+        ),
+    )  # fmt: skip
 
-    def group(name: str, rows: torch.Tensor) -> dist.ProcessGroup:
-        mine: dist.ProcessGroup
-        mine, _ = dist.new_subgroups_by_enumeration(
-            rows.tolist(), timeout=timeout, group_desc=f"moetune: {name}"
+
+def _check_folded(layout: FoldedLayout, world_size: int) -> None:
+    """Raise InputError unless the layout fits the ranks, and is one that this runtime offers."""
+    if layout.world_size != world_size:
+        raise InputError(
+            f"the layout is for {layout.world_size} ranks, but there are {world_size}",
+            f"start {layout.world_size} ranks, or plan for {world_size}",
         )
-        return mine
-
-    groups = {
-        name: mesh.get_group(name) if mesh else group(name, ranks.movedim(dim, -1).flatten(0, 1))
-        for dim, name in enumerate(_DIMS)
-    }
-    experts, replicas = groups["tp"], groups["dp"]
-    if layout.expert_parallel == "all_to_all":
-        cut = ranks.view(layout.pp, -1, layout.ep, layout.tp)
-        experts = groups["dp"]
-        if layout.ep != layout.dp:
-            experts = group("experts", cut.movedim(2, -1).flatten(0, 2))
-        if layout.ep > 1:
-            replicas = group("replicas of experts", cut.movedim(1, -1).flatten(0, 2))
-    if mesh is None:
-        mesh = DeviceMesh.from_group(
-            list(groups.values()), device_type, mesh=ranks, mesh_dim_names=tuple(groups)
-        )
-    return ParallelGroups(layout=layout, mesh=mesh, experts=experts, replicas=replicas)
+    experts, ranks = layout.ep * layout.etp, layout.stage_ranks
+    if ranks % experts:
+        near = " or ".join(map(str, nearest_divisors(ranks, experts)))
+        raise InputError(f"ep·etp ({experts}) does not divide dp·cp·tp ({ranks})", f"use ep {near}")
+    for broken in layout_rules(layout, find_target("moetune")):
+        raise InputError(broken.what, broken.hint)
 
 
-def _ranks_of(mesh: DeviceMesh, layout: Layout) -> torch.Tensor:
-    """Return the mesh's ranks (pp, dp, tp)."""
-    sizes = (layout.pp, layout.dp, layout.tp)
-    if mesh.mesh_dim_names != _DIMS or tuple(mesh.mesh.shape) != sizes:
+class _Groups:
+    """Groups of ranks by their rows: equal rows are one group."""
+
+    def __init__(self, timeout: dt.timedelta | None) -> None:
+        self._timeout = timeout
+        self.named: dict[str, dist.ProcessGroup] = {}
+        self._by_rows: dict[str, dist.ProcessGroup] = {}
+
+    def add(
+        self, name: str, rows: torch.Tensor, known: dist.ProcessGroup | None = None
+    ) -> dist.ProcessGroup:
+        """Return this rank's group of the rows, each of which is a group."""
+        listed = rows.tolist()
+        key = str(sorted(listed))
+        found = known or self._by_rows.get(key)
+        if found is None:
+            found, _ = dist.new_subgroups_by_enumeration(
+                listed, timeout=self._timeout, group_desc=f"moetune: {name}"
+            )
+        assert found is not None  # noqa: S101 - the rows have all ranks
+        self._by_rows.setdefault(key, found)
+        self.named[name] = found
+        return found
+
+
+def _expert_rows(
+    layout: Layout | FoldedLayout, ranks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ranks that share experts, in rows, and those with the same ones."""
+    if isinstance(layout, Layout) and layout.expert_parallel == "tensor":
+        return ranks.flatten(0, -2), ranks.movedim(1, -1).flatten(0, 1)
+    cut = ranks.reshape(layout.pp, -1, layout.ep)
+    return cut.flatten(0, 1), cut.movedim(1, -1).flatten(0, 1)
+
+
+def _ranks_of(mesh: DeviceMesh, sizes: tuple[int, ...], dims: tuple[str, ...]) -> torch.Tensor:
+    """Return the mesh's ranks, one dimension for each of the layout's."""
+    if mesh.mesh_dim_names != dims or tuple(mesh.mesh.shape) != sizes:
         raise InputError(
             f"the mesh has dimensions {mesh.mesh_dim_names} of sizes {tuple(mesh.mesh.shape)}, the "
-            f"layout {_DIMS} of {sizes}",
-            f'use init_device_mesh("{mesh.device_type}", {sizes}, mesh_dim_names={_DIMS})',
+            f"layout {dims} of {sizes}",
+            f'use init_device_mesh("{mesh.device_type}", {sizes}, mesh_dim_names={dims})',
         )
     return mesh.mesh

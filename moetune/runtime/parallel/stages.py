@@ -6,20 +6,33 @@ of an expert group are in the same stage, and a stage runs its micro-batches, fo
 in the same order on all of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import PipelineStage
 
+from moetune.comm.gloo import communicator_of
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layout import check_micro_batches
+from moetune.domain.training import FoldedLayout
+from moetune.domain.training_rules import micro_batch_rules
 from moetune.runtime.moe.all_to_all import AllToAllLayer
-from moetune.runtime.parallel.gradients import GradientBuffer, gradient_buffers
+from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.parallel.groups import ParallelGroups
+from moetune.runtime.parallel.schedules import TorchSchedule, torch_schedule
+from moetune.runtime.parallel.tensor import TensorParallel
+from moetune.runtime.parallel.zero import (
+    BufferOptimizer,
+    MakeOptimizer,
+    ParameterBuffer,
+    parameter_buffers,
+)
 
+_EPSILON = 1e-6
+"""Added to the norm, as torch does."""
 LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The mean loss over the tokens of a micro-batch, from the last part's output and the targets."""
 
@@ -48,8 +61,8 @@ class Stages:
 
     Args:
         parts: this rank's modules, one for each of `ranks.stages(len(parts))`. Several of them
-            are interleaved.
-        num_micro_batches: of a data-parallel rank's batch.
+            are interleaved, unless a folded layout has another schedule.
+        num_micro_batches: of a data-parallel rank's batch; a folded layout has their size.
 
     Raises:
         InputError: the schedule does not take so many micro-batches.
@@ -62,34 +75,70 @@ class Stages:
         *,
         loss_of: LossOf,
         shapes: Shapes,
-        num_micro_batches: int,
+        num_micro_batches: int | None = None,
     ) -> None:
-        check_micro_batches(
-            num_micro_batches,
-            num_sequences=len(shapes.inputs),
-            pp=ranks.layout.pp,
-            stages_per_rank=len(parts),
+        num_micro_batches = _micro_batches(
+            ranks, num_micro_batches, num_sequences=len(shapes.inputs), stages_per_rank=len(parts)
         )
         self.parts = nn.ModuleList(parts)
         self.ranks = ranks
         self._batch = len(shapes.inputs)
-        self._buffers = _gradient_buffers(self.parts, ranks)
-        share = 1 / (num_micro_batches * ranks.layout.dp)
+        self._buffers = _buffers(self.parts, ranks)
+        share = 1 / (num_micro_batches * ranks.layout.dp * ranks.cp)
         stages = _pipeline_stages(parts, ranks, shapes, self._batch // num_micro_batches)
-        self._is_first, self._is_last = stages[0].is_first, stages[-1].is_last
-        self._schedule = _schedule(
-            stages, num_micro_batches, lambda outputs, targets: loss_of(outputs, targets) * share
-        )
+        self._is_first = any(stage.is_first for stage in stages)
+        self._is_last = any(stage.is_last for stage in stages)
+        self._schedule: TorchSchedule = torch_schedule(
+            stages, ranks.layout, num_micro_batches,
+            lambda outputs, targets: loss_of(outputs, targets) * share,
+        )  # fmt: skip
+
+    def optimizer(self, make: MakeOptimizer) -> BufferOptimizer:
+        """Return an optimizer of all parameters, in shards where the layout has ZeRO stage 1.
+
+        Args:
+            make: makes torch's optimizer of a list of parameters, such as
+                `lambda parts: torch.optim.AdamW(parts, lr=1e-3)`. With ZeRO stage 1 they are this
+                rank's parts of the parameters, and the optimizer works by element.
+
+        Raises:
+            InputError: the optimizer does not.
+        """
+        return BufferOptimizer(self._buffers, make)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients so that the whole model's norm is at most `max_norm`.
+
+        All ranks call this together, between `backward` and the optimizer's step.
+
+        Returns:
+            The norm before, equal on all ranks.
+        """
+        total = torch.zeros((), dtype=torch.float64, device=self.ranks.mesh.device_type)
+        for buffer in self._buffers:
+            for sums in buffer.sums:
+                square = torch.linalg.vector_norm(sums, dtype=torch.float64).square()
+                total += square / buffer.copies
+        dist.all_reduce(total)
+        norm = total.sqrt()
+        scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
+        for buffer in self._buffers:
+            for sums in buffer.sums:
+                sums.mul_(scale)
+        return norm
 
     def backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Run all micro-batches, and set gradients to those of the global batch's mean loss.
 
         They equal one process's gradients on all data-parallel ranks' sequences, for every kind of
-        parameter, and replace earlier ones. All ranks call this together.
+        parameter, and replace earlier ones; with ZeRO stage 1 only the optimizer has them. All
+        ranks call this together.
 
         Args:
             inputs, targets: (B, …), the batch of this data-parallel rank: the same on all its
-                stages and tensor-parallel ranks.
+                stages and tensor-parallel ranks. With context parallelism, tokens at
+                `ranks.places(length)`.
 
         Returns:
             This rank's share of the loss in float64, 0 without the last stage: see `total_loss`.
@@ -105,7 +154,7 @@ class Stages:
         for buffer in self._buffers:
             buffer.begin()
         losses = self._run(inputs, targets)
-        for transfer in [buffer.all_reduce() for buffer in self._buffers]:
+        for transfer in [buffer.reduce() for buffer in self._buffers]:
             transfer.wait()
         share = torch.zeros((), dtype=torch.float64, device=inputs.device)
         return share + sum(loss.detach() for loss in losses)
@@ -157,29 +206,67 @@ def _pipeline_stages(
     ]
 
 
-def _schedule(
-    stages: list[PipelineStage], num_micro_batches: int, loss_of: LossOf
-) -> Schedule1F1B | ScheduleInterleaved1F1B:
-    if len(stages) == 1:
-        return Schedule1F1B(stages[0], num_micro_batches, loss_fn=loss_of, scale_grads=False)
-    return ScheduleInterleaved1F1B([*stages], num_micro_batches, loss_fn=loss_of, scale_grads=False)
+def _micro_batches(
+    ranks: ParallelGroups, wanted: int | None, *, num_sequences: int, stages_per_rank: int
+) -> int:
+    """Return the micro-batches of a data-parallel rank's step; InputError where they cannot run."""
+    layout = ranks.layout
+    if not isinstance(layout, FoldedLayout):
+        number = 1 if wanted is None else wanted
+        check_micro_batches(
+            number, num_sequences=num_sequences, pp=layout.pp, stages_per_rank=stages_per_rank
+        )
+        return number
+    number, rest = divmod(num_sequences, layout.micro_batch)
+    if rest or wanted not in (None, number):
+        raise InputError(
+            f"{wanted or 'no number of'} micro-batches of {layout.micro_batch} are "
+            f"{num_sequences} sequences",
+            f"give a multiple of {layout.micro_batch} sequences, and num_micro_batches None",
+        )
+    for broken in micro_batch_rules(layout, number):
+        raise InputError(broken.what, broken.hint)
+    return number
 
 
-def _gradient_buffers(parts: nn.ModuleList, ranks: ParallelGroups) -> list[GradientBuffer]:
-    """Return buffers to sum over "dp", and over the replicas of this rank's experts.
+def _buffers(parts: nn.ModuleList, ranks: ParallelGroups) -> list[ParameterBuffer]:
+    """Return buffers of gradients, by the ranks that they are summed over.
 
-    Experts behind an all-to-all have gradients from their whole group's tokens already. No gradient
-    is summed over "tp": it is equal there, or of a part of a layer that one rank has.
+    Experts behind an all-to-all have gradients from their whole group's tokens already: their
+    replicas have others. Parts of tensor-parallel layers, and of experts in a tensor-parallel
+    group, are summed over the ranks with the same part; what all ranks have over those with other
+    tokens.
     """
+    layout = ranks.layout
     experts = [
         parameter
         for module in parts.modules()
         if isinstance(module, AllToAllLayer)
         for parameter in module.experts.parameters()
     ]
-    mine = {id(parameter) for parameter in experts}
-    others = [parameter for parameter in parts.parameters() if id(parameter) not in mine]
+    cut = list(_cut_parameters(parts))
+    mine = {id(parameter) for parameter in (*experts, *cut)}
+    whole = [parameter for parameter in parts.parameters() if id(parameter) not in mine]
+    is_sharded = isinstance(layout, FoldedLayout) and layout.zero > 0
+    stage_ranks = ranks.mesh.size() // layout.pp
     return [
-        *gradient_buffers(others, ranks.mesh.get_group("dp")),
-        *gradient_buffers(experts, ranks.replicas),
-    ]
+        *parameter_buffers(
+            whole, communicator_of(ranks.whole), copies=stage_ranks, is_sharded=is_sharded
+        ),
+        *parameter_buffers(
+            cut, communicator_of(ranks.cut), copies=stage_ranks // layout.tp, is_sharded=is_sharded
+        ),
+        *parameter_buffers(
+            experts, communicator_of(ranks.replicas), copies=dist.get_world_size(ranks.replicas),
+            is_sharded=is_sharded,
+        ),
+    ]  # fmt: skip
+
+
+def _cut_parameters(parts: nn.ModuleList) -> Iterator[nn.Parameter]:
+    """Yield the parameters of which tensor-parallel ranks have parts."""
+    for module in parts.modules():
+        if isinstance(module, TensorParallel):
+            yield from (module.get_parameter(name) for name in module.cut)
+        elif isinstance(module, TensorExpertLayer):
+            yield from module.experts.parameters()

@@ -1,34 +1,58 @@
-"""Linear layers, embedding, head and loss, cut over a tensor-parallel group (Megatron-LM §3).
+"""Linear layers that are cut over a tensor-parallel group (Megatron-LM §3).
 
-The blocks of `parallel.block`, and the language model around them, are built of these. All ranks
-give the same input. A column-parallel layer followed by a row-parallel one returns the same output
-on all, for one all-reduce of the output forward and one of the input's gradient backward. The
-vocabulary is cut, too, so that the model's largest GEMM is shared and no rank has all logits.
+The blocks of `parallel.block` are built of these; `parallel.vocabulary` is around them. All ranks
+give the same input, or with `sequence_parallel` their shards of it (`parallel.sequence`). A
+column-parallel layer followed by a row-parallel one returns the same output on all, for one
+all-reduce of the output forward and one of the input's gradient backward.
 
 Parameters are plain tensors, not torch's DTensor: an optimizer cannot update those in one fused or
 foreach call together with the plain ones of norms and experts.
-
-B sequences, S tokens each, D model width, V tokens of the vocabulary, W of them on this rank.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from moetune.comm.group import Communicator
+from moetune.runtime.parallel.sequence import linear_of_shards, sums_to_shards
 
 _GRADIENT = "the sum of a tensor-parallel gradient"
 
 
-class ColumnParallelLinear(nn.Module):
-    """A linear layer with outputs cut over the ranks: (…, in) to (…, out / ranks)."""
+class TensorParallel(nn.Module):
+    """A layer that is cut over the ranks of a group.
 
-    def __init__(self, d_in: int, d_out: int, communicator: Communicator) -> None:
+    Args:
+        sequence_parallel: whether what all ranks would have is in shards of the sequence.
+
+    Attributes:
+        whole: sizes of the layer before it is cut.
+        cut: names of the parameters of which each rank has a part, with the dimension.
+    """
+
+    cut: ClassVar[Mapping[str, int]] = MappingProxyType({"weight": 0, "bias": 0})
+    weight: nn.Parameter
+
+    def __init__(
+        self, whole: tuple[int, int], communicator: Communicator, *, sequence_parallel: bool
+    ) -> None:
         super().__init__()
         self.communicator = communicator
-        self.whole = d_in, d_out
+        self.whole = whole
+        self.sequence_parallel = sequence_parallel and communicator.num_ranks > 1
+
+
+class ColumnParallelLinear(TensorParallel):
+    """A linear layer with outputs cut over the ranks: (…, in) to (…, out / ranks)."""
+
+    def __init__(
+        self, d_in: int, d_out: int, communicator: Communicator, *, sequence_parallel: bool = False
+    ) -> None:
+        super().__init__((d_in, d_out), communicator, sequence_parallel=sequence_parallel)
         self.weight = nn.Parameter(torch.empty(d_out // communicator.num_ranks, d_in))
         self.bias = nn.Parameter(torch.empty(d_out // communicator.num_ranks))
         self.reset_parameters()
@@ -42,16 +66,19 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's outputs."""
-        return linear_of_copies(x, self.weight, self.bias, self.communicator)
+        linear = linear_of_shards if self.sequence_parallel else linear_of_copies
+        return linear(x, self.weight, self.bias, self.communicator)
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(TensorParallel):
     """A linear layer with inputs cut over the ranks: (…, in / ranks) to (…, out)."""
 
-    def __init__(self, d_in: int, d_out: int, communicator: Communicator) -> None:
-        super().__init__()
-        self.communicator = communicator
-        self.whole = d_in, d_out
+    cut: ClassVar[Mapping[str, int]] = MappingProxyType({"weight": 1})
+
+    def __init__(
+        self, d_in: int, d_out: int, communicator: Communicator, *, sequence_parallel: bool = False
+    ) -> None:
+        super().__init__((d_in, d_out), communicator, sequence_parallel=sequence_parallel)
         self.weight = nn.Parameter(torch.empty(d_out, d_in // communicator.num_ranks))
         self.bias = nn.Parameter(torch.empty(d_out))
         self.reset_parameters()
@@ -64,9 +91,12 @@ class RowParallelLinear(nn.Module):
             self.bias.copy_(whole.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the outputs, equal on all ranks."""
+        """Return the outputs, equal on all ranks, or this rank's shard of them."""
         if self.communicator.num_ranks == 1:
             return functional.linear(x, self.weight, self.bias)
+        if self.sequence_parallel:
+            sums = sums_to_shards(functional.linear(x, self.weight), self.communicator)
+            return sums + self.bias
         return reduce_from_ranks(functional.linear(x, self.weight), self.communicator) + self.bias
 
 
@@ -147,134 +177,3 @@ class _ReduceFromRanks(torch.autograd.Function):
 
 def _share(whole: torch.Tensor, dim: int, communicator: Communicator) -> torch.Tensor:
     return whole.chunk(communicator.num_ranks, dim)[communicator.rank]
-
-
-class VocabParallelEmbedding(nn.Module):
-    """An embedding with rows cut over the ranks, almost equally."""
-
-    def __init__(self, vocab_size: int, d_model: int, communicator: Communicator) -> None:
-        super().__init__()
-        self.communicator = communicator
-        self.whole = vocab_size, d_model
-        self.mine = vocab_range(vocab_size, communicator)
-        self.weight = nn.Parameter(torch.empty(len(self.mine), d_model))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the whole embedding as `nn.Embedding` does and keep this rank's rows."""
-        whole = nn.Embedding(*self.whole, dtype=self.weight.dtype, device="cpu")
-        with torch.no_grad():
-            self.weight.copy_(whole.weight[self.mine.start : self.mine.stop])
-
-    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
-        """Return (B, S, D), equal on all ranks.
-
-        Raises:
-            IndexError: a token outside the vocabulary, as `nn.Embedding`; on a GPU its assertion.
-        """
-        if self.communicator.num_ranks == 1:
-            return functional.embedding(tokens_BS, self.weight)
-        local_BS, is_mine_BS = _local(tokens_BS, self.mine, self.whole[0])
-        x_BSD = functional.embedding(local_BS, self.weight)
-        return reduce_from_ranks(
-            x_BSD.masked_fill_(~is_mine_BS.unsqueeze(-1), 0), self.communicator
-        )
-
-
-class VocabParallelHead(nn.Module):
-    """A linear layer to this rank's logits: (…, D) to (…, W)."""
-
-    def __init__(self, d_model: int, vocab_size: int, communicator: Communicator) -> None:
-        super().__init__()
-        self.communicator = communicator
-        self.whole = d_model, vocab_size
-        self.mine = vocab_range(vocab_size, communicator)
-        self.weight = nn.Parameter(torch.empty(len(self.mine), d_model))
-        self.bias = nn.Parameter(torch.empty(len(self.mine)))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the whole head as `nn.Linear` does and keep this rank's rows."""
-        whole = nn.Linear(*self.whole, dtype=self.weight.dtype, device="cpu")
-        mine = slice(self.mine.start, self.mine.stop)
-        with torch.no_grad():
-            self.weight.copy_(whole.weight[mine])
-            self.bias.copy_(whole.bias[mine])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return this rank's logits."""
-        return linear_of_copies(x, self.weight, self.bias, self.communicator)
-
-
-def vocab_parallel_cross_entropy(
-    logits_TW: torch.Tensor, wanted_T: torch.Tensor, *, vocab_size: int, communicator: Communicator
-) -> torch.Tensor:
-    """Return the mean cross-entropy in nats, equal on all ranks, in float32 or wider.
-
-    Args:
-        logits_TW: of this rank's part of the vocabulary.
-        wanted_T: tokens of the whole vocabulary.
-
-    Raises:
-        RuntimeError: a token outside the vocabulary; on a GPU an assertion of the device.
-    """
-    local_T, is_mine_T = _local(wanted_T, vocab_range(vocab_size, communicator), vocab_size)
-    loss_T: torch.Tensor = _CrossEntropy.apply(logits_TW, local_T, is_mine_T, communicator)  # type: ignore[no-untyped-call]
-    return loss_T.mean()
-
-
-def vocab_range(vocab_size: int, communicator: Communicator) -> range:
-    """Return the tokens of the vocabulary whose rows are on this rank."""
-    each, more = divmod(vocab_size, communicator.num_ranks)
-    start = communicator.rank * each + min(communicator.rank, more)
-    return range(start, start + each + (communicator.rank < more))
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """−log softmax of the wanted token, from each rank's own softmax and its log-sum-exp.
-
-    One pass of the fused kernel gives a rank's softmax in float32 or wider, the only large tensor
-    that is saved. Its largest element is 1/Σ exp(x − max x), so that log Σ exp x = max x − log max
-    softmax, without the passes and the copy that `logsumexp` takes.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401 - torch's context has no public type
-        logits_TW: torch.Tensor,
-        local_T: torch.Tensor,
-        is_mine_T: torch.Tensor,
-        communicator: Communicator,
-    ) -> torch.Tensor:
-        wide = torch.promote_types(logits_TW.dtype, torch.float32)
-        softmax_TW = torch.softmax(logits_TW, -1, dtype=wide)
-        own_T = logits_TW.amax(-1).to(wide) - softmax_TW.amax(-1).log()
-        found_T = logits_TW.gather(1, local_T.unsqueeze(1)).squeeze(1).to(wide)
-        # One row for every rank's log-sum-exp, one for the wanted logits.
-        rows_RT = own_T.new_zeros(communicator.num_ranks + 1, len(local_T))
-        rows_RT[communicator.rank] = own_T
-        rows_RT[-1] = found_T.masked_fill(~is_mine_T, 0)
-        communicator.all_reduce(rows_RT, "the sum of the loss").wait()
-        whole_T = rows_RT[:-1].logsumexp(0)
-        ctx.save_for_backward(softmax_TW, (own_T - whole_T).exp(), local_T, is_mine_T)
-        ctx.dtype = logits_TW.dtype
-        return whole_T - rows_RT[-1]
-
-    @staticmethod
-    def backward(ctx: Any, grad_T: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
-        softmax_TW, part_T, local_T, is_mine_T = ctx.saved_tensors
-        grad_TW = softmax_TW * (part_T * grad_T).unsqueeze(1)
-        rows_T = torch.arange(len(local_T), device=local_T.device)
-        grad_TW[rows_T, local_T] -= grad_T * is_mine_T
-        return grad_TW.to(ctx.dtype), None, None, None
-
-
-def _local(tokens: torch.Tensor, mine: range, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens as indices from this rank's first one, and which are its own.
-
-    Other ranks' tokens become 0. Those outside the vocabulary remain out of range on all ranks,
-    so that all of them raise when they look them up.
-    """
-    is_mine = (tokens >= mine.start) & (tokens < mine.stop)
-    is_known = (tokens >= 0) & (tokens < vocab_size)
-    return (tokens - mine.start).masked_fill_(is_known & ~is_mine, 0), is_mine

@@ -343,7 +343,9 @@ def share_plans(
     search, reporter = None, found_here[0].reporter if found_here else None
     if make_tuner is not None:
         known = [decode(Settled, json.loads(text), "settled") for text in settled]
-        here = can_relay(communicator, ranks_per_node=ranks_per_node(communicator.num_ranks))
+        here = can_relay(
+            communicator.members, ranks_per_node=ranks_per_node(communicator.num_ranks)
+        )
         everywhere = communicator.all_gather_object(here, "the exchange of the ranks' nodes")
         search = OnlineSearch(
             make_tuner=make_tuner, known=known, group=group, budget_seconds=budget_seconds,

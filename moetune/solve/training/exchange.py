@@ -2,7 +2,8 @@
 
 A rank has t tokens, k experts each, over ep·etp ranks in n nodes. An all-to-all sends each (token,
 expert) pair. DeepEP and HybridEP send a token once to each node, and inside it once to each rank,
-that has one of its experts; the hierarchical exchange sends pairs, across nodes, then inside.
+that has one of its experts; the hierarchical exchange sends pairs, across nodes, then inside, where
+the nodes have equally many of the ranks, and is flat elsewhere.
 Where hosts post the messages, DeepEP and HybridEP are taken to send the same chunks (`posted`).
 """
 
@@ -56,7 +57,7 @@ def exchange_seconds(
     if layout.dispatcher in DEDUPLICATING:
         return seconds + _deduplicated(device, layout, part, tokens, phase)
     num_bytes = tokens * part.mean_top_k * row_bytes
-    if layout.dispatcher == "all_to_all" or span.nodes == 1:
+    if layout.dispatcher == "all_to_all" or span.nodes == 1 or span.size % span.nodes:
         return seconds + device.collective("all_to_all", span, num_bytes)
     return seconds + _in_two_steps(device, span, across_bytes=num_bytes, inside_bytes=num_bytes)
 

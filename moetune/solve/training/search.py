@@ -113,7 +113,7 @@ class FoldedSearch:
         """Yield bytes that pipelines with each recomputation need at least, and these."""
         recomputes = self.space.recomputes(pins)
         for sizes in self.space.sizes(pins):
-            for overlapped in self.overlapped(sizes, pins):
+            for overlapped in self.space.overlapped(sizes, pins):
                 pipelines = [*self.space.pipelines(overlapped, pins)]
                 bounds = self.fitting.least_bytes(pipelines, recomputes, pins, may_offload=False)
                 for one, row in zip(pipelines, bounds, strict=True):
@@ -124,7 +124,7 @@ class FoldedSearch:
         """Yield all layouts, nothing in host memory unless it is pinned."""
         table, recomputes = self.dispatchers(pins), self.space.recomputes(pins)
         for sizes in self.space.sizes(pins):
-            for overlapped in self.overlapped(sizes, pins):
+            for overlapped in self.space.overlapped(sizes, pins):
                 for one in self.space.pipelines(overlapped, pins):
                     for recompute in recomputes:
                         for cut in self.cuts(one, recompute, pins, table):
@@ -172,15 +172,6 @@ class FoldedSearch:
         """Return whether a layout fits into the memory of the devices and of their host."""
         return self.fitting.fits(layout)
 
-    def overlapped(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield a layout with each overlap, nothing recomputed."""
-        first = self.space.recomputes(pins)[0]
-        for overlap in [pins.overlap] if pins.overlap else self.target.overlaps:
-            if (sizes.overlap, sizes.recompute) == (overlap, first):
-                yield sizes
-            elif overlap == "none" or sizes.ep > 1 or pins.overlap:  # else nothing is there to hide
-                yield replace(sizes, recompute=first, overlap=overlap)
-
 
 class _Branch(NamedTuple):
     """Layouts that have some things in common, with the least seconds of any of them.
@@ -222,7 +213,7 @@ class _Branches:
     def roots(self) -> Iterator[_Branch]:
         """Yield the sizes of the ranks."""
         for sizes in self.search.space.sizes(self.pins):
-            overlapped = [*self.search.overlapped(sizes, self.pins)]
+            overlapped = [*self.search.space.overlapped(sizes, self.pins)]
             least = min(self.table.seconds(one, one.recompute) for one in overlapped)
             seconds = least * self.search.prices.rounds(sizes)
             yield self._branch(seconds, sizes, partial(self._pipelines, overlapped))

@@ -65,7 +65,7 @@ def test_no_layout_needs_less_memory_than_its_bound(target: str, *, may_offload:
     space, fits, table = search.space, search.fitting, search.dispatchers(pins)
     recomputes, ratios = space.recomputes(pins), []
     for sizes in space.sizes(pins):
-        for overlapped in search.overlapped(sizes, pins):
+        for overlapped in search.space.overlapped(sizes, pins):
             pipelines = [*space.pipelines(overlapped, pins)]
             bounds = fits.least_bytes(pipelines, recomputes, pins, may_offload=may_offload)
             for (one, row), (at, recompute) in itertools.product(

@@ -107,6 +107,14 @@ def test_rules_of_the_model_name_its_sizes(
     assert layout.world_size == 16
 
 
+def test_a_rank_of_context_parallelism_has_two_chunks_of_a_sequence() -> None:
+    odd = replace(JOB, length=4098)
+    [broken] = broken_rules(FoldedLayout(dp=8, cp=2), odd)
+    assert "2·cp (4)" in broken.what
+    assert list(broken_rules(FoldedLayout(dp=8, cp=2), JOB)) == []
+    assert list(broken_rules(FoldedLayout(dp=8, tp=2), odd)) == []
+
+
 def test_only_modules_that_the_model_has_are_recomputed() -> None:
     layout = FoldedLayout(dp=16, recompute=("moe_act", "mla_up_proj", "shared_experts"))
     broken = [one.what for one in broken_rules(layout, JOB)]

@@ -147,11 +147,21 @@ def test_experts_are_cut_where_whole_ones_do_not_fit() -> None:
     assert found.memory.peak_bytes <= search.limit_bytes < whole.memory.peak_bytes
 
 
+def test_what_a_search_answers_is_among_all_layouts() -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+    search, pins = search_of(job, target="moetune"), LayoutRequest()
+    every = {*search.space.layouts(pins)}
+    assert all(map(search.space.is_allowed, every))
+    answers = search.best(pins)
+    assert answers
+    assert {replace(one.layout, stages=None, degree=None) for one in answers} <= every
+
+
 @pytest.mark.parametrize(
     ("target", "pins", "what"),
     [
-        ("moetune", LayoutRequest(vpp=2, pp=2), "vpp 2"),
-        ("moetune", LayoutRequest(tp=2, ep=2), "ep 2 with tp 2"),
+        ("moetune", LayoutRequest(tp=2, etp=2), "etp 2"),
+        ("moetune", LayoutRequest(pp=2, schedule="zero_bubble"), "schedule zero_bubble"),
         ("torchtitan", LayoutRequest(recompute=("moe_act",)), "recomputation of moe_act"),
         ("transformers", LayoutRequest(pp=2), "pp 2"),
         ("megatron", LayoutRequest(pp=2, vpp=1, ep=4, overlap="batch"), "virtual stages"),

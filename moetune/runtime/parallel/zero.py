@@ -1,0 +1,195 @@
+"""Gradients of replicated parameters in one buffer; their optimizer's states in shards (ZeRO-1).
+
+A buffer has the parameters of one dtype that the same ranks have. Without sharding its gradients
+are summed by one all-reduce. With it they are reduce-scattered, each rank's optimizer updates a
+part of the parameters, and an all-gather returns the whole: as many bytes, and 1 / ranks of the
+optimizer's states (Rajbhandari et al., 2020, §5.1; Megatron-Core's distributed optimizer).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import nn
+
+from moetune.comm.group import Communicator
+from moetune.comm.transfer import Transfer
+from moetune.domain.errors import InputError
+
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""Makes torch's optimizer of this rank's parameters, or of its parts of them."""
+_ALIGNED_BYTES = 128
+_MASTER_BYTES = 4
+"""Parameters of fewer bytes are updated in copies of float32."""
+_BY_ELEMENT = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+_SUM = "the sum of the gradients"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a parameter that this rank's optimizer updates, and its gradient."""
+
+    values: torch.Tensor
+    grad: Callable[[], torch.Tensor | None]
+
+
+class ParameterBuffer:
+    """Parameters that the same ranks have, with their gradients in one buffer.
+
+    One rank alone needs no buffer: its gradients are the parameters' own.
+
+    Args:
+        parameters: of one dtype, in the same order on all ranks.
+        communicator: the ranks with replicas of the parameters.
+        copies: ranks of the world that have the same parameters.
+        is_sharded: whether each rank's optimizer has a part. The parameters' values then become
+            views of one tensor.
+
+    Attributes:
+        copies: ranks of the world that have the same `sums`.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        communicator: Communicator,
+        *,
+        copies: int,
+        is_sharded: bool,
+    ) -> None:
+        self._communicator, ranks = communicator, communicator.num_ranks
+        self.is_sharded = is_sharded and ranks > 1
+        self.copies = copies // ranks if self.is_sharded else copies
+        unit = _ALIGNED_BYTES // parameters[0].element_size()
+        sizes = [-(-parameter.numel() // unit) * unit for parameter in parameters]
+        self._starts = [0, *accumulate(sizes)]
+        length = -(-self._starts[-1] // (unit * ranks)) * unit * ranks if ranks > 1 else 0
+        self._parameters, self._has_buffer = parameters, ranks > 1
+        self._grads = torch.zeros(length, dtype=parameters[0].dtype, device=parameters[0].device)
+        each = length // ranks
+        self._mine = slice(communicator.rank * each, (communicator.rank + 1) * each)
+        if self.is_sharded:
+            self._total = torch.zeros_like(self._grads[self._mine])
+            self._values = torch.zeros_like(self._grads)
+            for parameter, view in zip(parameters, self._views(self._values), strict=True):
+                view.copy_(parameter.detach())
+                parameter.data = view
+
+    def begin(self) -> None:
+        """Zero the buffer and make the parameters' gradients its views."""
+        if not self._has_buffer:
+            return
+        self._grads.zero_()
+        for parameter, view in zip(self._parameters, self._views(self._grads), strict=True):
+            parameter.grad = view
+
+    def reduce(self) -> Transfer:
+        """Start summing the ranks' gradients; of shards, into this rank's."""
+        if self.is_sharded:
+            return self._communicator.reduce_scatter(self._total, self._grads, _SUM)
+        return self._communicator.all_reduce(self._grads, _SUM)
+
+    @property
+    def sums(self) -> list[torch.Tensor]:
+        """The summed gradients that this rank has."""
+        if not self._has_buffer:
+            return [one.grad for one in self._parameters if one.grad is not None]
+        return [self._total if self.is_sharded else self._grads]
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield what this rank's optimizer updates: parameters, or its parts of them."""
+        if not self.is_sharded:
+            yield from map(_whole, self._parameters)
+            return
+        for parameter, start in zip(self._parameters, self._starts, strict=False):
+            low, high = self._mine.start, self._mine.stop
+            own = slice(max(start, low), min(start + parameter.numel(), high))
+            if own.start < own.stop:
+                grad = self._total[own.start - low : own.stop - low]
+                yield Piece(self._values[own], partial(_same, grad))
+
+    def gather(self) -> Transfer | None:
+        """Start returning all ranks' parts of the parameters; None where there are none."""
+        if not self.is_sharded:
+            return None
+        own = self._values[self._mine].clone()
+        return self._communicator.all_gather(self._values, own, "the updated parameters")
+
+    def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            flat[start : start + parameter.numel()].view_as(parameter)
+            for parameter, start in zip(self._parameters, self._starts, strict=False)
+        ]
+
+
+def _same(grad: torch.Tensor) -> torch.Tensor:
+    return grad
+
+
+def _whole(parameter: nn.Parameter) -> Piece:
+    return Piece(parameter, lambda: parameter.grad)
+
+
+def parameter_buffers(
+    parameters: Iterable[nn.Parameter],
+    communicator: Communicator,
+    *,
+    copies: int,
+    is_sharded: bool,
+) -> list[ParameterBuffer]:
+    """Return one buffer for every dtype of the parameters that have gradients."""
+    by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            by_dtype.setdefault(parameter.dtype, []).append(parameter)
+    return [
+        ParameterBuffer(same, communicator, copies=copies, is_sharded=is_sharded)
+        for same in by_dtype.values()
+    ]
+
+
+class BufferOptimizer:
+    """An optimizer of buffers: torch's own, on this rank's parts.
+
+    Parameters of two bytes are updated in copies of float32, which only this optimizer has.
+
+    Attributes:
+        inner: torch's optimizer, whose rates a scheduler may change.
+
+    Raises:
+        InputError: the optimizer of shards is none that works by element.
+    """
+
+    def __init__(self, buffers: Sequence[ParameterBuffer], make: MakeOptimizer) -> None:
+        self._buffers = buffers
+        self._pieces = [piece for buffer in buffers for piece in buffer.pieces()]
+        self._parts = [_part(piece.values) for piece in self._pieces]
+        self.inner = make(self._parts)
+        if any(buffer.is_sharded for buffer in buffers) and not isinstance(self.inner, _BY_ELEMENT):
+            known = ", ".join(kind.__name__ for kind in _BY_ELEMENT)
+            raise InputError(
+                f"{type(self.inner).__name__} with ZeRO stage 1, which cuts parameters anywhere",
+                f"use one of {known}, or zero 0",
+            )
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the parameters; all ranks call this together."""
+        for piece, part in zip(self._pieces, self._parts, strict=True):
+            grad = piece.grad()
+            part.grad = None if grad is None else grad.to(part.dtype)
+        self.inner.step()
+        for piece, part in zip(self._pieces, self._parts, strict=True):
+            if part.dtype != piece.values.dtype:
+                piece.values.copy_(part)
+        for transfer in [buffer.gather() for buffer in self._buffers]:
+            if transfer is not None:
+                transfer.wait()
+
+
+def _part(values: torch.Tensor) -> nn.Parameter:
+    if values.element_size() < _MASTER_BYTES:
+        return nn.Parameter(values.detach().float())
+    return values if isinstance(values, nn.Parameter) else nn.Parameter(values)

@@ -1,0 +1,93 @@
+"""What ranks do with random layouts: train, and hold losses and parameters against one process."""
+
+import datetime as dt
+import os
+import pickle
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from examples.language_model import LanguageModel, staged_language_model
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel.groups import join
+from moetune.runtime.parallel.stages import Stages
+from moetune.runtime.parallel.tensor import TensorParallel
+from tests.runtime.random_layouts import NUM_STEPS, SEED, Trained, World
+
+SAME = 1e-10
+_WAIT = dt.timedelta(seconds=60)
+
+
+def layouts_train_alike(pickled: bytes, told: str) -> None:
+    """Train worlds, and write the differences from one process into a file, one line each.
+
+    Args:
+        pickled: pairs of `World` and `Trained`; plain bytes, because tensors would travel as files.
+    """
+    for world, wanted in pickle.loads(pickled):  # noqa: S301 - the test's own
+        worst = difference(world, wanted)
+        if dist.get_rank() == 0:
+            with Path(told).open("a", encoding="utf-8") as file:
+                file.write(f"{worst!r}\n")
+        assert worst < SAME, (worst, world)
+
+
+def difference(world: World, wanted: Trained) -> float:
+    """Return the largest difference of any loss and parameter, on any rank."""
+    os.environ["LOCAL_WORLD_SIZE"] = str(world.ranks_per_node)
+    stages = _train(world, wanted)
+    worst = stages[1]
+    for part in stages[0].parts:
+        for name, found, whole in _pairs(part, wanted):
+            assert found.shape == whole.shape, (name, world)
+            worst = max(worst, float((found - whole).abs().max()))
+    told = torch.tensor(worst, dtype=torch.float64)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return float(told)
+
+
+def _train(world: World, wanted: Trained) -> tuple[Stages, float]:
+    layout = world.layout
+    ranks = join(layout, timeout=_WAIT)
+    num_sequences = world.global_batch // layout.dp
+    stages = staged_language_model(
+        world.shape, ranks, num_sequences=num_sequences, seed=SEED, dtype=torch.float64
+    )
+    optimizer = stages.optimizer(world.make_optimizer)
+    places = ranks.places(world.shape.length)
+    shares = []
+    for step in range(NUM_STEPS):
+        text_BS = world.text(step).chunk(layout.dp)[ranks.replica]
+        shares.append(stages.backward(text_BS[:, :-1][:, places], text_BS[:, 1:][:, places]))
+        if world.max_norm is not None:
+            stages.clip_grad_norm_(world.max_norm)
+        optimizer.step()
+    losses = stages.total_loss(torch.stack(shares))
+    worst = (losses - torch.tensor(wanted.losses, dtype=torch.float64)).abs().max()
+    return stages, float(worst)
+
+
+def _pairs(part: nn.Module, wanted: Trained) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Return this rank's parameters of a stage, and what one process has in their place."""
+    assert isinstance(part, LanguageModel)
+    parents = dict(part.named_modules())
+    found = []
+    for name, parameter in part.named_parameters():
+        whole = wanted.parameters[name]
+        parent, _, last = name.rpartition(".")
+        module = parents[parent]
+        experts = parents.get(parent.removesuffix(".experts"))
+        if isinstance(module, TensorParallel) and last in module.cut:
+            whole = _cut(whole, module, last)
+        elif parent.endswith(".experts") and isinstance(experts, MoELayer):
+            group = experts.communicator
+            whole = whole.chunk(group.num_ranks)[group.rank]
+        found.append((name, parameter.detach(), whole))
+    return found
+
+
+def _cut(whole: torch.Tensor, module: TensorParallel, name: str) -> torch.Tensor:
+    ranks, rank = module.communicator.num_ranks, module.communicator.rank
+    return whole.tensor_split(ranks, module.cut[name])[rank]

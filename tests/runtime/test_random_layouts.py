@@ -1,0 +1,104 @@
+"""Layouts drawn from the planner's own space: each trains as one process does."""
+
+import itertools
+import pickle
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from moetune.comm.group import OneRank
+from moetune.domain.errors import InputError
+from moetune.domain.training import FoldedLayout
+from moetune.runtime.parallel.groups import join
+from moetune.runtime.parallel.zero import BufferOptimizer, parameter_buffers
+from tests.ranks import run_ranks
+from tests.runtime import layout_workers
+from tests.runtime.random_layouts import World, draw_worlds, trained_worlds
+
+SEED = 2
+SAMPLE = {2: 12, 3: 5, 4: 9, 6: 4}
+"""Worlds by their ranks. `python -m benchmarks.random_layouts` trains thousands."""
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("num_ranks", SAMPLE)
+def test_a_layout_of_the_planner_trains_to_the_losses_and_weights_of_one_process(
+    num_ranks: int, tmp_path: Path
+) -> None:
+    pairs = trained_worlds(num_ranks, SAMPLE[num_ranks], SEED)
+    told = tmp_path / "differences"
+    worker = layout_workers.layouts_train_alike
+    assert run_ranks(worker, num_ranks, pickle.dumps(pairs), str(told)) == [""] * num_ranks
+    assert len(told.read_text().splitlines()) == SAMPLE[num_ranks]
+
+
+def test_the_sample_has_all_that_the_planner_offers() -> None:
+    worlds = [world for ranks, count in SAMPLE.items() for world in _first(ranks, count)]
+    layouts = [world.layout for world in worlds]
+    for what, found in {
+        "experts across tp": [one for one in layouts if one.tp > 1 and one.ep > one.dp * one.cp],
+        "experts beyond dp": [one for one in layouts if one.ep > one.dp],
+        "context parallelism": [one for one in layouts if one.cp > 1],
+        "interleaved stages": [one for one in layouts if one.order == "interleaved"],
+        "fewer micro-batches than stages": [
+            world.layout for world in worlds
+            if world.global_batch < world.layout.micro_batch * world.layout.dp * world.layout.pp
+        ],
+        "uneven stages": [one for one in layouts if one.stages],
+        "chunks in stages": [one for one in layouts if one.overlap == "chunks" and one.pp > 1],
+        "ZeRO-1 under tp": [one for one in layouts if one.zero and one.tp > 1],
+        "ZeRO-1 in stages": [one for one in layouts if one.zero and one.pp > 1],
+        "recomputation in stages": [one for one in layouts if one.recompute and one.pp > 1],
+        "two steps of an exchange": [
+            world.layout for world in worlds
+            if world.layout.dispatcher == "hierarchical" and world.ranks_per_node > 1
+            and world.layout.ep > world.ranks_per_node
+        ],
+    }.items():  # fmt: skip
+        assert found, what
+
+
+def _first(num_ranks: int, count: int) -> Iterator[World]:
+    return itertools.islice(draw_worlds(num_ranks, random.Random(SEED)), count)
+
+
+@pytest.fixture
+def group_of_one(tmp_path: Path) -> Iterator[None]:
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (FoldedLayout(zero=2), "ZeRO stage 2"),
+        (FoldedLayout(recompute=("moe",)), "recomputation of moe"),
+        (FoldedLayout(dispatcher="deepep"), "dispatcher deepep"),
+        (FoldedLayout(schedule="zero_bubble"), "schedule zero_bubble"),
+        (FoldedLayout(offload_optimizer=0.5), "offloaded optimizer"),
+        (FoldedLayout(etp=2), "ep·etp"),
+        (FoldedLayout(dp=2), "2 ranks"),
+    ],
+)
+def test_what_the_planner_does_not_offer_is_refused_by_name(
+    layout: FoldedLayout, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        join(layout)
+
+
+def test_two_byte_parameters_are_updated_in_float32() -> None:
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    [buffer] = parameter_buffers([weight], OneRank(), copies=1, is_sharded=True)
+    optimizer = BufferOptimizer([buffer], lambda parts: torch.optim.SGD(parts, lr=1.0))
+    for _ in range(4):
+        weight.grad = torch.full_like(weight, 2**-9)
+        optimizer.step()
+    assert weight.tolist() == [1 - 2**-7] * 3  # each step alone is lost in bfloat16
