@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
+from moetune.comm.gloo import communicator_of
+from moetune.comm.transfer import GroupRank
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layout import check_micro_batches
 from moetune.runtime.moe.all_to_all import AllToAllLayer
@@ -97,7 +99,7 @@ class Stages:
         Raises:
             InputError: the batch has another size than the shapes.
             MoetuneError: a layer raised it.
-            RuntimeError: the rank of a neighbouring stage is gone.
+            CollectiveError: a rank left.
         """
         if len(inputs) != self._batch:
             raise InputError(f"{len(inputs)} sequences, but the stages were made for {self._batch}")
@@ -122,7 +124,11 @@ class Stages:
         except RuntimeError as error:
             if isinstance(error.__cause__, MoetuneError):  # torch wraps errors of a stage
                 raise error.__cause__ from None
-            raise
+            if error.__cause__ is not None:
+                raise
+            world = GroupRank(dist.get_rank(), tuple(range(dist.get_world_size())))
+            name = "the exchange between pipeline stages"
+            raise world.error("send_receive", name, (), error) from error
         return losses
 
     def total_loss(self, share: torch.Tensor) -> torch.Tensor:
@@ -130,9 +136,12 @@ class Stages:
 
         Args:
             share: of `backward`, or of several calls, stacked.
+
+        Raises:
+            CollectiveError: a rank left.
         """
         total = share / self.ranks.layout.tp
-        dist.all_reduce(total)
+        communicator_of(None).all_reduce(total, "the sum of the stages' losses").wait()
         return total
 
 
