@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from moetune.domain.errors import InputError, MoetuneError
 
 _NAME = "step-"
 _ABOUT = "checkpoint.json"
+_VALUES = "values"
 _DIGITS = 8
 _MOST_RANKS = 2**20
 _SCHEMA = "moetune.checkpoint/1"
@@ -42,18 +43,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _About:
-    """What a checkpoint's file says of it.
-
-    Args:
-        step: optimizer steps behind it.
-        num_ranks: that wrote it.
-        values: of the job.
-    """
+    """What a checkpoint's file says of it, beside the job's own values."""
 
     schema: str = _SCHEMA
     step: int
     num_ranks: int
-    values: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +121,8 @@ class Checkpoints:
         """
         final = self.folder / f"{_NAME}{step:0{_DIGITS}d}"
         writing = final.with_name(f".{final.name}{_WRITING}")
-        about = _About(step=step, num_ranks=self._communicator.num_ranks, values=values or {})
-        self._on_first(lambda: _begin(writing, about), f"begin {final}")
+        about = _About(step=step, num_ranks=self._communicator.num_ranks)
+        self._on_first(lambda: _begin(writing, about, values or {}), f"begin {final}")
         weights, states = get_state_dict(model, optimizer)
         whole = {"model": weights, "optimizer": states, "random": self._random_states()}
         with self._explained(f"the writing of {final}"):
@@ -203,7 +197,7 @@ class Checkpoints:
             raise mine.error("torch.distributed.checkpoint", what, (), error) from error
 
 
-def _begin(writing: Path, about: _About) -> None:
+def _begin(writing: Path, about: _About, values: Mapping[str, object]) -> None:
     """Make an empty folder to write into.
 
     Raises:
@@ -213,7 +207,7 @@ def _begin(writing: Path, about: _About) -> None:
     if about.step < 0:
         raise InputError(f"step must be at least 0, got {about.step}")
     try:
-        text = canonical_json(about)
+        text = canonical_json({**encode(about), _VALUES: values})
     except (TypeError, ValueError) as error:
         raise InputError(
             f"a checkpoint's values cannot be written: {error}", "give what JSON can hold"
@@ -282,13 +276,13 @@ def _read(path: Path | None) -> Checkpoint | None:
     if path is None:
         return None
     try:
-        about = decode(_About, json.loads((path / _ABOUT).read_bytes()), "checkpoint")
-    except (OSError, ValueError) as error:
+        document = json.loads((path / _ABOUT).read_bytes())
+        values = document.pop(_VALUES)
+        about = decode(_About, document, "checkpoint")
+    except (OSError, ValueError, LookupError, AttributeError) as error:
         raise InputError(
             f"the checkpoint {path} cannot be read: {error}", "move the folder away to begin anew"
         ) from None
     if about.schema != _SCHEMA:
         raise InputError(f"the checkpoint {path} is {about.schema}, this moetune reads {_SCHEMA}")
-    return Checkpoint(
-        path=path, step=about.step, num_ranks=about.num_ranks, values=encode(about.values)
-    )
+    return Checkpoint(path=path, step=about.step, num_ranks=about.num_ranks, values=values)
