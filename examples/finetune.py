@@ -92,7 +92,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> bool:
         model.save_pretrained(arguments.save)  # on every rank: experts are gathered
     if book is not None:
         book.close()
-    say(summary(times, book, step))
+    say(summary(times, model, book, step))
     return not is_stopped or step == arguments.steps
 
 
@@ -189,8 +189,11 @@ def seconds(spans: tuple[RecordedSpan, ...]) -> float:
     return total
 
 
-def summary(times: list[tuple[float, float]], book: moetune.PlanBook | None, step: int) -> str:
-    plans = () if book is None else book.plans
+def summary(
+    times: list[tuple[float, float]], model: nn.Module, book: moetune.PlanBook | None, step: int
+) -> str:
+    shapes = {each.shape for each in model.modules() if isinstance(each, RoutedLayer)}
+    plans = [one for one in (book.plans if book else ()) if one.inputs.layer in shapes]
     predicted = "no plan"
     if plans:
         found = plans[0].predicted

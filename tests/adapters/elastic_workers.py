@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.nn import functional
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
@@ -63,27 +64,38 @@ def lose_a_rank(weights: Path) -> None:
             finetune.train(finetune.parse(words), CPU)
 
 
+def lose_a_rank_in_a_save(folder: Path, weights: Path) -> None:
+    """The last rank is killed while it writes the second checkpoint."""
+    words = ["--steps", "2", "--batch", "6", "--weights", str(weights), "--every", "1"]
+    words += ["--checkpoints", str(folder)]
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            _kill_in(patch, FileSystemWriter, "write_data")
+        with pytest.raises(CollectiveError, match=r"the writing of .*step-00000002 failed on"):
+            finetune.train(finetune.parse(words), CPU)
+
+
 def lose_a_stage(method: str) -> None:
     """The last of three stages is killed in a step."""
     words = ["--pp", "3", "--blocks", "3", "--moe-every", "1", "--steps", "4", "--batch", "4"]
     words += ["--context", "16", "--d-model", "16", "--d-hidden", "16", "--experts", "2"]
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == dist.get_world_size() - 1:
-            _kill_in(patch, method)
+            _kill_in(patch, Stages, method)
         with pytest.raises(CollectiveError, match=r"stages.* failed on rank . of 3"):
             train_lm.train(train_lm.parse(words), "cpu")
 
 
-def _kill_in(patch: pytest.MonkeyPatch, method: str) -> None:
-    """Let a method of the stages kill this rank in its second step."""
-    original, calls = getattr(Stages, method), iter((1, DIES_IN_STEP))
+def _kill_in(patch: pytest.MonkeyPatch, kind: type, method: str) -> None:
+    """Let the second call of a method kill this rank."""
+    original, calls = getattr(kind, method), iter((1, DIES_IN_STEP))
 
     def call(*arguments: Any) -> Any:
         if next(calls) == DIES_IN_STEP:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*arguments)
 
-    patch.setattr(Stages, method, call)
+    patch.setattr(kind, method, call)
 
 
 def _in_float64(patch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import moetune
 from tests.adapters import elastic_workers as workers
 from tests.adapters.tiny_models import tiny
 from tests.ranks import run_ranks
@@ -45,6 +46,18 @@ def test_a_job_that_sigterm_ends_on_two_ranks_goes_on_with_the_same_losses_on_th
 
 def test_ranks_that_one_leaves_name_the_collective(weights: Path) -> None:
     assert run_ranks(workers.lose_a_rank, 3, weights) == ["", "", KILLED]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(
+    tmp_path: Path, weights: Path
+) -> None:
+    reports = run_ranks(workers.lose_a_rank_in_a_save, 3, tmp_path, weights)
+    assert reports == ["", "", KILLED]
+    newest = moetune.Checkpoints(tmp_path).newest()
+    assert newest is not None
+    assert (newest.step, newest.num_ranks) == (1, 3)
+    assert (tmp_path / ".step-00000002.writing").exists()
 
 
 @pytest.mark.parametrize("method", ["backward", "total_loss"])
