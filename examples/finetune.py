@@ -1,32 +1,39 @@
-r"""Train a small Qwen3-MoE of transformers with its experts in moetune's chunks.
+r"""Fine-tune a Qwen3-MoE of transformers with its experts in moetune's chunks; stop and go on.
 
-    moetune plan --d-model 128 --d-hidden 128 --num-experts 8 --top-k 2 --activation swiglu \
-        --tokens 512 --dtype float32 --world-size 2 --profile NAME --output plan.json
-    torchrun --nproc-per-node 2 -m examples.finetune --plan plan.json
+    moetune plan --d-model 128 --d-hidden 128 --num-experts 12 --top-k 2 --activation swiglu \
+        --tokens 768 --dtype float32 --world-size 2 --profile NAME --output plan.json
+    torchrun --nproc-per-node 2 -m examples.finetune --plan plan.json --checkpoints job
 
-The model reads bytes of Python's own library, with random parameters at first. For a checkpoint use
-`AutoModelForCausalLM.from_pretrained` in place of the configuration. Times are of one layer of
-experts, forward and backward, as a plan predicts them.
+The model reads bytes of Python's own library, with random parameters or those of a local folder.
+With `--checkpoints` the job saves every few steps and when SIGTERM comes, and the next one goes on,
+on as many ranks as it has. Times are of one layer of experts, forward and backward.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from torch.nn import functional
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 import moetune
 from moetune.domain.units import format_seconds
+from moetune.runtime.elastic.stop import EXIT_CODE
+from moetune.runtime.elastic.words import resumed_on
 from moetune.runtime.moe.routed_layer import RoutedLayer
-from moetune.runtime.trace import HostRecorder, recorder_of
+from moetune.runtime.trace import HostRecorder, RecordedSpan, recorder_of
+from moetune.workflows.trace import overlap_of
 
-_BATCH, _LENGTH = 4, 128
+_LENGTH = 128
 
 
 def main() -> int:
@@ -36,67 +43,133 @@ def main() -> int:
     if device.type == "cuda":
         torch.cuda.set_device(dist.get_node_local_rank())
     try:
-        train(arguments, device)
+        return 0 if train(arguments, device) else EXIT_CODE
     except moetune.MoetuneError as problem:
-        print(f"error: {problem}", file=sys.stderr)
+        print(f"error: {problem}", file=sys.stderr, flush=True)
         return problem.exit_code
     finally:
         dist.destroy_process_group()
-    return 0
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
+def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--plan", help="a plan file, or the id of a plan in the store")
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--plan", help="a plan file, or the id of a plan in the store or service")
+    parser.add_argument("--weights", type=Path, help="a local folder of weights; default, random")
+    parser.add_argument("--steps", type=int, default=6, help="of all jobs together")
+    parser.add_argument("--batch", type=int, default=12, help="sequences of all ranks together")
+    parser.add_argument("--checkpoints", type=Path, help="folder of checkpoints to go on from")
+    parser.add_argument("--every", type=int, default=100, help="steps between two checkpoints")
+    parser.add_argument("--dtype", default="float32", help="of the parameters")
     parser.add_argument("--save", type=Path, help="folder for the trained model")
     return parser.parse_args(words)
 
 
-def train(arguments: argparse.Namespace, device: torch.device) -> None:
-    torch.manual_seed(0)  # the same model on every rank
-    model = Qwen3MoeForCausalLM(configuration()).to(device)
-    book = moetune.open_planbook(arguments.plan) if arguments.plan else None
-    moetune.adapt(model, book)
-    wrapped = DistributedDataParallel(moetune.prepare_ddp(model))
+def train(arguments: argparse.Namespace, device: torch.device) -> bool:
+    """Train, and return whether the last step was reached."""
+    book = None
+    if arguments.plan is not None:
+        book = moetune.open_planbook(arguments.plan, renew=True, observe_every=5)
+    model = moetune.adapt(loaded(arguments, device), book)
+    moetune.replicate(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for step, tokens in enumerate(batches(arguments.steps)):
-        recorders = record(model, device)
-        loss = wrapped(input_ids=tokens.to(device), labels=tokens.to(device)).loss
-        loss.backward()
-        moetune.clip_grad_norm_(model, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if book is not None:
-            book.step()
-        if dist.get_rank() == 0:
-            measured = mean(map(seconds, recorders))
-            print(
-                f"step {step + 1}: loss {loss.item():.3f}, a layer of experts took "
-                f"{format_seconds(measured)}, {predicted(book)}"
-            )
+    checkpoints = moetune.Checkpoints(arguments.checkpoints) if arguments.checkpoints else None
+    begin = resume(checkpoints, model, optimizer, book)
+    times: list[tuple[float, float]] = []
+    step, is_stopped = begin, False
+    with moetune.StopRequest() as stop:
+        while step < arguments.steps and not is_stopped:
+            loss, measured = one_step(model, optimizer, batch(arguments.batch, step).to(device))
+            step += 1
+            times.append(measured)
+            say(f"step {step}: loss {loss:.12g}, a layer of experts {format_seconds(measured[0])}")
+            if book is not None:
+                book.step()
+            is_stopped = stop.is_agreed()
+            is_due = is_stopped or step == arguments.steps or step % arguments.every == 0
+            if checkpoints is not None and is_due:
+                say(f"saved {checkpoints.save(step, model, optimizer)}")
     if arguments.save is not None:
         model.save_pretrained(arguments.save)  # on every rank: experts are gathered
     if book is not None:
         book.close()
+    say(summary(times, model, book, step))
+    return not is_stopped or step == arguments.steps
+
+
+def loaded(arguments: argparse.Namespace, device: torch.device) -> PreTrainedModel:
+    """Return the model, equal on every rank."""
+    dtype = getattr(torch, arguments.dtype)
+    if arguments.weights is not None:
+        model = AutoModelForCausalLM.from_pretrained(arguments.weights, local_files_only=True)
+    else:
+        torch.manual_seed(0)
+        model = Qwen3MoeForCausalLM(configuration())
+    model.to(device, dtype).train()
+    return model
 
 
 def configuration() -> Qwen3MoeConfig:
     return Qwen3MoeConfig(
         vocab_size=256, hidden_size=128, intermediate_size=256, moe_intermediate_size=128,
-        num_experts=8, num_experts_per_tok=2, num_hidden_layers=4, num_attention_heads=4,
+        num_experts=12, num_experts_per_tok=2, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=_LENGTH, norm_topk_prob=True,
         pad_token_id=None, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
 
 
-def batches(number: int) -> Iterator[torch.Tensor]:
-    """Yield this rank's sequences of bytes."""
+def resume(
+    checkpoints: moetune.Checkpoints | None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    book: moetune.PlanBook | None,
+) -> int:
+    """Load the newest checkpoint, if there is one, and return the steps behind it."""
+    newest = None if checkpoints is None else checkpoints.newest()
+    if checkpoints is None or newest is None:
+        return 0
+    checkpoints.load(newest, model, optimizer)
+    say(resumed_on(newest, model, book))
+    return newest.step
+
+
+def batch(num_sequences: int, step: int) -> torch.Tensor:
+    """Return this rank's part of a step's sequences, which all ranks draw alike."""
+    each, rest = divmod(num_sequences, dist.get_world_size())
+    if rest:
+        raise moetune.InputError(
+            f"--batch {num_sequences} does not divide by {dist.get_world_size()} ranks",
+            "give a multiple",
+        )
     text = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8)
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    for _ in range(number):
-        starts = torch.randint(len(text) - _LENGTH, (_BATCH,), generator=generator).tolist()
-        yield torch.stack([text[start : start + _LENGTH] for start in starts]).long()
+    generator = torch.Generator().manual_seed(step)
+    starts = torch.randint(len(text) - _LENGTH, (num_sequences,), generator=generator).tolist()
+    mine = starts[dist.get_rank() * each : (dist.get_rank() + 1) * each]
+    return torch.stack([text[start : start + _LENGTH] for start in mine]).long()
+
+
+def one_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor
+) -> tuple[float, tuple[float, float]]:
+    """Return the loss of all ranks, and of a layer of experts the seconds and the hidden share."""
+    recorders = record(model, tokens.device)
+    loss = loss_of(model(input_ids=tokens).logits, tokens)
+    loss.backward()
+    moetune.clip_grad_norm_(model, 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    of_all = loss.detach().double()
+    dist.all_reduce(of_all)
+    spans = [recorder.spans() for recorder in recorders]
+    shares = [(each.forward + each.backward) / 2 for each in map(overlap_of, spans)]
+    return of_all.item() / dist.get_world_size(), (mean(map(seconds, spans)), mean(shares))
+
+
+def loss_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss of the next bytes; transformers' own has no float64."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1).to(wide), tokens[:, 1:].reshape(-1)
+    )
 
 
 def record(model: nn.Module, device: torch.device) -> list[HostRecorder]:
@@ -107,23 +180,36 @@ def record(model: nn.Module, device: torch.device) -> list[HostRecorder]:
     return [layer.recorder for layer in layers]  # type: ignore[misc]
 
 
-def seconds(recorder: HostRecorder) -> float:
+def seconds(spans: tuple[RecordedSpan, ...]) -> float:
     """Return the time of a layer's forward and backward phase."""
-    spans = recorder.spans()
     total = 0.0
     for phase in ("forward", "backward"):
         mine = [span for span in spans if span.phase == phase]
-        ends = max(span.end_seconds for span in mine)
-        total += ends - min(span.start_seconds for span in mine)
+        total += max(span.end_seconds for span in mine) - min(span.start_seconds for span in mine)
     return total
 
 
-def predicted(book: moetune.PlanBook | None) -> str:
-    if book is None or not book.plans:
-        return "in one chunk"
-    plan = book.plans[0]
-    degrees = f"{plan.pipeline.forward_degree} and {plan.pipeline.backward_degree} chunks"
-    return f"predicted {format_seconds(plan.predicted.step_seconds)} in {degrees}"
+def summary(
+    times: list[tuple[float, float]], model: nn.Module, book: moetune.PlanBook | None, step: int
+) -> str:
+    shapes = {each.shape for each in model.modules() if isinstance(each, RoutedLayer)}
+    plans = [one for one in (book.plans if book else ()) if one.inputs.layer in shapes]
+    predicted = "no plan"
+    if plans:
+        found = plans[0].predicted
+        predicted = f"predicted {format_seconds(found.forward_seconds + found.backward_seconds)}"
+    if not times:
+        return f"step {step}: nothing left to train"
+    took, hidden = (median(each) for each in zip(*times, strict=True))
+    return (
+        f"{len(times)} steps to step {step}; a layer of experts: {predicted}, measured "
+        f"{format_seconds(took)}, {hidden:.0%} of the exchanges hidden"
+    )
+
+
+def say(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(text, flush=True)
 
 
 if __name__ == "__main__":

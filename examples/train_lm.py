@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from examples.language_model import staged_language_model
-from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.errors import CollectiveError, InputError, MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
@@ -35,7 +35,7 @@ def main() -> int:
     try:
         train(arguments, device)
     except MoetuneError as problem:
-        if dist.get_rank() == 0:
+        if dist.get_rank() == 0 or isinstance(problem, CollectiveError):  # of the survivors
             print(f"error: {problem}", file=sys.stderr)
         return problem.exit_code
     finally:

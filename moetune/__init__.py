@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
     from moetune.domain.quantization import Quantization
+    from moetune.runtime.elastic.checkpoints import Checkpoint, Checkpoints
+    from moetune.runtime.elastic.stop import StopRequest
     from moetune.runtime.moe.layer import MoELayer
     from moetune.runtime.moe.tensor_layer import TensorExpertLayer
     from moetune.runtime.parallel.clip import clip_grad_norm_
@@ -57,6 +59,8 @@ __all__ = [
     "BadStoreError",
     "BatchOverlap",
     "BusyError",
+    "Checkpoint",
+    "Checkpoints",
     "CollectiveError",
     "GradientPiece",
     "GradientSchedule",
@@ -77,6 +81,7 @@ __all__ = [
     "SchemaMismatchError",
     "ShardedStates",
     "SolveLimitError",
+    "StopRequest",
     "StoreUnavailableError",
     "TensorExpertLayer",
     "adapt",
@@ -98,6 +103,8 @@ __all__ = [
 
 _HOMES = {
     "BatchOverlap": "moetune.runtime.parallel.overlap",
+    "Checkpoint": "moetune.runtime.elastic.checkpoints",
+    "Checkpoints": "moetune.runtime.elastic.checkpoints",
     "GradientPiece": "moetune.domain.gradients",
     "GradientSchedule": "moetune.domain.gradients",
     "MoELayer": "moetune.runtime.moe.layer",
@@ -106,6 +113,7 @@ _HOMES = {
     "Profile": "moetune.domain.profile",
     "Quantization": "moetune.domain.quantization",
     "ShardedStates": "moetune.runtime.sharded.state",
+    "StopRequest": "moetune.runtime.elastic.stop",
     "TensorExpertLayer": "moetune.runtime.moe.tensor_layer",
     "adapt": "moetune.adapters.model",
     "clip_grad_norm_": "moetune.runtime.parallel.clip",

@@ -15,7 +15,7 @@ from moetune.domain.constraints import (
     LayoutPins,
     Strategy,
 )
-from moetune.domain.document import digest
+from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import QUANTIZED_STEP, ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout
@@ -185,6 +185,18 @@ class PlanInputs:
     def plan_id(self) -> str:
         """sha256 of the canonical inputs."""
         return digest(self)
+
+    def question_for(self, num_ranks: int) -> dict[str, object]:
+        """Return the same layer and tokens on another number of ranks, as a question for a plan.
+
+        All ranks' tokens stay; the fullest rank has its share of them. The profile is the one that
+        has the name now.
+        """
+        tokens = -(-self.tokens_per_rank * self.world_size // num_ranks)
+        asked = replace(self, model=None, world_size=num_ranks, tokens_per_rank=tokens)
+        plain: dict[str, object] = encode(asked)
+        del plain["profile_fingerprint"]
+        return {name: value for name, value in plain.items() if value is not None}
 
     @property
     def pinned(self) -> Constraints:

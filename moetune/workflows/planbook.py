@@ -5,122 +5,26 @@
 
 import importlib.util
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from moetune import config
-from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
-from moetune.domain.request import PlanInputs
-from moetune.domain.spelling import nearest_or
 from moetune.runtime.plans.book import FoundPlans, PlanBook, read_plans, share_plans
-from moetune.runtime.plans.client import ServiceClient
 from moetune.runtime.plans.compare import OwnPlans
 from moetune.runtime.plans.lost_time import BUDGET_SECONDS
-from moetune.runtime.plans.reports import ObservationSender, StepReporter, post_observations
 from moetune.workflows import wiring
+from moetune.workflows.renewal import renewed
+from moetune.workflows.served_plans import EXAMPLE, ask_service, is_served
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
     from moetune.workflows.tuning import StudyTuner
-
-
-EXAMPLE = 'open_planbook({"model": "gpt-s", "tokens_per_rank": 8192}, service="http://…")'
-_ID = re.compile("[0-9a-f]{64}")
-
-
-def checked_inputs(inputs: Mapping[object, object], *, num_ranks: int) -> dict[str, object]:
-    """Return a plan's inputs ready to send: plain values, without those that are None.
-
-    Args:
-        num_ranks: the world size where none is given.
-
-    Raises:
-        InputError: a key is unknown, a value has no JSON form, or neither model nor layer is given.
-    """
-    names = [item.name for item in fields(PlanInputs)]
-    for key in inputs:
-        if key not in names:
-            hint = nearest_or(f"known: {', '.join(names)}", key, names)
-            raise InputError(f"a plan has no input {key!r}", hint)
-    plain: dict[str, object] = {
-        str(key): encode(value) for key, value in inputs.items() if value is not None
-    }
-    if "model" not in plain and "layer" not in plain:
-        raise InputError("the inputs lack 'model' or 'layer'", f"as in {EXAMPLE}")
-    plain.setdefault("world_size", num_ranks)
-    try:
-        canonical_json(plain)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"a plan's inputs cannot be sent: {error}", "give strings, integers and dicts"
-        ) from None
-    return plain
-
-
-def is_served(source: object, url: str | None) -> bool:
-    """Return whether the plan service resolves a source: inputs, and full ids where `url` is set.
-
-    Files, folders and beginnings of ids are resolved on this machine.
-    """
-    if isinstance(source, Mapping):
-        return True
-    return url is not None and isinstance(source, str) and _ID.fullmatch(source) is not None
-
-
-def ask_service(
-    url: str | None,
-    sources: Sequence[object],
-    *,
-    others: Sequence[Plan],
-    num_ranks: int,
-    observe_every: int,
-) -> FoundPlans:
-    """Return other plans followed by the service's, and the reporter of the latter's steps.
-
-    Args:
-        sources: plans' inputs, and full ids.
-        num_ranks: the world size of inputs that give none.
-        observe_every: calls of a layer per reported one; 0 reports none.
-
-    Raises:
-        InputError: there is no service, or inputs are wrong.
-    """
-    if url is None:
-        raise InputError(
-            "there is no plan service to ask for these inputs",
-            "name one with service=…, MOETUNE_URL or the setting `url`",
-        )
-    if observe_every < 0:
-        raise InputError(f"observe_every must be at least 0, got {observe_every}")
-    questions = [
-        checked_inputs(one, num_ranks=num_ranks) if isinstance(one, Mapping) else str(one)
-        for one in sources
-    ]
-    client = wiring.service_client(url)
-    answers = client.ask(questions)
-    served = [plan for plan in answers if plan is not None]
-    is_reporting = served and observe_every
-    return FoundPlans(
-        plans=(*others, *served),
-        is_complete=len(served) == len(answers),
-        reporter=_reporter(client, served, observe_every) if is_reporting else None,
-    )
-
-
-def _reporter(client: ServiceClient, served: Sequence[Plan], every: int) -> StepReporter:
-    send = partial(post_observations, client.connection)
-    sender = ObservationSender(send, is_quiet=client.was_refused)
-    return StepReporter(
-        sender, plan_ids=frozenset(plan.id for plan in served), every=every,
-        device_id=wiring.detect_cluster().fingerprint.device_id,
-    )  # fmt: skip
 
 
 _Source: TypeAlias = str | os.PathLike[str] | Plan | Mapping[str, object]
@@ -135,6 +39,7 @@ def open_planbook(
     service: str | None = None,
     observe_every: int = 50,
     search_budget_seconds: float = BUDGET_SECONDS,
+    renew: bool = False,
 ) -> PlanBook:
     """Return the same plans on every rank of the group; all its ranks call this together.
 
@@ -171,15 +76,19 @@ def open_planbook(
             none. With `online` what searches settle is sent instead.
         search_budget_seconds: time that searches of this job may lose; default, a hundredth of an
             hour. The first rank's counts.
+        renew: instead of plans of layers for another number of ranks take those for the group's,
+            with the same tokens of all ranks, profile and constraints: see `renewed`.
 
     Raises:
-        InputError: a file, an id of the store, an input's name or the url is wrong; on every
-            rank.
+        InputError: a file, an id of the store, an input's name or the url is wrong, or `renew` is
+            given without a source; on every rank.
         RankMismatchError: a rank received other plans, or its own files have other plans than the
             first rank's; on every rank.
         MoetuneError: the store cannot be read, or `online` lacks Optuna; on every rank.
     """
-    request = _BookRequest(source=source, db=db, service=service, observe_every=observe_every)
+    request = _BookRequest(
+        source=source, db=db, service=service, observe_every=observe_every, renew=renew
+    )
     if online:
         return share_plans(
             lambda: _find_settled(request, group), find_own=partial(_find_own, request),
@@ -198,6 +107,7 @@ class _BookRequest:
     db: str | None
     service: str | None
     observe_every: int
+    renew: bool
 
     @property
     def sources(self) -> Sequence[_Source]:
@@ -240,17 +150,27 @@ def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> Found
         return FoundPlans(plans=())
     url = _url(request)
     if request.source is None:
+        if request.renew:
+            raise InputError("renew needs the plans' names", "give a source")
         return FoundPlans(plans=tuple(_all_plans(request.db)))
+    num_ranks = communicator_of(group).num_ranks
+    found = _find_named(request, url, num_ranks)
+    if not request.renew:
+        return found
+    return renewed(
+        found, url=url, num_ranks=num_ranks, db=request.db, observe_every=request.observe_every
+    )
+
+
+def _find_named(request: _BookRequest, url: str | None, num_ranks: int) -> FoundPlans:
     served = [one for one in request.sources if is_served(one, url)]
     others = [one for one in request.sources if not is_served(one, url)]
     plans = tuple(plan for one in others for plan in _find(one, request.db))
     if not served:
         return FoundPlans(plans=plans)
     return ask_service(
-        url, served, others=plans,
-        num_ranks=communicator_of(group).num_ranks,
-        observe_every=request.observe_every,
-    )  # fmt: skip
+        url, served, others=plans, num_ranks=num_ranks, observe_every=request.observe_every
+    )
 
 
 def _url(request: _BookRequest) -> str | None:

@@ -374,7 +374,7 @@ def follows_its_plan() -> None:
 def runs_the_example(folder: str) -> None:
     finetune.train(finetune.parse(["--steps", "2", "--save", folder]), torch.device("cpu"))
     saved = Qwen3MoeForCausalLM.from_pretrained(folder)
-    assert saved.model.layers[0].mlp.experts.gate_up_proj.shape == (8, 256, 128)
+    assert saved.model.layers[0].mlp.experts.gate_up_proj.shape == (12, 256, 128)
 
 
 def fails_to_save(folder: str) -> None:

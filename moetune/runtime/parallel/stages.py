@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from moetune.comm.gloo import communicator_of
+from moetune.comm.transfer import GroupRank
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layout import check_micro_batches
 from moetune.domain.training import FoldedLayout
@@ -120,7 +121,7 @@ class Stages:
             for sums in buffer.sums:
                 square = torch.linalg.vector_norm(sums, dtype=torch.float64).square()
                 total += square / buffer.copies
-        dist.all_reduce(total)
+        communicator_of(None).all_reduce(total, "the sum of the gradients' squares").wait()
         norm = total.sqrt()
         scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
         for buffer in self._buffers:
@@ -146,7 +147,7 @@ class Stages:
         Raises:
             InputError: the batch has another size than the shapes.
             MoetuneError: a layer raised it.
-            RuntimeError: the rank of a neighbouring stage is gone.
+            CollectiveError: a rank left.
         """
         if len(inputs) != self._batch:
             raise InputError(f"{len(inputs)} sequences, but the stages were made for {self._batch}")
@@ -171,7 +172,11 @@ class Stages:
         except RuntimeError as error:
             if isinstance(error.__cause__, MoetuneError):  # torch wraps errors of a stage
                 raise error.__cause__ from None
-            raise
+            if error.__cause__ is not None:
+                raise
+            world = GroupRank(dist.get_rank(), tuple(range(dist.get_world_size())))
+            name = "the exchange between pipeline stages"
+            raise world.error("send_receive", name, (), error) from error
         return losses
 
     def total_loss(self, share: torch.Tensor) -> torch.Tensor:
@@ -179,9 +184,12 @@ class Stages:
 
         Args:
             share: of `backward`, or of several calls, stacked.
+
+        Raises:
+            CollectiveError: a rank left.
         """
         total = share / self.ranks.layout.tp
-        dist.all_reduce(total)
+        communicator_of(None).all_reduce(total, "the sum of the stages' losses").wait()
         return total
 
 

@@ -1,0 +1,1 @@
+"""Jobs that stop when a scheduler says so, and go on with another number of ranks."""
