@@ -9,6 +9,7 @@ import json
 import math
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,18 @@ def ask(case: Case, folder: Path) -> dict[str, Any]:
     """Return the documents that the commands print, by the name of the question.
 
     Args:
-        folder: for the plan's file and the traces.
+        folder: for the plan's file and the traces, and of a store that is not there: nobody's own
+            store takes part.
     """
+    ask_here = partial(_document, f"sqlite:///{folder / 'none.db'}")
     profile = case.plan[case.plan.index("--profile") + 1]
     plan, trace = folder / "plan.json", folder / "trace.json"
-    found = {"plan": _document("plan", *case.plan, "--no-save", "--output", str(plan))}
+    found = {"plan": ask_here("plan", *case.plan, "--no-save", "--output", str(plan))}
     for name, (command, *flags) in case.questions.items():
         arguments = [command, str(plan), *flags, "--profile", profile]
         if command == "trace":
             arguments += ["--output", str(trace)]
-        answer = _document(*arguments)
+        answer = ask_here(*arguments)
         if command == "trace":
             answer["events"] = json.loads(trace.read_text())["traceEvents"]
         found[name] = {key: value for key, value in answer.items() if key not in {"plan", "before"}}
@@ -83,10 +86,10 @@ def freeze(name: str) -> None:
     (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
 
 
-def _document(*arguments: str) -> dict[str, Any]:
+def _document(store: str, *arguments: str) -> dict[str, Any]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = app.main(("--no-config", *arguments, "--json"))
+        code = app.main(("--no-config", "--db", store, *arguments, "--json"))
     assert code == 0, (arguments, code, out.getvalue(), err.getvalue())
     found = json.loads(out.getvalue())
     assert isinstance(found, dict)
