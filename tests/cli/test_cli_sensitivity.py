@@ -1,6 +1,7 @@
 """`moetune sensitivity`, against slopes by hand and turning points by trying every degree."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from moetune.cli import app
 from tests.cli.running import Cli
 
 XL = ("--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
@@ -180,6 +182,21 @@ def test_a_training_plan_follows_the_parts_of_its_step(cli: Cli) -> None:
     assert "Without effect: " in out
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a plan of each kind, and with others that no version would make."""
+    folder = tmp_path_factory.mktemp("plans")
+    whole = ("plan", "--model", "ppmoe-6.7b", "--world-size", "8", "--profile", "v100-x256")
+    for asked, name in ((("plan", *XL), "plan"), (TRAINING[:-2], "training"), (whole, "whole")):
+        output = str(folder / f"{name}.json")
+        assert app.main(("--no-config", *asked, "--no-save", "--output", output)) == 0
+    edit(folder / "plan.json", folder / "old.json", step_seconds=0.5)
+    edit(folder / "training.json", folder / "older.json", step_seconds=9.5)
+    layout = {"dp": 1, "tp": 8, "pp": 1, "ep": 1, "expert_parallel": "tensor"}
+    edit(folder / "whole.json", folder / "layout.json", **layout)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "part"),
     [
@@ -194,24 +211,19 @@ def test_a_training_plan_follows_the_parts_of_its_step(cli: Cli) -> None:
     ],
 )
 def test_what_cannot_be_priced_again_is_refused(
-    cli: Cli, arguments: tuple[str, ...], code: int, part: str
+    cli: Cli, files: Path, arguments: tuple[str, ...], code: int, part: str
 ) -> None:
-    cli("plan", *XL, "--output", "plan.json")
-    cli(*TRAINING)
-    whole = ("plan", "--model", "ppmoe-6.7b", "--world-size", "8", "--profile", "v100-x256")
-    cli(*whole, "--output", "whole.json")
-    edit("plan.json", "old.json", step_seconds=0.5)
-    edit("training.json", "older.json", step_seconds=9.5)
-    edit("whole.json", "layout.json", dp=1, tp=8, pp=1, ep=1, expert_parallel="tensor")
+    for file in files.iterdir():
+        shutil.copy(file, file.name)
     result = cli("sensitivity", *arguments, "--json")
     assert (result.code, result.document["exit_code"]) == (code, code)
     assert part in result.document["error"]
 
 
-def edit(source: str, target: str, **changed: Any) -> None:
+def edit(source: Path, target: Path, **changed: Any) -> None:
     """Write a plan's file with keys of `predicted` or `layout` changed."""
-    document = json.loads(Path(source).read_text(encoding="utf-8"))
+    document = json.loads(source.read_text(encoding="utf-8"))
     for part in ("predicted", "layout"):
         known = {key: value for key, value in changed.items() if key in document[part]}
         document[part] = {**document[part], **known}
-    Path(target).write_text(json.dumps(document), encoding="utf-8")
+    target.write_text(json.dumps(document), encoding="utf-8")
