@@ -56,9 +56,7 @@ def launch(
     return max(abs(rank.exitcode or 0) for rank in ranks), output.read_text(encoding="utf-8")
 
 
-def _rank(
-    script: Path, arguments: Sequence[str], output: Path, environ: Mapping[str, str]
-) -> None:
+def _rank(script: Path, arguments: Sequence[str], output: Path, environ: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environ)
     with output.open("ab") as file:

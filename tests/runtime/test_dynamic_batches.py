@@ -36,6 +36,7 @@ def recorded() -> list[int]:
     return [LARGEST if step % 7 else 255 - step % 97 for step in range(1, STEPS + 1)]
 
 
+@pytest.mark.covered
 @pytest.mark.parametrize("strategy", ["none", "S1", "S4"])
 @pytest.mark.parametrize("sizes", [power_law(), ramp(), recorded()], ids=["law", "ramp", "record"])
 def test_memory_stays_where_it_was_after_the_tenth_step(

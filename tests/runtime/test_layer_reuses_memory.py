@@ -15,6 +15,7 @@ from tests.runtime import workers
 ACTIVATIONS = ("relu", "gelu", "silu", "swiglu")
 
 
+@pytest.mark.covered
 def test_every_strategy_equals_dense_without_torch_distributed() -> None:
     workers.reuse_matrix(ACTIVATIONS, range(1, 9))
 

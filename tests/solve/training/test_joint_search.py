@@ -60,6 +60,7 @@ def test_the_best_is_that_of_every_layout_priced(
     assert {replace(one.layout, degree=None) for one in found} <= layouts
 
 
+@pytest.mark.covered
 @pytest.mark.parametrize("target", ["megatron", "torchtitan"])
 @pytest.mark.parametrize("gib", [9.0, 20.0])
 def test_no_pin_finds_a_faster_plan(target: str, gib: float) -> None:
