@@ -47,7 +47,6 @@ def gemm(name: str, rows: int, d_out: int, d_in: int, dtype: str = "bfloat16") -
     )
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("shape", "teraflops"),
     [

@@ -57,7 +57,7 @@ def test_reused_memory_equals_dense() -> None:
     grouped_workers.reuse_matrix(*SOME)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_ranks_with_uneven_tokens_equal_dense(num_ranks: int) -> None:
     found = run_ranks(grouped_workers.dense_matrix, num_ranks, *SOME)
     assert found == [""] * num_ranks

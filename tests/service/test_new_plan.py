@@ -241,7 +241,6 @@ def test_a_configuration_that_no_address_can_hold_is_planned_all_the_same(steady
     assert post(steady, "/new/plan.json", fields).json()["inputs"]["model"] == "pasted"
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("text", "said"),
     [

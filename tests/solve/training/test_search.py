@@ -308,7 +308,10 @@ class _Hopeful(MemoryModel):
 
 
 @pytest.mark.covered
-@pytest.mark.parametrize("gib", [2.0, 9.0, 14.0, 20.0, 30.0])
+@pytest.mark.parametrize(
+    "gib",
+    [2.0, *(pytest.param(one, marks=pytest.mark.thorough) for one in (9.0, 14.0, 30.0)), 20.0],
+)
 @pytest.mark.parametrize("target", ["megatron", "torchtitan"])
 def test_sizes_whose_states_are_too_large_change_no_answer(target: str, gib: float) -> None:
     job = TrainingJob(decoder=OLMOE, world_size=16, global_batch=32, length=2048)
