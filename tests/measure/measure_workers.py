@@ -84,7 +84,7 @@ def meet_in_groups() -> None:
 def measure_all(points: tuple[Point, ...]) -> None:
     """Measure every point, two ranks on each node."""
     ranks, heard = MeasuringRanks(), list[News]()
-    assignment = Assignment(needed=points, preset="quick", ranks_per_node=2, budget_seconds=60.0)
+    assignment = Assignment(needed=points, preset="quick", ranks_per_node=2, budget_seconds=15.0)
     run_session(assignment, device=CpuDevice(), ranks=ranks, on_news=heard.append)
     samples = [one for one in heard if isinstance(one, Sample)]
     assert bool(samples) == (ranks.control.rank == 0)
