@@ -57,7 +57,6 @@ def test_tensor_parallel_ranks_share_the_flops_of_their_tokens() -> None:
     assert found == GPT_XL_FLOPS / 8
 
 
-@pytest.mark.covered
 def test_a_layers_plan_has_its_rate_and_its_share_of_the_peak() -> None:
     predicted = plan_on("h100-x8", model="gpt-xl", dtype="bfloat16").predicted
     expected = GPT_XL_FLOPS / predicted.step_seconds
@@ -65,7 +64,6 @@ def test_a_layers_plan_has_its_rate_and_its_share_of_the_peak() -> None:
     assert predicted.mfu == pytest.approx(expected / 989.5e12)
 
 
-@pytest.mark.covered
 def test_a_models_plan_counts_its_tokens_as_models_show_does() -> None:
     plan = plan_on("v100-x256", model="ppmoe-6.7b", world_size=32, dtype="float16")
     whole, model = plan.transformer, MODELS["ppmoe-6.7b"].transformer
@@ -78,7 +76,6 @@ def test_a_models_plan_counts_its_tokens_as_models_show_does() -> None:
     assert throughput_of(plan) == Throughput(flops_per_second=expected, mfu=whole.mfu)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("profile", "asked"),
     [
@@ -119,7 +116,6 @@ def test_a_device_without_a_data_sheet_has_no_mfu() -> None:
     assert predicted.mfu is None
 
 
-@pytest.mark.covered
 def test_a_faster_device_than_there_is_has_no_mfu() -> None:
     profile = load_profile_file(bundled_profiles()["h100-x8"])
     request = PlanRequest(model="gpt-xl", dtype="bfloat16")
@@ -145,7 +141,6 @@ def test_the_peak_is_that_of_what_the_experts_multiply_in(
     assert products_dtype(workload(dtype="bfloat16", quantization=quantization)) == expected
 
 
-@pytest.mark.covered
 def test_a_step_of_no_time_has_no_rate() -> None:
     assert rate(1.0, 0.0, None) is None
     assert Throughput(flops_per_second=1.0).over(0.0, 1.0) is None
@@ -162,7 +157,6 @@ def test_the_same_work_in_twice_the_time_is_half_the_rate() -> None:
     assert found.peak_flops_per_second == 16e12
 
 
-@pytest.mark.covered
 def test_peaks_are_dense_and_of_one_device() -> None:
     assert peak_flops("NVIDIA A100-SXM4-80GB", "bfloat16") == 312e12
     assert peak_flops("NVIDIA H100 80GB HBM3", "fp8") == 1979e12
@@ -178,7 +172,6 @@ def test_rates_are_written_with_three_digits() -> None:
     assert format_flops(8.73e10) == "87.3 GFLOP/s"
 
 
-@pytest.mark.covered
 def test_an_observed_step_has_the_flops_of_its_own_tokens() -> None:
     plan = plan_on("h100-x8", model="gpt-xl", dtype="bfloat16")
     found = observed_throughput(plan, 4096, 2e-3)

@@ -69,7 +69,6 @@ def test_what_reads_a_plan_has_the_placements_times() -> None:
     assert len(list(subject.knobs())) > 1
 
 
-@pytest.mark.covered
 def test_a_placement_that_gains_little_is_not_taken() -> None:
     nearly = [100] * 63 + [101]
     choice = planned(nearly).placement
@@ -114,7 +113,6 @@ def test_an_order_that_does_not_fit_is_placed() -> None:
         planned(STEEP, spread=1.2, bounds=pins, memory_limit_bytes=2**20)
 
 
-@pytest.mark.covered
 def test_a_layer_that_fits_with_no_tokens_names_sizes_without_the_routing() -> None:
     """Fewer experts have no recorded loads."""
     limit = planned(STEEP).memory.state_bytes * 3 // 4
@@ -132,7 +130,6 @@ def test_nothing_is_placed_without_loads_or_on_one_rank() -> None:
         planned(rule="natural")
 
 
-@pytest.mark.covered
 def test_ids_are_of_what_was_asked() -> None:
     assert planned(STEEP).id != planned(STEEP, rule="natural").id
     assert planned(STEEP).inputs.constraints.keys() == {"routing", "allow-modelled"}

@@ -338,7 +338,6 @@ def test_one_chunk_by_choice_is_not_blamed_on_memory() -> None:
     assert plan.decision.binding != "memory"
 
 
-@pytest.mark.covered
 def test_the_devices_memory_is_the_limit_where_none_is_set() -> None:
     most = Bounds(forward_degree=64, backward_degree=64, strategy="none")
     least = _peak_bytes(_solve(bounds=most))
@@ -381,7 +380,6 @@ def test_where_not_even_reuse_fits_the_nearest_number_of_tokens_does() -> None:
         _solve(more)
 
 
-@pytest.mark.covered
 def test_states_that_do_not_fit_alone_name_the_ranks_and_experts_that_do() -> None:
     with pytest.raises(InfeasiblePlanError, match="allow more memory, or take a smaller layer"):
         _solve(plan_inputs(memory_limit_bytes=1_000_000))
