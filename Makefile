@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test check checks docs netlab gpu bench setup postgres chromium
+.PHONY: quickstart test test-thorough check checks docs netlab gpu bench setup postgres chromium
 
 setup: $(READY)
 
@@ -43,6 +43,10 @@ test: $(READY) postgres chromium check
 	$(BIN)/pytest -n 3 --dist loadfile --cov --cov-report=
 	$(BIN)/coverage report --include='$(PURE)' --fail-under=100
 	$(BIN)/coverage report --fail-under=90 --format=total
+
+# All cases of every test, also those of which the gate keeps fewer; no coverage.
+test-thorough: $(READY) postgres chromium
+	$(BIN)/pytest -n 3 --dist loadfile -m 'not gpu'
 
 # The laboratory and the reports of the benchmarks: their own faults, and none of the product's.
 checks: $(READY)

@@ -44,7 +44,7 @@ def run_ranks(
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ)
         processes = [
-            _context().Process(
+            warm_context().Process(
                 target=_rank,
                 args=(worker, rank, num_ranks, folder, timeout_seconds, environment, args),
             )
@@ -64,7 +64,7 @@ def run_ranks(
 
 
 @functools.cache
-def _context() -> ForkServerContext:
+def warm_context() -> ForkServerContext:
     """Start the process that all ranks are forked from."""
     context = mp.get_context("forkserver")
     assert isinstance(context, ForkServerContext)

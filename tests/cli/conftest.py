@@ -1,11 +1,13 @@
+import json
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moetune.cli import app
 from moetune.config import Settings
-from tests.cli.running import Cli, Result
+from tests.cli.running import Cli, Planned, Result
 
 
 @pytest.fixture
@@ -40,3 +42,24 @@ def cli(home: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
         return Result(code=code, out=out, err=err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def known_plans() -> dict[tuple[str, ...], str]:
+    """Plans that tests have asked for, by their flags: most are asked for again."""
+    return {}
+
+
+@pytest.fixture
+def planned(cli: Cli, known_plans: dict[tuple[str, ...], str]) -> Planned:
+    def write(file: str, *flags: str) -> dict[str, Any]:
+        if flags not in known_plans:
+            result = cli("plan", *flags, "--no-save", "--output", file)
+            assert result.code == 0, result.err
+            known_plans[flags] = Path(file).read_text(encoding="utf-8")
+        Path(file).write_text(known_plans[flags], encoding="utf-8")
+        document = json.loads(known_plans[flags])
+        assert isinstance(document, dict)
+        return document
+
+    return write

@@ -21,3 +21,5 @@ class Result:
 
 
 Cli = Callable[..., Result]
+Planned = Callable[..., dict[str, Any]]
+"""Takes a file and the flags of `moetune plan`: writes the plan, and returns its document."""

@@ -8,16 +8,15 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from tests.cli.running import Cli
+from tests.cli.running import Cli, Planned
 
 XL = ("--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
 LAB = str(Path(__file__).parents[1] / "golden" / "lab.toml")
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "sensitivity.json"
 T, M, H, BYTES = 8192, 2048, 8192, 2
 TRAINING = (
-    "plan", "--model", "olmoe", "--profile", "h100-x8", "--world-size", "8", "--global-batch",
-    "64", "--seq", "4096", "--target", "megatron", "--zero", "1", "--output",
-    "training.json",
+    "--model", "olmoe", "--profile", "h100-x8", "--world-size", "8", "--global-batch", "64",
+    "--seq", "4096", "--target", "megatron", "--zero", "1",
 )  # fmt: skip
 
 
@@ -59,8 +58,9 @@ def parts_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {one["part"]: one for one in document["parts"]}
 
 
-def test_slopes_are_those_of_the_closed_form(cli: Cli, lines: Lines) -> None:
-    plan = cli("plan", *XL, "--json", "--output", "plan.json").document
+@pytest.mark.covered
+def test_slopes_are_those_of_the_closed_form(cli: Cli, planned: Planned, lines: Lines) -> None:
+    plan = planned("plan.json", *XL)
     found = cli("sensitivity", "plan.json", "--json").document
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     jsonschema_rs.validator_for(schema).validate(found)
@@ -80,11 +80,12 @@ def test_slopes_are_those_of_the_closed_form(cli: Cli, lines: Lines) -> None:
     assert "bandwidth of all-to-alls most: 515 µs for every percent" in found["words"][0]
 
 
+@pytest.mark.covered
 @pytest.mark.parametrize(("part", "which"), [("bandwidth", "beta"), ("start-up", "alpha")])
 def test_turning_points_are_those_of_trying_every_degree(
-    cli: Cli, lines: Lines, part: str, which: str
+    cli: Cli, planned: Planned, lines: Lines, part: str, which: str
 ) -> None:
-    cli("plan", *XL, "--output", "plan.json")
+    planned("plan.json", *XL)
     row = parts_of(cli("sensitivity", "plan.json", "--json").document)[f"all_to_all {part}"]
     for name, sign in (("slower", 1), ("faster", -1)):
         turn = first_turn(lambda factor: lines.best(**{which: factor}), sign)
@@ -103,8 +104,9 @@ def first_turn(
     raise AssertionError("no turn")
 
 
-def test_neighbours_are_the_plans_with_that_pin(cli: Cli) -> None:
-    cli("plan", *XL, "--output", "plan.json")
+@pytest.mark.covered
+def test_neighbours_are_the_plans_with_that_pin(cli: Cli, planned: Planned) -> None:
+    planned("plan.json", *XL)
     found = cli("sensitivity", "plan.json", "--json").document
     rows = {one["choice"]: one for one in found["knobs"]}
     pinned = cli("plan", *XL, "--forward-degree", "3", "--backward-degree", "4", "--json").document
@@ -117,8 +119,9 @@ def test_neighbours_are_the_plans_with_that_pin(cli: Cli) -> None:
     )
 
 
-def test_more_memory_saves_what_the_plan_with_more_memory_saves(cli: Cli) -> None:
-    tight = cli("plan", *XL, "--memory-limit", "900MiB", "--json", "--output", "p.json").document
+@pytest.mark.covered
+def test_more_memory_saves_what_the_plan_with_more_memory_saves(cli: Cli, planned: Planned) -> None:
+    tight = planned("p.json", *XL, "--memory-limit", "900MiB")
     roomy = cli("plan", *XL, "--memory-limit", "1924MiB", "--json").document
     found = cli("sensitivity", "p.json", "--json").document
     memory = next(one for one in found["knobs"] if one["knob"] == "memory-limit")
@@ -128,6 +131,7 @@ def test_more_memory_saves_what_the_plan_with_more_memory_saves(cli: Cli) -> Non
     assert "would save" in found["words"][-1]
 
 
+@pytest.mark.covered
 def test_a_measured_layer_moves_both_degrees_at_once(cli: Cli) -> None:
     flags = (
         "--d-model", "256", "--d-hidden", "1024", "--num-experts", "4", "--tokens", "1k",
@@ -142,11 +146,11 @@ def test_a_measured_layer_moves_both_degrees_at_once(cli: Cli) -> None:
     assert found["step_seconds"] == plan["predicted"]["step_seconds"]
 
 
-def test_a_whole_model_is_held_in_its_layout(cli: Cli) -> None:
-    plan = cli(
-        "plan", "--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256", "--json",
-        "--output", "whole.json",
-    ).document  # fmt: skip
+@pytest.mark.covered
+def test_a_whole_model_is_held_in_its_layout(cli: Cli, planned: Planned) -> None:
+    plan = planned(
+        "whole.json", "--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256"
+    )
     found = cli("sensitivity", "whole.json", "--json").document
     step = plan["transformer"]["step_seconds"]
     assert found["step_seconds"] == pytest.approx(step, rel=1e-9)
@@ -164,8 +168,9 @@ def test_a_whole_model_is_held_in_its_layout(cli: Cli) -> None:
     assert (refused["seconds"], refused["note"] != "") == (None, True)
 
 
-def test_a_training_plan_follows_the_parts_of_its_step(cli: Cli) -> None:
-    plan = cli(*TRAINING, "--json").document
+@pytest.mark.covered
+def test_a_training_plan_follows_the_parts_of_its_step(cli: Cli, planned: Planned) -> None:
+    plan = planned("training.json", *TRAINING)
     found = cli("sensitivity", "training.json", "--json").document
     assert found["step_seconds"] == pytest.approx(plan["predicted"]["step_seconds"], rel=1e-9)
     parts = parts_of(found)
@@ -194,12 +199,11 @@ def test_a_training_plan_follows_the_parts_of_its_step(cli: Cli) -> None:
     ],
 )
 def test_what_cannot_be_priced_again_is_refused(
-    cli: Cli, arguments: tuple[str, ...], code: int, part: str
+    cli: Cli, planned: Planned, arguments: tuple[str, ...], code: int, part: str
 ) -> None:
-    cli("plan", *XL, "--output", "plan.json")
-    cli(*TRAINING)
-    whole = ("plan", "--model", "ppmoe-6.7b", "--world-size", "8", "--profile", "v100-x256")
-    cli(*whole, "--output", "whole.json")
+    planned("plan.json", *XL)
+    planned("training.json", *TRAINING)
+    planned("whole.json", "--model", "ppmoe-6.7b", "--world-size", "8", "--profile", "v100-x256")
     edit("plan.json", "old.json", step_seconds=0.5)
     edit("training.json", "older.json", step_seconds=9.5)
     edit("whole.json", "layout.json", dp=1, tp=8, pp=1, ep=1, expert_parallel="tensor")

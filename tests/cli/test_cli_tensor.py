@@ -142,6 +142,7 @@ def test_a_plan_of_sequence_shards_is_priced_by_its_own_two_collectives(with_sha
         assert seconds == pytest.approx(shards_by_hand(num_gemms, best))
 
 
+@pytest.mark.covered
 def test_plan_and_explain_name_the_two_collectives(with_shards: Cli) -> None:
     shown = " ".join(with_shards(*TENSOR, "--sequence-parallel").out.split())
     assert "4,096 tokens in shards, one per GPU" in shown

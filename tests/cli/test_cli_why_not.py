@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from tests.cli.running import Cli
+from tests.cli.running import Cli, Planned
 
 XL = ("--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
 WHOLE = ("--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256")
@@ -33,6 +33,7 @@ def step_of(plan: dict[str, Any]) -> float:
     return float((plan["transformer"] or plan["predicted"])["step_seconds"])
 
 
+@pytest.mark.covered
 @pytest.mark.parametrize(
     ("asked", "pins"),
     [
@@ -46,9 +47,9 @@ def step_of(plan: dict[str, Any]) -> float:
     ],
 )
 def test_a_layers_other_choice_is_the_plan_with_that_pin(
-    cli: Cli, asked: tuple[str, ...], pins: tuple[str, ...]
+    cli: Cli, planned: Planned, asked: tuple[str, ...], pins: tuple[str, ...]
 ) -> None:
-    plan = cli("plan", *XL, "--json", "--output", "plan.json").document
+    plan = planned("plan.json", *XL)
     pinned = cli("plan", *XL, *pins, "--json").document
     found = why(cli, "plan.json", *asked)
     own, other, more = found["chosen"], found["other"], found["difference"]
@@ -63,8 +64,11 @@ def test_a_layers_other_choice_is_the_plan_with_that_pin(
     assert 0 <= found["probability_faster"] < 0.5
 
 
-def test_a_whole_models_other_layout_is_the_plan_with_those_pins(cli: Cli) -> None:
-    plan = cli("plan", *WHOLE, "--json", "--output", "whole.json").document
+@pytest.mark.covered
+def test_a_whole_models_other_layout_is_the_plan_with_those_pins(
+    cli: Cli, planned: Planned
+) -> None:
+    plan = planned("whole.json", *WHOLE)
     pinned = cli("plan", *WHOLE, "--tp", "2", "--pp", "4", "--json").document
     found = why(cli, "whole.json", "--layout", "tp=2,pp=4")
     assert found["asked"] == {"tp": "2", "pp": "4"}
@@ -85,18 +89,20 @@ def test_a_whole_models_other_layout_is_the_plan_with_those_pins(cli: Cli) -> No
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_rules_refuse_and_name_the_nearest(cli: Cli) -> None:
+@pytest.mark.covered
+def test_rules_refuse_and_name_the_nearest(cli: Cli, planned: Planned) -> None:
     cli("plan", *XL, "--output", "plan.json", "--max-degree", "16")
     found = why(cli, "plan.json", "--degree", "32")
     assert (found["verdict"], found["other"], found["difference"]) == ("refused", None, None)
     assert "max_degree is 16" in found["refused"]["what"]
     assert "nearest: --forward-degree 16" in found["refused"]["hint"]
-    cli("plan", *WHOLE, "--output", "whole.json")
+    planned("whole.json", *WHOLE)
     found = why(cli, "whole.json", "--layout", "tp=3")
     assert "tp (3) does not divide the 32 ranks" in found["refused"]["what"]
     assert cli("explain", "whole.json", "--layout", "tp=3").out.startswith("It cannot be had: ")
 
 
+@pytest.mark.covered
 def test_what_does_not_fit_says_what_it_would_take(cli: Cli) -> None:
     limit = ("--memory-limit", "900MiB")
     plan = cli("plan", *XL, *limit, "--json", "--output", "plan.json").document
@@ -143,10 +149,13 @@ def test_kept_candidates_are_answered_without_the_profile(cli: Cli, tmp_path: Pa
     assert missing.document["hint"]
 
 
-def test_a_training_plans_other_layout_is_the_plan_with_those_pins(cli: Cli) -> None:
-    flags = ("plan", *TRAINING, "--target", "megatron")
-    plan = cli(*flags, "--json", "--output", "plan.json").document
-    pinned = cli(*flags, "--tp", "2", "--ep", "4", "--json").document
+@pytest.mark.covered
+def test_a_training_plans_other_layout_is_the_plan_with_those_pins(
+    cli: Cli, planned: Planned
+) -> None:
+    flags = (*TRAINING, "--target", "megatron")
+    plan = planned("plan.json", *flags)
+    pinned = cli("plan", *flags, "--tp", "2", "--ep", "4", "--json").document
     found = why(cli, "plan.json", "--layout", "tp=2,ep=4")
     own, other = (one["predicted"]["step_seconds"] for one in (plan, pinned))
     assert found["chosen"]["step_seconds"] == own
@@ -160,6 +169,7 @@ def test_a_training_plans_other_layout_is_the_plan_with_those_pins(cli: Cli) -> 
     assert (refused["verdict"], refused["other"]) == ("refused", None)
 
 
+@pytest.mark.covered
 def test_a_training_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
     on_device = ("--zero", "1", "--offload-optimizer", "0", "--offload-activations", "0")
     flags = ("plan", *TRAINING, "--target", "megatron", "--memory-limit", "40GiB", *on_device)
@@ -175,9 +185,9 @@ def test_a_training_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) ->
     assert found["refused"]["what"] == refused.document["error"]
 
 
-def test_a_printed_layout_has_sizes_of_one_where_it_names_none(cli: Cli) -> None:
-    flags = ("plan", *TRAINING, "--target", "megatron", "--output", "plan.json", "--json")
-    plan = cli(*flags).document
+@pytest.mark.covered
+def test_a_printed_layout_has_sizes_of_one_where_it_names_none(cli: Cli, planned: Planned) -> None:
+    plan = planned("plan.json", *TRAINING, "--target", "megatron")
     kept = plan["alternatives"][0]
     names = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp")
     sizes = [(one, kept["layout"][one]) for one in names if kept["layout"][one] > 1]
@@ -190,6 +200,7 @@ def test_a_printed_layout_has_sizes_of_one_where_it_names_none(cli: Cli) -> None
     )
 
 
+@pytest.mark.covered
 def test_chunks_of_a_training_plan_are_priced_in_its_layout(cli: Cli) -> None:
     flags = ("plan", *TRAINING, "--overlap", "chunks", "--ep", "16", "--output", "plan.json")
     plan = cli(*flags, "--json").document
@@ -211,6 +222,7 @@ def test_chunks_of_a_training_plan_are_priced_in_its_layout(cli: Cli) -> None:
     )
 
 
+@pytest.mark.covered
 def test_a_kept_layout_of_training_needs_no_profile(cli: Cli, tmp_path: Path) -> None:
     cli("profiles", "export", "h100-x8", "--output", str(tmp_path / "mine.toml"))
     text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
@@ -260,19 +272,21 @@ def test_a_kept_layout_of_training_needs_no_profile(cli: Cli, tmp_path: Path) ->
         (("plan.json", "--degree", "2", "--model", "olmoe"), "--model is for the plans of"),
     ],
 )
-def test_wrong_values_name_the_flag(cli: Cli, arguments: tuple[str, ...], part: str) -> None:
+def test_wrong_values_name_the_flag(
+    cli: Cli, planned: Planned, arguments: tuple[str, ...], part: str
+) -> None:
     files = {
         "plan.json": XL, "whole.json": WHOLE, "training.json": (*TRAINING, "--target", "megatron"),
     }  # fmt: skip
     if arguments[0] in files:
-        cli("plan", *files[arguments[0]], "--output", arguments[0])
+        planned(arguments[0], *files[arguments[0]])
     result = cli("explain", *arguments, "--json")
     assert (result.code, result.document["exit_code"]) == (2, 2)
     assert part in result.document["error"]
 
 
-def test_a_drifted_version_says_so(cli: Cli) -> None:
-    cli("plan", *XL, "--output", "plan.json")
+def test_a_drifted_version_says_so(cli: Cli, planned: Planned) -> None:
+    planned("plan.json", *XL)
     document = json.loads(Path("plan.json").read_text(encoding="utf-8"))
     document["predicted"]["step_seconds"] *= 1.5
     Path("old.json").write_text(json.dumps(document), encoding="utf-8")

@@ -1,12 +1,10 @@
 """A value that is wrong is an error that names the flag it was typed with."""
 
-from pathlib import Path
-
 import pytest
 
 from moetune.cli.typed_flags import with_flag
 from moetune.domain.errors import InfeasiblePlanError, InputError, MoetuneError, ProfileError
-from tests.cli.running import Cli
+from tests.cli.running import Cli, Planned
 
 LAYER = ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64")
 DECODER = (
@@ -20,7 +18,7 @@ DECODER = (
     "--seq",
     "4k",
 )
-PLANNED = ("whatif", "PLAN", "--profile", "rtx2080ti-x64")
+PLANNED = ("whatif", "PLAN.json", "--profile", "rtx2080ti-x64")
 WRONG = [
     *((LAYER, flag, "zz9") for flag in (
         "--model", "--profile", "--dtype", "--tokens", "--batch", "--memory-limit",
@@ -51,8 +49,8 @@ WRONG = [
     *((PLANNED, flag, "zz9") for flag in (
         "--tokens", "--memory-limit", "--dtype", "--speed", "--constraint", "--world-size",
     )),
-    (("verify", "PLAN"), "--profile", "zz9"),
-    (("export", "PLAN"), "--to", "zz9"),
+    (("verify", "PLAN.json"), "--profile", "zz9"),
+    (("export", "PLAN.json"), "--to", "zz9"),
     *((("serve",), flag, "zz9") for flag in (
         "--port", "--max-body", "--deadline", "--max-store", "--plans-per-hour", "--log-format",
         "--observations-per-hour", "--read-token-file", "--write-token-file",
@@ -68,22 +66,16 @@ def without(arguments: tuple[str, ...], flag: str) -> list[str]:
     return found
 
 
-@pytest.fixture
-def plan(cli: Cli, home: Path) -> str:
-    file = home / "plan.json"
-    assert cli(*LAYER, "--output", str(file)).code == 0
-    return str(file)
-
-
 @pytest.mark.parametrize(
     ("arguments", "flag", "value"),
     WRONG,
     ids=[f"{one[0][0]}-{one[0][2] if len(one[0]) > 2 else ''}{one[1]}={one[2]}" for one in WRONG],
 )
 def test_the_error_of_a_wrong_value_names_its_flag(
-    cli: Cli, plan: str, arguments: tuple[str, ...], flag: str, value: str
+    cli: Cli, planned: Planned, arguments: tuple[str, ...], flag: str, value: str
 ) -> None:
-    words = [plan if one == "PLAN" else one for one in without(arguments, flag)]
+    planned("PLAN.json", *LAYER[1:])
+    words = without(arguments, flag)
     for typed in ((flag, value), (f"{flag}={value}",)):
         result = cli(*words, *typed)
         assert result.code in {2, 5}

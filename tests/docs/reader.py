@@ -20,6 +20,7 @@ import yaml
 from examples import train_lm
 from moetune.cli import app
 from tests.docs.blocks import Block, blocks_of, commands_of, conversation_of, moetune_commands
+from tests.docs.launched import launch
 from tests.docs.parsing import parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +43,7 @@ class Reader:
         self._home, self._port, self._capfd, self._measured = home, str(port), capfd, measured
         self._names: dict[str, Any] = {"__name__": "page"}
         self._running: list[subprocess.Popen[bytes]] = []
+        self._has_launched = False
 
     def read(self, page: Path) -> None:
         """Follow the whole page."""
@@ -94,7 +96,12 @@ class Reader:
             code, out, err = self._measure(words[1:])
         elif words[0] == "moetune" and not SHELL.search(command.partition(" #")[0]):
             code, out, err = self._moetune(words[1:])
+        elif words[0] == "torchrun" and self._has_launched and not SHELL.search(command):
+            # A page's first script is started by torchrun itself; the others start sooner.
+            code, out = launch(words, environ=_environment(), timeout_seconds=PATIENCE_SECONDS)
+            err = ""
         else:
+            self._has_launched |= words[0] == "torchrun"
             done = subprocess.run(
                 ("bash", "-euo", "pipefail", "-c", command), env=_environment(),
                 capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS,

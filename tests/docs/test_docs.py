@@ -1,5 +1,6 @@
 """Every command and code block of the documentation runs, page by page, as a reader runs it."""
 
+import os
 import re
 import shutil
 import socket
@@ -11,6 +12,7 @@ import pytest
 
 from moetune.config import Settings
 from tests.docs.blocks import blocks_of, moetune_commands
+from tests.docs.launched import launch
 from tests.docs.parsing import check_mention, command_names, parse
 from tests.docs.reader import ROOT, Reader
 
@@ -105,6 +107,19 @@ def test_a_page_that_is_wrong_is_found_out(
 ) -> None:
     with pytest.raises(Exception, match=complaint):
         reader.read(_page(tmp_path, text))
+
+
+def test_a_script_that_fails_on_one_rank_is_found_out(reader: Reader) -> None:
+    assert reader is not None
+    text = "import os, sys\nrank = int(os.environ['RANK'])\nprint(sys.argv[1:], 1 // (1 - rank))\n"
+    Path("fails.py").write_text(text, encoding="utf-8")
+    code, out = launch(
+        ("torchrun", "--nproc-per-node", "2", "fails.py", "a"), environ=os.environ,
+        timeout_seconds=60,
+    )  # fmt: skip
+    assert code == 1
+    assert "['a'] 1" in out
+    assert "ZeroDivisionError" in out
 
 
 def test_what_a_page_leaves_out_with_dots_is_not_compared(reader: Reader, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from moetune.comm.agree import first_text, largest, vote
 from moetune.domain.errors import InputError
-from moetune.domain.samples import CollectivePoint
+from moetune.domain.samples import CollectivePoint, Point, Sample
 from moetune.measure.device import CpuDevice
 from moetune.measure.estimate import representatives
 from moetune.measure.operations import (
@@ -17,6 +17,7 @@ from moetune.measure.operations import (
     prepare_experiment,
 )
 from moetune.measure.ranks import MeasuringRanks
+from moetune.measure.session import Assignment, News, run_session
 from moetune.measure.stopwatch import FailedPointError
 from moetune.measure.timing import Effort, measure
 
@@ -78,6 +79,17 @@ def meet_in_groups() -> None:
         assert found is not None
         found.all_reduce(total, "ranks").wait()
         assert total.item() == expected[ranks.control.rank], group
+
+
+def measure_all(points: tuple[Point, ...]) -> None:
+    """Measure every point, two ranks on each node."""
+    ranks, heard = MeasuringRanks(), list[News]()
+    assignment = Assignment(needed=points, preset="quick", ranks_per_node=2, budget_seconds=15.0)
+    run_session(assignment, device=CpuDevice(), ranks=ranks, on_news=heard.append)
+    samples = [one for one in heard if isinstance(one, Sample)]
+    assert bool(samples) == (ranks.control.rank == 0)
+    if samples:
+        assert {one.point for one in samples if not one.error} == set(points)
 
 
 def measure_in_two_steps() -> None:

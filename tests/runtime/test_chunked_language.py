@@ -78,12 +78,20 @@ def _every_mode(size: int) -> None:
         )
 
 
+@pytest.mark.covered
 def test_one_rank_ends_where_plain_training_ends() -> None:
     _every_mode(1)
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("num_ranks", "size"), [(2, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("num_ranks", "size"),
+    [
+        pytest.param(2, 1, marks=pytest.mark.thorough),
+        pytest.param(2, 2, marks=pytest.mark.thorough),
+        (4, 2),
+    ],
+)
 def test_ranks_end_where_plain_training_ends(num_ranks: int, size: int) -> None:
     assert run_ranks(_every_mode, num_ranks, size) == [""] * num_ranks
 

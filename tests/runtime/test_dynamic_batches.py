@@ -36,8 +36,21 @@ def recorded() -> list[int]:
     return [LARGEST if step % 7 else 255 - step % 97 for step in range(1, STEPS + 1)]
 
 
-@pytest.mark.parametrize("strategy", ["none", "S1", "S4"])
-@pytest.mark.parametrize("sizes", [power_law(), ramp(), recorded()], ids=["law", "ramp", "record"])
+EACH_ONCE = {("none", ramp), ("S1", recorded), ("S4", power_law)}
+
+
+@pytest.mark.covered
+@pytest.mark.parametrize(
+    ("strategy", "sizes"),
+    [
+        pytest.param(
+            strategy, sizes(), id=f"{strategy}-{sizes.__name__}",
+            marks=() if (strategy, sizes) in EACH_ONCE else pytest.mark.thorough,
+        )
+        for strategy in ("none", "S1", "S4")
+        for sizes in (power_law, ramp, recorded)
+    ],
+)  # fmt: skip
 def test_memory_stays_where_it_was_after_the_tenth_step(
     sizes: Sequence[int], strategy: Strategy
 ) -> None:

@@ -17,7 +17,11 @@ def test_layer_equals_dense_without_torch_distributed() -> None:
 
 @pytest.mark.parametrize(
     ("num_ranks", "activations", "degrees"),
-    [(2, ACTIVATIONS, EVERY_DEGREE), (3, *SOME), (4, *SOME)],
+    [
+        (2, ACTIVATIONS, EVERY_DEGREE),
+        pytest.param(3, *SOME, marks=pytest.mark.thorough),
+        (4, *SOME),
+    ],
 )
 def test_layer_equals_dense_on_ranks_with_uneven_tokens(
     num_ranks: int, activations: tuple[str, ...], degrees: tuple[int, ...]

@@ -9,7 +9,7 @@ from tests.runtime import replicate_workers
 from tests.runtime.companion_nets import Net, batch, check_equal, loss_of
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_gradients_are_those_of_one_process(num_ranks: int) -> None:
     assert run_ranks(replicate_workers.several_ranks, num_ranks) == [""] * num_ranks
 

@@ -102,6 +102,7 @@ def test_operations_without_time_are_refused_by_their_place(
     assert measured.reading.observations(PLAN.id) == ()
 
 
+@pytest.mark.covered
 def test_an_operation_that_changed_is_named_in_json_and_on_the_page(
     client: Client, measured: ServicePlanner
 ) -> None:

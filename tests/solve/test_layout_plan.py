@@ -338,6 +338,7 @@ def test_tokens_that_are_no_sequences_name_the_nearest_that_are() -> None:
     assert "use 960 or 1024 tokens per rank" in raised.value.hint
 
 
+@pytest.mark.covered
 def test_a_layout_that_fits_nowhere_says_what_takes_the_memory_and_what_would_fit() -> None:
     with pytest.raises(InfeasiblePlanError, match="memory") as raised:
         solve_layout(question(memory_bytes=3 * GIB))
@@ -377,6 +378,7 @@ def test_memory_that_asks_for_it_makes_blocks_run_again_and_says_so() -> None:
     assert tight.transformer.step_seconds > free.step_seconds
 
 
+@pytest.mark.covered
 def test_layouts_without_a_price_are_left_out_with_a_warning_or_an_error() -> None:
     plan = solve_layout(question(without=("send",))).plan
     assert plan.layout.pp == 1

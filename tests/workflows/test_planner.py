@@ -124,6 +124,7 @@ def test_an_error_reaches_all_who_asked_and_the_next_one_is_answered(
     assert planner.resolve(ASKED).id
 
 
+@pytest.mark.covered
 def test_a_measured_profile_is_the_default_and_the_newest_one_counts(
     planner: ServicePlanner, solved: list[PlanRequest]
 ) -> None:
@@ -217,6 +218,7 @@ def test_a_plan_that_is_not_there_is_not_found(planner: ServicePlanner, plan_id:
         assert len(str(caught.value)) < 300
 
 
+@pytest.mark.covered
 def test_a_whole_model_is_resolved_explained_and_traced_by_its_stages(
     planner: ServicePlanner,
 ) -> None:
@@ -231,6 +233,7 @@ def test_a_whole_model_is_resolved_explained_and_traced_by_its_stages(
     }
 
 
+@pytest.mark.covered
 def test_a_whole_model_whose_plan_is_older_than_its_stages_has_no_trace(
     planner: ServicePlanner,
 ) -> None:

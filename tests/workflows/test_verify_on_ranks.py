@@ -64,7 +64,7 @@ def test_verify_of_reused_memory_compares_its_degrees_and_what_keeping_everythin
     assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
 
 
-@pytest.mark.parametrize("in_shards", [False, True])
+@pytest.mark.parametrize("in_shards", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_verify_and_trace_of_a_tensor_plan_run_its_layer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *, in_shards: bool
 ) -> None:

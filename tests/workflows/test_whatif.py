@@ -303,6 +303,7 @@ def test_memory_and_what_binds_are_compared(plan: Plan) -> None:
     assert any(binding in one.lower() and plan.decision.binding in one.lower() for one in found)
 
 
+@pytest.mark.covered
 def test_a_dense_model_has_layouts_and_no_chunks_of_a_layer_to_compare() -> None:
     profile = cluster_profile(num_devices=8, between=2 * GB)
     plan = make_plan(PlanRequest(model="gpt-2.7b", world_size=8), profile=profile)

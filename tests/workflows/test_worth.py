@@ -227,6 +227,7 @@ def test_nothing_of_a_published_profile_can_be_measured() -> None:
         find_worth(plan, profile=published)
 
 
+@pytest.mark.covered
 def test_a_whole_models_layouts_are_asked_for(models: Profile) -> None:
     plan = make_plan(MODEL_REQUEST, profile=models)
     found = find_worth(plan, profile=models)
