@@ -15,20 +15,21 @@ settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 
 
-GOLDEN = Path(__file__).parent / "golden"
+MEASURED = ("domain", "fit", "solve", "workflows", "store")
+"""Folders of the tests by which every line of what is computed has to be run."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Measure no coverage of drawn examples, nor of golden answers and long tests.
+    """Measure the coverage of tests that ask the solver itself, and of no drawn examples.
 
-    Which lines drawn examples run is luck: a line that they alone run would be covered today and
-    not tomorrow. Golden answers are whole plans, whose parts other tests run one by one, and so are
-    the tests that are marked "covered": measured, a solver takes three times as long. Where the
-    lines of every single test are asked for (`--cov-context`), these are measured like the others.
+    Measured, a solver takes three times as long, and the others ask whole plans of it. Which lines
+    drawn examples run is luck: a line that they alone run would be covered today and not tomorrow.
+    `make test-thorough` (`--cov-context`) measures every test.
     """
     if config.getoption("cov_context", default=None) is not None:
         return
+    measured = [Path(__file__).parent / folder for folder in MEASURED]
     for item in items:
         is_drawn = isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
-        if is_drawn or GOLDEN in item.path.parents or item.get_closest_marker("covered"):
+        if is_drawn or not any(folder in item.path.parents for folder in measured):
             item.add_marker(pytest.mark.no_cover)

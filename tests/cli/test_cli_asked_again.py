@@ -50,7 +50,6 @@ def test_a_layers_command_asks_for_its_inputs(cli: Cli, request_: PlanRequest) -
     assert inputs["layer"]["activation"] == wanted.layer.activation
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("target", "routing", "pins", "dtype", "optimizer"),
     [

@@ -14,7 +14,6 @@ BERT = ("--model", "bert-l", "--profile", "rtx2080ti-x64")
 A100 = ("--model", "bert-l", "--world-size", "4", "--profile", "a100-x4")
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     "arguments",
     [

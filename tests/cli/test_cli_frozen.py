@@ -89,7 +89,6 @@ PLANS = (
 )
 
 
-@pytest.mark.covered
 def test_keys_of_plans_and_explanations(cli: Cli) -> None:
     plans: set[str] = set()
     explanations: set[str] = set()

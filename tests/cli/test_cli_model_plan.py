@@ -41,7 +41,6 @@ def cluster(home: Path) -> Path:
     return path
 
 
-@pytest.mark.covered
 def test_plan_of_a_whole_model_answers_in_words_then_tables_in_80_columns(cli: Cli) -> None:
     result = cli(*PLAN)
     assert result.code == 0
@@ -57,7 +56,6 @@ def test_plan_of_a_whole_model_answers_in_words_then_tables_in_80_columns(cli: C
     assert "moetune verify" not in words
 
 
-@pytest.mark.covered
 def test_json_of_a_whole_model_has_its_part_and_the_layers(cli: Cli) -> None:
     plan = cli(*PLAN, "--json").document
     whole = plan["transformer"]
@@ -86,7 +84,6 @@ def test_pins_are_kept_and_recorded_by_flag_name(cli: Cli) -> None:
     assert "MoE all_reduce" in {one["name"] for one in plan["transformer"]["parts"]}
 
 
-@pytest.mark.covered
 def test_a_model_by_its_sizes_records_them(cli: Cli) -> None:
     plan = cli(*SMALL, "--json").document
     assert plan["inputs"]["constraints"] == {
@@ -97,7 +94,6 @@ def test_a_model_by_its_sizes_records_them(cli: Cli) -> None:
     assert batch["id"] == plan["id"]
 
 
-@pytest.mark.covered
 def test_explain_prints_the_parts_of_the_model_and_of_its_layer(cli: Cli) -> None:
     plan = cli(*PLAN, "--json").document
     result = cli("explain", plan["id"][:8], "--profile", "./cluster.toml")
@@ -122,7 +118,6 @@ def test_explain_of_experts_in_a_tensor_group_has_the_predicted_terms(cli: Cli) 
     assert "MoE all_reduce" in cli("explain", plan["id"][:8]).out
 
 
-@pytest.mark.covered
 def test_the_plan_book_finds_the_layer_by_the_ranks_that_share_its_experts(cli: Cli) -> None:
     assert cli(*PLAN, "--output", "plan.json").code == 0
     plan = plan_from_json(Path("plan.json").read_bytes(), "plan.json")
@@ -150,7 +145,6 @@ def copies(home: Path) -> Path:
     return path
 
 
-@pytest.mark.covered
 @pytest.mark.usefixtures("copies")
 def test_a_dense_model_over_the_limit_fills_chunks(cli: Cli) -> None:
     plan = cli(*OFFLOADED, "--json").document
@@ -163,7 +157,6 @@ def test_a_dense_model_over_the_limit_fills_chunks(cli: Cli) -> None:
     assert plan["transformer"]["memory"]["total_bytes"] <= 40 * 2**30
 
 
-@pytest.mark.covered
 def test_the_server_of_the_paper_offloads_what_its_device_has_no_room_for(cli: Cli) -> None:
     plan = cli(*OFFLOADED[:-1], "a100-x4", "--json").document
     assert plan["chunks"]["offload"]
@@ -173,7 +166,6 @@ def test_the_server_of_the_paper_offloads_what_its_device_has_no_room_for(cli: C
     assert cli(*OFFLOADED[:-3], "2", "--profile", "a100-x4", "--json").document["chunks"]
 
 
-@pytest.mark.covered
 @pytest.mark.usefixtures("copies")
 def test_plan_and_explain_say_what_is_cached_what_moves_and_what_shows(cli: Cli) -> None:
     result = cli(*OFFLOADED)
@@ -203,7 +195,6 @@ def test_no_offload_is_infeasible_where_nothing_else_fits(cli: Cli) -> None:
     assert plan["inputs"]["constraints"] == {"no-offload": "true"}
 
 
-@pytest.mark.covered
 def test_a_vocabulary_may_be_given_in_thousands(cli: Cli) -> None:
     assert SMALL[SMALL.index("--vocab") + 1] == "1000"
     thousands = ["1k" if word == "1000" else word for word in SMALL]
@@ -264,7 +255,6 @@ def test_wrong_input_about_a_whole_model_says_what_and_what_next(
         assert word in result.err
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("command", [("verify",), ("trace", "--nproc", "2")])
 def test_what_runs_a_plan_says_that_it_runs_layers(cli: Cli, command: tuple[str, ...]) -> None:
     assert cli(*PLAN, "--output", "plan.json").code == 0
@@ -273,7 +263,6 @@ def test_what_runs_a_plan_says_that_it_runs_layers(cli: Cli, command: tuple[str,
     assert "is for a whole model" in result.err
 
 
-@pytest.mark.covered
 def test_trace_of_a_whole_model_is_its_stages(cli: Cli) -> None:
     plan = cli(*PLAN, "--output", "plan.json", "--json").document
     assert cli("trace", "plan.json", "--output", "trace.json").code == 0

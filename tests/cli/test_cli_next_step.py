@@ -24,7 +24,6 @@ def test_devices_are_counted_without_a_driver(
     assert num_devices(None, tmp_path / "none") == CORES
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(("ranks", "nodes"), [(1, 0), (1024, 128)])
 def test_verify_is_for_here_where_there_is_room(cli: Cli, ranks: int, nodes: int) -> None:
     said = cli(

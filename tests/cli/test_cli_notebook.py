@@ -78,7 +78,6 @@ class Cell(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("arguments", "flags"), [(LAYER, LAYER_FLAGS), (SIZES, SIZES_FLAGS), (WHOLE, WHOLE_FLAGS)]
 )
@@ -94,7 +93,6 @@ def test_a_plan_has_the_numbers_and_the_words_of_the_command_line(
     assert why.to_dict() == cli("explain", plan.id, "--json").document
 
 
-@pytest.mark.covered
 def test_a_training_plan_has_the_numbers_and_the_words_of_the_command_line(
     cli: Cli, tmp_path: Path
 ) -> None:
@@ -142,7 +140,6 @@ def test_a_file_is_loaded_as_it_was_saved(home: Path) -> None:
     assert moetune.load_plan(Path("work.plan")) == plan
 
 
-@pytest.mark.covered
 def test_a_profile_is_a_name_a_file_or_itself(home: Path) -> None:
     file = bundled_profiles()["rtx2080ti-x64"]
     (home / "work" / "lab.toml").write_bytes(file.read_bytes())
@@ -157,7 +154,6 @@ def test_a_profile_is_a_name_a_file_or_itself(home: Path) -> None:
     assert moetune.plan(**{**TRAINING, "profile": h100}).id == moetune.plan(**TRAINING).id
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("arguments", [LAYER, WHOLE, TRAINING])
 @pytest.mark.usefixtures("home")
 def test_a_notebook_draws_the_page_without_scripts(arguments: dict[str, Any]) -> None:
@@ -201,7 +197,6 @@ def test_without_jinja2_a_notebook_shows_the_text(monkeypatch: pytest.MonkeyPatc
     assert printed == [str(plan)]
 
 
-@pytest.mark.covered
 @pytest.mark.usefixtures("home")
 def test_everything_that_takes_a_plan_takes_it() -> None:
     plan = moetune.plan(
@@ -311,7 +306,6 @@ def test_what_is_no_plan_is_named(home: Path, made: Callable[[Path], Any], words
         moetune.load_plan(made(home))
 
 
-@pytest.mark.covered
 @pytest.mark.usefixtures("home")
 def test_a_layer_has_nothing_to_export() -> None:
     with pytest.raises(moetune.InputError, match="which has nothing to export"):

@@ -178,7 +178,6 @@ def test_a_layer_that_does_not_fit_is_infeasible_and_says_what_binds(cli: Cli) -
     assert "100 MiB" in result.err
 
 
-@pytest.mark.covered
 def test_a_limit_that_binds_is_met_by_reusing_memory_and_explained(cli: Cli) -> None:
     limit = ("--dtype", "float16", "--memory-limit", "819MiB")
     plan = cli("plan", "--model", "gpt-xl", "--profile", "rtx2080ti-x64", *limit, "--json").document
@@ -200,7 +199,6 @@ def test_a_limit_that_binds_is_met_by_reusing_memory_and_explained(cli: Cli) -> 
     assert strategies[1]["peak_bytes"] == memory["peak_bytes"]
 
 
-@pytest.mark.covered
 def test_memory_that_others_take_counts_against_the_limit(cli: Cli) -> None:
     whole = cli(*PLAN, "--memory-limit", "2GiB", "--json").document
     taken = cli(*PLAN, "--memory-limit", "2GiB", "--memory-taken", "1.2GiB", "--json").document
@@ -216,7 +214,6 @@ def test_a_model_that_leaves_no_memory_is_infeasible(cli: Cli) -> None:
     assert "takes 12.0 GiB of 10.1 GiB" in result.err
 
 
-@pytest.mark.covered
 def test_a_pinned_strategy_that_copies_needs_copies_in_the_profile(cli: Cli) -> None:
     result = cli(*PLAN, "--strategy", "S1")
     assert result.code == 5
@@ -304,7 +301,6 @@ def test_explain_without_the_profile_shows_the_plan_alone(cli: Cli) -> None:
     assert "not the one that the plan was made with" in " ".join(changed.out.split())
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("whole", "longest"),
     [
@@ -340,7 +336,6 @@ def test_what_was_not_measured_is_named_with_a_command_that_measures_it(
     assert given.items() <= wanted.items()
 
 
-@pytest.mark.covered
 def test_a_named_model_is_measured_by_its_name(cli: Cli) -> None:
     plan = cli(
         "plan", "--model", "gpt-s", "--tokens", "1k", "--profile", LAB, "--no-save", "--json"

@@ -106,7 +106,6 @@ def test_a_plan_of_a_published_profile_has_nothing_to_measure(cli: Cli) -> None:
     assert "moetune profile" in result.err
 
 
-@pytest.mark.covered
 def test_a_plan_of_a_profile_that_changed_since_has_to_be_made_again(
     cli: Cli, cluster: Cluster, database: Path
 ) -> None:
@@ -118,7 +117,6 @@ def test_a_plan_of_a_profile_that_changed_since_has_to_be_made_again(
     assert f"has changed since: plan {made[:6]}" in result.err
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("hardware", "software", "words"),
     [
@@ -148,7 +146,6 @@ def test_samples_of_this_machine_are_not_added_to_another_ones(
         assert word in result.err
 
 
-@pytest.mark.covered
 def test_where_nothing_is_worth_measuring_it_says_so(
     cli: Cli, cluster: Cluster, database: Path
 ) -> None:
@@ -183,7 +180,6 @@ def uncertain(cluster: Cluster, database: Path) -> Profile:
     return profile
 
 
-@pytest.mark.covered
 def test_the_points_are_named_before_they_are_measured(
     cli: Cli, uncertain: Profile, database: Path
 ) -> None:
@@ -196,7 +192,6 @@ def test_the_points_are_named_before_they_are_measured(
     assert stored(database) == uncertain
 
 
-@pytest.mark.covered
 def test_what_is_worth_it_is_measured_on_two_ranks_and_the_plan_made_again(
     cli: Cli, uncertain: Profile, database: Path
 ) -> None:

@@ -83,7 +83,6 @@ def test_the_newest_measured_profile_is_the_default_and_imported_papers_are_not(
     assert plan["inputs"]["profile"] == "mine"
 
 
-@pytest.mark.covered
 def test_export_prints_toml_that_is_the_profile(cli: Cli) -> None:
     for name in NAMES:
         text = cli("profiles", "export", name).out

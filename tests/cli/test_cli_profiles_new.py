@@ -33,7 +33,6 @@ def type_in(monkeypatch: pytest.MonkeyPatch, *answers: str) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal("".join(f"{one}\n" for one in answers)))
 
 
-@pytest.mark.covered
 def test_a_described_machine_is_planned_with_by_the_printed_command(cli: Cli) -> None:
     for nodes in ("8", "3"):  # 64 experts divide by 64 ranks, not by 24
         flags = [nodes if one == "8" and FLAGS[at - 1] == "--nodes" else one
@@ -167,7 +166,6 @@ def test_a_bare_size_is_refused_on_every_flag(cli: Cli, command: tuple[str, ...]
         assert f"{text}B" in result.err
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("size", ["80G", "80GB", "80GiB"])
 def test_sizes_and_short_dtypes_are_understood_by_every_command(cli: Cli, size: str) -> None:
     num_bytes = 80 * (2**30 if size.endswith("iB") else 10**9)

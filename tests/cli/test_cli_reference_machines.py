@@ -13,7 +13,6 @@ from tests.cli.running import Cli
 NODE = ("plan", "--model", "gpt-xl", "--profile", "h100-x8", "--json", "--no-save")
 
 
-@pytest.mark.covered
 def test_a_plan_counts_nodes_and_says_what_is_modelled(cli: Cli) -> None:
     on_nodes = cli(*NODE, "--nodes", "8").document
     assert on_nodes == cli(*NODE, "--world-size", "64").document
@@ -39,7 +38,6 @@ def test_nodes_and_ranks_together_are_refused(cli: Cli) -> None:
     assert "--nodes and --world-size both say how many ranks" in result.err
 
 
-@pytest.mark.covered
 def test_a_reference_is_shown_with_its_sources_and_keeps_them_in_the_store(cli: Cli) -> None:
     shown = " ".join(cli("profiles", "show", "h800-x8").out.split())
     for words in ("Sources", "× 900/400", "50 GB/s", "halved"):
@@ -63,7 +61,6 @@ def test_another_device_is_no_base(cli: Cli) -> None:
     assert cli("profiles", "show", "mine").code == 5
 
 
-@pytest.mark.covered
 def test_a_measurement_here_is_completed_from_a_base_of_this_device(cli: Cli) -> None:
     machine = detect(num_ranks=1).machine
     base = f"""

@@ -24,7 +24,6 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
-@pytest.mark.covered
 def test_a_report_holds_the_profile_the_plans_and_what_was_observed(
     cli: Cli, home: Path, database: Path, browser: Browser
 ) -> None:

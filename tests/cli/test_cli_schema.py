@@ -53,7 +53,6 @@ def test_documents_of_a_layers_plan(cli: Cli, tmp_path: Path) -> None:
     check("explanation", cli("explain", str(tmp_path / "plan.json"), "--json").document)
 
 
-@pytest.mark.covered
 def test_documents_of_a_whole_models_plan_an_export_and_an_error(cli: Cli, tmp_path: Path) -> None:
     layout = cli(
         "plan", "--model", "ppmoe-6.7b", "--profile", "v100-x256", "--world-size", "32",

@@ -58,7 +58,6 @@ def parts_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {one["part"]: one for one in document["parts"]}
 
 
-@pytest.mark.covered
 def test_slopes_are_those_of_the_closed_form(cli: Cli, planned: Planned, lines: Lines) -> None:
     plan = planned("plan.json", *XL)
     found = cli("sensitivity", "plan.json", "--json").document
@@ -80,7 +79,6 @@ def test_slopes_are_those_of_the_closed_form(cli: Cli, planned: Planned, lines: 
     assert "bandwidth of all-to-alls most: 515 µs for every percent" in found["words"][0]
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(("part", "which"), [("bandwidth", "beta"), ("start-up", "alpha")])
 def test_turning_points_are_those_of_trying_every_degree(
     cli: Cli, planned: Planned, lines: Lines, part: str, which: str
@@ -104,7 +102,6 @@ def first_turn(
     raise AssertionError("no turn")
 
 
-@pytest.mark.covered
 def test_neighbours_are_the_plans_with_that_pin(cli: Cli, planned: Planned) -> None:
     planned("plan.json", *XL)
     found = cli("sensitivity", "plan.json", "--json").document
@@ -119,7 +116,6 @@ def test_neighbours_are_the_plans_with_that_pin(cli: Cli, planned: Planned) -> N
     )
 
 
-@pytest.mark.covered
 def test_more_memory_saves_what_the_plan_with_more_memory_saves(cli: Cli, planned: Planned) -> None:
     tight = planned("p.json", *XL, "--memory-limit", "900MiB")
     roomy = cli("plan", *XL, "--memory-limit", "1924MiB", "--json").document
@@ -131,7 +127,6 @@ def test_more_memory_saves_what_the_plan_with_more_memory_saves(cli: Cli, planne
     assert "would save" in found["words"][-1]
 
 
-@pytest.mark.covered
 def test_a_measured_layer_moves_both_degrees_at_once(cli: Cli) -> None:
     flags = (
         "--d-model", "256", "--d-hidden", "1024", "--num-experts", "4", "--tokens", "1k",
@@ -146,7 +141,6 @@ def test_a_measured_layer_moves_both_degrees_at_once(cli: Cli) -> None:
     assert found["step_seconds"] == plan["predicted"]["step_seconds"]
 
 
-@pytest.mark.covered
 def test_a_whole_model_is_held_in_its_layout(cli: Cli, planned: Planned) -> None:
     plan = planned(
         "whole.json", "--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256"
@@ -168,7 +162,6 @@ def test_a_whole_model_is_held_in_its_layout(cli: Cli, planned: Planned) -> None
     assert (refused["seconds"], refused["note"] != "") == (None, True)
 
 
-@pytest.mark.covered
 def test_a_training_plan_follows_the_parts_of_its_step(cli: Cli, planned: Planned) -> None:
     plan = planned("training.json", *TRAINING)
     found = cli("sensitivity", "training.json", "--json").document

@@ -59,7 +59,6 @@ def suspect() -> Profile:
     return with_errors(lab_profile(), gemm=BAD)
 
 
-@pytest.mark.covered
 def test_a_plan_has_the_quality_of_its_profile(suspect: Profile) -> None:
     plan = plan_of(suspect)
     assert plan.profile_quality == SUSPECT
@@ -79,7 +78,6 @@ def test_plans_without_it_are_read(suspect: Profile) -> None:
     assert "profile_quality" not in encode(plan)
 
 
-@pytest.mark.covered
 def test_every_view_of_a_plan_says_so(suspect: Profile) -> None:
     plan = plan_of(suspect)
     explanation = explain_plan(plan, profile=suspect)
@@ -90,14 +88,12 @@ def test_every_view_of_a_plan_says_so(suspect: Profile) -> None:
         assert {"GEMM", "14.0", "41.0", "show"} <= set(text.replace("(", " ").split())
 
 
-@pytest.mark.covered
 def test_a_good_profile_is_not_mentioned() -> None:
     profile = with_errors(lab_profile(), gemm=GOOD)
     explanation = explain_plan(plan_of(profile), profile=profile)
     assert not said(plan_sections(explanation))
 
 
-@pytest.mark.covered
 def test_lists_mark_such_plans(cli: Cli, suspect: Profile, tmp_path: Path) -> None:
     file = tmp_path / "suspect.toml"
     file.write_text(profile_to_toml(suspect), encoding="utf-8")
@@ -108,7 +104,6 @@ def test_lists_mark_such_plans(cli: Cli, suspect: Profile, tmp_path: Path) -> No
     assert "interpolated, suspect" in json.dumps(listed["sections"])
 
 
-@pytest.mark.covered
 def test_training_plans_and_their_explanations_have_it(cli: Cli, tmp_path: Path) -> None:
     h100 = load_profile_file(bundled_profiles()["h100-x8"])
     known = cli(*TRAINING, "--profile", "h100-x8", "--json").document

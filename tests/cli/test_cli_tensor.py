@@ -48,7 +48,6 @@ def test_a_tensor_plan_has_its_layout_its_pin_and_the_closed_forms_degrees(with_
         assert plan["predicted"][f"{phase}_seconds"] == pytest.approx(by_hand(num_gemms, best))
 
 
-@pytest.mark.covered
 def test_plan_and_explain_speak_of_all_reduces(with_sums: Cli) -> None:
     shown = " ".join(with_sums(*TENSOR).out.split())
     assert "16 experts over 4 GPUs · 4,096 tokens on every GPU" in shown
@@ -142,7 +141,6 @@ def test_a_plan_of_sequence_shards_is_priced_by_its_own_two_collectives(with_sha
         assert seconds == pytest.approx(shards_by_hand(num_gemms, best))
 
 
-@pytest.mark.covered
 def test_plan_and_explain_name_the_two_collectives(with_shards: Cli) -> None:
     shown = " ".join(with_shards(*TENSOR, "--sequence-parallel").out.split())
     assert "4,096 tokens in shards, one per GPU" in shown

@@ -58,7 +58,6 @@ def test_a_model_of_a_file_is_planned(cli: Cli, tmp_path: Path) -> None:
     assert plan["layout"]["vpp"] == plan["layout"]["cp"] == 1
 
 
-@pytest.mark.covered
 def test_nodes_are_ranks_of_the_profile(cli: Cli) -> None:
     plan = cli(*QWEN, "--nodes", "4", "--target", "megatron", "--tp", "1", "--pp", "2").out
     assert "on 32 ranks" in plan
@@ -152,7 +151,6 @@ def test_a_schedule_and_stages_by_hand_are_kept_and_exported(cli: Cli, tmp_path:
     assert "Et*10|(t*12|)*2t*14L" in shown
 
 
-@pytest.mark.covered
 def test_exchanges_in_chunks_have_degrees_that_the_layers_plan_gets(
     cli: Cli, tmp_path: Path
 ) -> None:
@@ -187,7 +185,6 @@ def test_exchanges_in_chunks_have_degrees_that_the_layers_plan_gets(
     assert free["predicted"]["step_seconds"] <= found["step_seconds"]
 
 
-@pytest.mark.covered
 def test_multiprocessors_of_a_dispatcher_are_priced_shown_and_exported(
     cli: Cli, tmp_path: Path
 ) -> None:
@@ -220,7 +217,6 @@ def test_an_overlapped_micro_batch_says_what_it_saves(cli: Cli, tmp_path: Path) 
     assert "Exchanges run beside another micro-batch's computation: that saves" in said
 
 
-@pytest.mark.covered
 def test_skewed_routing_is_slower_and_a_file_is_of_the_model(cli: Cli, tmp_path: Path) -> None:
     even, skewed = (cli(*PINNED, "--routing", one, "--json").document for one in (
         "balanced", "natural"))  # fmt: skip
@@ -257,7 +253,6 @@ def test_explain_says_where_the_step_goes_and_why_the_others_lost(cli: Cli, tmp_
     assert ("simpler layout" in words) == is_tied
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("lacks", ["layout", "predicted", "memory", "inputs", "confidence"])
 def test_a_broken_plan_is_explained_by_what_it_lacks(cli: Cli, tmp_path: Path, lacks: str) -> None:
     file = tmp_path / "plan.json"
@@ -280,7 +275,6 @@ def test_how_sure_a_layout_is_comes_from_the_record_of_public_runs(cli: Cli) -> 
         assert f"{number:.2f}" in page
 
 
-@pytest.mark.covered
 def test_launches_that_hold_the_devices_up_are_named_with_what_helps(cli: Cli) -> None:
     pins = ("--tp", "2", "--pp", "1", "--ep", "8", "--micro-batch", "1", "--overlap", "none")
     shown = cli(*SEARCHED, *pins).out
@@ -301,7 +295,6 @@ def test_an_optimizer_changes_its_own_parts_alone(cli: Cli) -> None:
     assert {name for name in parts if parts[name] != fewer[name]} == {"gradients", "optimizer"}
 
 
-@pytest.mark.covered
 def test_a_training_plan_is_stored_and_known_by_its_id(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     made = cli(*PINNED, "--json", "--output", str(file))
@@ -342,7 +335,6 @@ def test_a_layers_plan_has_nothing_to_export(cli: Cli) -> None:
     assert "nothing to export" in refused.err
 
 
-@pytest.mark.covered
 def test_the_front_has_the_fastest_layout_for_each_memory(cli: Cli) -> None:
     asked = (*SEARCHED, "--front")
     plan = cli(*asked, "--json").document

@@ -33,7 +33,6 @@ def step_of(plan: dict[str, Any]) -> float:
     return float((plan["transformer"] or plan["predicted"])["step_seconds"])
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("asked", "pins"),
     [
@@ -64,7 +63,6 @@ def test_a_layers_other_choice_is_the_plan_with_that_pin(
     assert 0 <= found["probability_faster"] < 0.5
 
 
-@pytest.mark.covered
 def test_a_whole_models_other_layout_is_the_plan_with_those_pins(
     cli: Cli, planned: Planned
 ) -> None:
@@ -89,7 +87,6 @@ def test_a_whole_models_other_layout_is_the_plan_with_those_pins(
     assert max(map(len, out.splitlines())) <= 80
 
 
-@pytest.mark.covered
 def test_rules_refuse_and_name_the_nearest(cli: Cli, planned: Planned) -> None:
     cli("plan", *XL, "--output", "plan.json", "--max-degree", "16")
     found = why(cli, "plan.json", "--degree", "32")
@@ -102,7 +99,6 @@ def test_rules_refuse_and_name_the_nearest(cli: Cli, planned: Planned) -> None:
     assert cli("explain", "whole.json", "--layout", "tp=3").out.startswith("It cannot be had: ")
 
 
-@pytest.mark.covered
 def test_what_does_not_fit_says_what_it_would_take(cli: Cli) -> None:
     limit = ("--memory-limit", "900MiB")
     plan = cli("plan", *XL, *limit, "--json", "--output", "plan.json").document
@@ -149,7 +145,6 @@ def test_kept_candidates_are_answered_without_the_profile(cli: Cli, tmp_path: Pa
     assert missing.document["hint"]
 
 
-@pytest.mark.covered
 def test_a_training_plans_other_layout_is_the_plan_with_those_pins(
     cli: Cli, planned: Planned
 ) -> None:
@@ -169,7 +164,6 @@ def test_a_training_plans_other_layout_is_the_plan_with_those_pins(
     assert (refused["verdict"], refused["other"]) == ("refused", None)
 
 
-@pytest.mark.covered
 def test_a_training_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
     on_device = ("--zero", "1", "--offload-optimizer", "0", "--offload-activations", "0")
     flags = ("plan", *TRAINING, "--target", "megatron", "--memory-limit", "40GiB", *on_device)
@@ -185,7 +179,6 @@ def test_a_training_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) ->
     assert found["refused"]["what"] == refused.document["error"]
 
 
-@pytest.mark.covered
 def test_a_printed_layout_has_sizes_of_one_where_it_names_none(cli: Cli, planned: Planned) -> None:
     plan = planned("plan.json", *TRAINING, "--target", "megatron")
     kept = plan["alternatives"][0]
@@ -200,7 +193,6 @@ def test_a_printed_layout_has_sizes_of_one_where_it_names_none(cli: Cli, planned
     )
 
 
-@pytest.mark.covered
 def test_chunks_of_a_training_plan_are_priced_in_its_layout(cli: Cli) -> None:
     flags = ("plan", *TRAINING, "--overlap", "chunks", "--ep", "16", "--output", "plan.json")
     plan = cli(*flags, "--json").document
@@ -222,7 +214,6 @@ def test_chunks_of_a_training_plan_are_priced_in_its_layout(cli: Cli) -> None:
     )
 
 
-@pytest.mark.covered
 def test_a_kept_layout_of_training_needs_no_profile(cli: Cli, tmp_path: Path) -> None:
     cli("profiles", "export", "h100-x8", "--output", str(tmp_path / "mine.toml"))
     text = (tmp_path / "mine.toml").read_text(encoding="utf-8")

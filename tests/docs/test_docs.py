@@ -53,7 +53,6 @@ def reader(
     found.leave()
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_the_page_runs_in_order(reader: Reader, page: Path) -> None:
     reader.read(page)

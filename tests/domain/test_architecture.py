@@ -1,5 +1,7 @@
 """Parts of a decoder: names, widths of a token's tensors, and sizes counted by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from moetune.domain.amounts import Amounts, add_up
@@ -188,3 +190,14 @@ def test_a_dense_decoder_is_planned_as_a_single_expert() -> None:
     assert model.runs == ((0, 2, 0),)
     assert model.parameters == model.active_parameters
     assert dense.widths == {"hidden": 96}
+
+
+def test_training_takes_six_operations_a_multiplication() -> None:
+    block = Block(parts=(GROUPED, DenseFfn(d_model=64, d_hidden=32)), norms=128)
+    macs = block.forward_macs(10)
+    assert macs.attention == GROUPED.forward_macs(10)
+    assert block.flops_per_token(10).total == 6 * macs.total
+
+
+def test_attention_within_chunks_says_so() -> None:
+    assert replace(GROUPED, chunk=8192).name == "attention, chunks of 8192"

@@ -84,3 +84,13 @@ def test_a_tag_comes_first_and_omitted_fields_are_unknown() -> None:
     assert not validator.is_valid(_without("first"))
     assert not validator.is_valid({**tagged, "schema": "drawing/2"})
     assert not validator.is_valid({"schema": "drawing/1", **GOOD})
+
+
+def test_keys_besides_are_required_with_their_types() -> None:
+    validator = validator_for(schema_of(Square, tag="square/1", more={"words": tuple[str, ...]}))
+    document = {"schema": "square/1", "kind": "square", "side": 2, "words": ["a"]}
+    validator.validate(document)
+    for wrong in ({"words": [1]}, {"words": None}):
+        assert not validator.is_valid({**document, **wrong})
+    del document["words"]
+    assert not validator.is_valid(document)

@@ -107,7 +107,6 @@ def test_the_transfer_of_phases_that_are_worked_out_by_hand(
     assert found == transfer
 
 
-@pytest.mark.covered
 def test_a_plan_predicts_the_operations_of_its_own_degrees_alone() -> None:
     assert PLAN.terms is not None
     own = PLAN.decide(PLAN.tokens_per_rank)

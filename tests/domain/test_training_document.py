@@ -52,3 +52,11 @@ def test_what_is_wrong_is_named(document: Any, words: str) -> None:
     with pytest.raises(InputError) as caught:
         training_from_document(document, "plan.json")
     assert words in str(caught.value).replace("plan.json: ", "")
+
+
+def test_a_plan_tells_its_throughput_and_whether_its_profile_is_suspect() -> None:
+    plan = training_plan()
+    assert plan.best.predicted.throughput.flops_per_second == 300e12
+    assert not plan.is_suspect
+    quality = {"label": "suspect", "suspect": []}
+    assert training_plan(profile_quality=quality).is_suspect

@@ -1,18 +1,21 @@
 """Values of the domain: what they refuse, and what they derive, worked out by hand."""
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from moetune.domain.cluster import Machine
+from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.constraints import Constraints, LayoutPins, TransformerSizes
 from moetune.domain.costs import CompSpeed
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout, check_ranks, rank_rules
 from moetune.domain.model import Transformer
+from moetune.domain.optimizers import OPTIMIZERS, optimizer_of
+from moetune.domain.plan import plan_from_json
 from moetune.domain.profile import CopyLine, GemmLine
 from moetune.domain.records import Observation
 from moetune.domain.request import PlanRequest
@@ -223,3 +226,47 @@ def test_shards_of_tokens_are_gathered_where_there_are_several(
         sequence_parallel=in_shards,
     )  # fmt: skip
     assert (work.gathers, work.own_tokens) == (gathers, own_tokens)
+
+
+def test_software_facts_have_an_id_of_their_own() -> None:
+    old, new = (
+        Fingerprint(hardware={"device": "a"}, software={"torch": version})
+        for version in ("2.12", "2.13")
+    )
+    assert old.software_id != new.software_id
+    assert old.hardware_id == new.hardware_id
+
+
+def test_an_optimizer_keeps_remainders_instead_of_whole_masters() -> None:
+    kept = {name: optimizer_of(name).keeps_remainders for name in OPTIMIZERS}
+    assert kept["adam-remainders"]
+    assert not kept["adam"]
+
+
+def test_a_training_plan_is_no_layers_plan() -> None:
+    text = json.dumps({"schema": "moetune.training-plan/1"})
+    with pytest.raises(InputError, match=r"plan of a model.s training"):
+        plan_from_json(text, "plan.json")
+
+
+def test_too_many_nodes_are_a_mistake() -> None:
+    request = PlanRequest(layer=SHAPE, num_nodes=10**9, tokens_per_rank=64)
+    with pytest.raises(InputError, match="nodes must be from 1"):
+        request.check_sizes()
+
+
+def test_nodes_and_ranks_together_are_refused() -> None:
+    with pytest.raises(InputError, match="both say how many ranks"):
+        PlanRequest(layer=SHAPE, tokens_per_rank=64, num_nodes=2, world_size=16)
+
+
+def test_a_format_of_products_is_no_dtype_of_a_step() -> None:
+    with pytest.raises(InputError, match="a format of products") as caught:
+        PlanRequest(layer=SHAPE, tokens_per_rank=64, dtype="fp8_rowwise")
+    assert "--quantization fp8_rowwise" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("value", [0, -1, True])
+def test_sizes_of_a_layer_are_whole_numbers(value: int) -> None:
+    with pytest.raises(InputError, match="d_hidden must be a whole number of at least 1"):
+        replace(SHAPE, d_hidden=value)

@@ -24,7 +24,6 @@ def watched(times: Sequence[float] | np.ndarray) -> list[tuple[int, float]]:
     return [(step, float(times[step])) for step in range(0, len(times), WATCH_EVERY)]
 
 
-@pytest.mark.covered
 def test_noise_and_stragglers_raise_at_most_one_alarm_in_a_hundred_runs() -> None:
     alarms = sum(bool(drifts(watched(noisy(seed, STEPS)))) for seed in range(100))
     assert alarms <= 1

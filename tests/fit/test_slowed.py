@@ -13,6 +13,7 @@ from moetune.domain.costs import (
     Interference,
     LinearCost,
     MemSpeed,
+    takes_arrays,
 )
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
@@ -135,3 +136,10 @@ def test_measured_parts_together_are_a_machine_of_another_speed() -> None:
         assert more - plain == pytest.approx(least, rel=1e-9)
     assert own.gemm_line(dtype="float32") is None
     assert slowed(own, Slowdown(part="gemm rate", factor=2.0)).gemm_line(dtype="float32") is None
+
+
+def test_start_up_times_are_those_of_one_size() -> None:
+    assert takes_arrays(costs_of(load_profile_file(LAB)))
+    assert not takes_arrays(
+        slowed(costs_of(load_profile_file(LAB)), Slowdown(part="gemm rate", factor=2.0))
+    )

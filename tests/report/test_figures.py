@@ -108,7 +108,6 @@ def drawn() -> list[Figure]:
     return list(figures())
 
 
-@pytest.mark.covered
 def test_every_figure_is_one_that_plotly_knows(drawn: list[Figure]) -> None:
     assert len(drawn) > 20
     for figure in drawn:
@@ -286,7 +285,6 @@ def test_the_pareto_front_is_what_no_other_option_beats(options: list[Option]) -
     assert [(one.memory_bytes, one.step_seconds) for one in front] == sorted(expected)
 
 
-@pytest.mark.covered
 def test_the_plan_is_among_its_options_with_its_own_time_and_memory() -> None:
     for plan in (lab_plan(), lab_plan(memory_limit_bytes=120 * 2**20)):
         options = options_of(explain_plan(plan, profile=lab_profile()))
@@ -312,7 +310,6 @@ def test_the_steps_of_the_degrees_are_what_the_plan_decides() -> None:
             assert drawn["backward"]["y"][at] == decision.backward_degree
 
 
-@pytest.mark.covered
 def test_a_whole_models_parts_make_up_its_step_and_its_layouts_are_options() -> None:
     profile = cluster_profile(num_devices=16, between=2 * GB)
     plan = make_plan(PlanRequest(model="ppmoe-6.7b"), profile=profile)
@@ -328,7 +325,6 @@ def test_a_whole_models_parts_make_up_its_step_and_its_layouts_are_options() -> 
         go.Figure(resolved(figure.drawing))
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     "pins",
     [LayoutPins(), LayoutPins(ep=16), LayoutPins(tp=4, dp=4), LayoutPins(ep=2, pp=8)],
@@ -361,7 +357,6 @@ def test_a_pipeline_is_drawn_with_every_pass_of_its_first_micro_batches() -> Non
     go.Figure(resolved(long.drawing))
 
 
-@pytest.mark.covered
 def test_a_dense_model_has_no_timeline_of_experts() -> None:
     profile = load_profile_file(bundled_profiles()["a100-x4"])
     request = PlanRequest(model="gpt-2.7b", memory_limit_bytes=40 * 2**30)

@@ -47,7 +47,6 @@ def drawn() -> dict[str, Figure]:
     return {one.name: one for one in figures()}
 
 
-@pytest.mark.covered
 def test_every_figure_is_drawn_in_colours_of_the_theme_alone() -> None:
     for figure in figures():
         text = figure_svg(figure)

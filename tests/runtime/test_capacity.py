@@ -68,7 +68,6 @@ def tokens_for(layer: MoELayer, *, skewed: bool) -> torch.Tensor:
     return x.bfloat16().to(GPU).requires_grad_()
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("degrees", [(1, 1), (4, 4), (4, 3)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -78,7 +78,6 @@ def _every_mode(size: int) -> None:
         )
 
 
-@pytest.mark.covered
 def test_one_rank_ends_where_plain_training_ends() -> None:
     _every_mode(1)
 

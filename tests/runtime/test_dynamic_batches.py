@@ -39,7 +39,6 @@ def recorded() -> list[int]:
 EACH_ONCE = {("none", ramp), ("S1", recorded), ("S4", power_law)}
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("strategy", "sizes"),
     [

@@ -13,7 +13,6 @@ from tests.cuda_kit import FakeCuda
 from tests.runtime.gpu_runs import GPU, Model, experts_say, on_every_rank, train_sharded
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("in_backward", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -26,7 +25,6 @@ def test_training_in_chunks_waits_for_every_transfer(
     on_every_rank(program, says=experts_say)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("offload", [False, True])
 def test_so_does_one_rank_and_one_that_keeps_whole_chunks(*, offload: bool) -> None:
     with FakeCuda():

@@ -45,7 +45,6 @@ def _fail_and_go_on(
         assert failed is is_faulty
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("chunk", [0, 1, 3])
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -58,7 +57,6 @@ def test_memory_of_a_failed_step_is_free_only_behind_its_copies(
     on_every_rank(program)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_so_it_is_over_a_link_staged_by_the_host(strategy: Strategy, phase: Phase) -> None:

@@ -21,7 +21,6 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
 
 
-@pytest.mark.covered
 def test_ranks_issue_alike_and_the_host_stops_no_more_often() -> None:
     """Also where a pin changes the exchange: counts have then been exchanged the other way."""
     turns: tuple[Dispatcher, ...] = ("flat", "flat", "hierarchical", "hierarchical", "flat")

@@ -29,7 +29,6 @@ from tests.runtime.gpu_runs import (
 )
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("backends", [BOTH, NCCL])
 @pytest.mark.parametrize("strategy", ["none", "S1", "S4"])
 @pytest.mark.parametrize("degree", [1, 2, 4])
@@ -156,7 +155,6 @@ def test_layers_without_a_group_share_one_of_high_priority() -> None:
         assert len(world.groups) == 1
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("in_backward", [False, True])
 def test_chunks_and_tokens_travel_in_the_same_order_on_every_rank(

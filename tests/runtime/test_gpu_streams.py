@@ -18,7 +18,6 @@ from tests.runtime.gpu_runs import (
 )
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("degrees", [(1, 1), (2, 2), (4, 3), (3, 5)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_layer_waits_for_its_copies_and_exchanges(
@@ -33,7 +32,6 @@ def test_a_layer_waits_for_its_copies_and_exchanges(
     on_every_rank(program)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("activation", ["relu", "swiglu"])
 def test_so_does_one_with_other_experts(strategy: Strategy, activation: str) -> None:
@@ -80,7 +78,6 @@ def test_so_does_a_rank_alone(strategy: Strategy) -> None:
             step(layer)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_a_tensor_parallel_layer_waits_for_its_sums(*, sequence_parallel: bool) -> None:
     def program(cuda: FakeCuda) -> None:
@@ -100,7 +97,6 @@ def test_a_tensor_parallel_layer_waits_for_its_sums(*, sequence_parallel: bool) 
     on_every_rank(program)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_layer_follows_its_input_to_another_device(strategy: Strategy) -> None:
     def program(_: FakeCuda) -> None:
@@ -113,7 +109,6 @@ def test_a_layer_follows_its_input_to_another_device(strategy: Strategy) -> None
     on_every_rank(program)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_caller_on_a_stream_of_its_own_gets_the_same_orders(strategy: Strategy) -> None:
     def program(_: FakeCuda) -> None:

@@ -47,12 +47,10 @@ def test_grouped_kernels_are_taken_where_torch_has_them(monkeypatch: pytest.Monk
         assert not has_grouped(torch.ones(3, 16).bfloat16(), torch.ones(2, 16, 8).bfloat16())
 
 
-@pytest.mark.covered
 def test_every_activation_and_degree_equals_dense() -> None:
     grouped_workers.dense_matrix(("relu", "gelu", "silu", "swiglu"), (1, 2, 3, 8))
 
 
-@pytest.mark.covered
 def test_reused_memory_equals_dense() -> None:
     grouped_workers.reuse_matrix(*SOME)
 
@@ -86,7 +84,6 @@ class Kernel:
         return made
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("degrees", [(1, 1), (4, 4), (4, 3)])
 @pytest.mark.parametrize("strategy", ["none", "S1", "S4"])
 @pytest.mark.parametrize(("activation", "capacity_factor"), [("gelu", None), ("swiglu", 0.7)])
@@ -165,7 +162,6 @@ def test_the_predicted_peak_has_what_grouped_kernels_make(
     assert 0.97 * found.live_bytes <= predicted.device_bytes <= 1.12 * found.live_bytes
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("degree", [1, 4])
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 @pytest.mark.parametrize("recipe", ["fp8_rowwise+emulate", "mxfp8+emulate"])

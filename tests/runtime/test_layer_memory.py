@@ -156,7 +156,6 @@ def test_a_copied_layer_begins_an_account_of_its_own() -> None:
     assert twin.memory.host_bytes == layer.memory.host_bytes
 
 
-@pytest.mark.covered
 def test_memory_is_steady_when_batches_and_strategies_change() -> None:
     torch.manual_seed(0)
     layer = MoELayer(64, 256, 4, 2, memory_reuse=True)
@@ -188,7 +187,6 @@ def test_memory_is_steady_when_batches_and_strategies_change() -> None:
     assert live.left_bytes < one_batch_bytes
 
 
-@pytest.mark.covered
 def test_storages_that_a_garbage_collection_ends_are_no_error_while_bytes_are_counted() -> None:
     usual = gc.get_threshold()
     for later in range(8):  # allocations until the collection

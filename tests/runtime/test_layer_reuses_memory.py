@@ -15,7 +15,6 @@ from tests.runtime import workers
 ACTIVATIONS = ("relu", "gelu", "silu", "swiglu")
 
 
-@pytest.mark.covered
 def test_every_strategy_equals_dense_without_torch_distributed() -> None:
     workers.reuse_matrix(ACTIVATIONS, range(1, 9))
 

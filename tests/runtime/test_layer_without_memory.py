@@ -64,7 +64,6 @@ def young_heap() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.mark.covered
 @pytest.mark.usefixtures("young_heap")
 @pytest.mark.parametrize("strategy", ["none", "S1"])
 def test_a_step_that_fails_at_any_allocation_leaves_the_layer_as_it_was(strategy: str) -> None:

@@ -146,7 +146,6 @@ KERNELS = [
 ]
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(("recipe", "capability"), KERNELS)
 def test_kernels_get_what_they_want_and_the_host_waits_once(
     recipe: Quantization, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,6 @@ def names(planner: ServicePlanner) -> set[str]:
     return {one.profile for one in planner.reading.fits(limit=100)}
 
 
-@pytest.mark.covered
 def test_a_described_machine_is_the_profile_that_the_command_writes(
     client: Client, planner: ServicePlanner
 ) -> None:

@@ -87,7 +87,6 @@ def test_a_layer_has_the_numbers_of_its_command(
         assert one["lost_because"][1:].rstrip(".") in row[-1]
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     "change",
     [
@@ -204,7 +203,6 @@ def post(client: Client, path: str, fields: dict[str, str], **more: Any) -> http
     return client.ask("POST", path, data=fields, **more)
 
 
-@pytest.mark.covered
 def test_a_pasted_configuration_is_planned_and_shared_by_its_address(
     steady: Client, cli: Cli  # noqa: F811 - a fixture
 ) -> None:  # fmt: skip
@@ -311,7 +309,6 @@ def test_a_kept_plan_is_the_one_of_the_api(client: Client, planner: ServicePlann
     assert post(client, "/new/keep", {**LAYER, "world_size": "7"}).status_code == 422
 
 
-@pytest.mark.covered
 def test_a_models_plan_is_kept_once(client: Client, planner: ServicePlanner) -> None:
     pasted = {**MODEL, "decoder": "pasted", "config_text": json.dumps(CONFIG)}
     for fields in (MODEL, pasted, MODEL):
@@ -324,7 +321,6 @@ def test_a_models_plan_is_kept_once(client: Client, planner: ServicePlanner) -> 
     assert post(client, "/new/keep", {**MODEL, "pp": "3"}).status_code == 422
 
 
-@pytest.mark.covered
 def test_a_session_reads_answers_and_keeps_with_the_write_token_alone(
     guarded: Client, planner: ServicePlanner
 ) -> None:
@@ -367,7 +363,6 @@ def test_every_named_model_can_be_chosen(steady: Client) -> None:
         assert f'<option value="{name}"' in page.text
 
 
-@pytest.mark.covered
 def test_a_measured_machine_is_planned_for_first(client: Client, planner: ServicePlanner) -> None:
     planner.store.save_profile(lab_profile())
     page = client.get("/new")

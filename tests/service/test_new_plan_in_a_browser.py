@@ -37,7 +37,6 @@ def wait_for_address(page: Page, part: str) -> None:
     )
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     "options",
     [{**DESK, "color_scheme": "light"}, {**DESK, "color_scheme": "dark"},
@@ -74,7 +73,6 @@ def test_a_plan_follows_its_sliders_by_the_keyboard_alone(
         assert "12,288 tokens per GPU" in page.locator("main").inner_text()
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     "options", [{**DESK, "color_scheme": "dark"}, PHONE], ids=["dark", "phone"]
 )
@@ -108,7 +106,6 @@ def test_a_model_is_chosen_and_its_export_copied(
         page.wait_for_url(f"**/plans/{plan['id']}")
 
 
-@pytest.mark.covered
 def test_a_pasted_configuration_is_in_the_address(browser: Browser, site: Served) -> None:
     with watched(browser, site.url, **DESK) as page:
         page.goto("/new?kind=model&decoder=olmoe&profile=h100-x8&world_size=8&global_batch=32")
@@ -124,7 +121,6 @@ def test_a_pasted_configuration_is_in_the_address(browser: Browser, site: Served
         assert json.loads(page.locator("#config_text").input_value()) == CONFIG
 
 
-@pytest.mark.covered
 def test_the_last_change_wins_and_a_wrong_one_is_said(browser: Browser, site: Served) -> None:
     context = browser.new_context(base_url=site.url, **DESK)  # type: ignore[arg-type] # a mapping
     context.set_default_timeout(TIMEOUT_MS)
@@ -145,7 +141,6 @@ def test_the_last_change_wins_and_a_wrong_one_is_said(browser: Browser, site: Se
     context.close()
 
 
-@pytest.mark.covered
 def test_it_works_as_a_form_without_its_script(browser: Browser, site: Served) -> None:
     with watched(browser, site.url, java_script_enabled=False, **PHONE) as page:
         page.goto(LAYER)

@@ -64,7 +64,6 @@ def colour(page: Page, selector: str, name: str) -> tuple[int, ...]:
     return tuple(int(float(one)) for one in re.findall(r"[\d.]+", text)[:3])
 
 
-@pytest.mark.covered
 def test_an_empty_store_tells_a_newcomer_what_to_run(browser: Browser, empty_site: Served) -> None:
     with watched(browser, empty_site.url) as page:
         page.goto("/")
@@ -75,7 +74,6 @@ def test_an_empty_store_tells_a_newcomer_what_to_run(browser: Browser, empty_sit
         assert draw_all(page) == 2
 
 
-@pytest.mark.covered
 def test_a_profile_shows_its_points_its_curve_and_its_band(page: Page) -> None:
     page.goto("/machines")
     page.get_by_role("link", name="lab", exact=True).click()
@@ -90,7 +88,6 @@ def test_a_profile_shows_its_points_its_curve_and_its_band(page: Page) -> None:
     assert draw_all(page) == 3
 
 
-@pytest.mark.covered
 def test_tables_sort_and_filter(page: Page) -> None:
     page.goto("/profiles/lab")
     table = page.locator("[data-table=operations]")
@@ -108,7 +105,6 @@ def test_tables_sort_and_filter(page: Page) -> None:
     assert "h2d pinned, both ways" in shown.inner_text()
 
 
-@pytest.mark.covered
 def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[Plan, Plan]) -> None:
     page.goto("/")
     page.get_by_role("link", name=plans[0].id[:12]).click()
@@ -125,7 +121,6 @@ def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[P
     assert page.get_by_label("Tokens per rank").input_value() == "16k"
 
 
-@pytest.mark.covered
 def test_a_figure_is_zoomed_into_with_the_keyboard(page: Page, plans: tuple[Plan, Plan]) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(urlsplit(request.url).path))
@@ -153,7 +148,6 @@ def test_a_figure_is_zoomed_into_with_the_keyboard(page: Page, plans: tuple[Plan
     assert timeline.locator(".plot").is_visible()
 
 
-@pytest.mark.covered
 def test_a_wrong_question_is_answered_beside_the_form(
     browser: Browser, site: Served, plans: tuple[Plan, Plan]
 ) -> None:
@@ -167,7 +161,6 @@ def test_a_wrong_question_is_answered_beside_the_form(
     context.close()
 
 
-@pytest.mark.covered
 def test_two_plans_and_two_profiles_are_compared(page: Page, plans: tuple[Plan, Plan]) -> None:
     page.goto("/compare")
     page.get_by_label("First plan").fill(plans[0].id[:8])
@@ -182,7 +175,6 @@ def test_two_plans_and_two_profiles_are_compared(page: Page, plans: tuple[Plan, 
     assert draw_all(page) == 6
 
 
-@pytest.mark.covered
 def test_ten_thousand_observations_are_thinned_paged_and_downloaded_whole(page: Page) -> None:
     page.goto("/observed")
     assert page.locator("[data-table=observations] tbody tr").count() == 100
@@ -197,7 +189,6 @@ def test_ten_thousand_observations_are_thinned_paged_and_downloaded_whole(page: 
     assert page.locator("[data-table=observations] tbody tr").count() == 100
 
 
-@pytest.mark.covered
 def test_the_page_and_its_figures_are_dark_where_the_reader_wants_it(
     browser: Browser, site: Served, plans: tuple[Plan, Plan]
 ) -> None:
@@ -217,7 +208,6 @@ def test_the_page_and_its_figures_are_dark_where_the_reader_wants_it(
         assert min(colour(page, "body", "background-color")) > 240
 
 
-@pytest.mark.covered
 def test_no_page_is_wider_than_a_phone(
     browser: Browser, site: Served, empty_site: Served, plans: tuple[Plan, Plan]
 ) -> None:
@@ -239,7 +229,6 @@ def test_no_page_is_wider_than_a_phone(
             assert page.locator("h1").inner_text() == "Machines"
 
 
-@pytest.mark.covered
 def test_everything_is_reached_with_the_keyboard_alone(
     page: Page, plans: tuple[Plan, Plan]
 ) -> None:
@@ -266,7 +255,6 @@ def test_everything_is_reached_with_the_keyboard_alone(
     assert "2 ranks instead of 8" in page.locator("main").inner_text()
 
 
-@pytest.mark.covered
 def test_a_model_and_a_profile_are_reached_with_the_keyboard_alone(
     page: Page, tmp_path: Path
 ) -> None:
@@ -300,7 +288,6 @@ def test_a_model_and_a_profile_are_reached_with_the_keyboard_alone(
     page.wait_for_url("**/profiles/ours")
 
 
-@pytest.mark.covered
 def test_plans_are_filtered_and_compared_with_the_keyboard_alone(
     page: Page, plans: tuple[Plan, Plan]
 ) -> None:

@@ -114,7 +114,6 @@ def rows(answer: httpx.Response) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(answer.text)))
 
 
-@pytest.mark.covered
 def test_an_empty_store_says_what_to_run_first(client: Client) -> None:
     answer = client.get("/")
     assert answer.status_code == 200
@@ -126,7 +125,6 @@ def test_an_empty_store_says_what_to_run_first(client: Client) -> None:
     assert "rtx2080ti-x64" in words(client.get("/machines"))
 
 
-@pytest.mark.covered
 def test_every_page_is_whole_and_asks_for_nothing_from_elsewhere(
     full: Client, addresses: list[str]
 ) -> None:
@@ -148,7 +146,6 @@ def test_every_page_is_whole_and_asks_for_nothing_from_elsewhere(
             assert set(json.loads(figure)) == {"data", "layout"}
 
 
-@pytest.mark.covered
 def test_every_link_on_a_page_leads_somewhere(full: Client, addresses: list[str]) -> None:
     found: set[str] = set()
     for page in addresses:
@@ -260,7 +257,6 @@ def test_what_is_not_there_is_said_with_the_next_step(
     assert said in words(answer)
 
 
-@pytest.mark.covered
 def test_every_figure_of_every_page_downloads_as_csv(full: Client, addresses: list[str]) -> None:
     links: dict[str, str] = {}
     for page in addresses:
@@ -297,7 +293,6 @@ def test_the_first_operation_shown_is_an_exchange_and_another_can_be_chosen(full
     assert drawn(unknown).startswith("all_to_all")
 
 
-@pytest.mark.covered
 def test_what_if_shows_both_plans_and_saves_none(
     full: Client, full_planner: ServicePlanner, plans: tuple[Plan, Plan]
 ) -> None:
@@ -439,7 +434,6 @@ def test_training_plans_are_listed_shown_explained_and_compared(
     assert full.get(f"/whatif?plan={TRAINING}&tokens_per_rank=8").status_code == 404
 
 
-@pytest.mark.covered
 def test_every_named_model_has_a_page_that_begins_with_what_fits(client: Client) -> None:
     listed = re.findall(r'href="(/models/[^"]+)"', client.get("/models").text)
     assert {*map("/models/{}".format, (*MODELS, *model_names()))} == {*listed}

@@ -41,7 +41,6 @@ def resolved(client: Client) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.covered
 def test_jobs_that_report_a_slower_link_get_another_plan(
     client: Client, measured: ServicePlanner
 ) -> None:
@@ -102,7 +101,6 @@ def test_operations_without_time_are_refused_by_their_place(
     assert measured.reading.observations(PLAN.id) == ()
 
 
-@pytest.mark.covered
 def test_an_operation_that_changed_is_named_in_json_and_on_the_page(
     client: Client, measured: ServicePlanner
 ) -> None:

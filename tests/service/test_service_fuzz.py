@@ -60,7 +60,6 @@ def test_the_document_names_every_address_of_the_interface(app: FastAPI) -> None
     assert set(OPERATIONS) <= named
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_no_request_that_fits_the_document_makes_the_service_fail(
     app: FastAPI, path: str, method: str
@@ -68,7 +67,6 @@ def test_no_request_that_fits_the_document_makes_the_service_fail(
     _ask(app, path, method, GenerationMode.POSITIVE)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("path", "method"),
     # The others have nothing that could be wrong in itself: any text may stand in their path.

@@ -55,7 +55,6 @@ def _plans(client: Client, tokens: Sequence[int]) -> list[str]:
     return [one.json()["id"] for one in answers]
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("limit", [1, 2, 3, 500])
 def test_pages_of_plans_hold_every_plan_once_newest_first(client: Client, limit: int) -> None:
     made = _plans(client, (1024, 2048, 4096))
@@ -111,7 +110,6 @@ def test_a_profile_comes_back_as_it_was_sent_and_is_planned_with(client: Client,
     assert (fit["profile"], fit["machine_id"]) == ("Größe 7", machine["id"])
 
 
-@pytest.mark.covered
 def test_an_upload_is_read_as_a_file_with_its_base_and_units(
     client: Client, tmp_path: Path
 ) -> None:

@@ -75,7 +75,6 @@ def test_who_has_the_plan_already_is_sent_nothing(
     assert client.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
 
 
-@pytest.mark.covered
 def test_many_that_ask_for_one_new_plan_at_once_get_the_same_bytes(
     client: Client, inputs: dict[str, Any]
 ) -> None:

@@ -109,7 +109,6 @@ def test_five_megabytes_are_refused_before_they_are_read(
     assert names(planner) == set()
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("name", ["lab", "rtx2080ti-x64"])
 def test_the_name_of_another_machine_is_refused(
     client: Client, planner: ServicePlanner, name: str

@@ -123,7 +123,6 @@ def test_a_model_that_fits_one_rank_has_no_chunks() -> None:
     assert solve_layout(question(gib=80)).plan.chunks is None
 
 
-@pytest.mark.covered
 def test_replicas_without_room_for_all_shard_and_stay_on_the_device() -> None:
     pins = LayoutPins(dp=8)
     plan = solve_layout(question(world_size=8, pins=pins)).plan
@@ -145,7 +144,6 @@ def test_replicas_that_keep_all_need_no_price_for_shards() -> None:
     assert not chunks.scatter
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("gib", [10.5, 12, 14, 20, 40])
 def test_states_are_where_the_step_is_fastest_whatever_else_would_fit(gib: float) -> None:
     def seconds(*, offload: bool | None) -> tuple[float, Plan | None]:
@@ -192,7 +190,6 @@ def test_without_copies_nothing_is_offloaded_and_the_hint_says_why() -> None:
     assert "copies to the host were not measured" in raised.value.hint
 
 
-@pytest.mark.covered
 def test_a_model_of_30_billion_parameters_fits_one_device_of_40_gib() -> None:
     """Elixir's headline: OPT-30B on one A100 with 40 GB (its Fig. 6)."""
     plan = solve_layout(question("opt-30b")).plan
@@ -201,7 +198,6 @@ def test_a_model_of_30_billion_parameters_fits_one_device_of_40_gib() -> None:
     assert plan.transformer.memory.total_bytes <= 40 * GIB
 
 
-@pytest.mark.covered
 def test_slower_copies_never_make_a_faster_step() -> None:
     times = [
         search_layouts(question(copied=copied * GB))[1].best[0].seconds for copied in (50, 25, 5)
@@ -209,7 +205,6 @@ def test_slower_copies_never_make_a_faster_step() -> None:
     assert times == sorted(times)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("gib", [2, 4, 8])
 def test_the_cache_is_the_smallest_whose_transfers_are_hidden_as_well(gib: int) -> None:
     """Against every number of places, tried one by one."""

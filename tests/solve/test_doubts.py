@@ -62,7 +62,6 @@ def expected_losses(resamples: Sequence[Costs], degrees: tuple[int, int]) -> tup
     )
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     "factors", [(0.5, 1.0, 2.0), (1.0, 10.0, 30.0), (1.0, 30.0, 60.0), (0.1, 0.5, 80.0)]
 )

@@ -84,7 +84,6 @@ def test_the_parts_of_a_model_are_all_of_its_parameters() -> None:
     assert model.num_parameters == embeddings + blocks + 2 * 8 + 11 * 8
 
 
-@pytest.mark.covered
 def test_parts_add_up_to_the_step_and_shares_to_one(plan: Plan) -> None:
     whole = plan.transformer
     assert whole is not None
@@ -226,7 +225,6 @@ def _cache_bytes(plan: Plan) -> int:
     return plan.chunks.cache_bytes
 
 
-@pytest.mark.covered
 def test_slow_wires_between_nodes_put_the_experts_of_a_layer_into_one() -> None:
     """PPMoE's claim: where the wire is slow, no layout that exchanges tokens across it wins."""
     asked = question(between=0.5 * GB)
@@ -259,7 +257,6 @@ def test_a_tensor_rank_has_its_share_of_the_head_and_names_the_sums_that_it_cost
     assert parts["vocabulary all_reduce"] == pytest.approx(count * sum(added))
 
 
-@pytest.mark.covered
 def test_a_vocabulary_smaller_than_the_tensor_group_is_not_cut() -> None:
     model = find_model("ppmoe-6.7b").transformer
     assert model is not None
@@ -338,7 +335,6 @@ def test_tokens_that_are_no_sequences_name_the_nearest_that_are() -> None:
     assert "use 960 or 1024 tokens per rank" in raised.value.hint
 
 
-@pytest.mark.covered
 def test_a_layout_that_fits_nowhere_says_what_takes_the_memory_and_what_would_fit() -> None:
     with pytest.raises(InfeasiblePlanError, match="memory") as raised:
         solve_layout(question(memory_bytes=3 * GIB))
@@ -378,7 +374,6 @@ def test_memory_that_asks_for_it_makes_blocks_run_again_and_says_so() -> None:
     assert tight.transformer.step_seconds > free.step_seconds
 
 
-@pytest.mark.covered
 def test_layouts_without_a_price_are_left_out_with_a_warning_or_an_error() -> None:
     plan = solve_layout(question(without=("send",))).plan
     assert plan.layout.pp == 1

@@ -45,7 +45,6 @@ def pinned_seconds(problem: LayoutProblem, one: Candidate, costs: Costs) -> floa
     return plan.transformer.step_seconds
 
 
-@pytest.mark.covered
 def test_a_layout_is_compared_with_the_best_others_under_each_refit() -> None:
     problem = replace(question(), resamples=under(*WIRES))
     _, found = search_layouts(problem)
@@ -65,7 +64,6 @@ def test_a_layout_is_compared_with_the_best_others_under_each_refit() -> None:
     assert confidence.p95_step_seconds == pytest.approx(high - 0.1 * (high - middle))
 
 
-@pytest.mark.covered
 def test_without_refits_a_layout_is_certain() -> None:
     plan = solve_layout(question()).plan
     assert plan.transformer is not None
@@ -75,7 +73,6 @@ def test_without_refits_a_layout_is_certain() -> None:
     )
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(("name", "num_ranks"), [("gpt-2.7b", 1), ("gpt-20b", 8)])
 def test_chunks_take_as_long_as_planned_where_a_refit_says_the_same(
     name: str, num_ranks: int
@@ -88,7 +85,6 @@ def test_chunks_take_as_long_as_planned_where_a_refit_says_the_same(
     assert confidence_of(plan).p05_step_seconds == pytest.approx(step, rel=1e-12)
 
 
-@pytest.mark.covered
 def test_chunks_and_their_cache_stay_as_they_are_under_a_refit() -> None:
     """Slower copies take longer in the chosen cache than in the one that is chosen for them."""
     problem, slower = chunk_question(), costs_of(profile_of(copied=12 * GB))

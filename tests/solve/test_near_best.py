@@ -55,7 +55,6 @@ def by_degree(chooser: DegreeChooser, phase: Phase, tokens: int) -> dict[int, fl
     return {one: chooser.time(phase, tokens, one).seconds for one in range(1, LARGEST + 1)}
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("strategy", ["S1", "S2", "S3", "S4"])
 @pytest.mark.parametrize("wire", [3e-11, 3e-10, 3e-9])
 def test_degrees_near_the_best_are_those_of_all_simulated(strategy: Strategy, wire: float) -> None:
@@ -77,7 +76,6 @@ FITS: dict[str, Callable[[Pair], bool]] = {
 }
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("fits", FITS.values(), ids=FITS)
 @pytest.mark.parametrize("is_measured", [True, False])
 def test_the_chosen_pair_has_the_fewest_chunks_of_all_pairs_that_tie(

@@ -36,7 +36,6 @@ def _span(resource: ResourceClass, start: float, end: float) -> Span:
     return Span("some", resource, resource, start, end)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
 @pytest.mark.parametrize("degree", [None, 1, 5])
 def test_timelines_last_as_long_as_the_plan_predicts(degree: int | None, order: str) -> None:
@@ -46,7 +45,6 @@ def test_timelines_last_as_long_as_the_plan_predicts(degree: int | None, order: 
     assert backward.makespan_seconds == pytest.approx(plan.predicted.backward_seconds, rel=1e-9)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("strategy", ["S1", "S2", "S3", "S4"])
 @pytest.mark.parametrize("degree", [1, 2, 6])
 def test_timelines_of_reused_memory_last_as_long_as_predicted(
@@ -155,3 +153,15 @@ def test_overlap_share_of_a_pipeline_is_what_its_closed_form_hides() -> None:
     hidden = 2 * 4 * t_d + 4 * t_e - max(2 * 4 * t_d, 2 * t_d + 4 * t_e)
     assert hidden > 0
     assert overlap_share(forward.spans) == pytest.approx(hidden / (2 * 4 * t_d))
+
+
+def test_gathering_sends_a_ranks_own_tokens() -> None:
+    inputs = plan_inputs(
+        world_size=4, constraints={"expert-parallel": "tensor", "sequence-parallel": "true"}
+    )
+    plan = solve_plan(
+        inputs=inputs, costs=COSTS, resamples=(), bounds=Bounds(), device_memory_bytes=2**40,
+        provenance="measured",
+    ).plan  # fmt: skip
+    sent = {event["args"]["bytes"] for event in _events(plan) if "gather" in event["name"]}
+    assert sent == {4096 // 4 * 1024 * 2}

@@ -123,6 +123,14 @@ def test_a_plan_names_its_recipe_and_keeps_everything() -> None:
     assert "--quantization" not in profile_command(solve("").inputs)
 
 
+def test_a_layer_of_a_named_model_is_profiled_by_the_models_name() -> None:
+    inputs = replace(plan_inputs(), model="gpt-xl")
+    assert profile_command(inputs) == (
+        "moetune profile --name by-hand --resume --nproc 8 --model gpt-xl --tokens 4096 "
+        "--dtype bfloat16"
+    )
+
+
 def test_a_request_in_8_bits_is_in_bfloat16_and_flat() -> None:
     workload = workload_of("mxfp8")
     two_step = replace(MEASURED, two_step_cost=ALL_TO_ALL, gemm_cost=GEMM)

@@ -277,7 +277,6 @@ class NoisyCosts(LinearCosts):
 NOISY = NoisyCosts(is_measured=True, alone_factor=1.5, ripple=0.1, interference=DISTURBED)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("ripple", [0.0, 0.05, 0.1])
 @pytest.mark.parametrize("transfer_alpha", [1e-5, 2e-4])
 def test_ranges_of_noisy_costs_are_near_the_best_where_chunks_pay_between_solved_sizes(
@@ -292,7 +291,6 @@ def test_ranges_of_noisy_costs_are_near_the_best_where_chunks_pay_between_solved
         _assert_chunks_where_they_pay(chooser, ranges, tokens)
 
 
-@pytest.mark.covered
 def test_near_ties_make_few_ranges_and_the_plans_own_tokens_keep_their_best_degrees() -> None:
     chooser = _chooser(NOISY)
     best = tuple(chooser.rank(phase, TOKENS)[0].degree for phase in PHASES)

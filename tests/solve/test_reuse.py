@@ -133,7 +133,6 @@ def least_of(
     return least_seconds(chunk.kind(phase), chunk.durations, degree=degree, interference=table)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("strategy", REUSE)
 @pytest.mark.parametrize("mode", ["pinned", "inline", "pageable"])
 @pytest.mark.parametrize("copy", [COPY, DEAR_COPY])

@@ -349,7 +349,6 @@ def test_the_devices_memory_is_the_limit_where_none_is_set() -> None:
         _solve(plan_inputs(memory_limit_bytes=0))
 
 
-@pytest.mark.covered
 def test_too_little_memory_names_the_numbers_and_the_nearest_number_of_tokens() -> None:
     with pytest.raises(InfeasiblePlanError) as caught:
         _solve(plan_inputs(memory_limit_bytes=400 * MIB), bounds=KEEP_ALL)
@@ -438,7 +437,6 @@ def test_a_published_profile_is_modelled_and_says_that_it_is_not_this_machine() 
     assert any("assume an error of 5 %" in warning for warning in plan.warnings)
 
 
-@pytest.mark.covered
 def test_trust_is_that_of_the_worst_number_and_is_warned_of() -> None:
     assert _solve(costs=MEASURED).predicted.trust == "measured"
     assert _solve(costs=MEASURED).warnings == ()
@@ -467,7 +465,6 @@ def test_swiglu_has_more_work_to_hide_behind() -> None:
     assert difference == pytest.approx(2 * (5e-5 + 4e-14 * 4096 * 2 * 1024 * 4096))
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("costs", "resamples", "assumed"),
     [(LinearCosts(), (), False), (LinearCosts(), (LinearCosts(),), True), (MEASURED, (), False),
@@ -483,7 +480,6 @@ def test_an_assumed_error_is_warned_of_where_refits_assume_one(
     assert len(plan.warnings) == 1 + assumed
 
 
-@pytest.mark.covered
 def test_the_price_of_a_pin_is_against_the_best_of_all_degrees_where_memory_is_reused() -> None:
     costs = replace(
         MEASURED,

@@ -187,7 +187,6 @@ def test_what_does_not_fit_lost_for_that_and_memory_binds() -> None:
     assert plan.decide(4096).strategy == plan.memory.strategy
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_pinned_strategy_is_kept(strategy: Strategy) -> None:
     undisturbed = replace(COSTS, interference=Interference())
@@ -260,7 +259,6 @@ def test_measured_reuse_must_be_worth_it_where_one_chunk_fits() -> None:
     assert chosen(3e-10) != "none"
 
 
-@pytest.mark.covered
 def test_of_measured_strategies_that_noise_cannot_tell_apart_the_first_is_taken() -> None:
     """Where what is kept does not fit, and none of the others is a tenth of a percent behind."""
     surprises = 0

@@ -198,7 +198,6 @@ def _solve(costs: Costs, *, gib: float = 80, bounds: Bounds | None = None) -> Pl
     return _solved(costs, gib=gib, bounds=bounds).plan
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("costs", [LinearCosts(), MEASURED, GATED])
 def test_a_plan_is_the_best_step_and_its_timeline_takes_as_long(costs: LinearCosts) -> None:
     plan = _solve(costs)

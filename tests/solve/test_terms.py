@@ -68,7 +68,6 @@ def test_the_rows_of_losers_are_the_alternatives_of_the_plan() -> None:
     assert sum(one.is_paper_choice for one in solved.strategies) == 1
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("strategy", ["none", "S1", "S4"])
 def test_a_pinned_strategy_stands_beside_the_same_others_as_a_free_one(strategy: Strategy) -> None:
     free = {one.strategy: one for one in _solve().strategies}

@@ -16,7 +16,6 @@ def test_the_closed_form_equals_enumeration_on_all_of_table_iv() -> None:
         assert problem.seconds(problem.ours()) <= best * (1 + SAME)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("rejects_failures", [False, True])
 def test_theorem_1_is_never_better_and_sometimes_worse(rejects_failures: bool) -> None:  # noqa: FBT001 - a parameter
     regrets = [_regret(problem, rejects_failures) for problem in TABLE_IV[::18]]

@@ -187,7 +187,6 @@ def candidates(problem: LayoutProblem) -> Iterator[Candidate]:
         yield from search.trial(best.layout).candidates()
 
 
-@pytest.mark.covered
 def test_without_gradients_a_batch_takes_what_its_phases_take() -> None:
     """The closed forms of the layer's solver, phase by phase, are an oracle of the queue."""
     every = [one for one in candidates(on_cpus()) if one.setting.in_flight == 1]

@@ -57,7 +57,6 @@ def test_they_are_listed_and_read_with_their_ids_and_schema(old: ServicePlanner)
     )
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("plan_id", EVERY)
 def test_an_explanation_has_the_terms_that_the_plan_would_have_today(
     old: ServicePlanner, plan_id: str

@@ -381,7 +381,6 @@ class TestStore:
         assert store.observations(used.id) == (observation(used.id, 2.0),)
         assert store.prune(then) == Removed(plans=0, observations=0, settled=0)
 
-    @pytest.mark.covered
     def test_the_size_grows_with_rows_and_shrinks_when_they_are_gone(
         self, store: Store, make_plan: PlanMaker
     ) -> None:

@@ -305,7 +305,6 @@ def test_a_full_database_says_so_and_keeps_the_rows_whole(
     assert check(str(file)) == ()
 
 
-@pytest.mark.covered
 def test_a_file_size_limit_says_so_and_keeps_the_rows_whole(
     file: Path, cluster: Cluster, measured: tuple[Sample, ...]
 ) -> None:

@@ -332,7 +332,6 @@ def test_this_moetune_finds_its_migrations() -> None:
     assert (migrate.migrations_folder() / "versions").is_dir()
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("moetune_first", [True, False])
 def test_optuna_keeps_its_studies_in_the_same_file(
     tmp_path: Path,

@@ -40,7 +40,6 @@ def test_a_profile_that_holds_is_stored_with_the_software_of_now(
     assert is_kept == (check.verdict == "keep")
 
 
-@pytest.mark.covered
 def test_a_profile_of_a_machine_ten_times_as_fast_does_not_hold(
     profile: Profile, tmp_path: Path
 ) -> None:

@@ -52,7 +52,6 @@ def bars(figures: Section) -> dict[object, float]:
     return found
 
 
-@pytest.mark.covered
 def test_bars_of_two_models_are_as_long_as_their_steps(whole: tuple[Plan, Plan]) -> None:
     steps = [one.transformer.step_seconds for one in whole if one.transformer]
     # The layout that wins has the slower layer, since it takes fewer micro-batches.

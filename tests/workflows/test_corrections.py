@@ -76,7 +76,6 @@ def best_step_seconds(plan: Plan, truth: Profile) -> float:
     )  # fmt: skip
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     "speeds",
     [
@@ -176,7 +175,6 @@ def test_observations_that_contradict_each_other_are_refused() -> None:
     assert any("contradict" in reason for reason in found.refused)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("wrong", ["profile", "strategy"])
 def test_observations_of_plans_that_say_nothing_of_the_profile_are_refused(wrong: str) -> None:
     other = measured_profile(noise=0.05)
@@ -228,7 +226,6 @@ def test_corrections_travel_in_a_profiles_file_and_digest() -> None:
     assert decode(Correction, __import__("json").loads(text), "correction") == CORRECTIONS[0]
 
 
-@pytest.mark.covered
 def test_a_plan_of_a_corrected_profile_says_which_of_its_operations_are_corrected() -> None:
     elsewhere = replace(CORRECTIONS[0], op="all_reduce")
     one = make_plan(REQUEST, profile=replace(PROFILE, corrections=(*CORRECTIONS, elsewhere)))

@@ -38,7 +38,6 @@ def test_the_file_says_what_was_described_and_nothing_else(tmp_path: Path) -> No
     assert described.profile.network.nic_bytes_per_second == 25e9
 
 
-@pytest.mark.covered
 def test_every_stand_in_is_a_comment_of_the_file() -> None:
     for description in (OURS, OTHER, replace(OURS, nodes=1, nics=None, nic_rate="", memory="")):
         described = describe(description)
@@ -132,7 +131,6 @@ def test_a_file_is_new_and_ends_in_toml(tmp_path: Path) -> None:
         check_new(tmp_path / "a.toml", force=False)
 
 
-@pytest.mark.covered
 def test_a_stand_in_widens_the_range_of_a_whole_models_step() -> None:
     job = TrainingJob(
         decoder=named_model("olmoe").decoder, world_size=32, global_batch=256, length=2048

@@ -48,7 +48,6 @@ def test_a_rank_alone_has_the_first_device_and_without_one_the_cpu() -> None:
         assert rank_device() == torch.device("cuda", 0)
 
 
-@pytest.mark.covered
 def test_the_second_ranks_step_is_recorded_and_verified_on_its_own_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -49,7 +49,6 @@ def test_the_quick_choice_is_the_plans(limit: int | None, pins: dict[str, str]) 
     assert subject.best(None) == subject.best(Slowdown(part="copies", factor=1.0)) == subject.name
 
 
-@pytest.mark.covered
 def test_nothing_that_fits_is_refused_as_by_the_solver() -> None:
     profile = published()
     request = PlanRequest(
@@ -68,7 +67,6 @@ def test_nothing_that_fits_is_refused_as_by_the_solver() -> None:
             solve()
 
 
-@pytest.mark.covered
 def test_the_quick_choice_of_a_measured_layer_is_the_plans() -> None:
     profile = load_profile_file(LAB)
     layer = LayerShape(d_model=256, d_hidden=1024, num_experts=4, top_k=1, activation="gelu")

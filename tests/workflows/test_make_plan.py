@@ -32,7 +32,6 @@ LAYERS = [name for name, model in MODELS.items() if model.transformer is None]
 WHOLE = [name for name in MODELS if name not in LAYERS]
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("model", LAYERS)
 @pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
 def test_the_terms_of_a_plan_are_those_it_was_made_from(
@@ -41,7 +40,6 @@ def test_the_terms_of_a_plan_are_those_it_was_made_from(
     _check_terms(profile, model, order)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("model", WHOLE)
 @pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
 def test_the_terms_of_a_layer_in_a_whole_model_are_those_it_was_planned_with(

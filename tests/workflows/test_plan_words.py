@@ -149,7 +149,6 @@ def test_certainty_is_more_than_99_percent() -> None:
     assert probability_words(0.995) != probability_words(0.994)
 
 
-@pytest.mark.covered
 def test_memory_is_compared_with_the_plans_limit_else_the_devices() -> None:
     def sizes(explanation: Explanation) -> list[str]:
         return re.findall(r"[\d.]+ [KMG]iB", memory_words(explanation, 2**20, "parts"))

@@ -124,7 +124,6 @@ def test_an_error_reaches_all_who_asked_and_the_next_one_is_answered(
     assert planner.resolve(ASKED).id
 
 
-@pytest.mark.covered
 def test_a_measured_profile_is_the_default_and_the_newest_one_counts(
     planner: ServicePlanner, solved: list[PlanRequest]
 ) -> None:
@@ -218,7 +217,6 @@ def test_a_plan_that_is_not_there_is_not_found(planner: ServicePlanner, plan_id:
         assert len(str(caught.value)) < 300
 
 
-@pytest.mark.covered
 def test_a_whole_model_is_resolved_explained_and_traced_by_its_stages(
     planner: ServicePlanner,
 ) -> None:
@@ -233,7 +231,6 @@ def test_a_whole_model_is_resolved_explained_and_traced_by_its_stages(
     }
 
 
-@pytest.mark.covered
 def test_a_whole_model_whose_plan_is_older_than_its_stages_has_no_trace(
     planner: ServicePlanner,
 ) -> None:
@@ -275,7 +272,6 @@ def test_the_planner_is_ready_until_its_database_is_gone_and_again_when_it_is_ba
     assert planner.resolve(ASKED) == plan
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("question", "part"),
     [

@@ -142,7 +142,6 @@ def test_what_was_not_measured_is_left_out() -> None:
     ]
 
 
-@pytest.mark.covered
 def test_the_reference_profiles_are_those_of_the_paper() -> None:
     found = {name: load_profile_file(path) for name, path in bundled_profiles().items()}
     assert {"rtx2080ti-x16", "rtx2080ti-x32", "rtx2080ti-x64"} <= set(found)

@@ -33,7 +33,6 @@ def headings(file: Path, plan_id: str) -> int:
     return len(re.findall(rf"\bPlan {plan_id[:6]}\b", file.read_text(encoding="utf-8")))
 
 
-@pytest.mark.covered
 def test_the_newest_plans_are_reported_with_the_newest_profile(
     stores: StoreFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +56,6 @@ def test_the_newest_plans_are_reported_with_the_newest_profile(
     assert "2026-03-04 05:06" in file.read_text(encoding="utf-8")
 
 
-@pytest.mark.covered
 def test_observed_steps_are_drawn_for_the_plan_that_they_are_of(
     stores: StoreFinder, tmp_path: Path
 ) -> None:

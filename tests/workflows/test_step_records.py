@@ -57,7 +57,6 @@ def lab() -> Profile:
     return lab_profile()
 
 
-@pytest.mark.covered
 def test_a_measured_step_is_what_a_plan_predicts_and_narrows_its_range(lab: Profile) -> None:
     slow = with_step(lab, 1.15)
     (record,) = slow.steps
@@ -76,7 +75,6 @@ def test_the_plan_its_parts_and_its_timeline_agree(lab: Profile) -> None:
     assert parts == pytest.approx(predicted.step_seconds)
 
 
-@pytest.mark.covered
 def test_a_faster_machine_keeps_the_ratio_of_steps_to_their_operations(lab: Profile) -> None:
     slow = with_step(lab, 1.15)
     speeds = Speeds(computation=2.0, communication=2.0)
@@ -102,7 +100,6 @@ def test_a_profile_file_has_every_field(lab: Profile) -> None:
         assert getattr(again, field.name) == getattr(full, field.name)
 
 
-@pytest.mark.covered
 def test_a_profile_shows_its_steps_beside_the_sums(lab: Profile) -> None:
     found = FoundProfile(profile=with_step(lab, 1.15), source="store")
     for sections in (profile_sections(found), profile_page(found), profile_report(found)):
@@ -137,7 +134,6 @@ def test_a_step_that_was_disturbed_at_every_visit_has_no_record(lab: Profile) ->
     assert with_steps(replace(slow, samples=samples)).steps == ()
 
 
-@pytest.mark.covered
 def test_a_correction_moves_the_range_with_the_prediction(lab: Profile) -> None:
     profile = with_step(lab, 1.1)
     load = load_of(profile)

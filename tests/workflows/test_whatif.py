@@ -56,7 +56,6 @@ def measured() -> Plan:
     return make_plan(SMALL, profile=MEASURED)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("changes", "request_"),
     [
@@ -101,7 +100,6 @@ def test_ranks_that_were_not_measured_are_estimated_and_the_plan_says_so(plan: P
     assert "allow-modelled" not in answer.words[0]
 
 
-@pytest.mark.covered
 def test_what_nothing_can_stand_in_for_is_an_error(plan: Plan, measured: Plan) -> None:
     with pytest.raises(ProfileError, match="bfloat16"):
         changed(measured, profile=MEASURED, changes={"dtype": "bfloat16"})
@@ -109,7 +107,6 @@ def test_what_nothing_can_stand_in_for_is_an_error(plan: Plan, measured: Plan) -
         changed(plan, changes={"memory_limit_bytes": 1000})
 
 
-@pytest.mark.covered
 def test_speeds_give_the_plan_of_the_scaled_profile_and_it_is_labelled(measured: Plan) -> None:
     answer = changed(measured, profile=MEASURED, speeds={"communication": 4.0})
     scaled = scale_profile(MEASURED, Speeds(communication=4.0))
@@ -122,7 +119,6 @@ def test_speeds_give_the_plan_of_the_scaled_profile_and_it_is_labelled(measured:
     assert not any("assume an error" in text for text in answer.words)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("profile", [MEASURED, PROFILE], ids=["measured", "published"])
 def test_everything_twice_as_fast_takes_half_the_time(profile: Profile) -> None:
     request = SMALL if profile is MEASURED else PlanRequest(model="gpt-xl")
@@ -157,7 +153,6 @@ def test_the_words_say_what_changed_by_how_much_and_why(plan: Plan) -> None:
     assert all(text.endswith(".") for text in words)
 
 
-@pytest.mark.covered
 def test_a_whole_model_is_compared_by_its_own_step() -> None:
     profile = cluster_profile(num_devices=32, between=2 * GB)
     plan = make_plan(PlanRequest(model="ppmoe-6.7b", world_size=32), profile=profile)
@@ -303,7 +298,6 @@ def test_memory_and_what_binds_are_compared(plan: Plan) -> None:
     assert any(binding in one.lower() and plan.decision.binding in one.lower() for one in found)
 
 
-@pytest.mark.covered
 def test_a_dense_model_has_layouts_and_no_chunks_of_a_layer_to_compare() -> None:
     profile = cluster_profile(num_devices=8, between=2 * GB)
     plan = make_plan(PlanRequest(model="gpt-2.7b", world_size=8), profile=profile)

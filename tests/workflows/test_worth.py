@@ -165,7 +165,6 @@ def test_every_kind_of_operation_is_heard() -> None:
     assert [one.point for one in wanted_by(ask, known)] == list(points)
 
 
-@pytest.mark.covered
 def test_the_operation_that_was_measured_worst_is_worth_measuring(
     planned: tuple[Plan, PlanWorth],
 ) -> None:
@@ -184,7 +183,6 @@ def test_the_operation_that_was_measured_worst_is_worth_measuring(
     assert own <= sizes[0] < own + 8
 
 
-@pytest.mark.covered
 def test_what_is_measured_gains_about_what_was_expected(
     measured: Profile, planned: tuple[Plan, PlanWorth]
 ) -> None:
@@ -211,7 +209,6 @@ def test_what_is_measured_gains_about_what_was_expected(
     assert left < 0.3 * saved
 
 
-@pytest.mark.covered
 def test_what_more_ranks_would_have_to_measure_is_out_of_reach(measured: Profile) -> None:
     request = replace(REQUEST, world_size=4, constraints=Constraints(allow_modelled=True))
     plan = make_plan(replace(request, layer=replace(LAYER, num_experts=4)), profile=measured)
@@ -227,7 +224,6 @@ def test_nothing_of_a_published_profile_can_be_measured() -> None:
         find_worth(plan, profile=published)
 
 
-@pytest.mark.covered
 def test_a_whole_models_layouts_are_asked_for(models: Profile) -> None:
     plan = make_plan(MODEL_REQUEST, profile=models)
     found = find_worth(plan, profile=models)

@@ -14,7 +14,6 @@ from tests.solve.training.test_search import OLMOE, search_of
 JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("target", "pins"),
     [

@@ -63,7 +63,6 @@ def test_times_by_multiprocessors_are_those_published() -> None:
     )  # log(10/8) / log(12/8)
 
 
-@pytest.mark.covered
 def test_the_usual_number_changes_nothing_and_fewer_are_slower() -> None:
     plain = step_of(INSIDE)
     assert step_of(replace(INSIDE, dispatcher_sms=20)) == plain

@@ -41,7 +41,6 @@ def test_blocks_go_to_the_host_but_for_two_and_copies_wait_behind_passes() -> No
     assert sum(half.memory.parts.values()) == pytest.approx(half.memory.peak_bytes)
 
 
-@pytest.mark.covered
 def test_the_search_offloads_as_few_blocks_as_fit_and_only_where_nothing_else_does() -> None:
     whole = search_of(JOB).priced(PLAIN).memory.peak_bytes / 2**30
     (found,) = search_of(JOB, gib=whole - 4).best(PINS)
@@ -156,7 +155,6 @@ def test_what_qwen3_takes_longer_on_16_h100_is_what_was_published(
     assert seconds[1] - seconds[0] == pytest.approx(added, rel=0.2 if share < 0.5 else 0.07)
 
 
-@pytest.mark.covered
 def test_the_search_puts_as_little_of_the_optimizer_on_the_host_as_fits() -> None:
     pins = replace(PINS, offload_activations=0.0)
     whole = search_of(JOB).priced(PLAIN).memory.peak_bytes / 2**30
@@ -187,3 +185,14 @@ def test_what_no_host_can_do_is_refused_by_name(
     wanted = LayoutRequest(**{"offload_optimizer": 0.5, **pins})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=what):
         search_of(replace(JOB, **changes), target=target).best(wanted)  # type: ignore[arg-type]
+
+
+def test_the_optimizer_goes_to_the_host_where_activations_cannot() -> None:
+    """Offloaded activations do not go with CUDA graphs."""
+    layout = replace(PLAIN, cuda_graphs="partial")
+    priced = search_of(JOB).priced(layout)
+    states = priced.memory.parts["optimizer"] / 2**30
+    search = search_of(JOB, gib=priced.memory.peak_bytes / 2**30 - states * 0.3)
+    (found,) = search.best(replace(PINS, cuda_graphs="partial"))
+    assert found.layout.offload_optimizer == 0.5
+    assert found.layout.offload_activations == 0

@@ -68,7 +68,6 @@ def exchange_seconds(layout: FoldedLayout, dispatcher: TokenDispatcher, *, on_ef
     return prices.step(replace(layout, dispatcher=dispatcher)).parts["exchange"]
 
 
-@pytest.mark.covered
 def test_only_exchanges_of_deepep_between_nodes_wait_for_posted_chunks() -> None:
     inside, across = FoldedLayout(dp=64, ep=8), FoldedLayout(dp=64, ep=32)
     for layout, dispatcher in ((inside, "deepep"), (across, "all_to_all")):

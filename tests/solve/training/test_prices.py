@@ -78,7 +78,6 @@ def test_recomputation_takes_no_less_time_and_no_more_memory(name: str, module: 
     assert peak_of(job, again) <= peak_of(job, layout)
 
 
-@pytest.mark.covered
 def test_more_ranks_for_a_sequence_an_expert_and_the_widths_take_less_memory() -> None:
     job, layout = job_of("qwen3-30b-a3b"), FoldedLayout(dp=64, ep=8)
     for other in (
@@ -115,7 +114,6 @@ def test_graphs_leave_the_host_less_to_launch() -> None:
     assert "launches" not in full.parts
 
 
-@pytest.mark.covered
 def test_the_host_launches_each_expert_in_8_bits_and_none_of_a_grouped_kernel() -> None:
     layout = FoldedLayout(dp=64, ep=8)
     wide = replace(layout, ep=2)
@@ -227,7 +225,6 @@ def test_exchanges_send_what_the_dispatcher_sends(
     assert back == (seconds if dispatcher == "all_to_all" else 8 * seconds)
 
 
-@pytest.mark.covered
 def test_deduplicating_dispatchers_are_no_slower_and_pairs_in_two_steps_are_no_faster() -> None:
     job = job_of("qwen3-30b-a3b")
     layout = FoldedLayout(dp=64, ep=32)
@@ -249,7 +246,6 @@ def test_eight_bits_are_faster_and_round_their_factors() -> None:
     assert rounded.parts["core_attn"] == plain.parts["core_attn"]
 
 
-@pytest.mark.covered
 def test_four_bits_are_faster_still_where_the_device_has_them() -> None:
     profile = load_profile_file(bundled_profiles()["b200-x8"])
     layout = FoldedLayout(dp=32, tp=2, ep=8)

@@ -37,7 +37,6 @@ def search_of(job: TrainingJob, *, target: str = "megatron", gib: float = 70) ->
     )
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize("gib", [70.0, 24.0])
 def test_no_combination_of_sizes_is_faster(gib: float) -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
@@ -66,7 +65,6 @@ def test_no_combination_of_sizes_is_faster(gib: float) -> None:
     assert best <= found.step.seconds <= best * (1 + NOISE)
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     ("target", "gib", "pins"),
     [
@@ -198,7 +196,6 @@ def test_the_parts_of_a_step_and_of_the_memory_add_up() -> None:
         assert by_module == pytest.approx(one.memory.parts["activations"])
 
 
-@pytest.mark.covered
 def test_where_nothing_fits_the_smallest_layout_is_priced() -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
     (one,) = search_of(job, gib=2).best(LayoutRequest())
@@ -289,7 +286,6 @@ def test_balanced_stages_of_deepseek_v3_are_those_that_megatron_bridge_ships(
     assert found == read_stages(stages)
 
 
-@pytest.mark.covered
 def test_of_layouts_that_tie_one_that_leaves_memory_free_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -317,7 +313,6 @@ class _Hopeful(MemoryModel):
         return 0.0
 
 
-@pytest.mark.covered
 @pytest.mark.parametrize(
     "gib",
     [2.0, *(pytest.param(one, marks=pytest.mark.thorough) for one in (9.0, 14.0, 30.0)), 20.0],
