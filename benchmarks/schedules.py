@@ -15,7 +15,7 @@ from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.huggingface.registry import named_model
-from moetune.solve.training.pipeline import Pipeline, StageSeconds, least_seconds, play
+from moetune.solve.training.pipeline import StagePipeline, StageSeconds, least_seconds, play
 from moetune.solve.training.schedule import most_live
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
@@ -45,7 +45,7 @@ class Case:
 
     passes: str
     cut: str
-    pipeline: Pipeline
+    pipeline: StagePipeline
 
 
 def cases(schedule: Schedule) -> Iterator[Case]:
@@ -66,14 +66,14 @@ def cases(schedule: Schedule) -> Iterator[Case]:
             )
             yield Case(
                 passes=name, cut=cut,
-                pipeline=Pipeline(
+                pipeline=StagePipeline(
                     schedule=schedule, pp=pp, stages=stages, num_micro_batches=rounds * pp,
                     send_seconds=send * vpp, hides_sends=schedule != "1f1b",
                 ),
             )  # fmt: skip
 
 
-def closed_form(pipeline: Pipeline) -> float:
+def closed_form(pipeline: StagePipeline) -> float:
     """Return the usual formula: the busiest rank's work, the filling, and the exposed sends."""
     num, pp, vpp = pipeline.num_micro_batches, pipeline.pp, pipeline.vpp
     busy = [seconds / num for seconds in pipeline.busy]

@@ -33,6 +33,9 @@ PEAK_FLOPS: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "NVIDIA Tesla V100 SXM2 32GB": MappingProxyType({"float16": 125e12, "float32": 15.7e12}),
         "Tesla V100-SXM2-16GB": MappingProxyType({"float16": 125e12, "float32": 15.7e12}),
         "Tesla V100-SXM2-32GB": MappingProxyType({"float16": 125e12, "float32": 15.7e12}),
+        # NVIDIA Turing GPU Architecture, WP-09183-001, table 1, reference board: 107.6 TFLOP/s
+        # where sums are in float16; tensor cores multiply no bfloat16.
+        "NVIDIA GeForce RTX 2080 Ti": MappingProxyType({"float16": 53.8e12, "float32": 13.4e12}),
         # NVIDIA A100 data sheet.
         "NVIDIA A100 80GB PCIe": _A100,
         "NVIDIA A100-PCIE-40GB": _A100,

@@ -24,7 +24,7 @@ _MX_BUILDS = ("USE_MSLK", "USE_FBGEMM_GENAI")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
-    """Where the rows of groups are when each group is padded.
+    """Places of the rows of groups when each group is padded.
 
     Args:
         ends_G: int32, one past each group's last padded row.

@@ -38,7 +38,7 @@ class DatabaseStore:
 
     @property
     def location(self) -> str:
-        """Where the rows are, without a password."""
+        """The address of the rows, without a password."""
         return self._database.address.shown
 
     def check_ready(self) -> None:

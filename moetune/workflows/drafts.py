@@ -26,9 +26,12 @@ from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.timeline import Timeline
 from moetune.solve.predict import plan_timelines
 from moetune.solve.training.block_timeline import block_timeline
+from moetune.solve.training.front import LARGE, SLOW, front_within
 from moetune.solve.training.memory import RankMemory
 from moetune.solve.training.pipeline import PassSpan, pass_spans
+from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.step import StepPrices
+from moetune.solve.training.ties import PricedLayout
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.export import PlanExport, export_training
 from moetune.workflows.models import find_decoder_model
@@ -38,11 +41,9 @@ from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.training import (
     TrainingPlan,
     TrainingRequest,
-    memory_model,
-    plan_training,
+    search_training,
     training_job,
 )
-from moetune.workflows.training_prices import step_prices
 
 _MOST_PASSES = 320
 """Of a drawn pipeline: more are too thin to be told apart."""
@@ -120,6 +121,19 @@ class ModelDraft:
     exports: tuple[TargetExport, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontDraft:
+    """The front of a decoder's layouts: the fastest for each memory.
+
+    Args:
+        front: within `SLOW` times the plan's step and `LARGE` times its limit of memory, least
+            memory first; nothing in host memory unless it is pinned.
+    """
+
+    plan: TrainingPlan
+    front: tuple[PricedLayout, ...]
+
+
 def draft_layer(request: PlanRequest, found: FoundProfile) -> LayerDraft:
     """Return the plan of a layer.
 
@@ -158,6 +172,54 @@ def draft_model(question: ModelQuestion, found: FoundProfile) -> ModelDraft:
         LayoutTooLargeError, ProfileError: as of `plan_training`.
     """
     profile = found.profile
+    with sound_numbers(profile.name):
+        known = _Known(digest=found.digest, profile=profile)
+        return _drawn(_solved(known, question, get_ident()), profile)
+
+
+def draft_front(question: ModelQuestion, found: FoundProfile) -> FrontDraft:
+    """Return the front beside the plan of a decoder.
+
+    Raises:
+        InputError, LayoutTooLargeError, ProfileError: as of `draft_model`.
+    """
+    profile = found.profile
+    with sound_numbers(profile.name):
+        solved = _solved(_Known(digest=found.digest, profile=profile), question, get_ident())
+        plan = solved.plan
+        front = front_within(
+            solved.search, plan.request.pins,
+            slowest_seconds=SLOW * plan.best.step.seconds, most_bytes=LARGE * plan.limit_bytes,
+        )  # fmt: skip
+    return FrontDraft(plan=plan, front=front)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A profile that is told from others by its digest alone."""
+
+    digest: str
+    profile: Profile = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Solved:
+    """A decoder's plan, and the search that found it.
+
+    Args:
+        title, source: of the model.
+    """
+
+    title: str
+    source: str
+    plan: TrainingPlan
+    search: FoldedSearch
+
+
+@lru_cache(maxsize=1)
+def _solved(known: _Known, question: ModelQuestion, thread: int) -> _Solved:
+    """Return the plan of a question, and keep it for the front that is asked for next."""
+    profile = known.profile
     title, source, decoder = _decoder(question.model)
     target = find_target(question.target)
     request = TrainingRequest(
@@ -168,19 +230,8 @@ def draft_model(question: ModelQuestion, found: FoundProfile) -> ModelDraft:
         ),
         pins=question.pins, target=target, memory_limit_bytes=question.memory_limit_bytes,
     )  # fmt: skip
-    with sound_numbers(profile.name):
-        known = _Known(digest=found.digest, profile=profile)
-        costs = _model_costs(known, decoder, get_ident())
-        plan = plan_training(request, profile, costs)
-        return _drawn(plan, title, source, profile, costs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """A profile that is told from others by its digest alone."""
-
-    digest: str
-    profile: Profile = field(compare=False)
+    plan, search = search_training(request, profile, _model_costs(known, decoder, thread))
+    return _Solved(title=title, source=source, plan=plan, search=search)
 
 
 @lru_cache(maxsize=4)
@@ -217,21 +268,18 @@ def _decoder(model: str | PastedConfig) -> tuple[str, str, Decoder]:
     return named.title, named.source, named.decoder
 
 
-def _drawn(
-    plan: TrainingPlan, title: str, source: str, profile: Profile, costs: Costs
-) -> ModelDraft:
-    request, layout = plan.request, plan.best.layout
-    prices = step_prices(request.job, request.target, profile, costs)
-    memory = memory_model(request.job, request.target, prices.stages)
+def _drawn(solved: _Solved, profile: Profile) -> ModelDraft:
+    plan, prices = solved.plan, solved.search.prices
+    layout = plan.best.layout
     pipeline = prices.pipeline(layout)
     shown = _few(pipeline.num_micro_batches, pipeline.pp, len(pipeline.stages))
     block, forward, backward = _block(plan, prices)
     return ModelDraft(
-        plan=plan, title=title, ranks=memory.of_every_rank(layout),
+        plan=plan, title=solved.title, ranks=solved.search.memory.of_every_rank(layout),
         passes=pass_spans(pipeline, shown) if layout.pp > 1 else (),
         num_shown=shown, num_micro_batches=pipeline.num_micro_batches,
         block=block, forward=forward, backward=backward,
-        exports=tuple(_exports(plan, source, profile)),
+        exports=tuple(_exports(plan, solved.source, profile)),
     )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ class LayerSubject:
 
     @property
     def among(self) -> str:
-        """Where turning points are looked for."""
+        """The choices among which turning points are found."""
         return "all degrees and strategies that the plan may have"
 
     def step(self, slowdown: Slowdown | None) -> float:

@@ -63,7 +63,7 @@ class ModelSubject:
 
     @property
     def among(self) -> str:
-        """Where turning points are looked for."""
+        """The choices among which turning points are found."""
         others = len(self._contenders) - 1
         return f"the layout and the next {others}, each with its own micro-batches and chunks"
 

@@ -1,4 +1,4 @@
-"""Where plans are solved: in this thread, or in processes with a deadline and a memory limit.
+"""Solvers of plans: this thread, or processes with a deadline and a memory limit.
 
 A service solves in processes: a thread cannot be stopped, and numpy's share of its memory cannot
 be limited. Each process is asked one question at a time, over a pipe; when the answer is late, too

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -238,6 +238,21 @@ def plan_training(
         LayoutTooLargeError: nothing fits; the smallest layout is priced all the same.
         ProfileError: the profile lacks an operation, or times of so many multiprocessors.
     """
+    plan, search = search_training(request, profile, costs)
+    if not with_front:
+        return plan
+    with sound_numbers(profile.name):
+        return replace(plan, front=memory_front(search, request.pins))
+
+
+def search_training(
+    request: TrainingRequest, profile: Profile, costs: Costs | None = None
+) -> tuple[TrainingPlan, FoldedSearch]:
+    """Return a plan without its front, and the search that found it.
+
+    Raises:
+        InputError, LayoutTooLargeError, ProfileError: as of `plan_training`.
+    """
     _check_sms(request.pins, profile)
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
     with sound_numbers(profile.name):
@@ -252,11 +267,10 @@ def plan_training(
             ranks_per_node=min(request.job.world_size, profile.machine.devices_per_node),
             quality=quality_of(profile), device=profile.machine.device,
             stand_ins=stand_ins_of(request.job, request.target, profile, found[0], costs),
-            front=memory_front(search, request.pins) if with_front else (),
         )  # fmt: skip
     if not plan.fits:
         raise _too_large(plan)
-    return plan
+    return plan, search
 
 
 def _check_sms(pins: LayoutRequest, profile: Profile) -> None:

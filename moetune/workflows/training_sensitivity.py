@@ -72,7 +72,7 @@ class TrainingSubject:
 
     @property
     def among(self) -> str:
-        """Where turning points are looked for."""
+        """The choices among which turning points are found."""
         others = len(self.planned.layouts) - 1
         return f"the layout and the {others} that the plan lists after it"
 

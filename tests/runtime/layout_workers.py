@@ -13,7 +13,7 @@ from examples.language_model import LanguageModel, staged_language_model
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages
-from moetune.runtime.parallel.tensor import TensorParallel
+from moetune.runtime.parallel.tensor import TensorParallelModule
 from tests.runtime.random_layouts import NUM_STEPS, SEED, Trained, World
 
 SAME = 1e-10
@@ -79,7 +79,7 @@ def _pairs(part: nn.Module, wanted: Trained) -> list[tuple[str, torch.Tensor, to
         parent, _, last = name.rpartition(".")
         module = parents[parent]
         experts = parents.get(parent.removesuffix(".experts"))
-        if isinstance(module, TensorParallel) and last in module.cut:
+        if isinstance(module, TensorParallelModule) and last in module.cut:
             whole = _cut(whole, module, last)
         elif parent.endswith(".experts") and isinstance(experts, MoELayer):
             group = experts.communicator
@@ -88,6 +88,6 @@ def _pairs(part: nn.Module, wanted: Trained) -> list[tuple[str, torch.Tensor, to
     return found
 
 
-def _cut(whole: torch.Tensor, module: TensorParallel, name: str) -> torch.Tensor:
+def _cut(whole: torch.Tensor, module: TensorParallelModule, name: str) -> torch.Tensor:
     ranks, rank = module.communicator.num_ranks, module.communicator.rank
     return whole.tensor_split(ranks, module.cut[name])[rank]

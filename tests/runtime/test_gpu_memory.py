@@ -14,7 +14,7 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.units import pinned_bytes
 from moetune.runtime.moe.gate_function import _blocks
 from moetune.runtime.moe.kernels import CombineWeights
-from moetune.runtime.moe.products import Part
+from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.sharded import options as shard_options
 from moetune.solve.layer.peak import peak_bytes
@@ -98,7 +98,7 @@ def test_a_device_of_another_kind_computes_in_a_gpus_blocks() -> None:
     other = torch.device("meta")  # any that is neither
     rows, hidden = (torch.empty(5, width, device=other) for width in (8, 16))
     weights, grads = torch.empty(2, 5, 1, device=other)
-    part = Part(rows=slice(0, 5), blocks=())
+    part = RowPart(rows=slice(0, 5), blocks=())
     CombineWeights(weights, grads, None).apply(rows, hidden, torch.empty_like(hidden), part)
     with FakeCuda():
         assert blocks(other) == blocks(GPU) != blocks(torch.device("cpu"))

@@ -7,7 +7,7 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import Activation
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.products import Part
+from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.weight_grads import GradientSum
 from tests.ranks import run_ranks
 from tests.runtime import workers
@@ -142,7 +142,7 @@ def test_the_next_pre_activations_are_loaded_behind_the_last_two_gemms(
     degree, d_hidden, events = 3, 16, list[str]()
     honest = GradientSum.add_gemm
 
-    def add_gemm(self: GradientSum, x: torch.Tensor, y: torch.Tensor, part: Part) -> None:
+    def add_gemm(self: GradientSum, x: torch.Tensor, y: torch.Tensor, part: RowPart) -> None:
         events.append("w2" if x.shape[1] == d_hidden else "w1 or w3")
         honest(self, x, y, part)
 

@@ -14,7 +14,7 @@ from moetune.domain.samples import GemmForm, GemmPoint
 from moetune.measure import expert_kernels
 from moetune.measure.device import open_device
 from moetune.runtime.moe.dispatch import ChunkLayout, GroupedRows
-from moetune.runtime.moe.products import Part, has_grouped, multiply
+from moetune.runtime.moe.products import RowPart, has_grouped, multiply
 from moetune.runtime.moe.scaled_products import ScaledProducts
 from moetune.runtime.moe.weight_grads import DeferredProducts, GradientSum
 from moetune.runtime.moe.workspace import MemoryTracker
@@ -107,7 +107,7 @@ def test_products_in_8_bits_are_those_of_a_quantized_layer(
 
 
 def _gradient(
-    x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, part: Part, counts_CL: torch.Tensor
+    x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, part: RowPart, counts_CL: torch.Tensor
 ) -> Callable[[], object]:
     tracker = MemoryTracker("device")
     if part.ends_E is not None:

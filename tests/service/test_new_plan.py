@@ -17,6 +17,7 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.huggingface.registry import model_names
 from moetune.service.access import Access
 from moetune.service.app import create_app
+from moetune.solve.training.front import LARGE, SLOW
 from moetune.workflows.planner import ServicePlanner
 from tests.cli.conftest import cli, home  # noqa: F401 - fixtures
 from tests.cli.running import Cli
@@ -52,8 +53,8 @@ def command_in(found: httpx.Response) -> list[str]:
     return shlex.split(command)[1:]
 
 
-def rows(found: httpx.Response) -> list[list[str]]:
-    [table] = re.findall(r'data-table="layouts".*?<tbody>(.*?)</tbody>', found.text, re.DOTALL)
+def rows(found: httpx.Response, name: str = "layouts") -> list[list[str]]:
+    [table] = re.findall(rf'data-table="{name}".*?<tbody>(.*?)</tbody>', found.text, re.DOTALL)
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in table.split("</tr>")]
     return [[html.unescape(cell).strip() for cell in row] for row in cells if row]
 
@@ -138,6 +139,44 @@ def test_every_pipeline_rank_has_its_memory_and_the_step_its_parts(steady: Clien
         assert f'data-chart="{name}"' in found.text
     step = found.text.partition('data-chart="step"')[2].partition("</figure>")[0]
     assert f'lane-total">{format_seconds(plan["predicted"]["step_seconds"])}' in step
+
+
+@pytest.mark.parametrize("change", [{}, {"memory_limit": "40GiB"}])
+def test_the_front_of_a_model_is_that_of_its_command(
+    steady: Client, cli: Cli, change: dict[str, str]  # noqa: F811 - a fixture
+) -> None:  # fmt: skip
+    asked = {**MODEL, "tp": "1", "micro_batch": "2", **change}
+    [address] = texts(answer(steady, **asked), r'<a href="(/new/front[^"]*)"')
+    page = steady.get(address)
+    assert page.status_code == 200
+    assert page.text.count('data-chart="front"') == 1
+    command = command_in(answer(steady, **asked))
+    plan = json.loads(cli(*command, "--front", "--json", "--no-save").out)
+    limit, step = plan["inputs"]["memory_limit_bytes"], plan["predicted"]["step_seconds"]
+    wanted = [
+        (
+            format_bytes(one["memory"]["peak_bytes"]),
+            format_seconds(one["predicted"]["step_seconds"]),
+        )
+        for one in plan["front"]
+        if one["predicted"]["step_seconds"] <= SLOW * step
+        and one["memory"]["peak_bytes"] <= LARGE * limit
+    ]
+    shown = [row for row in rows(page, "front") if row[-1] != "The plan."]
+    assert len(shown) > 3
+    assert {(row[2], row[3]) for row in shown} <= {*wanted}
+    own = format_bytes(plan["memory"]["peak_bytes"]), format_seconds(step)
+    assert {*wanted} <= {own, *((row[2], row[3]) for row in rows(page, "front"))}
+    for row in shown:
+        assert re.match(r"Needs .* more than there is, to save|[\d.]+ % slower: .|As fast", row[-1])
+    assert any(row[-1] == "The plan." for row in rows(page, "front"))
+
+
+def test_a_layers_front_is_in_its_answer(steady: Client) -> None:
+    found = answer(steady, **LAYER)
+    assert 'data-chart="front"' in found.text
+    assert "/new/front" not in found.text
+    assert steady.get("/new/front", params=LAYER).status_code == 422
 
 
 def test_the_page_has_its_answer_and_its_address_asks_the_same(steady: Client) -> None:

@@ -89,6 +89,8 @@ def test_a_model_is_chosen_and_its_export_copied(
         assert page.locator("[data-of=layer]").is_hidden()
         for name in ("memory", "layer", "step"):
             assert page.locator(f"[data-chart={name}] rect").count() > 1
+        page.locator("#front [data-chart=front] circle.chosen").wait_for(state="attached")
+        assert page.locator("#front tbody tr").count() > 3
         assert page.evaluate("document.documentElement.scrollWidth") <= page.evaluate("innerWidth")
         tab_to(page, "export-megatron", "dataset.copies")
         page.keyboard.press("Enter")

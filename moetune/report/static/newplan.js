@@ -5,6 +5,7 @@ const form = document.querySelector("#new-plan");
 const region = document.querySelector("#draft");
 const state = form.querySelector(".state");
 const DEBOUNCE_MS = 120;
+const FRONT_MS = 400;
 const PASTED = "pasted";
 
 // Sliders: positions of a list of values; the number beside them is what is sent.
@@ -119,19 +120,49 @@ const show = (html) => {
   if (answer?.dataset.address) history.replaceState(null, "", answer.dataset.address);
 };
 
+const send = (path, query, signal) => {
+  const options = { signal, headers: { Accept: "text/html" } };
+  return query.has("config_text")
+    ? fetch(path, { ...options, method: "POST", body: query })
+    : fetch(`${path}?${query}`, options);
+};
+
+// The front of a model, when nothing has changed for a while after its answer.
+const addFront = async (mine) => {
+  const place = region.querySelector("[data-front]");
+  if (!place) return;
+  place.setAttribute("aria-busy", "true");
+  try {
+    await new Promise((done) => setTimeout(done, FRONT_MS));
+    if (asking !== mine) return;
+    const answer = await send("/new/front", fields(), mine.signal);
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const found = page.querySelector("#front");
+    if (asking !== mine || !found) return;
+    const y = scrollY;
+    place.replaceWith(found);
+    found.dispatchEvent(new Event("moetune-tables", { bubbles: true }));
+    scrollTo({ top: y, behavior: "instant" });
+  } catch (error) {
+    if (error.name !== "AbortError") state.textContent = "The service does not answer: change something to try again.";
+  } finally {
+    place.removeAttribute("aria-busy");
+  }
+};
+
 const ask = async () => {
   asking?.abort();
   const mine = (asking = new AbortController());
   region.setAttribute("aria-busy", "true");
   try {
     const query = fields();
-    const options = { signal: mine.signal, headers: { Accept: "text/html" } };
-    const answer = query.has("config_text")
-      ? await fetch("/new/answer", { ...options, method: "POST", body: query })
-      : await fetch(`/new/answer?${query}`, options);
+    const answer = await send("/new/answer", query, mine.signal);
     const isPage = (answer.headers.get("content-type") ?? "").startsWith("text/html");
     if (answer.redirected) location.reload(); // the session has ended
-    else if (isPage) show(await answer.text());
+    else if (isPage) {
+      show(await answer.text());
+      addFront(mine);
+    }
     else state.textContent = (await answer.json()).detail;
   } catch (error) {
     if (error.name === "AbortError") return;
@@ -159,3 +190,4 @@ form.addEventListener("submit", (event) => {
   ask();
 });
 startButtons();
+addFront((asking = new AbortController()));

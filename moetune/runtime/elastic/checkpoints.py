@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _About:
-    """What a checkpoint's file says of it, beside the job's own values."""
+    """A checkpoint's description in its file, beside the job's own values."""
 
     schema: str = _SCHEMA
     step: int

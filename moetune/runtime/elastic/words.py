@@ -1,4 +1,4 @@
-"""What a resumed job says of its ranks, experts and plans, in one line."""
+"""A resumed job's line on its ranks, experts and plans."""
 
 from torch import nn
 

@@ -21,7 +21,7 @@ from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.keep import KeepActivations
 from moetune.runtime.moe.offload import Copies, DeviceCopies, Host, HostPool, Offload
-from moetune.runtime.moe.planned_layer import PlannedLayer, Route, Step
+from moetune.runtime.moe.planned_layer import LayerStep, PlannedLayer, Route
 from moetune.runtime.moe.products import has_grouped
 from moetune.runtime.moe.reuse import ReuseBuffers
 
@@ -43,7 +43,9 @@ class AllToAllLayer(PlannedLayer):
     def _host(self) -> Host:
         return Host(pool=HostPool(self._host_tracker), copies=DeviceCopies())
 
-    def _prepare(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route) -> Step:
+    def _prepare(
+        self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
+    ) -> LayerStep:
         """Agree, decide and route, with one stop of the host from the second call on.
 
         Counts of rows travel with the opening, for the chunks that this number of tokens had
@@ -63,7 +65,7 @@ class AllToAllLayer(PlannedLayer):
 
     def _prepare_at_once(
         self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
-    ) -> Step:
+    ) -> LayerStep:
         degrees = self._expected.get(opening.num_tokens, self._degrees)
         routing = None if opening.problem else route()
         cells = None if routing is None else self._cells(routing, degrees)
@@ -119,12 +121,12 @@ class AllToAllLayer(PlannedLayer):
 
     def _step(
         self, num_tokens: int, routing: Routing, cells: Cells, counts: RowCounts | None
-    ) -> Step:
+    ) -> LayerStep:
         if counts is None:
             counts = exchange_counts(cells.counts_CPL, self._exchanging)
         self._record(counts.rows_CL)
         self._counting = self._exchanging
-        return Step(
+        return LayerStep(
             num_tokens=num_tokens, routing=routing, policy=partial(self._policy, cells, counts)
         )
 

@@ -41,7 +41,7 @@ class LayerDecisions:
     """
 
     _problem: InputError | None = None
-    """Why this rank cannot use its plan, until the ranks meet in `agree`."""
+    """The reason that this rank cannot use its plan, until the ranks meet in `agree`."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ import torch
 
 from moetune.comm.relay import Counts, Relay
 from moetune.runtime.moe.counts import RowCounts
-from moetune.runtime.moe.products import Part, blocks_of
+from moetune.runtime.moe.products import RowPart, blocks_of
 
 
 def slices_of(sizes: Iterable[int]) -> tuple[slice, ...]:
@@ -31,7 +31,7 @@ def slices_of(sizes: Iterable[int]) -> tuple[slice, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedRows:
-    """What grouped kernels need to know of all rows that this rank's experts compute.
+    """Bounds of all rows that this rank's experts compute, for grouped kernels.
 
     Args:
         ends_CL: (C, L) int32, one past the last row of each expert in each piece.
@@ -78,7 +78,7 @@ class ChunkLayout:
     """
 
     rows: tuple[slice, ...]
-    parts: tuple[tuple[Part, ...], ...]
+    parts: tuple[tuple[RowPart, ...], ...]
 
     @classmethod
     def cut(
@@ -98,13 +98,13 @@ class ChunkLayout:
         rows = slices_of(sum(map(sum, rows_CL[low:high])) for low, high in chunks)
         if grouped is None:
             parts = (
-                (Part(rows=mine, blocks=blocks_of(rows_CL[low:high])),)
+                (RowPart(rows=mine, blocks=blocks_of(rows_CL[low:high])),)
                 for mine, (low, high) in zip(rows, chunks, strict=True)
             )
             return cls(rows=rows, parts=tuple(parts))
         hot_RL, places = grouped.one_hot_RL, slices_of(map(sum, rows_CL))
         pieces = [
-            Part(
+            RowPart(
                 rows=rows_of, blocks=blocks_of([rows_CL[piece]]), piece=piece,
                 ends_E=grouped.ends_CL[piece],
                 experts_RE=None if hot_RL is None else hot_RL[rows_of],

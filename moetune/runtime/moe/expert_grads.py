@@ -24,7 +24,7 @@ from moetune.runtime.moe.kernels import (
     activate_again,
     activation_grad_,
 )
-from moetune.runtime.moe.products import Part, multiply
+from moetune.runtime.moe.products import RowPart, multiply
 from moetune.runtime.moe.weight_grads import DeferredProducts, GradientSum
 from moetune.runtime.moe.workspace import MemoryTracker
 
@@ -37,7 +37,7 @@ class ParameterGrads(Protocol):
         grad: torch.Tensor,
         inputs: torch.Tensor,
         saved: SavedActivations,
-        part: Part,
+        part: RowPart,
         out: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the gradient of the inputs, in `out` if there is one.
@@ -89,7 +89,7 @@ class ExpertGrads:
         grad: torch.Tensor,
         inputs: torch.Tensor,
         saved: SavedActivations,
-        part: Part,
+        part: RowPart,
         out: torch.Tensor | None,
         *,
         combine_weights: CombineWeights | None = None,
@@ -158,7 +158,7 @@ class DeferredGrads:
     ) -> None:
         self._weights, self._wanted, self._products = weights, wanted, products
         self._inputs_RD, self._grads_RD = inputs_RD, grads_RD
-        self._saved: list[tuple[Part, SavedActivations]] = []
+        self._saved: list[tuple[RowPart, SavedActivations]] = []
         self._totals: list[torch.Tensor | None] = []
 
     def run(
@@ -166,7 +166,7 @@ class DeferredGrads:
         grad: torch.Tensor,
         inputs: torch.Tensor,  # noqa: ARG002 - kept until the end
         saved: SavedActivations,
-        part: Part,
+        part: RowPart,
         out: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the gradient of the inputs, and keep what the parameters' gradients need."""
@@ -239,11 +239,11 @@ class DeferredGrads:
         return self._products.matrix(x, y, dtype)
 
 
-def _add_gemm(into: GradientSum | None, x: torch.Tensor, y: torch.Tensor, part: Part) -> None:
+def _add_gemm(into: GradientSum | None, x: torch.Tensor, y: torch.Tensor, part: RowPart) -> None:
     if into is not None:
         into.add_gemm(x, y, part)
 
 
-def _add_rows(into: GradientSum | None, y: torch.Tensor, part: Part) -> None:
+def _add_rows(into: GradientSum | None, y: torch.Tensor, part: RowPart) -> None:
     if into is not None:
         into.add_rows(y, part)

@@ -18,7 +18,7 @@ from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.kernels import (
     activate,
 )
-from moetune.runtime.moe.products import Part, multiply
+from moetune.runtime.moe.products import RowPart, multiply
 from moetune.runtime.moe.scaled_products import ScaledProducts
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
@@ -147,7 +147,7 @@ class ExpertWeights:
         self,
         x: torch.Tensor,
         w: torch.Tensor,
-        part: Part,
+        part: RowPart,
         out: torch.Tensor | None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -156,7 +156,7 @@ class ExpertWeights:
         return run(x, w, part, out, bias)
 
     def project_up(
-        self, rows: torch.Tensor, into: SavedActivations | None, part: Part
+        self, rows: torch.Tensor, into: SavedActivations | None, part: RowPart
     ) -> SavedActivations:
         """Return x·W₁ + b₁, and x·W₃ for swiglu, of the rows (R, D)."""
         pre, gate = (None, None) if into is None else (into.pre_RH, into.gate_RH)
@@ -173,7 +173,7 @@ class ExpertWeights:
         return activate(saved.pre_RH, saved.gate_RH, self.activation, out)
 
     def project_down(
-        self, hidden: torch.Tensor, out: torch.Tensor | None, part: Part
+        self, hidden: torch.Tensor, out: torch.Tensor | None, part: RowPart
     ) -> torch.Tensor:
         """Return h·W₂ + b₂ (R, D)."""
         return self.multiply(hidden, self.w2, part, out, self.b2)

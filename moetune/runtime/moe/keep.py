@@ -20,7 +20,7 @@ from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import PhaseInputs, Saved
 from moetune.runtime.moe.packed import PackedDispatch
 from moetune.runtime.moe.pairs import dots, pick, sum_pairs, weighted_sum
-from moetune.runtime.moe.products import Part
+from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.regroup import by_expert, by_expert_in_step
 from moetune.runtime.moe.weight_grads import DeferredProducts
 from moetune.runtime.moe.workspace import Shape
@@ -130,7 +130,7 @@ class _KeepPhase(ABC):
         """Write some rows in sending order."""
 
     @abstractmethod
-    def _run_part(self, rows: torch.Tensor, part: Part) -> torch.Tensor:
+    def _run_part(self, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
         """Return the results of a part's rows (R, D)."""
 
     def _run_experts(self, chunk: int, rows: torch.Tensor) -> torch.Tensor:
@@ -178,7 +178,7 @@ class _KeepForward(_KeepPhase):
     def _gather(self, mine: slice, out: torch.Tensor) -> None:
         torch.index_select(self._values_TD, 0, self._order.tokens_N[mine], out=out)
 
-    def _run_part(self, rows: torch.Tensor, part: Part) -> torch.Tensor:
+    def _run_part(self, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
         experts = self._experts
         if self._is_grouped:
             saved = experts.project_up(rows, None, part)
@@ -228,7 +228,7 @@ class _KeepBackward(_KeepPhase):
         torch.index_select(self._values_TD, 0, self._order.tokens_N[mine], out=out)
         out.mul_(self._weights_N1[mine])
 
-    def _run_part(self, rows: torch.Tensor, part: Part) -> torch.Tensor:
+    def _run_part(self, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
         inputs = self._inputs_RD[part.rows]
         if self._is_grouped:
             saved = self._activations[part.piece]

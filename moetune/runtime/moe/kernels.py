@@ -14,7 +14,7 @@ import torch
 
 from moetune.domain.layer import Activation
 from moetune.runtime.moe.pairs import dots
-from moetune.runtime.moe.products import Part
+from moetune.runtime.moe.products import RowPart
 
 
 def activate(
@@ -68,7 +68,7 @@ class CombineWeights:
         grad: torch.Tensor,
         hidden: torch.Tensor,
         grad_hidden: torch.Tensor,
-        part: Part,
+        part: RowPart,
     ) -> None:
         """Write the weights' gradients, then weight both gradients in place.
 
@@ -82,7 +82,7 @@ class CombineWeights:
         grad.mul_(self._weights_R1)
         grad_hidden.mul_(self._weights_R1)
 
-    def _add_bias(self, grad: torch.Tensor, b2: torch.Tensor, part: Part) -> None:
+    def _add_bias(self, grad: torch.Tensor, b2: torch.Tensor, part: RowPart) -> None:
         if part.experts_RE is not None:
             dots_RE = (grad @ b2.T).mul_(part.experts_RE)
             self._grads_R1 += dots_RE.sum(dim=1, keepdim=True)

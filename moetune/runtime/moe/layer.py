@@ -19,7 +19,7 @@ from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.inputs import is_capturing
 from moetune.runtime.moe.padded import padded_dispatch
-from moetune.runtime.moe.planned_layer import Route, Step
+from moetune.runtime.moe.planned_layer import LayerStep, Route
 from moetune.runtime.moe.products import has_grouped
 
 
@@ -74,14 +74,16 @@ class MoELayer(AllToAllLayer, ExpertLayer):
         RankMismatchError: the ranks have different plans; on every rank.
     """
 
-    def _prepare(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route) -> Step:
+    def _prepare(
+        self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
+    ) -> LayerStep:
         if self.pad_to_capacity:
             return self._prepare_padded(x, opening, dtype, route)
         return super()._prepare(x, opening, dtype, route)
 
     def _prepare_padded(
         self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
-    ) -> Step:
+    ) -> LayerStep:
         """Decide and route, without a stop of the host but in the ranks' first such call."""
         agreed: tuple[tuple[int, ...], int] = (opening.num_tokens,) * self.communicator.num_ranks, 0
         # Ranks with other tokens must not go on: their exchanges would have other sizes.
@@ -99,7 +101,7 @@ class MoELayer(AllToAllLayer, ExpertLayer):
             self._agreed.add(opening.signature)
         planned = self._decide(*agreed, dtype)
         routing = route()
-        return Step(
+        return LayerStep(
             num_tokens=planned, routing=routing, policy=partial(self._policy_padded, routing)
         )
 

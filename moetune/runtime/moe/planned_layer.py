@@ -42,7 +42,7 @@ Route = Callable[[], Routing]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class LayerStep:
     """A step that all ranks agree on, before its tokens leave.
 
     Args:
@@ -230,7 +230,7 @@ class PlannedLayer(nn.Module, ABC):
     @abstractmethod
     def _prepare(
         self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
-    ) -> "Step":
+    ) -> "LayerStep":
         """Agree with the other ranks, decide, and route the tokens.
 
         Raises:

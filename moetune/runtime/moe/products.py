@@ -23,7 +23,7 @@ _GROUPED_CAPABILITIES = frozenset({(9, 0), (10, 0)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RowPart:
     """Rows whose products are computed at once, ordered by expert.
 
     Args:
@@ -80,7 +80,7 @@ def has_grouped(x: torch.Tensor, w: torch.Tensor) -> bool:
 def multiply(
     x: torch.Tensor,
     w: torch.Tensor,
-    part: Part,
+    part: RowPart,
     out: torch.Tensor | None,
     bias: torch.Tensor | None = None,
     *,

@@ -17,7 +17,7 @@ from moetune.domain.layer import Phase
 from moetune.domain.quantization import Format, Quantization
 from moetune.formats.grouped import Padding, multiply_groups, multiply_transposed, round_rows
 from moetune.formats.scaled import Scaled, quantize
-from moetune.runtime.moe.products import Part, multiply
+from moetune.runtime.moe.products import RowPart, multiply
 from moetune.runtime.moe.workspace import MemoryTracker
 
 
@@ -40,7 +40,7 @@ class ScaledProducts:
         self,
         x: torch.Tensor,
         w: torch.Tensor,
-        part: Part,
+        part: RowPart,
         out: torch.Tensor | None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -76,7 +76,7 @@ class ScaledProducts:
         padding = Padding.of(ends_E, rows_E, self._grad_form)
         return multiply_transposed(x, y, padding, emulate=self.emulates).to(dtype)
 
-    def _padding(self, part: Part, ends_E: torch.Tensor, form: Format) -> Padding:
+    def _padding(self, part: RowPart, ends_E: torch.Tensor, form: Format) -> Padding:
         if part.piece not in self._paddings:
             rows_E = [high - low for _, low, high in part.blocks]
             self._paddings[part.piece] = Padding.of(ends_E, rows_E, form)

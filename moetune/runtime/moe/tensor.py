@@ -28,7 +28,7 @@ _ANY_ORDER = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorParallel:
+class TensorParallelPolicy:
     """The policy that computes the pairs of this rank's experts, and sums outputs over the ranks.
 
     Saved for the backward pass: x and the experts' pre-activations. Rows are gathered from x again.
@@ -69,7 +69,11 @@ class _TensorPhase:
     """The common part of both phases: sum a chunk's rows by token, then over the ranks."""
 
     def __init__(
-        self, policy: TensorParallel, phase: Phase, like_TD: torch.Tensor, experts: ExpertWeights
+        self,
+        policy: TensorParallelPolicy,
+        phase: Phase,
+        like_TD: torch.Tensor,
+        experts: ExpertWeights,
     ) -> None:
         self._sharing, self._pairs = policy.sharing, policy.pairs
         self._tracker = policy.context.tracker
@@ -133,7 +137,7 @@ class _TensorPhase:
 class _TensorForward(_TensorPhase):
     """The forward phase."""
 
-    def __init__(self, policy: TensorParallel, inputs: PhaseInputs) -> None:
+    def __init__(self, policy: TensorParallelPolicy, inputs: PhaseInputs) -> None:
         self._x_TD = x_TD = policy.gather_tokens("forward", inputs.values_TD)
         weights_TK = policy.gather(inputs.weights_TK, "the gathering of weights")
         weights_R1 = weights_TK.reshape(-1)[policy.pairs.pairs_R].to(x_TD.dtype).unsqueeze(1)
@@ -171,7 +175,7 @@ class _TensorForward(_TensorPhase):
 class _TensorBackward(_TensorPhase):
     """The backward phase."""
 
-    def __init__(self, policy: TensorParallel, inputs: PhaseInputs) -> None:
+    def __init__(self, policy: TensorParallelPolicy, inputs: PhaseInputs) -> None:
         self._x_TD, self._weights_R1, pre_RH, gate_RH = inputs.saved
         self._activations = SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
         self._grad_TD = policy.gather_tokens("backward", inputs.values_TD.contiguous())

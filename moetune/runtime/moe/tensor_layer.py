@@ -24,9 +24,9 @@ from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
-from moetune.runtime.moe.planned_layer import Route, Step
+from moetune.runtime.moe.planned_layer import LayerStep, Route
 from moetune.runtime.moe.products import has_grouped
-from moetune.runtime.moe.tensor import TensorParallel
+from moetune.runtime.moe.tensor import TensorParallelPolicy
 from moetune.runtime.moe.tensor_tokens import (
     LocalCells,
     ReplicatedTokens,
@@ -117,7 +117,9 @@ class TensorExpertLayer(ExpertLayer):
         if sequence_parallel:
             self.gate.use_sequence_shards(self.communicator)
 
-    def _prepare(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route) -> Step:
+    def _prepare(
+        self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
+    ) -> LayerStep:
         """Agree, decide and route, with one stop of the host where all ranks have all tokens.
 
         Shards take two: the gate sums over the ranks, and choices are gathered by the shards'
@@ -131,7 +133,7 @@ class TensorExpertLayer(ExpertLayer):
 
     def _prepare_at_once(
         self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
-    ) -> Step:
+    ) -> LayerStep:
         """Read the counts of rows with the agreement, for the chunks that are expected.
 
         Counts of replicated tokens are the rank's own. Where the ranks agree on other chunks, they
@@ -179,14 +181,14 @@ class TensorExpertLayer(ExpertLayer):
         routing: Routing,
         sharing: TokenSharing,
         counted: tuple[LocalCells, list[list[int]]] | None = None,
-    ) -> Step:
+    ) -> LayerStep:
         """Return the step; its cells are counted and read now if they were not before."""
         if counted is None:
             experts_TK = sharing.gather(routing.experts_TK, "the gathering of choices")
             cells = self._cells(experts_TK, sharing, self._degrees)
             counted = cells, cells.counts_CL.tolist()
         self._record(counted[1])
-        return Step(
+        return LayerStep(
             num_tokens=num_tokens, routing=routing, policy=partial(self._policy, *counted, sharing)
         )
 
@@ -201,7 +203,7 @@ class TensorExpertLayer(ExpertLayer):
         groups = partial(GroupedRows.of, like=x_TD, bias=self.experts.b1 is not None)
         pairs = cells.pairs(counts_CL, groups if has_grouped(x_TD, self.experts.w1) else None)
         self._tracker.add(pairs.pairs_R, pairs.tokens_R, pairs.rows_TK)
-        return TensorParallel(context=context, sharing=sharing, pairs=pairs)
+        return TensorParallelPolicy(context=context, sharing=sharing, pairs=pairs)
 
     def _sharing(self, num_tokens: tuple[int, ...]) -> TokenSharing:
         if self.sequence_parallel and self.communicator.num_ranks > 1:

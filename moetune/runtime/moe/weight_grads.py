@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from moetune.runtime.moe.fused import FusedForm
-from moetune.runtime.moe.products import Part, add_product, widened_mm
+from moetune.runtime.moe.products import RowPart, add_product, widened_mm
 from moetune.runtime.moe.scaled_products import ScaledProducts
 from moetune.runtime.moe.workspace import MemoryTracker
 
@@ -59,7 +59,7 @@ class GradientSum:
         self._total = self._stored.mT if is_transposed else self._stored
         self._begun = [False] * len(weights)
 
-    def add_gemm(self, x: torch.Tensor, y: torch.Tensor, part: Part) -> None:
+    def add_gemm(self, x: torch.Tensor, y: torch.Tensor, part: RowPart) -> None:
         """Add xᵀ y of every expert's rows to its matrix."""
         for expert, low, high in part.blocks:
             x_T, y_rows, total = x[low:high].T, y[low:high], self._total[expert]
@@ -71,7 +71,7 @@ class GradientSum:
             add_product(total, x_T, y_rows, is_first=is_first, scale=self._scale)
             self._begun[expert] = True
 
-    def add_rows(self, y: torch.Tensor, part: Part) -> None:
+    def add_rows(self, y: torch.Tensor, part: RowPart) -> None:
         """Add the sum of every expert's rows to its row."""
         dtype = self._dtype if self._is_widened else None
         for expert, low, high in part.blocks:
@@ -135,7 +135,7 @@ class DeferredProducts:
         self._one_hot_RL = one_hot_RL if one_hot_RL is None else self.by_expert(one_hot_RL)
         self._kept: dict[str, torch.Tensor] = {}
 
-    def keep(self, name: str, values: torch.Tensor, part: Part) -> None:
+    def keep(self, name: str, values: torch.Tensor, part: RowPart) -> None:
         """Keep a part's values, in place of what was kept under that name in that place."""
         if self._places_R is None:
             self._kept[name] = values

@@ -14,7 +14,7 @@ from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.parallel.replicas import spread_layers
-from moetune.runtime.parallel.tensor import TensorParallel
+from moetune.runtime.parallel.tensor import TensorParallelModule
 
 _EPSILON = 1e-6
 """Added to the norm, as torch does."""
@@ -35,7 +35,8 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
         CollectiveError: a rank left.
     """
     cut = next(
-        (name for name, each in model.named_modules() if isinstance(each, TensorParallel)), None
+        (name for name, each in model.named_modules() if isinstance(each, TensorParallelModule)),
+        None,
     )
     if cut is not None:
         raise InputError(f"{cut} is cut over tensor-parallel ranks, whose norms are not summed")

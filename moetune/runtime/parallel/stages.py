@@ -24,7 +24,7 @@ from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.schedules import TorchSchedule, torch_schedule
-from moetune.runtime.parallel.tensor import TensorParallel
+from moetune.runtime.parallel.tensor import TensorParallelModule
 from moetune.runtime.parallel.zero import (
     BufferOptimizer,
     MakeOptimizer,
@@ -274,7 +274,7 @@ def _buffers(parts: nn.ModuleList, ranks: ParallelGroups) -> list[ParameterBuffe
 def _cut_parameters(parts: nn.ModuleList) -> Iterator[nn.Parameter]:
     """Yield the parameters of which tensor-parallel ranks have parts."""
     for module in parts.modules():
-        if isinstance(module, TensorParallel):
+        if isinstance(module, TensorParallelModule):
             yield from (module.get_parameter(name) for name in module.cut)
         elif isinstance(module, TensorExpertLayer):
             yield from module.experts.parameters()

@@ -23,7 +23,7 @@ from moetune.runtime.parallel.sequence import linear_of_shards, sums_to_shards
 _GRADIENT = "the sum of a tensor-parallel gradient"
 
 
-class TensorParallel(nn.Module):
+class TensorParallelModule(nn.Module):
     """A layer that is cut over the ranks of a group.
 
     Args:
@@ -46,7 +46,7 @@ class TensorParallel(nn.Module):
         self.sequence_parallel = sequence_parallel and communicator.num_ranks > 1
 
 
-class ColumnParallelLinear(TensorParallel):
+class ColumnParallelLinear(TensorParallelModule):
     """A linear layer with outputs cut over the ranks: (…, in) to (…, out / ranks)."""
 
     def __init__(
@@ -70,7 +70,7 @@ class ColumnParallelLinear(TensorParallel):
         return linear(x, self.weight, self.bias, self.communicator)
 
 
-class RowParallelLinear(TensorParallel):
+class RowParallelLinear(TensorParallelModule):
     """A linear layer with inputs cut over the ranks: (…, in / ranks) to (…, out)."""
 
     cut: ClassVar[Mapping[str, int]] = MappingProxyType({"weight": 1})

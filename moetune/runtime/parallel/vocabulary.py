@@ -15,10 +15,14 @@ from torch.nn import functional
 
 from moetune.comm.group import Communicator
 from moetune.runtime.parallel.sequence import linear_of_shards, sums_to_shards
-from moetune.runtime.parallel.tensor import TensorParallel, linear_of_copies, reduce_from_ranks
+from moetune.runtime.parallel.tensor import (
+    TensorParallelModule,
+    linear_of_copies,
+    reduce_from_ranks,
+)
 
 
-class VocabParallelEmbedding(TensorParallel):
+class VocabParallelEmbedding(TensorParallelModule):
     """An embedding with rows cut over the ranks, almost equally."""
 
     cut: ClassVar[Mapping[str, int]] = MappingProxyType({"weight": 0})
@@ -57,7 +61,7 @@ class VocabParallelEmbedding(TensorParallel):
         return add(x_BSD, self.communicator)
 
 
-class VocabParallelHead(TensorParallel):
+class VocabParallelHead(TensorParallelModule):
     """A linear layer to this rank's logits: (…, D) to (…, W)."""
 
     def __init__(

@@ -28,7 +28,7 @@ _SUM = "the sum of the gradients"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ShardPiece:
     """A part of a parameter that this rank's optimizer updates, and its gradient."""
 
     values: torch.Tensor
@@ -98,7 +98,7 @@ class ParameterBuffer:
             return [one.grad for one in self._parameters if one.grad is not None]
         return [self._total if self.is_sharded else self._grads]
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[ShardPiece]:
         """Yield what this rank's optimizer updates: parameters, or its parts of them."""
         if not self.is_sharded:
             yield from map(_whole, self._parameters)
@@ -108,7 +108,7 @@ class ParameterBuffer:
             own = slice(max(start, low), min(start + parameter.numel(), high))
             if own.start < own.stop:
                 grad = self._total[own.start - low : own.stop - low]
-                yield Piece(self._values[own], partial(_same, grad))
+                yield ShardPiece(self._values[own], partial(_same, grad))
 
     def gather(self) -> Transfer | None:
         """Start returning all ranks' parts of the parameters; None where there are none."""
@@ -128,8 +128,8 @@ def _same(grad: torch.Tensor) -> torch.Tensor:
     return grad
 
 
-def _whole(parameter: nn.Parameter) -> Piece:
-    return Piece(parameter, lambda: parameter.grad)
+def _whole(parameter: nn.Parameter) -> ShardPiece:
+    return ShardPiece(parameter, lambda: parameter.grad)
 
 
 def parameter_buffers(

@@ -157,7 +157,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What the first rank's tuner says, and the first rank's account of lost time.
+    """The first rank's tuner's answer, and its account of lost time.
 
     Args:
         is_cut: the budget ended the search.

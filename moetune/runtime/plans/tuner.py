@@ -1,4 +1,4 @@
-"""What a search in training asks of its tuner, and the words on what it found."""
+"""The tuner of a search in training, and the words on its findings."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,7 +1,8 @@
 """The page New plan: what is asked in fields, its answer, and what can be taken from it.
 
 Nothing that a field asks is stored. `/new/answer` is the answer alone, which a script puts into the
-page; without it the form is sent as a whole.
+page; without it the form is sent as a whole. The front of a model takes as long as its plan, so it
+is a page of its own, `/new/front`, which the script puts under the answer once nothing changes.
 """
 
 import json
@@ -24,7 +25,7 @@ from moetune.service.access import Access
 from moetune.service.bodies import FORM, read_body
 from moetune.service.middleware import KEEP_PATH, may_write, right_in
 from moetune.service.pages.library import Library
-from moetune.service.pages.new_plan_answers import answer_of, model_draft
+from moetune.service.pages.new_plan_answers import answer_of, front_of, model_draft
 from moetune.service.pages.new_plan_form import CUSTOM, LABELS, PASTED, NewPlanForm
 from moetune.service.pages.page import Page, PageRenderer, address
 from moetune.service.plans import resolved
@@ -56,6 +57,8 @@ _FIRST_VISIT = {"tokens_per_rank": "8192", "world_size": "64", "modelled": "1"}
 _SIZES = {
     "d_model": "2048", "d_hidden": "8192", "num_experts": "64", "top_k": "1", "activation": "gelu",
 }  # fmt: skip
+_BOTH = ["GET", "POST"]
+"""A pasted configuration that is too long for an address comes in a body."""
 _LAYERS = tuple(name for name, model in MODELS.items() if model.transformer is None)
 
 
@@ -80,27 +83,30 @@ def new_plan_router(
     async def pasted(request: Request) -> Response:
         return await shows.packed(request, await _fields(request))
 
-    @router.get("/new/answer")
+    @router.api_route("/new/answer", methods=_BOTH)
     async def answer(request: Request) -> Response:
-        return await shows.answer(request, dict(request.query_params))
+        return await shows.answer(request, await _given(request))
 
-    @router.post("/new/answer")
-    async def answer_pasted(request: Request) -> Response:
-        return await shows.answer(request, await _fields(request))
+    @router.api_route("/new/front", methods=_BOTH)
+    async def front(request: Request) -> Response:
+        return await shows.front(await _given(request))
 
-    @router.get("/new/plan.json")
+    @router.api_route("/new/plan.json", methods=_BOTH)
     async def plan_file(request: Request) -> Response:
-        return await shows.plan_file(dict(request.query_params))
-
-    @router.post("/new/plan.json")
-    async def plan_file_pasted(request: Request) -> Response:
-        return await shows.plan_file(await _fields(request))
+        return await shows.plan_file(await _given(request))
 
     @router.post(KEEP_PATH)
     async def keep(request: Request) -> Response:
         return await shows.keep(request, await _fields(request))
 
     return router
+
+
+async def _given(request: Request) -> dict[str, str]:
+    """Return the fields of an address, or of a form's body."""
+    if request.method == "POST":
+        return await _fields(request)
+    return dict(request.query_params)
 
 
 async def _fields(request: Request) -> dict[str, str]:
@@ -155,6 +161,13 @@ class _Shows:
         else:
             context, status = await self._answered(request, form)
         return self._render("new_plan_answer.html", context, status)
+
+    async def front(self, given: Mapping[str, str]) -> Response:
+        """Return the page of a model's front, which a script takes the front out of."""
+        form = await self.form(given)
+        shown, query = await front_of(self.pools, form), form.query
+        back = None if query is None else address("new", **query)
+        return self._render("new_plan_front.html", {"shown": shown, "back": back}, HTTPStatus.OK)
 
     async def packed(self, request: Request, given: Mapping[str, str]) -> Response:
         """Redirect to the address of a pasted configuration, or where it is too long, answer."""
@@ -218,6 +231,7 @@ class _Shows:
             "answer": answer,
             "form": form,
             "address": None if query is None else address("new", **query),
+            "front_address": None if query is None else address("new", "front", **query),
             "may_write": right_in(request.scope) == "write",
             "kept_fields": query or {name: text for name, text in form.fields.items() if text},
         }, HTTPStatus.OK

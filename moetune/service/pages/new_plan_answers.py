@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from moetune.domain.errors import InputError
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.service.pages.new_plan_form import PASTED, NewPlanForm
 from moetune.service.pages.page import address
@@ -9,12 +10,15 @@ from moetune.service.workers import WorkerPools
 from moetune.solve.layer.memory import device_bytes
 from moetune.workflows.commands import layer_command, training_command
 from moetune.workflows.drafts import (
+    FrontDraft,
     LayerDraft,
     ModelDraft,
     TargetExport,
+    draft_front,
     draft_layer,
     draft_model,
 )
+from moetune.workflows.views.draft_front import FrontView, front_view
 from moetune.workflows.views.drafts import DraftView, layer_view, model_view
 
 
@@ -61,6 +65,24 @@ async def model_draft(pools: WorkerPools, form: NewPlanForm) -> ModelDraft:
         return planner.solver.run(draft_model, question, planner.sources.profile(form.profile))
 
     return await pools.solve(solve)
+
+
+async def front_of(pools: WorkerPools, form: NewPlanForm) -> FrontView:
+    """Return the front of a model.
+
+    Raises:
+        InputError: the form asks for a layer, whose answer has its front.
+        MoetuneError: as of `answer_of`.
+    """
+    if not form.is_model:
+        raise InputError("the front of a layer is in its answer", "choose a whole model")
+    question = await pools.read(form.model_question)
+    planner = pools.planner
+
+    def solve() -> FrontDraft:
+        return planner.solver.run(draft_front, question, planner.sources.profile(form.profile))
+
+    return front_view(await pools.solve(solve))
 
 
 async def _layer(pools: WorkerPools, form: NewPlanForm) -> Answer:

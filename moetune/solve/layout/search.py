@@ -133,7 +133,7 @@ class LayoutTrial:
 
     @property
     def settings(self) -> LayoutSettings:
-        """What the layout is tried with."""
+        """The settings that the layout is tried with."""
         search = self.search
         return LayoutSettings(
             layout=self.layout,

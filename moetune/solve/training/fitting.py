@@ -71,9 +71,14 @@ class Fitting:
 
     def is_hopeless(self, sizes: FoldedLayout, pins: LayoutRequest) -> bool:
         """Return whether the states alone are too large, whatever is cut, sharded or offloaded."""
-        ways = self._ways(sizes, pins, may_offload=True)
-        least = min(self.memory.least(one, on_host=share) for one, share in ways)
-        return least > self.limit_bytes
+        return self.least_of_states(sizes, pins, may_offload=True) > self.limit_bytes
+
+    def least_of_states(
+        self, sizes: FoldedLayout, pins: LayoutRequest, *, may_offload: bool
+    ) -> float:
+        """Return bytes that the states alone need at least on the fullest device."""
+        ways = self._ways(sizes, pins, may_offload=may_offload)
+        return min(self.memory.least(one, on_host=share) for one, share in ways)
 
     def _ways(
         self, sizes: FoldedLayout, pins: LayoutRequest, *, may_offload: bool

@@ -65,7 +65,7 @@ class RankMemory:
 
     @property
     def allocated_bytes(self) -> float:
-        """What `torch.cuda.max_memory_allocated` counts: tensors, not what is around them."""
+        """The count of `torch.cuda.max_memory_allocated`: tensors, not what is around them."""
         return self.peak_bytes - self.parts["fragmentation"] - self.parts["libraries"]
 
 
@@ -78,7 +78,7 @@ class BlockBytes(NamedTuple):
 
 
 class _RankBytes(NamedTuple):
-    """What a pipeline rank has whatever is sharded or in host memory.
+    """A pipeline rank's blocks and bytes, whatever is sharded or in host memory.
 
     Args:
         live: micro-batches in work, in the blocks' worth.

@@ -36,8 +36,8 @@ class StageSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
-    """What is played: stages, and the schedule on p ranks.
+class StagePipeline:
+    """The stages, and the schedule on p ranks, that are played.
 
     Args:
         stages: s of them on each rank, placed as the schedule has them.
@@ -88,7 +88,7 @@ class PipelineRun:
     bubbles: tuple[float, ...]
 
 
-def play(pipeline: Pipeline) -> PipelineRun:
+def play(pipeline: StagePipeline) -> PipelineRun:
     """Return the time of all micro-batches.
 
     Many micro-batches are not played one by one: after some rounds, each round takes as long as
@@ -117,7 +117,7 @@ class PassSpan(NamedTuple):
     end_seconds: float
 
 
-def pass_spans(pipeline: Pipeline, num_micro_batches: int) -> tuple[PassSpan, ...]:
+def pass_spans(pipeline: StagePipeline, num_micro_batches: int) -> tuple[PassSpan, ...]:
     """Return all passes of so many micro-batches, each as early as its input is there.
 
     Args:
@@ -130,7 +130,7 @@ def pass_spans(pipeline: Pipeline, num_micro_batches: int) -> tuple[PassSpan, ..
     )
 
 
-def least_seconds(pipeline: Pipeline) -> float:
+def least_seconds(pipeline: StagePipeline) -> float:
     """Return what no run of the pipeline beats.
 
         T ≥ max_r (m·(w_r + n_r·c) + Σ_{s < r} (f_s + c) + what must follow)
@@ -151,7 +151,7 @@ def least_seconds(pipeline: Pipeline) -> float:
     return least
 
 
-def _sends(pipeline: Pipeline) -> list[int]:
+def _sends(pipeline: StagePipeline) -> list[int]:
     """Return how often each rank sends for one micro-batch."""
     found = [0] * pipeline.pp
     for here, there in pairwise(pipeline.ranks):
@@ -161,12 +161,12 @@ def _sends(pipeline: Pipeline) -> list[int]:
     return found
 
 
-def _last_end(pipeline: Pipeline, num_micro_batches: int) -> float:
+def _last_end(pipeline: StagePipeline, num_micro_batches: int) -> float:
     """Return the end of the last pass of any rank."""
     return max(_played(pipeline, num_micro_batches).clocks)
 
 
-def _played(pipeline: Pipeline, num_micro_batches: int) -> "_Events":
+def _played(pipeline: StagePipeline, num_micro_batches: int) -> "_Events":
     """Return the events after the last pass of every rank.
 
     A rank does its passes in order, each once its input is there. A message leaves when the one
@@ -185,7 +185,7 @@ def _played(pipeline: Pipeline, num_micro_batches: int) -> "_Events":
 class _Events:
     """Clocks of the ranks, and the times at which the inputs of passes are there."""
 
-    def __init__(self, pipeline: Pipeline, num_micro_batches: int) -> None:
+    def __init__(self, pipeline: StagePipeline, num_micro_batches: int) -> None:
         stages, self.pipeline = pipeline.stages, pipeline
         self.seconds: dict[Pass, list[float]] = {
             "F": [one.forward for one in stages],

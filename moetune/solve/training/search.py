@@ -120,17 +120,6 @@ class FoldedSearch:
                     for recompute, least in zip(recomputes, row, strict=True):
                         yield float(least), one, recompute
 
-    def every_cut(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield all layouts, nothing in host memory unless it is pinned."""
-        table, recomputes = self.dispatchers(pins), self.space.recomputes(pins)
-        for sizes in self.space.sizes(pins):
-            for overlapped in self.space.overlapped(sizes, pins):
-                for one in self.space.pipelines(overlapped, pins):
-                    for recompute in recomputes:
-                        for cut in self.cuts(one, recompute, pins, table):
-                            every = table.ranked(cut, recompute)
-                            yield from (replace(cut, dispatcher=to.dispatcher) for to in every)
-
     def cuts(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...], pins: LayoutRequest,
         table: RankedDispatchers,

@@ -14,7 +14,7 @@ _ALONE = FoldedLayout()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBlocks:
-    """What a stage, or all of a rank's, have of the model.
+    """Blocks of the model, embedding and head in a stage, or in all stages of a rank.
 
     Args:
         counts: number of blocks of each of `Decoder.kinds`.

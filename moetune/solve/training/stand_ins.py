@@ -1,4 +1,4 @@
-"""What stands in for operations that the profile of a machine does not have, in words."""
+"""Stand-ins, in words, for operations that the profile of a machine does not have."""
 
 from collections.abc import Iterable, Iterator
 

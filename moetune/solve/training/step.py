@@ -14,7 +14,7 @@ from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.offload import HOST_ADAM_SECONDS, offloaded_bytes
 from moetune.solve.training.parameters import rank_parameters
 from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds
-from moetune.solve.training.pipeline import Pipeline, StageSeconds, least_seconds, play
+from moetune.solve.training.pipeline import StagePipeline, StageSeconds, least_seconds, play
 from moetune.solve.training.stages import (
     DecoderStages,
     RankBlocks,
@@ -130,7 +130,7 @@ class StepPrices:
     def _num_micro_batches(self, layout: FoldedLayout) -> int:
         return self.job.global_batch // (layout.micro_batch * layout.dp)
 
-    def pipeline(self, layout: FoldedLayout) -> Pipeline:
+    def pipeline(self, layout: FoldedLayout) -> StagePipeline:
         """Return the layout's pipeline."""
         blocks, ends = self.blocks.seconds(layout), self._ends(layout)
         known: dict[StageBlocks, StageSeconds] = {}
@@ -149,7 +149,7 @@ class StepPrices:
             stages[0] = StageSeconds(
                 forward=first.forward, grad_input=first.backward, grad_weight=0.0
             )
-        return Pipeline(
+        return StagePipeline(
             schedule=layout.order, pp=layout.pp, stages=tuple(stages),
             num_micro_batches=self._num_micro_batches(layout),
             send_seconds=self._send(layout), hides_sends=layout.order != "1f1b",
@@ -177,7 +177,7 @@ class StepPrices:
         return replace(layout, stages=None if even else stages)
 
     def _rest(
-        self, layout: FoldedLayout, pipeline: Pipeline
+        self, layout: FoldedLayout, pipeline: StagePipeline
     ) -> tuple[float, RankBlocks, dict[str, float]]:
         """Return the busiest rank's seconds of a micro-batch, that rank, and the other parts."""
         busy = [seconds / pipeline.num_micro_batches for seconds in pipeline.busy]

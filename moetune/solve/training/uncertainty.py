@@ -1,4 +1,4 @@
-"""How wrong a training plan's step may be, and how sure its choice is.
+"""Errors of a training plan's step, and confidence in its choice.
 
 The errors are those of the record of public runs (docs/results/public-runs.md, which prints them):
 the logarithm of measured over predicted seconds. Runs of one set share a model, a machine and a

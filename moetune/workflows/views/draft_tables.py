@@ -13,9 +13,9 @@ from moetune.solve.training.ties import NOISE, PricedLayout
 from moetune.workflows.drafts import LayerDraft
 from moetune.workflows.training import TrainingPlan, layout_words
 
-_WHY = "why not this one"
-_NAMED = 2
-"""Parts of a difference that a sentence names."""
+WHY = "why not this one"
+_NAMED, _LEAST = 2, 0.001
+"""Parts of a difference that a sentence names, if they are no smaller than this of the step."""
 
 
 def layouts(plan: TrainingPlan) -> Table:
@@ -26,12 +26,12 @@ def layouts(plan: TrainingPlan) -> Table:
         title="Layouts",
         header=(
             "layout", "recompute, overlap, schedule", "step", "slower by", "tokens/s a device",
-            "memory", _WHY,
+            "memory", WHY,
         ),
         rows=tuple(
             (
                 Cell.words(layout_words(one.layout), mark="chosen" if one is best else ""),
-                Cell.words(_how(one.layout)),
+                Cell.words(how_words(one.layout)),
                 Cell.seconds(one.step.seconds),
                 EMPTY if one is best else Cell.share(one.step.seconds / best.step.seconds - 1,
                                                      sign=True),
@@ -44,7 +44,8 @@ def layouts(plan: TrainingPlan) -> Table:
     )  # fmt: skip
 
 
-def _how(layout: FoldedLayout) -> str:
+def how_words(layout: FoldedLayout) -> str:
+    """Return "norm, no overlap, 1f1b"."""
     again = " + ".join(layout.recompute) or "no recomputation"
     overlap = "no overlap" if layout.overlap == "none" else f"overlap {layout.overlap}"
     return f"{again}, {overlap}, {layout.order}"
@@ -68,7 +69,7 @@ def choices(draft: LayerDraft) -> Table:
         title="Chunks and strategies",
         header=(
             "chunks", "strategy", "dispatcher", "step", "slower by", "tokens/s a rank", "memory",
-            _WHY,
+            WHY,
         ),
         rows=(chosen, *_lost(plan, draft.alternative_bytes)),
         notes=("; ".join(f"{name}: {words}" for name, words in STRATEGY_WORDS.items()) + ".",),
@@ -109,7 +110,9 @@ def why_not(plan: TrainingPlan, other: PricedLayout) -> str:
     more = {
         name: other.step.parts.get(name, 0.0) - best.step.parts.get(name, 0.0) for name in names
     }
-    longest = sorted((-seconds, name) for name, seconds in more.items() if seconds > 0)[:_NAMED]
+    longest = sorted((-seconds, name) for name, seconds in more.items() if seconds > _LEAST * step)[
+        :_NAMED
+    ]
     said = " and ".join(
         f"{name} takes {percent(-seconds / step)} of the step more" for seconds, name in longest
     )

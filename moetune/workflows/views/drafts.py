@@ -10,21 +10,19 @@ from moetune.report.charts import (
     LaneChart,
     Piece,
     bytes_chart,
-    front_chart,
     seconds_chart,
 )
-from moetune.report.plan_figures import Option
 from moetune.report.section import Cell, Highlight, Section, Table, sentence
 from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.timeline import Timeline
 from moetune.solve.training.block_timeline import HIDDEN
 from moetune.solve.training.pipeline import PassSpan
-from moetune.solve.training.ties import PricedLayout
 from moetune.workflows.drafts import LayerDraft, ModelDraft
 from moetune.workflows.training import layout_words
+from moetune.workflows.views.draft_front import options_chart
 from moetune.workflows.views.draft_tables import choices, layouts, memory_table, step_table
 from moetune.workflows.views.plan import page_sections
-from moetune.workflows.views.words import how_sure_of_layout
+from moetune.workflows.views.words import how_sure_of_layout, mfu_words
 
 _TONES = ("1", "2", "4", "5", "6", "7", "8", "3", "9")
 _OF_CLASS = {"comp": "1", "comm": "2", "mem": "3"}
@@ -50,7 +48,7 @@ class DraftView:
         memory_table, step_table: the same, and the parts of the step, as numbers.
         timelines: of the layer, of the pipeline's stages and of the step; of those that there are.
         no_stages: why there is no timeline of stages; "" where there is one.
-        front: None with fewer than two options.
+        front: of a layer; a model's takes as long as its plan, and comes after it (`front_view`).
     """
 
     sections: tuple[Section, ...]
@@ -100,7 +98,7 @@ def layer_view(draft: LayerDraft) -> DraftView:
             _step_chart(passes, "One step of the layer: its passes, and what is around them."),
         ),
         no_stages="A layer alone has no pipeline: its stages are those of a whole model.",
-        front=_front(draft.options, "Every strategy with 1 to 64 chunks."),
+        front=options_chart(draft.options, "Every strategy with 1 to 64 chunks."),
     )  # fmt: skip
 
 
@@ -130,25 +128,24 @@ def model_view(draft: ModelDraft) -> DraftView:
         memory_table=memory_table(kept),
         step_table=step_table(pieces),
         memory=bytes_chart(
-            "memory", "Memory of each pipeline rank",
+            "memory",
+            "Memory of each pipeline rank",
             "What a device of each pipeline rank takes at its peak, part by part.",
             kept,
-            tones=dict(zip(_OF_MODELS, _MODEL_TONES, strict=True)), limit_bytes=limit,
+            tones=dict(zip(_OF_MODELS, _MODEL_TONES, strict=True)),
+            limit_bytes=limit,
         ),
         timelines=(block, *stages, step),
         no_stages="" if stages else "This layout has no pipeline: every rank has all blocks.",
-        front=_front(
-            [_option(one, is_chosen=one is best) for one in plan.found],
-            "The layouts that the search kept: the fastest of different sizes, not all there are; "
-            "the command below with --front finds the fastest for every memory.",
-        ),
-    )  # fmt: skip
+        front=None,
+    )
 
 
 def _answer(draft: ModelDraft) -> Section:
     plan = draft.plan
     job, best, sure = plan.request.job, plan.best, plan.confidence
-    per_device, flops = plan.tokens_per_second(best), plan.throughput(best).flops_per_second
+    per_device, speed = plan.tokens_per_second(best), plan.throughput(best)
+    flops = speed.flops_per_second
     low, high = map(format_seconds, (sure.p05_step_seconds, sure.p95_step_seconds))
     binds = max(best.step.parts, key=best.step.parts.__getitem__)
     return Section(
@@ -167,7 +164,7 @@ def _answer(draft: ModelDraft) -> Section:
                 cell=Cell(text=f"{per_device:,.0f}", value=per_device),
             ),
             Highlight(
-                name="Model TFLOP/s", note="of each device",
+                name="Model TFLOP/s", note=f"of each device, {mfu_words(speed)}",
                 cell=Cell(text=f"{flops / 1e12:,.0f}", value=flops / 1e12),
             ),
             Highlight(
@@ -185,25 +182,6 @@ def _decision(layout: FoldedLayout) -> str:
     return (
         f"Lay it out as {layout_words(layout)}; recompute {again}, exchange with "
         f"{layout.dispatcher}, overlap {layout.overlap}, schedule {layout.order}."
-    )
-
-
-def _option(one: PricedLayout, *, is_chosen: bool) -> Option:
-    return Option(
-        name=layout_words(one.layout),
-        group="with a pipeline" if one.layout.pp > 1 else "without a pipeline",
-        step_seconds=one.step.seconds, memory_bytes=round(one.memory.peak_bytes),
-        is_chosen=is_chosen,
-    )  # fmt: skip
-
-
-def _front(options: Sequence[Option], what: str) -> FrontChart | None:
-    if len(options) < 2:  # noqa: PLR2004 - one point is no front
-        return None
-    return front_chart(
-        f"{what} Down and to the left is better: no option is both faster and smaller than one on "
-        "the line. The large point is the plan.",
-        options,
     )
 
 

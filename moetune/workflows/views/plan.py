@@ -31,6 +31,7 @@ from moetune.workflows.views.words import (
     is_one_chunk,
     is_tensor,
     memory_words,
+    mfu_words,
     model_span,
     plan_decision,
     plan_name,
@@ -176,8 +177,8 @@ def _speed(explanation: Explanation) -> str:
 def _speed_highlight(plan: Plan) -> Iterator[Highlight]:
     speed = throughput_of(plan)
     if speed is not None:
-        share = "" if speed.mfu is None else f", MFU {percent(speed.mfu)}"
-        yield Highlight(name="Model FLOP/s", cell=speed_cell(speed), note=f"on each device{share}")
+        note = f"on each device, {mfu_words(speed)}"
+        yield Highlight(name="Model FLOP/s", cell=speed_cell(speed), note=note)
 
 
 def _phases(explanation: Explanation) -> Table:

@@ -8,13 +8,12 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.memory_figure import memory_parts_figure
 from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
 from moetune.report.section import Cell, Figure, Highlight, Section, percent, plural, sentence
+from moetune.solve.training.front import LARGE, SLOW
 from moetune.workflows.views.training import training_sections
 from moetune.workflows.views.training_explanation import TrainingExplanation
-from moetune.workflows.views.words import how_sure_of_layout, suspect_words
+from moetune.workflows.views.words import how_sure_of_layout, speed_words, suspect_words
 
 _STEP_WORDS = "Predicted seconds on the slowest pipeline rank."
-_SLOW, _LARGE = 4.0, 1.5
-"""Multiples of the plan's step, and of the memory limit, up to which a front is drawn."""
 
 
 def training_scope(plan: TrainingDocument) -> str:
@@ -31,7 +30,7 @@ def training_page(plan: TrainingDocument) -> tuple[Section, ...]:
     low, high = map(format_seconds, (sure.p05_step_seconds, sure.p95_step_seconds))
     limit = plan.inputs.memory_limit_bytes
     share = percent(memory.peak_bytes / limit, digits=0)
-    speed, rate = predicted.tokens_per_second_per_device, predicted.model_tflops_per_device
+    speed = predicted.tokens_per_second_per_device
     return (
         replace(
             answer,
@@ -51,7 +50,7 @@ def training_page(plan: TrainingDocument) -> tuple[Section, ...]:
                 ),
                 Highlight(
                     name="Tokens a second", cell=Cell(text=f"{speed:,.0f}", value=speed),
-                    note=f"of each device, {rate:.0f} TFLOP/s",
+                    note=f"of each device, {speed_words(predicted.throughput, '')}",
                 ),
                 Highlight(
                     name="Memory of a device", cell=Cell.size(memory.peak_bytes),
@@ -95,7 +94,7 @@ def _drawn(section: Section, plan: TrainingDocument) -> Section:
     figure = pareto_figure(options, limit_bytes=limit)
     num_far = sum(one.layout != plan.layout for one in plan.front) + 1 - len(options)
     far = (
-        f" {plural(num_far, 'layout')} of more than {_SLOW:g} × the plan's time or {_LARGE:g} × "
+        f" {plural(num_far, 'layout')} of more than {SLOW:g} × the plan's time or {LARGE:g} × "
         f"the limit {'is' if num_far == 1 else 'are'} only in the table."
     )
     words = f"{figure.words}{far if num_far else ''}"
@@ -115,8 +114,8 @@ def _front_options(plan: TrainingDocument) -> list[Option]:
             is_chosen=at == 0,
         )
         for at, one in enumerate((best, *others))
-        if one.predicted.step_seconds <= _SLOW * best.predicted.step_seconds
-        and one.memory.peak_bytes <= _LARGE * limit
+        if one.predicted.step_seconds <= SLOW * best.predicted.step_seconds
+        and one.memory.peak_bytes <= LARGE * limit
     ]
 
 

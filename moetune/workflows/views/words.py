@@ -1,6 +1,7 @@
 """A plan in words: its name and workload, its decision, and its uncertainty."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -61,13 +62,18 @@ def plan_scope(plan: Plan, *, profile: Profile | None = None) -> str:
 
 
 def speed_words(speed: Throughput, device: str = "device") -> str:
-    """Return "423 TFLOP/s a GPU, MFU 42.8 %", without MFU where no peak is known.
+    """Return "423 TFLOP/s a GPU, MFU 42.8 %", or "no peak known" in place of MFU.
 
     Args:
         device: word for one; "" where it is said elsewhere.
     """
     rate = format_flops(speed.flops_per_second) + (f" a {device}" if device else "")
-    return rate if speed.mfu is None else f"{rate}, MFU {percent(speed.mfu)}"
+    return f"{rate}, {mfu_words(speed)}"
+
+
+def mfu_words(speed: Throughput) -> str:
+    """Return "MFU 42.8 %", or that the device's peak is not known."""
+    return "no peak known" if speed.mfu is None else f"MFU {percent(speed.mfu)}"
 
 
 def speed_cell(speed: Throughput | None) -> Cell:
@@ -85,8 +91,10 @@ def tflops_cell(speed: Throughput | None) -> Cell:
 
 
 def mfu_cell(speed: Throughput | None) -> Cell:
-    """Return the cell of a share of the device's peak; an empty one where that is not known."""
-    return EMPTY if speed is None else Cell.share(speed.mfu)
+    """Return the cell of a share of the device's peak, which says where that is not known."""
+    if speed is None:
+        return EMPTY
+    return replace(Cell.share(speed.mfu), text=mfu_words(speed).removeprefix("MFU "))
 
 
 def suspect_words(profile: str, quality: ProfileQuality | None) -> Iterator[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from moetune.domain.errors import InputError
 from moetune.domain.training import LayoutRequest, TrainingJob
-from moetune.solve.training.front import memory_front
+from moetune.solve.training.front import front_within, memory_front
 from moetune.solve.training.ties import NOISE
 from tests.solve.training.test_search import OLMOE, search_of
 
@@ -44,6 +44,15 @@ def test_for_no_memory_is_a_layout_faster_than_the_front(target: str, pins: Layo
         fastest = min(seconds for size, seconds in every if size <= memory)
         found = min((seconds for size, seconds in front if size <= memory), default=float("inf"))
         assert fastest <= found <= fastest / (1 - NOISE) * (1 + 1e-9)
+
+
+def test_a_part_of_the_front_is_that_of_the_whole() -> None:
+    search, pins = search_of(JOB, target="megatron"), LayoutRequest(tp=1, micro_batch=2)
+    front = memory_front(search, pins)
+    slowest, most = front[1].step.seconds, front[-2].memory.peak_bytes
+    assert len(front) > 4
+    assert front_within(search, pins, slowest_seconds=slowest, most_bytes=most) == front[1:-1]
+    assert front_within(search, pins, slowest_seconds=0.0, most_bytes=most) == ()
 
 
 def test_pins_that_nothing_obeys_are_refused() -> None:

@@ -8,7 +8,7 @@ from graphlib import TopologicalSorter
 import pytest
 
 from moetune.domain.pipeline import SCHEDULES, Schedule
-from moetune.solve.training.pipeline import Pipeline, StageSeconds, least_seconds, play
+from moetune.solve.training.pipeline import StagePipeline, StageSeconds, least_seconds, play
 from tests.solve.stage_events import event_by_event
 from tests.solve.training.test_schedule import torchs_orders
 
@@ -18,7 +18,7 @@ STAGES: dict[Schedule, int] = {
 }  # fmt: skip
 
 
-def longest_path(pipeline: Pipeline) -> float:
+def longest_path(pipeline: StagePipeline) -> float:
     """Return the time of all passes and sends, each after what it needs."""
     stages, send = pipeline.stages, pipeline.send_seconds
     last = len(stages) - 1
@@ -63,11 +63,11 @@ def longest_path(pipeline: Pipeline) -> float:
     return max(ends.values())
 
 
-def random_pipelines(schedule: Schedule, seed: int) -> Iterator[Pipeline]:
+def random_pipelines(schedule: Schedule, seed: int) -> Iterator[StagePipeline]:
     rng = random.Random(seed)
     vpp = STAGES[schedule]
     for pp, rounds, hides in itertools.product((2, 3, 5), (2, 4), (True, False)):
-        yield Pipeline(
+        yield StagePipeline(
             schedule=schedule, pp=pp, num_micro_batches=rounds * pp, hides_sends=hides,
             send_seconds=rng.choice((0.0, 0.1, 1.5)),
             stages=tuple(
@@ -80,10 +80,10 @@ def random_pipelines(schedule: Schedule, seed: int) -> Iterator[Pipeline]:
         )  # fmt: skip
 
 
-def equal(schedule: Schedule, pp: int, num: int, *, vpp: int | None = None) -> Pipeline:
+def equal(schedule: Schedule, pp: int, num: int, *, vpp: int | None = None) -> StagePipeline:
     stages = pp * (vpp or STAGES[schedule])
     one = StageSeconds(forward=1.0, grad_input=1.0, grad_weight=1.0)
-    return Pipeline(schedule=schedule, pp=pp, stages=(one,) * stages, num_micro_batches=num)
+    return StagePipeline(schedule=schedule, pp=pp, stages=(one,) * stages, num_micro_batches=num)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -107,7 +107,7 @@ def test_many_micro_batches_take_as_long_as_if_each_was_played(schedule: Schedul
         )
         for _ in range(pp * STAGES[schedule])
     )
-    uneven = Pipeline(
+    uneven = StagePipeline(
         schedule=schedule, pp=pp, stages=stages, num_micro_batches=num, send_seconds=0.1
     )  # fmt: skip
     assert play(uneven).seconds == pytest.approx(longest_path(uneven), rel=0.01)
@@ -141,7 +141,7 @@ def test_1f1b_with_sends_takes_as_long_as_torchs_stages_that_meet(spread: float)
         stages = tuple(
             StageSeconds(forward=one, grad_input=one, grad_weight=one) for one in forward
         )
-        pipeline = Pipeline(
+        pipeline = StagePipeline(
             schedule="1f1b", pp=pp, stages=stages, num_micro_batches=rounds * pp,
             send_seconds=send, hides_sends=False,
         )  # fmt: skip
