@@ -38,8 +38,6 @@ class Target:
     Args:
         version: that the facts were read in.
         source: where.
-        folds: whether ep may exceed or cross dp, and experts be cut otherwise than attention.
-        exchanges_under_tensor: whether experts are exchanged with tp above 1.
         tp_divides_ep: whether ep above 1 is a multiple of tp, and equal to it with all_gather,
             which works on tokens that the ranks already share.
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
@@ -71,8 +69,6 @@ class Target:
     overlaps: tuple[Overlap, ...]
     zero: tuple[ZeroStage, ...]
     dtypes: tuple[TrainingDtype, ...]
-    folds: bool
-    exchanges_under_tensor: bool
     largest: MappingProxyType[str, int]
     zero_with_pp: ZeroStage
     schedules: tuple[Schedule, ...] = ("1f1b",)
@@ -102,8 +98,8 @@ _MEGATRON = Target(
     source="megatron/core/transformer/transformer_config.py, model_parallel_config.py",
     dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
-    dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"), folds=True, exchanges_under_tensor=True,
-    largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
+    dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"), largest=_sizes(), zero_with_pp=1,
+    overlap_hidden=0.6,
     optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16"),
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial"),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
@@ -116,9 +112,8 @@ _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
         name="moetune", version="this one", source="moetune.runtime",
         dispatchers=("all_to_all", "hierarchical"), recompute=("full",),
-        overlaps=("none", "chunks"), zero=(0, 1), dtypes=("bfloat16",), folds=True,
-        exchanges_under_tensor=True, largest=_sizes(etp=1), zero_with_pp=1,
-        schedules=("1f1b", "interleaved"), hides_gradients=False,
+        overlaps=("none", "chunks"), zero=(0, 1), dtypes=("bfloat16",), largest=_sizes(etp=1),
+        zero_with_pp=1, schedules=("1f1b", "interleaved"), hides_gradients=False,
     ),
     "megatron": _MEGATRON,
     "bridge": replace(
@@ -130,24 +125,21 @@ _KNOWN: dict[TargetName, Target] = {
         name="torchtitan", version="0.3.0",
         source="torchtitan/config/configs.py, torchtitan/distributed/parallel_dims.py",
         dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("full",),
-        overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), folds=True,
-        exchanges_under_tensor=True, largest=_sizes(etp=1), zero_with_pp=2,
-        schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
+        overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), largest=_sizes(etp=1),
+        zero_with_pp=2, schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
     ),
     "transformers": Target(
         name="transformers", version="5.23.0",
         source="transformers/distributed/configuration_utils.py",
         dispatchers=("all_to_all", "all_gather"), recompute=("full",), overlaps=("none",),
-        zero=(3,), dtypes=("bfloat16",), folds=True, exchanges_under_tensor=True,
-        tp_divides_ep=True,
+        zero=(3,), dtypes=("bfloat16",), tp_divides_ep=True,
         largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=0,
     ),
     "deepspeed": Target(
         name="deepspeed", version="0.19.8",
         source="deepspeed/module_inject/auto_ep_config.py, runtime/zero",
         dispatchers=("all_to_all",), recompute=("full",), overlaps=("none",), zero=(0, 1, 2, 3),
-        dtypes=("bfloat16",), folds=True, exchanges_under_tensor=True,
-        largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=1,
+        dtypes=("bfloat16",), largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=1,
     ),
 }  # fmt: skip
 
@@ -224,10 +216,6 @@ def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     if layout.pp > 1 and layout.zero > max(target.zero_with_pp, target.zero[0]):
         yield _cannot(target, f"ZeRO-{layout.zero} with pp {layout.pp}",
                       f"--zero {target.zero_with_pp}, or --pp 1")  # fmt: skip
-    if not target.folds and layout.dp % layout.ep:
-        yield _cannot(target, f"ep {layout.ep} beyond dp {layout.dp}", "an ep that divides dp")
-    if layout.tp > 1 and layout.ep > 1 and not target.exchanges_under_tensor:
-        yield _cannot(target, f"ep {layout.ep} with tp {layout.tp}", "--tp 1 or --ep 1")
     if target.tp_divides_ep and layout.ep > 1 and layout.ep % layout.tp:
         yield _cannot(target, f"ep {layout.ep} with tp {layout.tp}", "an ep that tp divides")
 

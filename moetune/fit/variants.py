@@ -247,7 +247,7 @@ class _CurvesOfAll:
         self._exact = ExactCurves()
 
     def interference(self, index: ProfileIndex) -> Interference:  # noqa: ARG002 - of the protocol
-        raise TypeError("each draw has its own table of interference")
+        raise AssertionError("each draw has its own table of interference")
 
     def through(self, points: Points) -> Predictor:
         if points.family in self._known:

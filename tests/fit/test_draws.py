@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.arrays import array_of
 from moetune.domain.costs import Costs, Estimate, costs_of_all
 from moetune.domain.profile import Profile
 from moetune.domain.samples import GemmForm
@@ -94,6 +95,33 @@ def test_curves_through_times_that_fall_are_those_of_each_draw(
     assert np.asarray(found.seconds).tolist() == pytest.approx(
         [one.seconds for one in alone], rel=1e-12
     )
+
+
+@pytest.mark.parametrize("known", [frozenset[str](), frozenset({"gelu stands in"})])
+def test_what_stands_in_is_drawn_unless_it_is_known(known: frozenset[str]) -> None:
+    every = resample_costs(PROFILES["samples"], num=NUM, seed=0, known=known)
+    together, times = costs_of_all(every), []
+    assert together is not None
+    for costs in (together, *every):
+        pair = [
+            costs.rows_op(op=op, dtype="float32", rows=100.0, width=512) for op in ("silu", "gelu")
+        ]
+        assert None not in pair
+        times.append([one.seconds for one in pair if one is not None])
+    ratios = [stand_in / own for stand_in, own in times[1:]]
+    assert max(ratios) / min(ratios) == pytest.approx(1) if known else max(ratios) > min(ratios)
+    for at in range(2):
+        found = np.broadcast_to(times[0][at], NUM).tolist()
+        assert found == pytest.approx([one[at] for one in times[1:]], rel=1e-12)
+
+
+def test_a_draw_takes_sizes_beside_its_points_one_by_one_or_as_an_array() -> None:
+    drawn = curve_through(
+        sizes=[16, 64, 256], seconds=[1e-3, 2e-3, 7e-3], alpha_seconds=1e-4, deviates=(0.7, -1.2)
+    )
+    sizes = np.array([0.0, 3.0, 16.0, 40.0, 256.0, 900.0])
+    found = np.asarray(drawn.predict(array_of(sizes)).seconds)
+    assert found.tolist() == pytest.approx([drawn.predict(one).seconds for one in sizes.tolist()])
 
 
 def test_draws_of_several_profiles_are_none() -> None:
