@@ -5,6 +5,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -55,12 +56,14 @@ class Outcome:
     Args:
         role: why it is in the table; empty for a random plan.
         predicted_seconds: without the optimizer; None where nothing predicts it.
+        predicted_after_seconds: of the same way, from a profile measured after the rounds.
         seconds: raw step times, in the order of the rounds.
     """
 
     variant: str
     role: str
     predicted_seconds: float | None
+    predicted_after_seconds: float | None
     seconds: tuple[float, ...]
 
 
@@ -81,7 +84,9 @@ class Cell:
 def run_case(
     case: Case, *, rate_mbit: float, rounds: int, budget: str, folder: Path, echo: TextIO
 ) -> Cell:
-    """Profile the lab, plan, and measure the plan beside the others.
+    """Profile the lab, plan, measure the plan beside the others, and profile the lab again.
+
+    The second profile tells a wrong prediction from a machine that has become another one.
 
     Args:
         budget: longest time of the profile, as `moetune profile --budget` takes it.
@@ -90,15 +95,16 @@ def run_case(
         MoetuneError: the lab, the profile or a rank failed.
     """
     with Lab(num_ranks=NUM_RANKS, rate_mbit=rate_mbit) as lab:
-        profile = profile_of(
-            lab, case.transformer, tokens=case.sequences * case.transformer.length, dtype=_DTYPE,
-            budget=budget, folder=folder, echo=echo,
-        )  # fmt: skip
-        planner = Planner(case, profile)
+        tokens = case.sequences * case.transformer.length
+        profiled = partial(
+            profile_of, lab, case.transformer, tokens=tokens, dtype=_DTYPE, budget=budget, echo=echo
+        )
+        planner = Planner(case, profiled(folder=folder / "before"))
         roles = planner.roles()
         drawn = _random_variants(case.num_random, besides=roles)
         variants = (*roles, *drawn)
         seconds = _measured(lab, case, variants, rounds, echo)
+        after = Planner(case, profiled(folder=folder / "after"))
     return Cell(
         rate_mbit=rate_mbit,
         case=case,
@@ -106,7 +112,8 @@ def run_case(
         outcomes=tuple(
             Outcome(
                 variant=variant, role=roles.get(variant, ""),
-                predicted_seconds=planner.predicted(variant), seconds=tuple(seconds[variant]),
+                predicted_seconds=planner.predicted(variant),
+                predicted_after_seconds=after.predicted(variant), seconds=tuple(seconds[variant]),
             )
             for variant in variants
         ),

@@ -29,12 +29,13 @@ def profile_of(
     Args:
         tokens: most of one micro-batch.
         budget: longest time, as `moetune profile --budget` takes it.
-        folder: where the database goes.
+        folder: where the database goes; made if it is not there.
         echo: where progress goes.
 
     Raises:
         MoetuneError: a rank failed, or left no profile.
     """
+    folder.mkdir(exist_ok=True)
     moe, database = model.moe, str(folder / "lab.db")
     command = [
         *(sys.executable, "-m", "moetune", "--db", database, "--no-config", "profile"),
