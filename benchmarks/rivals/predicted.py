@@ -41,9 +41,8 @@ def planned_ways(case: Case, profile: Profile) -> tuple[Planned, ...]:
     planner = Planner(
         JointCase(transformer=case.transformer, sequences=case.sequences, num_random=0), profile
     )
-    plan = planner.best(None)
+    plan, chunks = _as_run(planner.best(None)), _as_run(planner.best("chunks"))
     both = min((f"two:{one}" for one in _DEGREES_OF_BOTH), key=planner.step_seconds)
-    chunks = planner.best("chunks")
     ways: Mapping[str, None] = dict.fromkeys((plan, "default:1", chunks, "two:1", both))
     return tuple(
         Planned(
@@ -51,3 +50,9 @@ def planned_ways(case: Case, profile: Profile) -> tuple[Planned, ...]:
         )
         for one in ways
     )  # fmt: skip
+
+
+def _as_run(variant: str) -> str:
+    """Return the way with gradients between exchanges, which `moetune.replicate` does by itself."""
+    way, degrees = variant.split(":")
+    return f"{'two' if way == 'two' else 'default'}:{degrees}"

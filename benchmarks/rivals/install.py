@@ -1,0 +1,66 @@
+"""The other libraries, which only the lab's ranks have on their path."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.netlab.peers import PEER, ensure_peer, peer_env
+from moetune.domain.errors import MoetuneError
+
+_TUTEL = "from_source"
+_RECEIPT = "built"
+NO_TUTEL = (
+    "Tutel is in no package index and is not in this table: "
+    "`git clone https://github.com/microsoft/Tutel` and `--tutel Tutel` put it in."
+)
+
+
+def rivals_env(folder: Path | None = None, *, tutel: Path | None) -> tuple[Mapping[str, str], bool]:
+    """Install DeepSpeed, and Tutel from a checkout, and return the ranks' variables.
+
+    Args:
+        folder: of DeepSpeed; None for that of `benchmarks.netlab`.
+        tutel: checkout to build; None takes what an earlier run has built.
+
+    Returns:
+        The variables, and whether Tutel is there.
+
+    Raises:
+        MoetuneError: one cannot be installed.
+    """
+    folder = ensure_peer() if folder is None else ensure_peer(folder)
+    site = folder / _TUTEL
+    if tutel is not None and not (site / _RECEIPT).is_file():
+        _build(tutel, site)
+    env = peer_env(folder)
+    is_there = (site / _RECEIPT).is_file()
+    if is_there:
+        env["PYTHONPATH"] = f"{env['PYTHONPATH']}{os.pathsep}{site}"
+    return env, is_there
+
+
+def _build(source: Path, site: Path) -> None:
+    shutil.rmtree(site, ignore_errors=True)
+    pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    done = subprocess.run(
+        [sys.executable, *pip, "--no-build-isolation", "--target", str(site), str(source)],
+        env=os.environ | {"NO_CUDA": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        last = "\n  ".join(done.stderr.strip().splitlines()[-5:])
+        raise MoetuneError(f"Tutel could not be built: {last}", "leave --tutel out")
+    (site / _RECEIPT).touch()
+
+
+def versions_of_rivals(*, has_tutel: bool) -> tuple[str, ...]:
+    """Return the names and versions of what is compared with."""
+    from importlib.metadata import version
+
+    found = (f"transformers {version('transformers')}", PEER)
+    return (*found, "Tutel 0.4 from source") if has_tutel else found
