@@ -30,7 +30,7 @@ def main() -> int:
     given, load = _arguments(), os.getloadavg()[0]
     try:
         check_supported()
-        env, has_tutel = rivals_env(tutel=given.tutel)
+        env, has_tutel = rivals_env(given.rivals, tutel=given.tutel)
         rivals = tuple(one for one in given.rivals if has_tutel or one != "tutel")
         with tempfile.TemporaryDirectory(prefix="rivals-") as folder:
             result = Experiment(
@@ -44,7 +44,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     machine = describe_machine(peer=False, load=load)
-    software = ", ".join(versions_of_rivals(has_tutel=has_tutel))
+    software = ", ".join(versions_of_rivals(rivals))
     text = report(
         result, machine=f"{machine} · {software} · seed {SEED}", note="" if has_tutel else NO_TUTEL
     )

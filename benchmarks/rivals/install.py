@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.netlab.peers import PEER, ensure_peer, peer_env
@@ -18,11 +18,11 @@ NO_TUTEL = (
 )
 
 
-def rivals_env(folder: Path | None = None, *, tutel: Path | None) -> tuple[Mapping[str, str], bool]:
-    """Install DeepSpeed, and Tutel from a checkout, and return the ranks' variables.
+def rivals_env(wanted: Sequence[str], *, tutel: Path | None) -> tuple[Mapping[str, str], bool]:
+    """Install the wanted ones of DeepSpeed, and Tutel from a checkout, and return ranks' variables.
 
     Args:
-        folder: of DeepSpeed; None for that of `benchmarks.netlab`.
+        wanted: names in `ranks`.
         tutel: checkout to build; None takes what an earlier run has built.
 
     Returns:
@@ -31,7 +31,9 @@ def rivals_env(folder: Path | None = None, *, tutel: Path | None) -> tuple[Mappi
     Raises:
         MoetuneError: one cannot be installed.
     """
-    folder = ensure_peer() if folder is None else ensure_peer(folder)
+    if not {"deepspeed", "tutel"} & set(wanted):
+        return {}, False
+    folder = ensure_peer()
     site = folder / _TUTEL
     if tutel is not None and not (site / _RECEIPT).is_file():
         _build(tutel, site)
@@ -58,9 +60,10 @@ def _build(source: Path, site: Path) -> None:
     (site / _RECEIPT).touch()
 
 
-def versions_of_rivals(*, has_tutel: bool) -> tuple[str, ...]:
+def versions_of_rivals(wanted: Sequence[str]) -> tuple[str, ...]:
     """Return the names and versions of what is compared with."""
     from importlib.metadata import version
 
-    found = (f"transformers {version('transformers')}", PEER)
-    return (*found, "Tutel 0.4 from source") if has_tutel else found
+    deepspeed = (PEER,) if "deepspeed" in wanted else ()
+    tutel = ("Tutel 0.4 from source",) if "tutel" in wanted else ()
+    return (f"transformers {version('transformers')}", *deepspeed, *tutel)
