@@ -59,7 +59,7 @@ class Ours:
 
     def _at_once(self, text_BS: torch.Tensor) -> torch.Tensor:
         loss = loss_of(self._model, text_BS)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.detach()
 
     def _in_turns(self, text_BS: torch.Tensor) -> torch.Tensor:
@@ -142,7 +142,7 @@ def _plain_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, text_BS: torch.Tensor
 ) -> torch.Tensor:
     loss = loss_of(model, text_BS)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     return loss.detach()

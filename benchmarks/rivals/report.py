@@ -49,7 +49,8 @@ def sent_share(result: Result, cell: Cell, variant: str) -> float:
 def largest_difference(result: Result) -> float:
     """Return the largest relative difference of any loss of two variants in one step."""
     known = [one.losses for one in result.alone if one.losses]
-    return max(max(step) / min(step) - 1 for step in zip(*known, strict=True))
+    ratios: list[float] = [max(step) / min(step) for step in zip(*known, strict=True)]
+    return max(ratios) - 1
 
 
 def _lines(result: Result, machine: str, note: str) -> Iterator[str]:
