@@ -133,7 +133,7 @@ class Planner:
 
     def roles(self) -> Mapping[str, str]:
         """Return the ways that the table compares, with why."""
-        joint, alone = self._best(None), self._best("chunks")
+        joint, alone = self.best(None), self.best("chunks")
         by_itself = self._by_itself()
         found = {joint: "joint plan"}
         for variant, role in (
@@ -149,9 +149,16 @@ class Planner:
 
     def predicted(self, variant: str) -> float | None:
         """Return a way's predicted seconds; None where DDP reduces the gradients."""
-        way, degrees = variant_parts(variant)
-        if way.startswith("ddp"):
+        if variant_parts(variant)[0].startswith("ddp"):
             return None
+        return replace(self._timed(variant), optimizer=NOTHING).seconds
+
+    def step_seconds(self, variant: str) -> float:
+        """Return a way's predicted seconds with the optimizer's; DDP's are unknown."""
+        return self._timed(variant).seconds
+
+    def _timed(self, variant: str) -> Candidate:
+        way, degrees = variant_parts(variant)
         search = self._pinned(degrees)
         trial = search.trial(_EXCHANGING)
         batches = 2 if way == "two" else 1
@@ -162,7 +169,7 @@ class Planner:
         timed = trial.timed(replace(setting, in_flight=1, between=False))
         if way != "end":
             timed = trial.timed_again(replace(timed, setting=setting))
-        return replace(timed, optimizer=NOTHING).seconds
+        return timed
 
     def exchange_share(self) -> float:
         """Return the share of exchanges in a step of one chunk."""
@@ -176,7 +183,7 @@ class Planner:
         layers = self._case.transformer.num_moe_layers
         return layers * sent / replace(timed, optimizer=NOTHING).seconds
 
-    def _best(self, overlap: Overlap | None) -> str:
+    def best(self, overlap: Overlap | None) -> str:
         """Return the best way of a whole batch, or of two halves in turns."""
         pins = replace(self._problem.pins, overlap=overlap)
         search, _ = search_layouts(replace(self._problem, pins=pins))

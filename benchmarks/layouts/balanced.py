@@ -44,36 +44,56 @@ def balanced_gates(transformer: Transformer, text_BS: torch.Tensor, *, seed: int
     return gates
 
 
+def balanced_gate(
+    x_TD: torch.Tensor,
+    *,
+    num_experts: int,
+    top_k: int,
+    generator: torch.Generator,
+    smallest_scale: float = _SMALLEST_SCALE,
+) -> torch.Tensor:
+    """Return a gate (E, D), in float64, under which those tokens choose all experts about alike.
+
+    Args:
+        smallest_scale: least variance, over the largest, of directions that it looks at.
+    """
+    x_TD = x_TD.double()
+    axes_DR = _white_axes(x_TD, smallest_scale)
+    size = num_experts, axes_DR.shape[1]
+    draws = [
+        torch.randn(size, generator=generator, dtype=torch.float64) @ axes_DR.T
+        for _ in range(_NUM_DRAWS)
+    ]
+    return min(draws, key=lambda gate_ED: rows_of_experts(x_TD @ gate_ED.T, top_k).max())
+
+
+def rows_of_experts(logits_TE: torch.Tensor, top_k: int) -> torch.Tensor:
+    """Return how many tokens choose each expert (E)."""
+    chosen = logits_TE.topk(top_k, dim=-1).indices
+    return torch.bincount(chosen.flatten(), minlength=logits_TE.shape[1])
+
+
 def _set_gate(
     name: str, gates: Gates, generator: torch.Generator
 ) -> Callable[[MoELayer, tuple[torch.Tensor]], None]:
     def hook(layer: MoELayer, inputs: tuple[torch.Tensor]) -> None:
-        x_TD = inputs[0].flatten(0, -2).double()
-        axes_DR = _white_axes(x_TD)
-        size = layer.shape.num_experts, axes_DR.shape[1]
-        draws = [
-            torch.randn(size, generator=generator, dtype=torch.float64) @ axes_DR.T
-            for _ in range(_NUM_DRAWS)
-        ]
-        best = min(draws, key=lambda gate_ED: _busiest(x_TD @ gate_ED.T, layer.shape.top_k))
-        layer.gate.weight.copy_(best)
+        gate_ED = balanced_gate(
+            inputs[0].flatten(0, -2), num_experts=layer.shape.num_experts,
+            top_k=layer.shape.top_k, generator=generator,
+        )  # fmt: skip
+        layer.gate.weight.copy_(gate_ED)
         gates[name] = layer.gate.weight.detach().clone()
 
     return hook
 
 
-def _white_axes(x_TD: torch.Tensor) -> torch.Tensor:
+def _white_axes(x_TD: torch.Tensor, smallest_scale: float) -> torch.Tensor:
     """Return directions (D, R) in which the tokens have no mean and vary alike."""
     mean_D = x_TD.mean(0)
     centred_TD = x_TD - mean_D
     scales_D, axes_DD = torch.linalg.eigh(centred_TD.T @ centred_TD / len(x_TD))
-    usable = scales_D > scales_D[-1] * _SMALLEST_SCALE
+    usable = scales_D > scales_D[-1] * smallest_scale
     axes_DR = axes_DD[:, usable] / scales_D[usable].sqrt()
     unit_D = mean_D / mean_D.norm().clamp(min=_SMALLEST_SCALE)
     white_DR: torch.Tensor = axes_DR - torch.outer(unit_D, unit_D @ axes_DR)
     return white_DR
-
-
-def _busiest(logits_TE: torch.Tensor, top_k: int) -> int:
-    chosen = logits_TE.topk(top_k, dim=-1).indices
-    return int(torch.bincount(chosen.flatten(), minlength=logits_TE.shape[1]).max())
