@@ -32,6 +32,24 @@ _HIGHEST_WITHOUT_FSDP: ZeroStage = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptByExperts:
+    """What routed experts keep for their backward pass, beside their rows and up-projections.
+
+    Args:
+        activations: whether the activation's results are kept unless "moe_act" is recomputed;
+            otherwise they are computed again in any case.
+        results: whether a token's results are kept, one for each of its experts, for the gradients
+            of the combine weights; otherwise these are factors of the activation.
+        router_copies: of the router's scores in float32; three are the logits, the probabilities
+            and the map of the chosen ones.
+    """
+
+    activations: bool = True
+    results: bool = False
+    router_copies: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A runtime, with what it can do.
 
@@ -61,6 +79,7 @@ class Target:
         kernels_per_expert: that both passes launch for each expert of a rank one by one, in
             bfloat16 and in 8 bits: two layers of three GEMMs; rounding of inputs and gradients
             and the order of scales for each of them. 0 where grouped kernels do all at once.
+        kept_by_experts: for the backward pass.
     """
 
     name: TargetName
@@ -86,6 +105,7 @@ class Target:
     offloads_activations: bool = False
     offloads_optimizer: bool = False
     kernels_per_expert: tuple[int, int] = (0, 0)
+    kept_by_experts: KeptByExperts = KeptByExperts()
     sets_sms: bool = False
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
 
@@ -115,10 +135,12 @@ _MEGATRON = Target(
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
         name="moetune", version="this one", source="moetune.runtime",
-        dispatchers=("all_to_all", "hierarchical"), recompute=("full",),
+        dispatchers=("all_to_all", "hierarchical"),
+        recompute=("core_attn", "norm", "mlp", "moe", "full"),
         overlaps=("none", "chunks"), zero=(0, 1), dtypes=("bfloat16",), folds=True,
         exchanges_under_tensor=True, largest=_sizes(etp=1), zero_with_pp=1,
         schedules=("1f1b", "interleaved"), hides_gradients=False,
+        kept_by_experts=KeptByExperts(activations=False, results=True, router_copies=1),
     ),
     "megatron": _MEGATRON,
     "bridge": replace(

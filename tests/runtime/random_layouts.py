@@ -155,13 +155,15 @@ def _shape(rng: random.Random) -> Transformer:
 def _pins(rng: random.Random) -> LayoutRequest:
     """Return what a user may ask for, and a search would leave out.
 
-    Sequences are too short for context parallelism, and ZeRO stage 1 is never slower than 0.
+    Core attention keeps as much where it is computed again, sequences are too short for context
+    parallelism, and ZeRO stage 1 is never slower than 0.
     """
     return LayoutRequest(
         cp=rng.choice((None, None, 2, 3)),
         zero=rng.choice((None, 0)),
         pp=rng.choice((None, None, 2, 3)),
         vpp=rng.choice((None, None, None, 2)),
+        recompute=rng.choice((None, None, None, ("core_attn",), ("core_attn", "moe"))),
     )
 
 

@@ -79,7 +79,7 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
     ("layout", "words"),
     [
         (FoldedLayout(zero=2), "ZeRO stage 2"),
-        (FoldedLayout(recompute=("moe",)), "recomputation of moe"),
+        (FoldedLayout(recompute=("moe_act",)), "recomputation of moe_act"),
         (FoldedLayout(dispatcher="deepep"), "dispatcher deepep"),
         (FoldedLayout(schedule="zero_bubble"), "schedule zero_bubble"),
         (FoldedLayout(offload_optimizer=0.5), "offloaded optimizer"),
