@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName, optimizer_of
-from moetune.domain.pipeline import SCHEDULES, Schedule
+from moetune.domain.pipeline import SCHEDULES, SPLITTING, Schedule
 from moetune.domain.training import (
     DEFAULT_SMS,
     CudaGraphs,
@@ -40,12 +40,15 @@ class KeptByExperts:
             otherwise they are computed again in any case.
         results: whether a token's results are kept, one for each of its experts, for the gradients
             of the combine weights; otherwise these are factors of the activation.
+        gradients_wait: whether those of the up-projections are kept beside them under a schedule
+            that splits the backward pass.
         router_copies: of the router's scores in float32; three are the logits, the probabilities
             and the map of the chosen ones.
     """
 
     activations: bool = True
     results: bool = False
+    gradients_wait: bool = False
     router_copies: int = 3
 
 
@@ -63,6 +66,7 @@ class Target:
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
         schedules: of pipelines; where there are none, pp is 1.
+        splits_recomputed: whether schedules that split the backward pass go with recomputation.
         predicts_apart: whether multi-token prediction may be on an earlier stage than the head.
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
         hides_gradients: whether collectives of gradients and parameters run beside computation.
@@ -95,6 +99,7 @@ class Target:
     largest: MappingProxyType[str, int]
     zero_with_pp: ZeroStage
     schedules: tuple[Schedule, ...] = ("1f1b",)
+    splits_recomputed: bool = True
     predicts_apart: bool = False
     tp_divides_ep: bool = False
     overlap_hidden: float = 0.0
@@ -139,8 +144,11 @@ _KNOWN: dict[TargetName, Target] = {
         recompute=("core_attn", "norm", "mlp", "moe", "full"),
         overlaps=("none", "chunks"), zero=(0, 1), dtypes=("bfloat16",), folds=True,
         exchanges_under_tensor=True, largest=_sizes(etp=1), zero_with_pp=1,
-        schedules=("1f1b", "interleaved"), hides_gradients=False,
-        kept_by_experts=KeptByExperts(activations=False, results=True, router_copies=1),
+        schedules=SCHEDULES, hides_gradients=False,
+        kept_by_experts=KeptByExperts(
+            activations=False, results=True, gradients_wait=True, router_copies=1
+        ),
+        splits_recomputed=False,
     ),
     "megatron": _MEGATRON,
     "bridge": replace(
@@ -246,6 +254,9 @@ def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     if layout.pp > 1 and layout.zero > max(target.zero_with_pp, target.zero[0]):
         yield _cannot(target, f"ZeRO-{layout.zero} with pp {layout.pp}",
                       f"--zero {target.zero_with_pp}, or --pp 1")  # fmt: skip
+    if not target.splits_recomputed and layout.order in SPLITTING and layout.recompute:
+        yield _cannot(target, f"recomputation with {layout.order}, whose weights wait with all "
+                      "that was computed again", "--recompute none")  # fmt: skip
     if not target.folds and layout.dp % layout.ep:
         yield _cannot(target, f"ep {layout.ep} beyond dp {layout.dp}", "an ep that divides dp")
     if layout.tp > 1 and layout.ep > 1 and not target.exchanges_under_tensor:

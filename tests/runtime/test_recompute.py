@@ -1,6 +1,6 @@
 """Blocks that compute modules again: their gradients, and what they keep against the prediction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import pytest
@@ -9,13 +9,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from moetune.comm.group import OneRank
+from moetune.comm.group import Communicator, OneRank
+from moetune.comm.transfer import Done, Transfer
 from moetune.domain.layer import Activation, LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel import context
 from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.solve.training.activations import block_bytes
 
@@ -38,7 +40,7 @@ class Allocations(TorchDispatchMode):
     """Every storage that an operation makes; those that still live are what was kept."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._seen: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(
@@ -51,9 +53,9 @@ class Allocations(TorchDispatchMode):
                 self._seen[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         return made
 
-    def kept_bytes(self, block: TransformerBlock) -> int:
+    def kept_bytes(self, block: torch.nn.Module) -> int:
         """Those beside the parameters, and a CPU's buffers, which every phase overwrites."""
-        for workspace in getattr(block.ffn, "_workspaces", ()):
+        for workspace in getattr(getattr(block, "ffn", None), "_workspaces", ()):
             workspace._memory = None
         own = {one.untyped_storage()._cdata for one in block.parameters()}
         return sum(
@@ -125,6 +127,48 @@ def test_gradients_are_those_without_recomputation(
         assert again is not None
         assert plain is not None
         assert torch.equal(again, plain)
+
+
+class Twice(OneRank):
+    """Two ranks with the same sequences, of which this is the first."""
+
+    def __init__(self) -> None:
+        self.members = (0, 1)
+
+    def all_gather(self, output: torch.Tensor, values: torch.Tensor, *_: object) -> Transfer:
+        output.view(2, -1).copy_(values.reshape(1, -1).expand(2, -1))
+        return Done()
+
+    def reduce_scatter(
+        self,
+        total: torch.Tensor,
+        shards: torch.Tensor | Sequence[torch.Tensor],
+        name: str,  # noqa: ARG002
+    ) -> Transfer:
+        total.copy_(shards[0])
+        return Done()
+
+
+def test_ranks_that_share_a_sequence_keep_their_own_keys_and_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[StorageWeakRef] = []
+    gather = context._gathered
+
+    def noted(pair: torch.Tensor, communicator: Communicator) -> torch.Tensor:
+        gathered = gather(pair, communicator)
+        made.append(StorageWeakRef(gathered.untyped_storage()))
+        return gathered
+
+    monkeypatch.setattr(context, "_gathered", noted)
+    attention = Attention(WIDTH, HEADS, OneRank(), context=Twice())
+    x = torch.randn(1, TOKENS, WIDTH, requires_grad=True)
+    y = attention(x)
+    assert len(made) == 1
+    assert made[0].expired()
+    y.sum().backward()
+    assert len(made) == 2
+    assert made[1].expired()
 
 
 def test_nothing_is_computed_again_without_gradients() -> None:

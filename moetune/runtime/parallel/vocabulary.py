@@ -85,7 +85,7 @@ class VocabParallelHead(TensorParallel):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's logits."""
         linear = linear_of_shards if self.sequence_parallel else linear_of_copies
-        return linear(x, self.weight, self.bias, self.communicator)
+        return linear(x, self.weight, self.bias, self.communicator, self.weight_gradients)
 
 
 def vocab_parallel_cross_entropy(

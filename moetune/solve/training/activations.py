@@ -7,6 +7,7 @@ of routed experts what the target's do. A recomputed module keeps its inputs alo
 from moetune.domain.architecture import Block, Part
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.pipeline import SPLITTING
 from moetune.domain.recurrent import StateSpace
 from moetune.domain.targets import KeptByExperts
 from moetune.domain.training import FoldedLayout, TrainingJob
@@ -114,6 +115,8 @@ def _routed_modules(
     width = part.d_hidden / layout.etp * (part.num_gemms - 1)
     if kept.activations and "moe_act" not in layout.recompute:
         width += part.d_hidden / layout.etp
+    if kept.gradients_wait and layout.order in SPLITTING:
+        width += part.d_hidden / layout.etp * (part.num_gemms - 1)
     found = {
         "router": kept.router_copies * FULL * tokens * part.num_experts,
         "experts": ELEMENT * rows * (part.d_expert + width),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from moetune.domain.architecture import Block
 from moetune.domain.optimizers import optimizer_of
+from moetune.domain.pipeline import SPLITTING
 from moetune.domain.targets import KeptByExperts
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.solve.training.activations import (
@@ -320,7 +321,8 @@ class MemoryModel:
     def _bytes_of_blocks(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
     ) -> list[BlockBytes]:
-        key = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, recompute)
+        splits = layout.order in SPLITTING
+        key = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, splits, recompute)
         found = self._blocks.get(key)
         if found is None:
             one = layout if recompute == layout.recompute else replace(layout, recompute=recompute)
