@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moetune.domain.pipeline import SCHEDULES, SPLITTING
 from tests.ranks import run_ranks
 from tests.runtime import layout_workers
 from tests.runtime.random_layouts import World, trained_worlds
@@ -98,11 +99,13 @@ def _features(one: Held) -> Iterator[str]:
         "experts over context-parallel ranks": layout.cp > 1 and layout.ep > 1,
         "ep beyond dp": layout.ep > layout.dp,
         "replicas of experts": layout.ep > 1 and layout.edp > 1,
-        "interleaved 1F1B": layout.order == "interleaved",
+        **{f"schedule {name}": layout.order == name for name in SCHEDULES[1:]},
+        "split backward passes with tp": layout.order in SPLITTING and layout.tp > 1,
+        "split backward passes with ep": layout.order in SPLITTING and layout.ep > 1,
         "stages of other sizes": layout.stages is not None,
         "chunks": layout.overlap == "chunks",
         "chunks in stages": layout.overlap == "chunks" and layout.pp > 1,
-        "recomputation": bool(layout.recompute),
+        **{f"recomputation of {name}": True for name in layout.recompute},
         "recomputation in stages": bool(layout.recompute) and layout.pp > 1,
         "ZeRO stage 1": layout.zero == 1,
         "ZeRO stage 1 with tp": layout.zero == 1 and layout.tp > 1,

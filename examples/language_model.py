@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from moetune.comm.group import Communicator, OneRank
 from moetune.domain.layout import check_layout, stage_blocks
 from moetune.domain.model import Transformer
 from moetune.domain.paper_decoder import paper_decoder
-from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.domain.training_rules import check_layout as check_folded
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
@@ -55,14 +54,14 @@ class Sharing:
         context: the ranks that share a sequence.
         sequence_parallel: whether tensor-parallel ranks have shards of it between their layers.
         places: of this rank's tokens in the sequence; None for all.
-        recompute: whether blocks are computed again in the backward pass.
+        recompute: modules of a block that are computed again in the backward pass.
     """
 
     tensor: Communicator = field(default_factory=OneRank)
     context: Communicator = field(default_factory=OneRank)
     sequence_parallel: bool = False
     places: torch.Tensor | None = None
-    recompute: bool = False
+    recompute: tuple[Recompute, ...] = ()
 
 
 class LanguageModel(nn.Module):
@@ -100,9 +99,12 @@ class LanguageModel(nn.Module):
             experts = shape.has_experts(block)
             ffn = make_moe() if experts else FeedForward(d_model, d_hidden, tensor, **parallel)
             attention = Attention(
-                d_model, shape.num_heads, tensor, context=sharing.context, **parallel
+                d_model, shape.num_heads, tensor, context=sharing.context,
+                recompute=sharing.recompute, **parallel,
+            )  # fmt: skip
+            self.blocks[str(block)] = TransformerBlock(
+                attention, ffn, d_model, balance, sharing.recompute
             )
-            self.blocks[str(block)] = TransformerBlock(attention, ffn, d_model, balance)
         if self.is_last:
             self.norm = nn.LayerNorm(d_model)
             self.head = VocabParallelHead(d_model, shape.vocab_size, tensor, **parallel)
@@ -126,8 +128,7 @@ class LanguageModel(nn.Module):
             places = torch.arange(x.shape[1]) if places is None else places
             x = self.tokens(x) + self.places(places.to(x.device))
         for block in self.blocks.values():
-            again = self.sharing.recompute and torch.is_grad_enabled()
-            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+            x = block(x)
         return self.head(self.norm(x)) if self.is_last else x
 
 
@@ -168,7 +169,7 @@ def staged_language_model(
     sharing = Sharing(
         tensor=ranks.tensor_communicator, context=ranks.context_communicator,
         sequence_parallel=ranks.sequence_parallel, places=ranks.own_places(shape.length),
-        recompute=isinstance(layout, FoldedLayout) and "full" in layout.recompute,
+        recompute=layout.recompute if isinstance(layout, FoldedLayout) else (),
     )  # fmt: skip
     parts = [
         LanguageModel(

@@ -20,6 +20,7 @@ from moetune.domain.errors import CollectiveError, InputError, MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
+from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.training import FoldedLayout
 from moetune.runtime.parallel.groups import join
 
@@ -48,7 +49,11 @@ def parse(words: list[str]) -> argparse.Namespace:
     for name in ("dp", "cp", "tp", "pp", "vpp", "ep"):
         parser.add_argument(f"--{name}", type=int, default=1)
     parser.add_argument("--zero", type=int, choices=(0, 1), default=1, help="default: 1")
-    parser.add_argument("--recompute", choices=("none", "full"), default="none")
+    parser.add_argument("--schedule", choices=SCHEDULES, help="of a pipeline; default: 1F1B")
+    parser.add_argument(
+        "--recompute", choices=("norm", "mlp", "moe", "core_attn", "full"), nargs="*", default=(),
+        help="modules that the backward pass computes again; default: none",
+    )  # fmt: skip
     parser.add_argument(
         "--expert-parallel",
         choices=("all_to_all", "tensor"),
@@ -123,7 +128,7 @@ def layout_of(arguments: argparse.Namespace, batch: int) -> Layout | FoldedLayou
     return FoldedLayout(
         dp=arguments.dp, cp=arguments.cp, tp=arguments.tp, pp=arguments.pp, vpp=arguments.vpp,
         ep=arguments.ep, zero=arguments.zero, micro_batch=micro_batch,
-        recompute=("full",) if arguments.recompute == "full" else (),
+        recompute=tuple(arguments.recompute), schedule=arguments.schedule,
     )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ import datetime as dt
 import functools
 import os
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing import forkserver
@@ -20,6 +22,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 TIMEOUT_SECONDS = 120
+PULSE_SECONDS = 0.5
+MANY_SECONDS = 10
+"""Pauses that a report tells."""
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED_ONCE = (
     "tests.ranks",
@@ -76,6 +81,27 @@ def warm_context() -> ForkServerContext:
     return context
 
 
+class Pulse(threading.Thread):
+    """The longest time for which this process did not run, because it was stopped or starved.
+
+    A rank that others waited for meanwhile leaves them with a timeout that says nothing of it, and
+    one that is stopped in an exchange times out itself when it goes on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.longest_pause_seconds = 0.0
+        self.start()
+
+    def run(self) -> None:
+        last = time.monotonic()
+        while True:
+            time.sleep(PULSE_SECONDS)
+            now = time.monotonic()
+            self.longest_pause_seconds = max(self.longest_pause_seconds, now - last)
+            last = now
+
+
 def _report(path: Path) -> str:
     return path.read_text() if path.exists() else "the rank was killed or hung"
 
@@ -92,7 +118,7 @@ def _rank(
     os.environ.clear()
     os.environ.update(environment, GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
-    report = ""
+    report, pulse = "", Pulse()
     try:
         dist.init_process_group(
             "gloo",
@@ -104,5 +130,7 @@ def _rank(
         worker(*args)
     except BaseException:  # noqa: BLE001 - everything a rank raises belongs into its report
         report = traceback.format_exc()
+        if pulse.longest_pause_seconds > MANY_SECONDS:
+            report += f"\nthe rank did not run for {pulse.longest_pause_seconds:.0f} s\n"
     (Path(folder) / str(rank)).write_text(report)
     os._exit(0)

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName, optimizer_of
-from moetune.domain.pipeline import SCHEDULES, Schedule
+from moetune.domain.pipeline import SCHEDULES, SPLITTING, Schedule
 from moetune.domain.training import (
     DEFAULT_SMS,
     CudaGraphs,
@@ -32,6 +32,27 @@ _HIGHEST_WITHOUT_FSDP: ZeroStage = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptByExperts:
+    """What routed experts keep for their backward pass, beside their rows and up-projections.
+
+    Args:
+        activations: whether the activation's results are kept unless "moe_act" is recomputed;
+            otherwise they are computed again in any case.
+        results: whether a token's results are kept, one for each of its experts, for the gradients
+            of the combine weights; otherwise these are factors of the activation.
+        gradients_wait: whether those of the up-projections are kept beside them under a schedule
+            that splits the backward pass.
+        router_copies: of the router's scores in float32; three are the logits, the probabilities
+            and the map of the chosen ones.
+    """
+
+    activations: bool = True
+    results: bool = False
+    gradients_wait: bool = False
+    router_copies: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A runtime, with what it can do.
 
@@ -43,6 +64,7 @@ class Target:
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
         schedules: of pipelines; where there are none, pp is 1.
+        splits_recomputed: whether schedules that split the backward pass go with recomputation.
         predicts_apart: whether multi-token prediction may be on an earlier stage than the head.
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
         hides_gradients: whether collectives of gradients and parameters run beside computation.
@@ -59,6 +81,7 @@ class Target:
         kernels_per_expert: that both passes launch for each expert of a rank one by one, in
             bfloat16 and in 8 bits: two layers of three GEMMs; rounding of inputs and gradients
             and the order of scales for each of them. 0 where grouped kernels do all at once.
+        kept_by_experts: for the backward pass.
     """
 
     name: TargetName
@@ -72,6 +95,7 @@ class Target:
     largest: MappingProxyType[str, int]
     zero_with_pp: ZeroStage
     schedules: tuple[Schedule, ...] = ("1f1b",)
+    splits_recomputed: bool = True
     predicts_apart: bool = False
     tp_divides_ep: bool = False
     overlap_hidden: float = 0.0
@@ -82,6 +106,7 @@ class Target:
     offloads_activations: bool = False
     offloads_optimizer: bool = False
     kernels_per_expert: tuple[int, int] = (0, 0)
+    kept_by_experts: KeptByExperts = KeptByExperts()
     sets_sms: bool = False
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
 
@@ -111,9 +136,14 @@ _MEGATRON = Target(
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
         name="moetune", version="this one", source="moetune.runtime",
-        dispatchers=("all_to_all", "hierarchical"), recompute=("full",),
+        dispatchers=("all_to_all", "hierarchical"),
+        recompute=("core_attn", "norm", "mlp", "moe", "full"),
         overlaps=("none", "chunks"), zero=(0, 1), dtypes=("bfloat16",), largest=_sizes(etp=1),
-        zero_with_pp=1, schedules=("1f1b", "interleaved"), hides_gradients=False,
+        zero_with_pp=1, schedules=SCHEDULES, hides_gradients=False,
+        kept_by_experts=KeptByExperts(
+            activations=False, results=True, gradients_wait=True, router_copies=1
+        ),
+        splits_recomputed=False,
     ),
     "megatron": _MEGATRON,
     "bridge": replace(
@@ -216,6 +246,9 @@ def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     if layout.pp > 1 and layout.zero > max(target.zero_with_pp, target.zero[0]):
         yield _cannot(target, f"ZeRO-{layout.zero} with pp {layout.pp}",
                       f"--zero {target.zero_with_pp}, or --pp 1")  # fmt: skip
+    if not target.splits_recomputed and layout.order in SPLITTING and layout.recompute:
+        yield _cannot(target, f"recomputation with {layout.order}, whose weights wait with all "
+                      "that was computed again", "--recompute none")  # fmt: skip
     if target.tp_divides_ep and layout.ep > 1 and layout.ep % layout.tp:
         yield _cannot(target, f"ep {layout.ep} with tp {layout.tp}", "an ep that tp divides")
 

@@ -99,7 +99,8 @@ def _written(layout: FoldedLayout) -> str:
 def _not_expressed(layout: FoldedLayout) -> Iterator[str]:
     """Yield what the parts of the model, which are the user's, have to do themselves."""
     if layout.recompute:
-        yield "recomputation of blocks: call them by torch.utils.checkpoint in the parts"
+        modules = ", ".join(layout.recompute)
+        yield f"recomputation of {modules}: call them by moetune.runtime.parallel.recompute"
     if layout.pp > 1:
         yield f"pp {layout.pp}: the parts of the stages are the model's own"
     if layout.tp > 1:

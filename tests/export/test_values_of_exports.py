@@ -480,7 +480,11 @@ def test_stages_by_hand_are_exported_block_by_block(tmp_path: Path) -> None:
     [
         ("megatron", {"schedule": "zero_bubble"}, "schedule zero_bubble"),
         ("bridge", {"schedule": "dualpipe_v", "vpp": 2}, "schedule dualpipe_v"),
-        ("moetune", {"schedule": "zero_bubble", "vpp": 1}, "schedule zero_bubble"),
+        (
+            "moetune",
+            {"schedule": "zero_bubble", "vpp": 1, "recompute": ["full"]},
+            "recomputation with zero_bubble",
+        ),
         ("torchtitan", {"schedule": "1f1b", "vpp": 1, "micro_batch": 64}, "4 micro-batches in 8"),
     ],
 )

@@ -3,6 +3,7 @@
 What ranks do with them is in `layout_workers`. B sequences, S tokens each.
 """
 
+import contextlib
 import itertools
 import random
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from examples.language_model import LanguageModel, next_token_loss
 from moetune.domain.layer import Activation, LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.paper_decoder import paper_decoder
-from moetune.domain.pipeline import StageLetters, stages_of_sizes
+from moetune.domain.pipeline import SPLITTING, StageLetters, stages_of_sizes
 from moetune.domain.targets import find_target
 from moetune.domain.training import Degrees, FoldedLayout, LayoutRequest, TrainingJob
 from moetune.runtime.moe.expert_layer import ExpertLayer
@@ -78,7 +79,7 @@ def draw_worlds(num_ranks: int, rng: random.Random) -> Iterator[World]:
         shape = _shape(rng)
         job = TrainingJob(
             decoder=paper_decoder("random", shape), world_size=num_ranks,
-            global_batch=num_ranks * rng.choice((1, 1, 2)), length=shape.length,
+            global_batch=num_ranks * rng.choice((1, 1, 1, 2)), length=shape.length,
         )  # fmt: skip
         space = LayoutSpace(job=job, target=find_target("moetune"))
         layouts = [*space.layouts(_pins(rng))]
@@ -104,6 +105,22 @@ def trained_worlds(num_ranks: int, count: int, seed: int) -> list[tuple[World, T
 
 def train_alone(world: World) -> Trained:
     """Train the whole model on whole batches in this process."""
+    with _one_thread():
+        return _train_alone(world)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread: several wait for each other longer than such small models take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _train_alone(world: World) -> Trained:
     layer, margins = world.shape.moe, [1.0]
 
     def make_moe() -> MoELayer:
@@ -155,13 +172,16 @@ def _shape(rng: random.Random) -> Transformer:
 def _pins(rng: random.Random) -> LayoutRequest:
     """Return what a user may ask for, and a search would leave out.
 
-    Sequences are too short for context parallelism, and ZeRO stage 1 is never slower than 0.
+    Core attention keeps as much where it is computed again, sequences are too short for context
+    parallelism, and ZeRO stage 1 is never slower than 0.
     """
     return LayoutRequest(
         cp=rng.choice((None, None, 2, 3)),
         zero=rng.choice((None, 0)),
         pp=rng.choice((None, None, 2, 3)),
         vpp=rng.choice((None, None, None, 2)),
+        schedule=rng.choice((None,) * 6 + tuple(sorted(SPLITTING))),
+        recompute=rng.choice((None, None, None, ("core_attn",), ("core_attn", "moe"))),
     )
 
 

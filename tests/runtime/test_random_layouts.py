@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
+from moetune.domain.pipeline import SCHEDULES, SPLITTING
 from moetune.domain.training import FoldedLayout
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.zero import BufferOptimizer, parameter_buffers
@@ -19,8 +20,8 @@ from tests.ranks import run_ranks
 from tests.runtime import layout_workers
 from tests.runtime.random_layouts import World, draw_worlds, trained_worlds
 
-SEED = 2
-SAMPLE = {2: 12, 3: 5, 4: 9, 6: 4}
+SEED = 3
+SAMPLE = {2: 100, 3: 40, 4: 48, 6: 12}
 """Worlds by their ranks. `python -m benchmarks.random_layouts` trains thousands."""
 
 
@@ -39,11 +40,20 @@ def test_a_layout_of_the_planner_trains_to_the_losses_and_weights_of_one_process
 def test_the_sample_has_all_that_the_planner_offers() -> None:
     worlds = [world for ranks, count in SAMPLE.items() for world in _first(ranks, count)]
     layouts = [world.layout for world in worlds]
+    splitting = [one for one in layouts if one.order in SPLITTING]
     for what, found in {
         "experts across tp": [one for one in layouts if one.tp > 1 and one.ep > one.dp * one.cp],
         "experts beyond dp": [one for one in layouts if one.ep > one.dp],
         "context parallelism": [one for one in layouts if one.cp > 1],
-        "interleaved stages": [one for one in layouts if one.order == "interleaved"],
+        **{f"schedule {name}": [one for one in layouts if one.order == name] for name in SCHEDULES},
+        "split passes under tp": [one for one in splitting if one.tp > 1],
+        "split passes of experts that exchange": [one for one in splitting if one.ep > 1],
+        "split passes with chunks": [one for one in splitting if one.overlap == "chunks"],
+        "split passes with ZeRO-1": [one for one in splitting if one.zero],
+        **{
+            f"recomputation of {name}": [one for one in layouts if name in one.recompute]
+            for name in ("norm", "mlp", "moe", "core_attn", "full")
+        },
         "fewer micro-batches than stages": [
             world.layout for world in worlds
             if world.global_batch < world.layout.micro_batch * world.layout.dp * world.layout.pp
@@ -79,9 +89,9 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
     ("layout", "words"),
     [
         (FoldedLayout(zero=2), "ZeRO stage 2"),
-        (FoldedLayout(recompute=("moe",)), "recomputation of moe"),
+        (FoldedLayout(recompute=("moe_act",)), "recomputation of moe_act"),
         (FoldedLayout(dispatcher="deepep"), "dispatcher deepep"),
-        (FoldedLayout(schedule="zero_bubble"), "schedule zero_bubble"),
+        (FoldedLayout(recompute=("norm",), schedule="zero_bubble"), "recomputation with zero_b"),
         (FoldedLayout(offload_optimizer=0.5), "offloaded optimizer"),
         (FoldedLayout(etp=2), "ep·etp"),
         (FoldedLayout(dp=2), "2 ranks"),

@@ -11,6 +11,7 @@ import torch
 
 from moetune.comm.agree import Opening, agree_on_tokens
 from moetune.comm.group import Communicator
+from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.placement import places_of
 from moetune.runtime.moe.cells import Cells
@@ -150,6 +151,11 @@ class AllToAllLayer(PlannedLayer):
         self._tracker.add(*dispatch.tensors)
         if dispatch.is_single_chunk or decision.strategy == "none":
             return KeepActivations(context=context, dispatch=dispatch, order=decision.order)
+        if self.weight_gradients is not None:
+            raise InputError(
+                f"strategy {decision.strategy!r} reuses memory that gradients of weights wait in",
+                'use the strategy "none" with a schedule that splits the backward pass',
+            )
         offload = Offload(
             decision.strategy, self._host, num_rows=dispatch.num_received, layer=self.shape,
             like=x_TD, is_needed=torch.is_grad_enabled(), is_fused=self.experts.form is not None,

@@ -19,6 +19,7 @@ from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
 from moetune.domain.quantization import Quantization
 from moetune.domain.samples import ALONE_CHUNKS
+from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.dispatch import PhaseOrder
 from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.turns import BatchTurn
@@ -118,6 +119,7 @@ class PipelineContext:
     Args:
         turn: of the step's batch, where it overlaps another one.
         form: of fused experts, in place of the activation.
+        weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
     """
 
     communicator: Communicator
@@ -129,6 +131,7 @@ class PipelineContext:
     gradient_queue: GradientQueue = field(default_factory=NoGradients)
     turn: BatchTurn | None = None
     form: FusedForm | None = None
+    weight_gradients: WeightGradients | None = None
 
     @property
     def tracker(self) -> MemoryTracker:

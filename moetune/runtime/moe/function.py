@@ -12,12 +12,14 @@ T tokens, K choices, D model width.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.domain.layer import Phase
+from moetune.runtime.delayed import add_gradient
 from moetune.runtime.moe.executor import Executor, Handlers, PipelineContext, Schedule
 from moetune.runtime.moe.expert_grads import ParameterGrads
 from moetune.runtime.moe.experts import ExpertWeights, WantedGrads
@@ -122,6 +124,8 @@ class ExpertFunction(torch.autograd.Function):
         with policy.context.workspace.guard("a forward pass"):
             y_TD, saved = _run_forward(policy, x_TD, weights_TK, parameters)
         ctx.policy = policy
+        if policy.context.weight_gradients is not None:
+            ctx.parameters = parameters  # a checkpoint would return copies of saved ones
         ctx.save_for_backward(weights_TK, *saved, *parameters)
         return y_TD
 
@@ -145,14 +149,31 @@ class ExpertFunction(torch.autograd.Function):
                 phase = policy.backward(inputs)
                 phase.begin()
                 phase.executor.run(phase.schedule, phase)
-                phase.grads.finish()  # while the last results travel
+                waiting = policy.context.weight_gradients
+                if waiting is None:
+                    phase.grads.finish()  # while the last results travel
                 grad_x_TD, grad_weights_TK = phase.finish()
                 policy.context.gradient_queue.behind_phase()
             finally:
                 policy.release()
+            if waiting is not None:
+                waiting.put(partial(_add_later, policy, phase.grads, ctx.parameters))
+                return grad_x_TD, grad_weights_TK, None, *(None for _ in parameters)
             grads = phase.grads.totals()
             policy.context.gradients.sum_replicas(grads)
             return grad_x_TD, grad_weights_TK, None, *grads
+
+
+def _add_later(
+    policy: MemoryPolicy, made: ParameterGrads, parameters: Sequence[torch.Tensor | None]
+) -> None:
+    """Make the gradients of the parameters, and add them to theirs."""
+    made.finish()
+    grads = made.totals()
+    policy.context.gradients.sum_replicas(grads)
+    for parameter, grad in zip(parameters, grads, strict=True):
+        if parameter is not None and grad is not None:
+            add_gradient(parameter, grad)
 
 
 def _run_forward(

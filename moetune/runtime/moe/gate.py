@@ -15,6 +15,7 @@ from torch import nn
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
+from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.gate_function import GateFunction, counts_of
 from moetune.runtime.moe.placement import cut, local_part
 from moetune.runtime.moe.workspace import MemoryTracker
@@ -66,6 +67,8 @@ class Gate(nn.Module):
         InputError: capacity_factor is not above 0.
     """
 
+    weight_gradients: WeightGradients | None = None
+
     def __init__(
         self,
         layer: LayerShape,
@@ -108,7 +111,7 @@ class Gate(nn.Module):
         with torch.autocast(x_TD.device.type, enabled=False):
             weights_TK, experts_TK, mean_E, share_E, passed_TD = GateFunction.apply(  # type: ignore[no-untyped-call]
                 x_TD, self.weight, self.layer.top_k, self.normalize_topk, self._tracker,
-                self._communicator,
+                self._communicator, self.weight_gradients,
             )  # fmt: skip
             return Routing(
                 x_TD=passed_TD,

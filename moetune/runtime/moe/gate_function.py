@@ -10,6 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.comm.group import Communicator
+from moetune.runtime.delayed import WeightGradients, add_gradient
 from moetune.runtime.moe.products import widened_mm
 from moetune.runtime.moe.workspace import MemoryTracker
 
@@ -35,6 +36,7 @@ class GateFunction(torch.autograd.Function):
         normalize: bool,
         tracker: MemoryTracker,
         communicator: Communicator | None,
+        delayed: WeightGradients | None,
     ) -> tuple[torch.Tensor, ...]:
         """Return weights and experts (T, K), mean probabilities and shares of pairs (E,), and x."""
         dtype = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
@@ -46,6 +48,9 @@ class GateFunction(torch.autograd.Function):
         tracker.add(probabilities_TE, weights_TK, experts_TK)
         ctx.normalize, ctx.tracker, ctx.communicator = normalize, tracker, communicator
         ctx.num_tokens = num_tokens
+        # Sums over the shards of a sequence do not wait: they are an exchange.
+        is_delayed = delayed is not None and communicator is None
+        ctx.delayed = (delayed, weight_ED) if is_delayed else None
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(experts_TK, share_E)
         ctx.save_for_backward(x_TD, weight_ED, probabilities_TE, experts_TK)
@@ -116,7 +121,7 @@ def _gate_grads(
 ) -> tuple[torch.Tensor | None, ...]:
     x_TD, weight_ED, probabilities_TE, experts_TK = ctx.saved_tensors
     if grad_TK is None and grad_E is None:
-        return grad_x_TD, None, None, None, None, None
+        return grad_x_TD, None, None, None, None, None, None
     grad_TE = ctx.tracker.empty(
         "the gradient of the gate", probabilities_TE.shape, probabilities_TE
     ).zero_()
@@ -131,20 +136,34 @@ def _gate_grads(
     grad_TE.addcmul_(probabilities_TE, grad_TE.sum(dim=-1, keepdim=True), value=-1)
     with torch.autocast(x_TD.device.type, enabled=False):
         halves_T2E = _halves(grad_TE) if _has_wide_products(x_TD, weight_ED) else None
-        grad_ED = None
-        if ctx.needs_input_grad[1]:
-            grad_ED = _grad_of_weight(grad_TE, halves_T2E, x_TD)
+        grad_ED = _weight_grads(ctx, grad_TE, halves_T2E, x_TD)
         if ctx.needs_input_grad[0]:
             grad_x_TD = torch.zeros_like(x_TD) if grad_x_TD is None else grad_x_TD
             if halves_T2E is not None:
                 grad_x_TD.addmm_(halves_T2E, torch.cat((weight_ED, weight_ED)))
             else:
                 _add_gemm(grad_x_TD, grad_TE, weight_ED)
+    if grad_ED is not None and ctx.communicator is not None:
+        ctx.communicator.all_reduce(grad_ED, "the sum of the gate's gradient").wait()
     if grad_ED is not None:
-        if ctx.communicator is not None:
-            ctx.communicator.all_reduce(grad_ED, "the sum of the gate's gradient").wait()
         grad_ED = grad_ED.to(weight_ED.dtype)
-    return grad_x_TD, grad_ED, None, None, None, None
+    return grad_x_TD, grad_ED, None, None, None, None, None
+
+
+def _weight_grads(
+    ctx: Any,  # noqa: ANN401
+    grad_TE: torch.Tensor,
+    halves_T2E: torch.Tensor | None,
+    x_TD: torch.Tensor,
+) -> torch.Tensor | None:
+    """Return the weight's gradient, None where it is not wanted, or waits."""
+    if not ctx.needs_input_grad[1]:
+        return None
+    if ctx.delayed is None:
+        return _grad_of_weight(grad_TE, halves_T2E, x_TD)
+    waiting, parameter = ctx.delayed
+    waiting.put(lambda: add_gradient(parameter, _grad_of_weight(grad_TE, halves_T2E, x_TD)))
+    return None
 
 
 def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:

@@ -13,7 +13,7 @@ import torch
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, slices_of
+from moetune.runtime.moe.dispatch import Dispatch, GroupedRows, PhaseOrder, slices_of
 from moetune.runtime.moe.executor import Executor, PipelineContext, pipelined_schedule
 from moetune.runtime.moe.expert_grads import DeferredGrads, ExpertGrads, ParameterGrads
 from moetune.runtime.moe.experts import SavedActivations
@@ -62,6 +62,7 @@ class _KeepPhase(ABC):
         self._order: PhaseOrder = getattr(dispatch, phase)
         self._layout = dispatch.layout(self._order)
         self._is_grouped = dispatch.grouped is not None
+        self._waits = policy.context.weight_gradients is not None
         self._places_R = by_expert(dispatch, self._order.chunk_pieces)
         self._sent = slices_of(map(sum, self._order.send_counts))
         self._tracker = policy.context.tracker
@@ -85,9 +86,9 @@ class _KeepPhase(ABC):
         shapes: dict[str, Shape] = {"rows": (num_rows, width)}
         if self._places_R is not None:
             shapes["wire"] = received
-        if is_backward:
+        if is_backward and not self._waits:
             shapes["received"] = received
-        if self._is_grouped:  # results are what the kernels make
+        if self._is_grouped or (is_backward and self._waits):  # results are what the kernels make
             return shapes
         if not is_backward:
             shapes["results"] = received
@@ -195,7 +196,14 @@ class _KeepBackward(_KeepPhase):
 
     def __init__(self, policy: KeepActivations, inputs: PhaseInputs) -> None:
         super().__init__(policy, "backward", inputs)
-        self._received_RD = self._buffers["received"]
+        if self._waits:  # longer than the buffers of a phase
+            self._received_RD = self._tracker.empty(
+                "the gradients of results",
+                (policy.dispatch.num_received, inputs.values_TD.shape[1]),
+                inputs.values_TD,
+            )
+        else:
+            self._received_RD = self._buffers["received"]
         self._picked_TKD, self._inputs_RD, *tensors = inputs.saved
         self._activations = [
             SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
@@ -233,17 +241,24 @@ class _KeepBackward(_KeepPhase):
         if self._is_grouped:
             saved = self._activations[part.piece]
             return self.grads.run(rows, inputs, saved, part, None)
-        return self.grads.run(rows, inputs, self._activations[0].chunk(part.rows), part, rows)
+        saved, into = self._activations[0].chunk(part.rows), None if self._waits else rows
+        return self.grads.run(rows, inputs, saved, part, into)
 
     def _make_grads(self, dispatch: Dispatch, inputs: PhaseInputs) -> ParameterGrads:
-        if dispatch.grouped is None:
+        grouped = dispatch.grouped
+        if grouped is None and not self._waits:
             return ExpertGrads(
                 inputs.experts, inputs.wanted, self._order.degree, self._buffers, self._tracker
             )
+        if grouped is None:
+            grouped = GroupedRows.of(
+                dispatch.counts.receive_PCL.sum(0), dispatch.num_received,
+                like=inputs.values_TD, bias=inputs.experts.b1 is not None,
+            )  # fmt: skip
         products = DeferredProducts(
             dispatch.counts.rows_CL, dispatch.counts.receive_PCL.sum((0, 1)),
-            by_expert_in_step(dispatch), dispatch.grouped.one_hot_RL, self._tracker,
-            scale=inputs.wanted.scale, scaled=inputs.experts.scaled,
+            by_expert_in_step(dispatch), grouped.one_hot_RL, self._tracker,
+            scale=inputs.wanted.scale, scaled=inputs.experts.scaled, is_grouped=self._is_grouped,
         )  # fmt: skip
         return DeferredGrads(
             inputs.experts, inputs.wanted, self._inputs_RD, self._received_RD, products

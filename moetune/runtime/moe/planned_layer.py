@@ -24,6 +24,7 @@ from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.quantization import Quantization
 from moetune.domain.routing_record import RoutingRecord
 from moetune.domain.training import BATCHES_IN_TURNS
+from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.decisions import LayerDecisions
 from moetune.runtime.moe.executor import GradientQueue, NoGradients, PipelineContext
 from moetune.runtime.moe.expert_module import LocalExperts
@@ -69,11 +70,13 @@ class PlannedLayer(nn.Module, ABC):
         sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
         quantization: of the experts' products and of the rows on the wire; None for neither.
         gradient_queue: of dense gradients, sent between the exchanges of backward phases.
+        weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
     """
 
     expert_parallel: ClassVar[ExpertParallel]
     experts: LocalExperts
     pad_to_capacity = False
+    weight_gradients: WeightGradients | None = None
 
     def __init__(
         self,
@@ -259,7 +262,7 @@ class PlannedLayer(nn.Module, ABC):
             communicator=self._exchanging, activation=self.shape.activation, recorder=recorder,
             workspace=self._workspaces[current_batch()], gradients=self.experts.gradients,
             quantization=self.quantization, gradient_queue=self.gradient_queue,
-            turn=current_turn(), form=self.experts.form,
+            turn=current_turn(), form=self.experts.form, weight_gradients=self.weight_gradients,
         )  # fmt: skip
 
     @property

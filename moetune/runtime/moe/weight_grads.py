@@ -115,6 +115,7 @@ class DeferredProducts:
         one_hot_RL: of the rows' experts, by (piece, expert); None without biases.
         scale: factor of the gradients.
         scaled: products in 8 bits; None where the layer is not quantized.
+        is_grouped: whether one kernel multiplies the rows of all experts.
     """
 
     def __init__(
@@ -127,8 +128,9 @@ class DeferredProducts:
         *,
         scale: float = 1.0,
         scaled: ScaledProducts | None = None,
+        is_grouped: bool = True,
     ) -> None:
-        self._scaled = scaled
+        self._scaled, self._is_grouped = scaled, is_grouped
         self._rows_L = [sum(cells) for cells in zip(*rows_CL, strict=True)]
         self._ends_L = counts_L.cumsum(0, dtype=torch.int32)
         self._places_R, self._tracker, self._scale = places_R, tracker, scale
@@ -165,7 +167,7 @@ class DeferredProducts:
         made = None
         if self._scaled is not None:
             made = self._scaled.grad_weights(x, y, self._ends_L, self._rows_L, dtype)
-        is_apart = self._scaled is not None and self._scaled.emulates
+        is_apart = not self._is_grouped or (self._scaled is not None and self._scaled.emulates)
         if made is None and (is_apart or dtype != x.dtype or not len(x)):
             return self._one_by_one(x, y, dtype)
         if made is None:

@@ -4,6 +4,7 @@ Profiles measure the host's work of a block on these modules, and the example's 
 built of them. B sequences, S tokens each, D model width.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 from moetune.comm.group import Communicator, OneRank
+from moetune.domain.training import Recompute
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.parallel.context import causal_attention
+from moetune.runtime.parallel.recompute import computed_again, with_norm_again
 from moetune.runtime.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
 
@@ -22,6 +25,7 @@ class Attention(nn.Module):
     Args:
         sequence_parallel: whether x and the result are these ranks' shards of the sequence.
         context: the ranks that share a sequence; None is this rank alone.
+        recompute: "core_attn" gathers keys and values, and attends, again in the backward pass.
     """
 
     def __init__(
@@ -32,8 +36,10 @@ class Attention(nn.Module):
         *,
         sequence_parallel: bool = False,
         context: Communicator | None = None,
+        recompute: Collection[Recompute] = (),
     ) -> None:
         super().__init__()
+        self.core_again = "core_attn" in recompute
         self.num_heads = num_heads // communicator.num_ranks
         self.context = OneRank() if context is None else context
         self.qkv = ColumnParallelLinear(
@@ -48,7 +54,10 @@ class Attention(nn.Module):
         qkv = self.qkv(x_BSD)
         heads = qkv.unflatten(-1, (self.num_heads, 3, -1)).permute(3, 0, 2, 1, 4)
         query, key, value = heads
-        mixed = causal_attention(query, key, value, self.context)
+        if self.core_again:
+            mixed = computed_again(causal_attention, query, key, value, self.context)
+        else:
+            mixed = causal_attention(query, key, value, self.context)
         result: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return result
 
@@ -83,22 +92,53 @@ class TransformerBlock(nn.Module):
 
     Args:
         balance: weight of the experts' balance loss, added to the gradients alone.
+        recompute: modules that the backward pass computes again: "full" the block, "mlp" the dense
+            FFN with its norm, "moe" the experts with their exchanges, "norm" the norm before them.
+            The attention has its own.
     """
 
-    def __init__(self, attention: Attention, ffn: nn.Module, d_model: int, balance: float) -> None:
+    def __init__(
+        self,
+        attention: Attention,
+        ffn: nn.Module,
+        d_model: int,
+        balance: float,
+        recompute: Collection[Recompute] = (),
+    ) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.attention = attention
         self.ffn = ffn
         self.balance = balance
+        self.recompute = frozenset(recompute)
 
     def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D)."""
+        if "full" in self.recompute:
+            return computed_again(self._both_parts, x_BSD)
+        return self._both_parts(x_BSD)
+
+    def _both_parts(self, x_BSD: torch.Tensor) -> torch.Tensor:
         x_BSD = x_BSD + self.attention(self.norm1(x_BSD))
-        x_BSD = x_BSD + self.ffn(self.norm2(x_BSD))
+        x_BSD = x_BSD + self._fed(x_BSD)
         if self.balance and isinstance(self.ffn, ExpertLayer):
             x_BSD = _WithLoss.apply(x_BSD, self.ffn.aux_loss, self.balance)  # type: ignore[no-untyped-call]
         return x_BSD
+
+    def _fed(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Return the FFN's output, computed as `recompute` says."""
+        has_experts, norm_again = isinstance(self.ffn, ExpertLayer), "norm" in self.recompute
+        if ("moe" if has_experts else "mlp") not in self.recompute:
+            if has_experts and norm_again:
+                return with_norm_again(self.norm2, self.ffn, x_BSD)
+            return self._normed_and_fed(x_BSD)
+        if has_experts and not norm_again:
+            return computed_again(self.ffn, self.norm2(x_BSD))
+        return computed_again(self._normed_and_fed, x_BSD)
+
+    def _normed_and_fed(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.ffn(self.norm2(x_BSD))
+        return y
 
 
 class _WithLoss(torch.autograd.Function):

@@ -2,14 +2,17 @@
 
 Rank r of c has chunks r and 2c − 1 − r of 2c, so that all ranks have as much of the causal mask.
 Each chunk's queries meet the keys before them, aligned at the end, for which torch's attention has
-fused kernels (Llama 3, §3.3.2, gathers keys and values, too).
+fused kernels (Llama 3, §3.3.2, gathers keys and values, too). Only a rank's own keys and values are
+kept for the backward pass, which gathers them again.
 
 B sequences, H heads, S tokens, s of them on this rank, K width of a head.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
@@ -42,18 +45,19 @@ def causal_attention(
             query_BHsK, key_BHsK, value_BHsK, is_causal=True
         )
     pair = torch.stack([key_BHsK, value_BHsK])
-    key_BHSK, value_BHSK = _Gather.apply(pair, communicator)  # type: ignore[no-untyped-call]
+    both_2BHSK: torch.Tensor = _Gather.apply(pair, communicator)  # type: ignore[no-untyped-call]
+    key_BHSK, value_BHSK = both_2BHSK
     ends = _ends(key_BHSK.shape[2], communicator)
-    return torch.cat(
-        [
+    again = _GatheredAgain(both_2BHSK, (key_BHsK, value_BHsK), communicator)
+    with saved_tensors_hooks(again.pack, again.unpack):
+        attended = [
             functional.scaled_dot_product_attention(
                 query, key_BHSK[:, :, :end], value_BHSK[:, :, :end],
                 attn_mask=causal_lower_right(query.shape[2], end),
             )
             for query, end in zip(query_BHsK.chunk(2, dim=2), ends, strict=True)
-        ],
-        dim=2,
-    )  # fmt: skip
+        ]  # fmt: skip
+    return torch.cat(attended, dim=2)
 
 
 def _ends(length: int, communicator: Communicator) -> tuple[int, int]:
@@ -69,11 +73,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pair: torch.Tensor, communicator: Communicator) -> torch.Tensor:  # noqa: ANN401
         ctx.communicator = communicator
-        ranks = communicator.num_ranks
-        parts = pair.new_empty((ranks, *pair.shape))
-        communicator.all_gather(parts, pair.contiguous(), _GATHER).wait()
-        low, high = parts.chunk(2, dim=4)  # (ranks, 2, B, H, s / 2, K)
-        return torch.cat([*low, *high.flip(0)], dim=3)
+        return _gathered(pair, communicator)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
@@ -86,3 +86,60 @@ class _Gather(torch.autograd.Function):
         total = torch.empty_like(shards[0])
         communicator.reduce_scatter(total, shards, _SCATTER).wait()
         return total, None
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A view of the gathered keys and values, as `as_strided` takes it."""
+
+    place: tuple[Any, ...]
+
+
+class _GatheredAgain:
+    """Hooks for saved tensors: views of what was gathered are kept as places in it.
+
+    The first one that a backward pass asks for gathers all, the last one lets it go.
+
+    Args:
+        own: this rank's keys and values, (B, H, s, K) each.
+    """
+
+    def __init__(
+        self,
+        gathered: torch.Tensor,
+        own: tuple[torch.Tensor, torch.Tensor],
+        communicator: Communicator,
+    ) -> None:
+        self._place = gathered.untyped_storage().data_ptr()
+        self._own = [one.detach() for one in own]
+        self._communicator = communicator
+        self._num_views = self._num_left = 0
+        self._gathered: torch.Tensor | None = None
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor | _View:
+        """Return what is kept."""
+        if tensor.untyped_storage().data_ptr() != self._place:
+            return tensor
+        self._num_views += 1
+        return _View((tensor.shape, tensor.stride(), tensor.storage_offset()))
+
+    def unpack(self, kept: torch.Tensor | _View) -> torch.Tensor:
+        """Return the tensor; all ranks ask for the same ones in the same order."""
+        if isinstance(kept, torch.Tensor):
+            return kept
+        if self._gathered is None:
+            self._gathered = _gathered(torch.stack(self._own), self._communicator)
+            self._num_left = self._num_views
+        view = self._gathered.as_strided(*kept.place)
+        self._num_left -= 1
+        if not self._num_left:
+            self._gathered = None
+        return view
+
+
+def _gathered(pair: torch.Tensor, communicator: Communicator) -> torch.Tensor:
+    """Return all ranks' keys and values, (2, B, H, S, K), in the order of the sequence."""
+    parts = pair.new_empty((communicator.num_ranks, *pair.shape))
+    communicator.all_gather(parts, pair.contiguous(), _GATHER).wait()
+    low, high = parts.chunk(2, dim=4)  # (ranks, 2, B, H, s / 2, K)
+    return torch.cat([*low, *high.flip(0)], dim=3)

@@ -1,19 +1,34 @@
 """Torch's schedule of a layout: the order of the stages' passes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
 
 from moetune.domain.layout import Layout
+from moetune.domain.pipeline import Schedule
 from moetune.domain.training import FoldedLayout
 
-TorchSchedule = Schedule1F1B | ScheduleGPipe | ScheduleInterleaved1F1B
+_OfSeveral = (
+    ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble | ScheduleZBVZeroBubble
+    | ScheduleDualPipeV
+)  # fmt: skip
+TorchSchedule = Schedule1F1B | ScheduleGPipe | _OfSeveral
+_OF_SEVERAL: Mapping[Schedule, type[_OfSeveral]] = MappingProxyType({
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+    "zero_bubble_v": ScheduleZBVZeroBubble,
+    "dualpipe_v": ScheduleDualPipeV,
+})  # fmt: skip
 
 
 def torch_schedule(
@@ -27,13 +42,11 @@ def torch_schedule(
     Args:
         loss_of: the loss of a micro-batch, scaled.
     """
-    several = len(stages) > 1
+    order: Schedule = "interleaved" if len(stages) > 1 else "1f1b"
     if isinstance(layout, FoldedLayout):
-        several = layout.order == "interleaved"
-    if several:
-        return ScheduleInterleaved1F1B(
-            [*stages], num_micro_batches, loss_fn=loss_of, scale_grads=False
-        )
+        order = layout.order
+    if order in _OF_SEVERAL:
+        return _OF_SEVERAL[order]([*stages], num_micro_batches, loss_fn=loss_of, scale_grads=False)
     # With fewer micro-batches than stages 1F1B is all forward passes, then all backward passes.
     kind = Schedule1F1B if num_micro_batches >= layout.pp else ScheduleGPipe
     return kind(stages[0], num_micro_batches, loss_fn=loss_of, scale_grads=False)

@@ -10,6 +10,8 @@ Parameters that every rank has meet other tokens on each: their gradients are pa
 B sequences, S tokens each, s of them on this rank, D model width.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch.nn import functional
 
 from moetune.comm.group import Communicator
 from moetune.comm.transfer import Transfer
+from moetune.runtime.delayed import WeightGradients, add_gradient
 
 _GATHER, _SCATTER = "the gathering of sequence shards", "the sums of sequence shards"
 
@@ -27,14 +30,24 @@ def shard_of(x_BSD: torch.Tensor, communicator: Communicator, dim: int = 1) -> t
 
 
 def linear_of_shards(
-    x_BsD: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, communicator: Communicator
+    x_BsD: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    communicator: Communicator,
+    delayed: WeightGradients | None = None,
 ) -> torch.Tensor:
-    """Return x·weightᵀ + bias for the whole sequence, of which each rank has a shard: (B, S, …)."""
-    kind = x_BsD.device.type
+    """Return x·weightᵀ + bias for the whole sequence, of which each rank has a shard: (B, S, …).
+
+    Args:
+        delayed: where the gathering for the weight's gradient waits, and its product.
+    """
+    kind, parameter = x_BsD.device.type, weight
     if torch.is_autocast_enabled(kind):  # whose choice a function of one's own does not see
         dtype = torch.get_autocast_dtype(kind)
         x_BsD, weight, bias = x_BsD.to(dtype), weight.to(dtype), bias.to(dtype)
-    y: torch.Tensor = _LinearOfShards.apply(x_BsD, weight, bias, communicator)  # type: ignore[no-untyped-call]
+    y: torch.Tensor = _LinearOfShards.apply(  # type: ignore[no-untyped-call]
+        x_BsD, weight, bias, communicator, None if delayed is None else (delayed, parameter)
+    )
     return y
 
 
@@ -54,29 +67,33 @@ class _LinearOfShards(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor,
         communicator: Communicator,
+        delayed: tuple[WeightGradients, torch.Tensor] | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(x_BsD, weight)
-        ctx.communicator = communicator
+        ctx.communicator, ctx.delayed = communicator, delayed
         return functional.linear(_gathered(x_BsD, communicator), weight, bias)
 
     @staticmethod
     def backward(
         ctx: Any,  # noqa: ANN401
         grad: torch.Tensor,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None]:
         x_BsD, weight = ctx.saved_tensors
         grad_x = grad_weight = grad_bias = gathering = scattering = None
-        if ctx.needs_input_grad[1]:
+        if ctx.needs_input_grad[1] and ctx.delayed is not None:
+            waiting, parameter = ctx.delayed
+            waiting.put_gathered(partial(_start_product, parameter, grad, x_BsD, ctx.communicator))
+        elif ctx.needs_input_grad[1]:
             gathering = _Gathering(x_BsD, ctx.communicator)
         if ctx.needs_input_grad[0]:
             scattering = _Scattering(grad.matmul(weight), ctx.communicator)
         if gathering is not None:
-            grad_weight = grad.flatten(0, -2).T.mm(gathering.wait().flatten(0, -2))
+            grad_weight = _grad_of_weight(grad, gathering)
         if ctx.needs_input_grad[2]:
             grad_bias = grad.flatten(0, -2).sum(dim=0)
         if scattering is not None:
             grad_x = scattering.wait()
-        return grad_x, grad_weight, grad_bias, None
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 class _SumsToShards(torch.autograd.Function):
@@ -119,6 +136,18 @@ class _Scattering:
         """Return (B, s, D)."""
         self._transfer.wait()
         return self._shard
+
+
+def _grad_of_weight(grad: torch.Tensor, gathering: _Gathering) -> torch.Tensor:
+    return grad.flatten(0, -2).T.mm(gathering.wait().flatten(0, -2))
+
+
+def _start_product(
+    parameter: torch.Tensor, grad: torch.Tensor, x_BsD: torch.Tensor, communicator: Communicator
+) -> Callable[[], None]:
+    """Gather the input; return what adds the weight's gradient."""
+    gathering = _Gathering(x_BsD, communicator)
+    return lambda: add_gradient(parameter, _grad_of_weight(grad, gathering))
 
 
 def _gathered(x_BsD: torch.Tensor, communicator: Communicator) -> torch.Tensor:

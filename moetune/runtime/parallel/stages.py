@@ -18,9 +18,12 @@ from moetune.comm.gloo import communicator_of
 from moetune.comm.transfer import GroupRank
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layout import check_micro_batches
+from moetune.domain.pipeline import SPLITTING
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_rules import micro_batch_rules
+from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.all_to_all import AllToAllLayer
+from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.schedules import TorchSchedule, torch_schedule
@@ -200,6 +203,7 @@ def _pipeline_stages(
     num_stages = ranks.layout.pp * len(parts)
     inputs, outputs = shapes.inputs[:micro_batch], shapes.outputs[:micro_batch]
     between = shapes.between[:micro_batch].requires_grad_()
+    splits = isinstance(ranks.layout, FoldedLayout) and ranks.layout.order in SPLITTING
     return [
         PipelineStage(
             part,
@@ -209,9 +213,19 @@ def _pipeline_stages(
             input_args=inputs if index == 0 else between,
             output_args=outputs if index == num_stages - 1 else between,
             group=ranks.mesh.get_group("pp"),
+            dw_builder=_weight_gradients(part).take if splits else None,
         )
         for part, index in zip(parts, ranks.stages(len(parts)), strict=True)
     ]
+
+
+def _weight_gradients(part: nn.Module) -> WeightGradients:
+    """Return where the weights' products of a part wait from now on."""
+    waiting = WeightGradients()
+    for module in part.modules():
+        if isinstance(module, TensorParallel | AllToAllLayer | Gate):
+            module.weight_gradients = waiting
+    return waiting
 
 
 def _micro_batches(

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from moetune.comm.group import Communicator
+from moetune.comm.group import Communicator, OneRank
+from moetune.runtime.delayed import WeightGradients, add_gradient
 from moetune.runtime.parallel.sequence import linear_of_shards, sums_to_shards
 
 _GRADIENT = "the sum of a tensor-parallel gradient"
@@ -32,10 +33,12 @@ class TensorParallelModule(nn.Module):
     Attributes:
         whole: sizes of the layer before it is cut.
         cut: names of the parameters of which each rank has a part, with the dimension.
+        weight_gradients: where the weight's product waits in a backward pass; None for nowhere.
     """
 
     cut: ClassVar[Mapping[str, int]] = MappingProxyType({"weight": 0, "bias": 0})
     weight: nn.Parameter
+    weight_gradients: WeightGradients | None = None
 
     def __init__(
         self, whole: tuple[int, int], communicator: Communicator, *, sequence_parallel: bool
@@ -67,7 +70,7 @@ class ColumnParallelLinear(TensorParallelModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's outputs."""
         linear = linear_of_shards if self.sequence_parallel else linear_of_copies
-        return linear(x, self.weight, self.bias, self.communicator)
+        return linear(x, self.weight, self.bias, self.communicator, self.weight_gradients)
 
 
 class RowParallelLinear(TensorParallelModule):
@@ -92,27 +95,38 @@ class RowParallelLinear(TensorParallelModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs, equal on all ranks, or this rank's shard of them."""
-        if self.communicator.num_ranks == 1:
-            return functional.linear(x, self.weight, self.bias)
-        if self.sequence_parallel:
-            sums = sums_to_shards(functional.linear(x, self.weight), self.communicator)
-            return sums + self.bias
-        return reduce_from_ranks(functional.linear(x, self.weight), self.communicator) + self.bias
+        bias = self.bias if self.communicator.num_ranks == 1 else None
+        y = linear_of_copies(x, self.weight, bias, OneRank(), self.weight_gradients)
+        if bias is not None:
+            return y
+        add = sums_to_shards if self.sequence_parallel else reduce_from_ranks
+        return add(y, self.communicator) + self.bias
 
 
 def linear_of_copies(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, communicator: Communicator
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    communicator: Communicator,
+    delayed: WeightGradients | None = None,
 ) -> torch.Tensor:
     """Return x·weightᵀ + bias for an x that all ranks have.
 
     Backward, the ranks' gradients of x are summed by an all-reduce, beside the weight's gradient.
+
+    Args:
+        delayed: where that gradient waits instead.
     """
-    if communicator.num_ranks == 1:
+    if communicator.num_ranks == 1 and delayed is None:
         return functional.linear(x, weight, bias)
-    kind = x.device.type
+    kind, parameter = x.device.type, weight
     if torch.is_autocast_enabled(kind):  # whose choice a function of one's own does not see
-        x, weight, bias = (one.to(torch.get_autocast_dtype(kind)) for one in (x, weight, bias))
-    y: torch.Tensor = _LinearOfCopies.apply(x, weight, bias, communicator)  # type: ignore[no-untyped-call]
+        dtype = torch.get_autocast_dtype(kind)
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    y: torch.Tensor = _LinearOfCopies.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, communicator, None if delayed is None else (delayed, parameter)
+    )
     return y
 
 
@@ -135,30 +149,34 @@ class _LinearOfCopies(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401
         x: torch.Tensor,
         weight: torch.Tensor,
-        bias: torch.Tensor,
+        bias: torch.Tensor | None,
         communicator: Communicator,
+        delayed: tuple[WeightGradients, torch.Tensor] | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.communicator = communicator
+        ctx.communicator, ctx.delayed = communicator, delayed
         return functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(
         ctx: Any,  # noqa: ANN401
         grad: torch.Tensor,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
         grad_x = grad_weight = grad_bias = transfer = None
         if ctx.needs_input_grad[0]:
             grad_x = grad.matmul(weight).contiguous()
             transfer = ctx.communicator.all_reduce(grad_x, _GRADIENT)
-        if ctx.needs_input_grad[1]:
-            grad_weight = grad.flatten(0, -2).T.mm(x.flatten(0, -2))
+        if ctx.needs_input_grad[1] and ctx.delayed is not None:
+            waiting, parameter = ctx.delayed
+            waiting.put(lambda: add_gradient(parameter, _grad_of_weight(grad, x)))
+        elif ctx.needs_input_grad[1]:
+            grad_weight = _grad_of_weight(grad, x)
         if ctx.needs_input_grad[2]:
             grad_bias = grad.flatten(0, -2).sum(dim=0)
         if transfer is not None:
             transfer.wait()
-        return grad_x, grad_weight, grad_bias, None
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 class _ReduceFromRanks(torch.autograd.Function):
@@ -173,6 +191,10 @@ class _ReduceFromRanks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401, ARG004
         return grad, None
+
+
+def _grad_of_weight(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return grad.flatten(0, -2).T.mm(x.flatten(0, -2))
 
 
 def _share(whole: torch.Tensor, dim: int, communicator: Communicator) -> torch.Tensor:

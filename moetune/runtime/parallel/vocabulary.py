@@ -89,7 +89,7 @@ class VocabParallelHead(TensorParallelModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's logits."""
         linear = linear_of_shards if self.sequence_parallel else linear_of_copies
-        return linear(x, self.weight, self.bias, self.communicator)
+        return linear(x, self.weight, self.bias, self.communicator, self.weight_gradients)
 
 
 def vocab_parallel_cross_entropy(

@@ -1,27 +1,32 @@
 """Bytes of one block's activations that a micro-batch leaves for its backward pass on a rank.
 
-bfloat16 tensors that Megatron-Core with Transformer Engine keeps, FlashAttention without scores.
-A recomputed module keeps its inputs alone.
+bfloat16 tensors that Megatron-Core with Transformer Engine keeps, FlashAttention without scores;
+of routed experts what the target's do. A recomputed module keeps its inputs alone.
 """
 
 from moetune.domain.architecture import Block, Part
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.pipeline import SPLITTING
 from moetune.domain.recurrent import StateSpace
+from moetune.domain.targets import KeptByExperts
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.units import dtype_bytes
 
 ELEMENT, FULL = dtype_bytes("bfloat16"), dtype_bytes("float32")
-_ROUTER_COPIES = 3
-"""Of the router's scores in float32: logits, probabilities and the map of the chosen ones."""
+AS_MEGATRON = KeptByExperts()
 
 
-def block_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> float:
+def block_bytes(
+    block: Block, job: TrainingJob, layout: FoldedLayout, kept: KeptByExperts = AS_MEGATRON
+) -> float:
     """Return the bytes of a block for one micro-batch."""
-    return sum(block_modules(block, job, layout).values())
+    return sum(block_modules(block, job, layout, kept).values())
 
 
-def block_modules(block: Block, job: TrainingJob, layout: FoldedLayout) -> dict[str, float]:
+def block_modules(
+    block: Block, job: TrainingJob, layout: FoldedLayout, kept: KeptByExperts = AS_MEGATRON
+) -> dict[str, float]:
     """Return the bytes of a block for one micro-batch by module.
 
     "inputs" are those of the norms, which the residual sum needs anyway; "norms" what they write.
@@ -33,7 +38,7 @@ def block_modules(block: Block, job: TrainingJob, layout: FoldedLayout) -> dict[
     norms = sum(not _norm_is_freed(part, layout) for part in block.parts)
     found = {"inputs": residual * len(block.parts), "norms": residual * norms}
     for part in block.parts:
-        for name, size in _part_modules(part, job, layout, tokens).items():
+        for name, size in _part_modules(part, job, layout, tokens, kept).items():
             found[name] = found.get(name, 0.0) + size
     return found
 
@@ -61,14 +66,14 @@ def workspace_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> flo
 
 
 def _part_modules(
-    part: Part, job: TrainingJob, layout: FoldedLayout, tokens: float
+    part: Part, job: TrainingJob, layout: FoldedLayout, tokens: float, kept: KeptByExperts
 ) -> dict[str, float]:
     if isinstance(part, DenseFfn):
         return {} if "mlp" in layout.recompute else {"mlp": _ffn_bytes(part, tokens)}
     if isinstance(part, RoutedExperts):
         if "moe" in layout.recompute:
             return {}
-        return _routed_modules(part, tokens * most_rows(part, job, layout), tokens, layout)
+        return _routed_modules(part, tokens * most_rows(part, job, layout), tokens, layout, kept)
     widths = part.widths
     inner = sum(widths.values()) + _kept_inside(part)
     if isinstance(part, LatentAttention) and "mla_up_proj" in layout.recompute:
@@ -105,15 +110,19 @@ def most_rows(part: RoutedExperts, job: TrainingJob, layout: FoldedLayout) -> fl
 
 
 def _routed_modules(
-    part: RoutedExperts, rows: float, tokens: float, layout: FoldedLayout
+    part: RoutedExperts, rows: float, tokens: float, layout: FoldedLayout, kept: KeptByExperts
 ) -> dict[str, float]:
     width = part.d_hidden / layout.etp * (part.num_gemms - 1)
-    if "moe_act" not in layout.recompute:
+    if kept.activations and "moe_act" not in layout.recompute:
         width += part.d_hidden / layout.etp
+    if kept.gradients_wait and layout.order in SPLITTING:
+        width += part.d_hidden / layout.etp * (part.num_gemms - 1)
     found = {
-        "router": _ROUTER_COPIES * FULL * tokens * part.num_experts,
+        "router": kept.router_copies * FULL * tokens * part.num_experts,
         "experts": ELEMENT * rows * (part.d_expert + width),
     }
+    if kept.results:
+        found["experts"] += ELEMENT * tokens * part.mean_top_k * part.d_expert
     if part.shared is not None and "shared_experts" not in layout.recompute:
         found["shared_experts"] = _ffn_bytes(part.shared, tokens)
     return found

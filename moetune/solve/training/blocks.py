@@ -168,7 +168,7 @@ class BlockTable:
         """Yield each kind's modules, its passes, and by how long they are longer than the host."""
         host = self._host_seconds(layout)
         for times, launched in zip(self._times_of_kinds(layout), host, strict=True):
-            device = device_passes(times, layout)
+            device = device_passes(times, layout, self.target.kept_by_experts)
             yield times, device, device.forward + device.backward - launched
 
     def _host_seconds(self, layout: FoldedLayout) -> tuple[float, ...]:

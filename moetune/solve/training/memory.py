@@ -11,8 +11,15 @@ from typing import NamedTuple
 
 from moetune.domain.architecture import Block
 from moetune.domain.optimizers import optimizer_of
+from moetune.domain.pipeline import SPLITTING
+from moetune.domain.targets import KeptByExperts
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
-from moetune.solve.training.activations import ELEMENT, block_modules, workspace_bytes
+from moetune.solve.training.activations import (
+    AS_MEGATRON,
+    ELEMENT,
+    block_modules,
+    workspace_bytes,
+)
 from moetune.solve.training.offload import (
     BUFFERED_BLOCKS,
     HOST_OPTIMIZER_BYTES,
@@ -103,11 +110,13 @@ class MemoryModel:
 
     Args:
         logit_bytes: of one logit at the loss, with its gradient (`Target.logit_bytes`).
+        kept_by_experts: for their backward pass (`Target.kept_by_experts`).
     """
 
     job: TrainingJob
     stages: DecoderStages
     logit_bytes: int = 6
+    kept_by_experts: KeptByExperts = AS_MEGATRON
     _blocks: dict[_Key, list[BlockBytes]] = field(default_factory=dict, init=False, repr=False)
     _parameters: dict[_Key, tuple[float, float]] = field(
         default_factory=dict, init=False, repr=False
@@ -312,39 +321,38 @@ class MemoryModel:
     def _bytes_of_blocks(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
     ) -> list[BlockBytes]:
-        key = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, recompute)
+        splits = layout.order in SPLITTING
+        key = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, splits, recompute)
         found = self._blocks.get(key)
         if found is None:
             one = layout if recompute == layout.recompute else replace(layout, recompute=recompute)
             kinds = self.job.decoder.kinds
             plain = self._bytes_of_blocks(layout, ()) if recompute else [None] * len(kinds)
             found = self._blocks[key] = [
-                _block_bytes(kind, self.job, one, other)
-                for kind, other in zip(kinds, plain, strict=True)
+                self._of_block(kind, one, other) for kind, other in zip(kinds, plain, strict=True)
             ]
         return found
+
+    def _of_block(self, block: Block, layout: FoldedLayout, plain: BlockBytes | None) -> BlockBytes:
+        """Return the bytes of a block.
+
+        Args:
+            plain: those without recomputation; None where these are they.
+        """
+        modules = block_modules(block, self.job, layout, self.kept_by_experts)
+        total = sum(modules.values())
+        again = 0.0 if plain is None else plain.total - total
+        return BlockBytes(
+            modules=modules,
+            total=total,
+            workspace=again + workspace_bytes(block, self.job, layout),
+        )
 
     def _logits(self, layout: FoldedLayout) -> float:
         """Return the logits and their gradient."""
         tokens = layout.micro_batch * self.job.length / layout.cp
         vocab = -(-self.job.decoder.vocab_size // layout.tp)
         return self.logit_bytes * tokens * vocab
-
-
-def _block_bytes(
-    block: Block, job: TrainingJob, layout: FoldedLayout, plain: BlockBytes | None
-) -> BlockBytes:
-    """Return the bytes of a block.
-
-    Args:
-        plain: those without recomputation; None where these are they.
-    """
-    modules = block_modules(block, job, layout)
-    total = sum(modules.values())
-    again = 0.0 if plain is None else plain.total - total
-    return BlockBytes(
-        modules=modules, total=total, workspace=again + workspace_bytes(block, job, layout)
-    )
 
 
 def _shard(layout: FoldedLayout, dense: float, experts: float) -> float:

@@ -197,9 +197,11 @@ class LayoutSpace:
         """Return the lists of modules that the runtime recomputes and the model has."""
         if pins.recompute is not None:
             return (pins.recompute,)
-        able = [one for one in _RECOMPUTES if {*one} <= {*self.target.recompute}]
-        has = self.job.decoder.modules
-        return list(dict.fromkeys(tuple(module for module in one if module in has) for one in able))
+        has, able = self.job.decoder.modules, {*self.target.recompute}
+        if not self.target.kept_by_experts.activations:
+            has -= {"moe_act"}  # which are computed again in any case
+        lists = (tuple(module for module in one if module in has) for one in _RECOMPUTES)
+        return [one for one in dict.fromkeys(lists) if {*one} <= able]
 
     def dispatchers(self, layout: FoldedLayout, pins: LayoutRequest) -> list[TokenDispatcher]:
         """Return the dispatchers that go with a layout; without other ranks they are one."""

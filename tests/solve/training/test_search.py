@@ -161,7 +161,11 @@ def test_what_a_search_answers_is_among_all_layouts() -> None:
     ("target", "pins", "what"),
     [
         ("moetune", LayoutRequest(tp=2, etp=2), "etp 2"),
-        ("moetune", LayoutRequest(pp=2, schedule="zero_bubble"), "schedule zero_bubble"),
+        (
+            "moetune",
+            LayoutRequest(pp=2, schedule="zero_bubble", recompute=("full",)),
+            "recomputation with zero_bubble",
+        ),
         ("torchtitan", LayoutRequest(recompute=("moe_act",)), "recomputation of moe_act"),
         ("transformers", LayoutRequest(pp=2), "pp 2"),
         ("megatron", LayoutRequest(pp=2, vpp=1, ep=4, overlap="batch"), "virtual stages"),
