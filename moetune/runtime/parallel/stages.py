@@ -64,6 +64,7 @@ class Stages:
         parts: this rank's modules, one for each of `ranks.stages(len(parts))`. Several of them
             are interleaved, unless a folded layout has another schedule.
         num_micro_batches: of a data-parallel rank's batch; a folded layout has their size.
+        gives_inputs: every part is called with the first one's inputs, too, as `inputs`.
 
     Raises:
         InputError: the schedule does not take so many micro-batches.
@@ -77,13 +78,14 @@ class Stages:
         loss_of: LossOf,
         shapes: Shapes,
         num_micro_batches: int | None = None,
+        gives_inputs: bool = False,
     ) -> None:
         num_micro_batches = _micro_batches(
             ranks, num_micro_batches, num_sequences=len(shapes.inputs), stages_per_rank=len(parts)
         )
         self.parts = nn.ModuleList(parts)
         self.ranks = ranks
-        self._batch = len(shapes.inputs)
+        self._batch, self._gives_inputs = len(shapes.inputs), gives_inputs
         self._buffers = _buffers(self.parts, ranks)
         share = 1 / (num_micro_batches * ranks.layout.dp * ranks.cp)
         stages = _pipeline_stages(parts, ranks, shapes, self._batch // num_micro_batches)
@@ -168,6 +170,7 @@ class Stages:
                 target=targets if self._is_last else None,
                 losses=losses,
                 return_outputs=False,
+                **({"inputs": inputs} if self._gives_inputs else {}),
             )
         except RuntimeError as error:
             if isinstance(error.__cause__, MoetuneError):  # torch wraps errors of a stage
