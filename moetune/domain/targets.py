@@ -44,6 +44,7 @@ class Target:
             which works on tokens that the ranks already share.
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
+        zero_with_tp: highest ZeRO stage beside tensor parallelism.
         schedules: of pipelines; where there are none, pp is 1.
         predicts_apart: whether multi-token prediction may be on an earlier stage than the head.
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
@@ -75,6 +76,7 @@ class Target:
     exchanges_under_tensor: bool
     largest: MappingProxyType[str, int]
     zero_with_pp: ZeroStage
+    zero_with_tp: ZeroStage = 3
     schedules: tuple[Schedule, ...] = ("1f1b",)
     predicts_apart: bool = False
     tp_divides_ep: bool = False
@@ -116,8 +118,8 @@ _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
         name="moetune", version="this one", source="moetune.runtime",
         dispatchers=("all_to_all", "hierarchical"), recompute=("full",),
-        overlaps=("none", "chunks"), zero=(0, 1), dtypes=("bfloat16",), folds=True,
-        exchanges_under_tensor=True, largest=_sizes(etp=1), zero_with_pp=1,
+        overlaps=("none", "chunks"), zero=(0, 1, 3), dtypes=("bfloat16",), folds=True,
+        exchanges_under_tensor=True, largest=_sizes(etp=1), zero_with_pp=3, zero_with_tp=1,
         schedules=("1f1b", "interleaved"), hides_gradients=False,
     ),
     "megatron": _MEGATRON,
@@ -224,6 +226,9 @@ def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     if layout.pp > 1 and layout.zero > max(target.zero_with_pp, target.zero[0]):
         yield _cannot(target, f"ZeRO-{layout.zero} with pp {layout.pp}",
                       f"--zero {target.zero_with_pp}, or --pp 1")  # fmt: skip
+    if layout.tp > 1 and layout.zero > target.zero_with_tp:
+        yield _cannot(target, f"ZeRO-{layout.zero} with tp {layout.tp}",
+                      f"--zero {target.zero_with_tp}, or --tp 1")  # fmt: skip
     if not target.folds and layout.dp % layout.ep:
         yield _cannot(target, f"ep {layout.ep} beyond dp {layout.dp}", "an ep that divides dp")
     if layout.tp > 1 and layout.ep > 1 and not target.exchanges_under_tensor:

@@ -20,8 +20,6 @@ from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.parallel.model_stage import Places, on_meta, twin_of
 
 
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
     """What a forward pass tells of a model.
@@ -146,7 +144,7 @@ class _Trace(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: object,  # noqa: ARG002
+        types: object,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
@@ -185,7 +183,7 @@ class _Trace(TorchFunctionMode):
         self,
         number: int,
         block: None,  # noqa: ARG002 - a place without one
-        x: torch.Tensor,
+        x: Any,  # noqa: ANN401 - what the model gives
         *args: Any,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401
     ) -> torch.Tensor:
@@ -195,7 +193,7 @@ class _Trace(TorchFunctionMode):
                 f"block {number} is called when {self._called} is next",
                 "call every block once, in order",
             )
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        if not (isinstance(x, torch.Tensor) and x.is_floating_point()):
             raise InputError(
                 f"block {number} is not called with hidden states as its first argument",
                 "call blocks as in `x = block(x)`; more arguments may follow",
@@ -235,7 +233,9 @@ class _Trace(TorchFunctionMode):
             )
         for what, value in (("returns", outputs), ("gives its blocks", self._hidden)):
             if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) != batch:
-                found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+                found = (
+                    tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+                )
                 raise InputError(
                     f"{name} {what} {found}, not a tensor of {batch} sequences",
                     "keep the sequences in the first dimension",

@@ -68,9 +68,7 @@ class Places(nn.ModuleList):
         super().__init__()
         for number, block in blocks.items():
             self.add_module(str(number), block)
-        self._places = [
-            _Place(number, blocks.get(number), call) for number in range(num_blocks)
-        ]
+        self._places = [_Place(number, blocks.get(number), call) for number in range(num_blocks)]
 
     def __len__(self) -> int:
         """Return the number of the model's blocks."""
@@ -192,6 +190,36 @@ class ModelStage(nn.Module):
         return found
 
 
+class _Elsewhere(TorchFunctionMode):
+    """Computes on the meta device what depends on other stages.
+
+    Attributes:
+        where: "elsewhere", before and behind the stage, where tensors on the meta device may meet
+            others; "here", where none may; "block", where none is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where: _Where = "here"
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        kwargs = kwargs or {}
+        if self.where == "block" or not has_meta(args, kwargs):
+            return func(*args, **kwargs)
+        # Some of torch's functions return numbers for a real tensor and one on the meta device.
+        args, kwargs = on_meta((args, kwargs))
+        found = func(*args, **kwargs)
+        if self.where == "here" and has_meta(found):
+            raise _missing(getattr(func, "__name__", str(func)))
+        return found
+
+
 @dataclass(kw_only=True)
 class _Crossing:
     """Where a forward pass enters the stage and leaves it.
@@ -205,7 +233,7 @@ class _Crossing:
     recompute: bool
     received: torch.Tensor | None = None
     left: torch.Tensor | None = None
-    mode: "_Elsewhere" = field(default_factory=lambda: _Elsewhere())
+    mode: _Elsewhere = field(default_factory=_Elsewhere)
 
     def begin(self, x: torch.Tensor) -> None:
         """Start a forward pass."""
@@ -239,7 +267,12 @@ class _Crossing:
         return x
 
     def _run(
-        self, number: int, block: nn.Module, x: torch.Tensor, args: Any, kwargs: Any  # noqa: ANN401
+        self,
+        number: int,
+        block: nn.Module,
+        x: torch.Tensor,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> torch.Tensor:
         if has_meta(x, args, kwargs):
             raise _missing(f"block {number}")
@@ -260,36 +293,6 @@ class _Crossing:
         return found
 
 
-class _Elsewhere(TorchFunctionMode):
-    """Computes on the meta device what depends on other stages.
-
-    Attributes:
-        where: "elsewhere", before and behind the stage, where tensors on the meta device may meet
-            others; "here", where none may; "block", where none is.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.where: _Where = "here"
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,  # noqa: ARG002
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        kwargs = kwargs or {}
-        if self.where == "block" or not has_meta(args, kwargs):
-            return func(*args, **kwargs)
-        # Some of torch's functions return numbers for a real tensor and one on the meta device.
-        args, kwargs = on_meta((args, kwargs))
-        found = func(*args, **kwargs)
-        if self.where == "here" and has_meta(found):
-            raise _missing(getattr(func, "__name__", str(func)))
-        return found
-
-
 def has_meta(*values: Any) -> bool:  # noqa: ANN401
     """Return whether a tensor among the values is on the meta device."""
     return any(isinstance(one, torch.Tensor) and one.is_meta for one in tree_leaves(values))
@@ -303,9 +306,7 @@ def on_meta(values: Any) -> Any:  # noqa: ANN401
 def _shape_of(value: torch.Tensor) -> torch.Tensor:
     if value.is_meta:
         return value
-    return torch.empty_strided(
-        value.shape, value.stride(), dtype=value.dtype, device="meta"
-    )
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def _missing(what: str) -> InputError:

@@ -6,6 +6,7 @@ values, from a seed and the module's name.
 
 import zlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,9 +54,7 @@ def equal_values(model: nn.Module, ranks: ParallelGroups, world: Communicator) -
                 value.copy_(there)
 
 
-def spread_experts(
-    model: nn.Module, ranks: ParallelGroups, kept: Iterable[nn.Module]
-) -> None:
+def spread_experts(model: nn.Module, ranks: ParallelGroups, kept: Iterable[nn.Module]) -> None:
     """Replace the layers of experts by ones over the ranks of the layout; a collective.
 
     Their gates stay the modules that they are, and experts keep their values.
@@ -125,7 +124,8 @@ def give_memory(module: nn.Module, device: torch.device | str) -> None:
     """Give parameters and buffers on the meta device memory, without values."""
     made: dict[int, torch.Tensor] = {}
     for each in module.modules():
-        for values in (each._parameters, each._buffers):  # noqa: SLF001 - named ones skip tied ones
+        tensors: tuple[dict[str, Any], ...] = each._parameters, each._buffers  # noqa: SLF001 - named ones skip tied ones
+        for values in tensors:
             for name, value in values.items():
                 if value is None or not value.is_meta:
                     continue
@@ -188,6 +188,4 @@ def add_balance(blocks: Iterable[nn.Module], weight: float) -> None:
                     f"{name} has no balance loss: its router is the model's own",
                     "give balance=0, and add the router's loss to your own",
                 )
-            layer.register_forward_hook(
-                lambda one, _, y: with_loss(y, one.aux_loss, weight)
-            )
+            layer.register_forward_hook(lambda one, _, y: with_loss(y, one.aux_loss, weight))

@@ -16,7 +16,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.pipeline import stage_sizes
 from moetune.domain.training import FoldedLayout
 from moetune.runtime.moe.placement import cut, is_dtensor, local_part
-from moetune.runtime.parallel.chain import Chain, find_blocks, trace_chain
+from moetune.runtime.parallel.chain import Chain, trace_chain
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.model_stage import ModelStage, StageRange
 from moetune.runtime.parallel.own_layers import (
@@ -40,6 +40,10 @@ class ParallelModel(Stages):
             part of the global batch that this rank trains on.
     """
 
+    def own_part(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return this rank's sequences (B / dp, …) of a global batch (B, …)."""
+        return batch.tensor_split(self.ranks.layout.dp)[self.ranks.replica]
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return this rank's parameters and buffers under the model's own names.
 
@@ -49,6 +53,7 @@ class ParallelModel(Stages):
         """
         found: dict[str, torch.Tensor] = {}
         for part in self.parts:
+            assert isinstance(part, ModelStage)  # noqa: S101 - `parallel_model` makes them
             found |= part.model.state_dict()
         return found
 
@@ -88,7 +93,7 @@ def parallel_model(
     loss_of: LossOf,
     num_sequences: int,
     length: int,
-    blocks: str | None = None,
+    blocks: nn.ModuleList,
     balance: float = 0.0,
     seed: int = 0,
 ) -> ParallelModel:
@@ -98,6 +103,7 @@ def parallel_model(
         ranks: of a folded layout.
         num_sequences: of a data-parallel rank in one step.
         length: of a sequence.
+        blocks: of the model.
 
     Raises:
         InputError: the layout cannot run the model.
@@ -105,18 +111,17 @@ def parallel_model(
     """
     layout = ranks.layout
     assert isinstance(layout, FoldedLayout)  # noqa: S101 - `check_generic`
-    found = find_blocks(model, blocks)
     inputs = torch.empty((layout.micro_batch, length), dtype=torch.int64, device="meta")
     named_layers(model)
-    chain = trace_chain(model, found, inputs)
-    every = stage_ranges(layout, len(found))
+    chain = trace_chain(model, blocks, inputs)
+    every = stage_ranges(layout, len(blocks))
     if len(every) > 1 and chain.uncuttable:
         raise InputError(
             f"{type(model).__name__} cannot be cut into {len(every)} stages: {chain.uncuttable}",
             "pass hidden states alone from block to block, or plan with --pp 1",
         )
     mine = [every[number] for number in ranks.stages()]
-    kept = [found[number] for one in mine for number in one.blocks]
+    kept = [blocks[number] for one in mine for number in one.blocks]
     from_meta = any(one.is_meta for one in model.parameters())
     if from_meta:
         check_can_draw(model)
@@ -188,8 +193,6 @@ def _stage(
         for one in model.parameters()
         if id(one) in chain.first | chain.last and id(one) not in owned
     }
-    stage = ModelStage(
-        model, chain.blocks, part, elsewhere, recompute="full" in layout.recompute
-    )
+    stage = ModelStage(model, chain.blocks, part, elsewhere, recompute="full" in layout.recompute)
     give_memory(stage, ranks.mesh.device_type)
     return stage.to(ranks.mesh.device_type)

@@ -8,6 +8,7 @@ in the same order on all of them.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,12 @@ from moetune.domain.training import FoldedLayout
 from moetune.domain.training_rules import micro_batch_rules
 from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.parallel.fully_sharded import (
+    Hidden,
+    ShardedParameters,
+    is_fully_sharded,
+    shard_fully,
+)
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.schedules import TorchSchedule, torch_schedule
 from moetune.runtime.parallel.tensor import TensorParallel
@@ -86,7 +93,12 @@ class Stages:
         self.parts = nn.ModuleList(parts)
         self.ranks = ranks
         self._batch, self._gives_inputs = len(shapes.inputs), gives_inputs
-        self._buffers = _buffers(self.parts, ranks)
+        self._buffers: Sequence[ParameterBuffer | ShardedParameters]
+        if is_fully_sharded(ranks):
+            self._buffers = shard_fully(self.parts, ranks)
+            parts = [Hidden(part) for part in parts]
+        else:
+            self._buffers = _buffers(self.parts, ranks)
         share = 1 / (num_micro_batches * ranks.layout.dp * ranks.cp)
         stages = _pipeline_stages(parts, ranks, shapes, self._batch // num_micro_batches)
         self._is_first = any(stage.is_first for stage in stages)
@@ -97,11 +109,11 @@ class Stages:
         )  # fmt: skip
 
     def optimizer(self, make: MakeOptimizer) -> BufferOptimizer:
-        """Return an optimizer of all parameters, in shards where the layout has ZeRO stage 1.
+        """Return an optimizer of all parameters, in shards where the layout has a ZeRO stage.
 
         Args:
             make: makes torch's optimizer of a list of parameters, such as
-                `lambda parts: torch.optim.AdamW(parts, lr=1e-3)`. With ZeRO stage 1 they are this
+                `lambda parts: torch.optim.AdamW(parts, lr=1e-3)`. With ZeRO they are this
                 rank's parts of the parameters, and the optimizer works by element.
 
         Raises:
@@ -135,7 +147,7 @@ class Stages:
         """Run all micro-batches, and set gradients to those of the global batch's mean loss.
 
         They equal one process's gradients on all data-parallel ranks' sequences, for every kind of
-        parameter, and replace earlier ones; with ZeRO stage 1 only the optimizer has them. All
+        parameter, and replace earlier ones; with ZeRO only the optimizer has them. All
         ranks call this together.
 
         Args:
@@ -164,13 +176,14 @@ class Stages:
 
     def _run(self, inputs: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
         losses: list[torch.Tensor] = []
+        given: dict[str, Any] = {"inputs": inputs} if self._gives_inputs else {}
         try:
             self._schedule.step(
                 *((inputs,) if self._is_first else ()),
                 target=targets if self._is_last else None,
                 losses=losses,
                 return_outputs=False,
-                **({"inputs": inputs} if self._gives_inputs else {}),
+                **given,
             )
         except RuntimeError as error:
             if isinstance(error.__cause__, MoetuneError):  # torch wraps errors of a stage
