@@ -19,7 +19,7 @@ from tests.ranks import run_ranks
 from tests.runtime import layout_workers
 from tests.runtime.random_layouts import World, draw_worlds, trained_worlds
 
-SEED = 2
+SEED = 9
 SAMPLE = {2: 12, 3: 5, 4: 9, 6: 4}
 """Worlds by their ranks. `python -m benchmarks.random_layouts` trains thousands."""
 
@@ -51,6 +51,13 @@ def test_the_sample_has_all_that_the_planner_offers() -> None:
         "uneven stages": [one for one in layouts if one.stages],
         "chunks in stages": [one for one in layouts if one.overlap == "chunks" and one.pp > 1],
         "ZeRO-1 under tp": [one for one in layouts if one.zero and one.tp > 1],
+        "ZeRO-3": [one for one in layouts if one.zero == 3 and one.stage_ranks > 1],
+        "ZeRO-3 in stages": [
+            one for one in layouts if one.zero == 3 and one.pp > 1 and one.stage_ranks > 1
+        ],
+        "ZeRO-3 of experts' replicas": [
+            one for one in layouts if one.zero == 3 and one.ep > 1 and one.edp > 1
+        ],
         "ZeRO-1 in stages": [one for one in layouts if one.zero and one.pp > 1],
         "recomputation in stages": [one for one in layouts if one.recompute and one.pp > 1],
         "two steps of an exchange": [

@@ -85,8 +85,8 @@ def trace_chain(model: nn.Module, blocks: nn.ModuleList, inputs: torch.Tensor) -
         id(one): torch.empty_like(one, device="meta", requires_grad=False)
         for one in model.parameters() if id(one) in beside
     }  # fmt: skip
-    trace = _Trace(len(blocks), {id(one): known for known, one in stand_ins.items()})
-    places = Places(len(blocks), {}, trace.run_place)
+    trace = _Trace(blocks, {id(one): known for known, one in stand_ins.items()})
+    places = Places(len(blocks), {}, trace)
     twin = twin_of(model, blocks, places, stand_ins)
     try:
         with trace:
@@ -102,7 +102,7 @@ def trace_chain(model: nn.Module, blocks: nn.ModuleList, inputs: torch.Tensor) -
     sides = trace.sides
     both = sorted(beside[known] for known, used in sides.items() if len(used) > 1)
     between = sorted(beside[known] for known, used in sides.items() if "between" in used)
-    uncuttable = trace.skipped
+    uncuttable = trace.skipped or _shared(model, blocks)
     if both or between:
         name = (both or between)[0]
         uncuttable = f"{name} is used on several sides of the blocks, by several pipeline stages"
@@ -119,6 +119,21 @@ def _beside(model: nn.Module, blocks: nn.ModuleList) -> Mapping[str, nn.Paramete
     return {name: one for name, one in model.named_parameters() if id(one) not in inside}
 
 
+def _shared(model: nn.Module, blocks: nn.ModuleList) -> str:
+    """Return which parameter of a block something else has, too; "" where none is shared."""
+    owners: dict[int, int] = {}
+    for number, block in enumerate(blocks):
+        for name, one in block.named_parameters():
+            if owners.setdefault(id(one), number) != number:
+                return f"block {number} shares {name} with block {owners[id(one)]}"
+    inside = {id(module) for module in blocks.modules()}
+    for path, module in model.named_modules():
+        for name, one in module.named_parameters(recurse=False):
+            if id(module) not in inside and id(one) in owners:
+                return f"{path}.{name} is shared with block {owners[id(one)]}"
+    return ""
+
+
 class _Trace(TorchFunctionMode):
     """Follows what a forward pass computes of parameters and hidden states.
 
@@ -130,9 +145,9 @@ class _Trace(TorchFunctionMode):
         skipped: says which tensor goes past a block; "" where none does.
     """
 
-    def __init__(self, num_blocks: int, known: Mapping[int, int]) -> None:
+    def __init__(self, blocks: nn.ModuleList, known: Mapping[int, int]) -> None:
         super().__init__()
-        self._num_blocks, self._known = num_blocks, known
+        self._blocks, self._num_blocks, self._known = blocks, len(blocks), known
         self._called = 0
         self._hidden: torch.Tensor | None = None
         # Tensors, so that no id is used twice: of the last block's output, and of what was before.
@@ -182,7 +197,6 @@ class _Trace(TorchFunctionMode):
     def run_place(
         self,
         number: int,
-        block: None,  # noqa: ARG002 - a place without one
         x: Any,  # noqa: ANN401 - what the model gives
         *args: Any,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401
@@ -209,7 +223,7 @@ class _Trace(TorchFunctionMode):
         if id(x) not in self._fresh:
             self.skipped = self.skipped or f"block {number} takes {self._past}"
         for one in tree_leaves((args, kwargs)):
-            if id(one) in self._fresh or id(one) in self._stale:
+            if any(id(one) in known for known in (self._known, self._fresh, self._stale)):
                 self.skipped = self.skipped or (
                     f"block {number} takes a tensor beside the hidden states that depends on "
                     "parameters"
@@ -219,6 +233,11 @@ class _Trace(TorchFunctionMode):
         self._fresh = {id(self._hidden): self._hidden}
         self._called += 1
         return self._hidden
+
+    def read_place(self, number: int, name: str) -> Any:  # noqa: ANN401
+        """Return an attribute of a block, which one stage alone has."""
+        self.skipped = self.skipped or f"its forward reads {name} of block {number}"
+        return getattr(self._blocks[number], name)
 
     def check(self, outputs: object, name: str, *, batch: int) -> torch.Tensor:
         """Return the hidden states.

@@ -12,8 +12,7 @@ model are given to every stage: a result that needed another stage is on the met
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -50,25 +49,37 @@ class StageRange:
         return None if self.is_last else self.blocks.stop
 
 
+class PlaceRunner(Protocol):
+    """What becomes of a call of a block, and of a look at it."""
+
+    def run_place(
+        self,
+        number: int,
+        x: torch.Tensor,
+        *args: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
+    ) -> torch.Tensor:
+        """Return the hidden states behind a block's place."""
+
+    def read_place(self, number: int, name: str) -> Any:  # noqa: ANN401
+        """Return an attribute of a block."""
+
+
 class Places(nn.ModuleList):
     """A model's blocks in one stage: all can be called, and those of the stage are modules.
 
     Args:
         num_blocks: of the model.
         blocks: of the stage, by their numbers, under which state dicts know them.
-        call: runs a place: given its number, its block or None, and the arguments.
     """
 
     def __init__(
-        self,
-        num_blocks: int,
-        blocks: Mapping[int, nn.Module],
-        call: Callable[..., torch.Tensor],
+        self, num_blocks: int, blocks: Mapping[int, nn.Module], runner: PlaceRunner
     ) -> None:
         super().__init__()
         for number, block in blocks.items():
             self.add_module(str(number), block)
-        self._places = [_Place(number, blocks.get(number), call) for number in range(num_blocks)]
+        self._places = [_Place(number, runner) for number in range(num_blocks)]
 
     def __len__(self) -> int:
         """Return the number of the model's blocks."""
@@ -84,17 +95,16 @@ class Places(nn.ModuleList):
 
 
 class _Place:
-    def __init__(
-        self, number: int, block: nn.Module | None, call: Callable[..., torch.Tensor]
-    ) -> None:
-        self._block = block
-        self._call = partial(call, number, block)
+    def __init__(self, number: int, runner: PlaceRunner) -> None:
+        self._number, self._runner = number, runner
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
-        return self._call(*args, **kwargs)
+        return self._runner.run_place(self._number, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self._block, name)
+        if name.startswith("__") or name in {"_number", "_runner"}:
+            raise AttributeError(name)
+        return self._runner.read_place(self._number, name)
 
 
 def twin_of(
@@ -156,9 +166,9 @@ class ModelStage(nn.Module):
         recompute: bool,
     ) -> None:
         super().__init__()
-        self._crossing = _Crossing(part=part, recompute=recompute)
         own = {number: blocks[number] for number in part.blocks}
-        places = Places(len(blocks), own, self._crossing.run_place)
+        self._crossing = _Crossing(part=part, blocks=own, recompute=recompute)
+        places = Places(len(blocks), own, self._crossing)
         self.model = twin_of(model, blocks, places, elsewhere)
 
     def forward(self, x: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -225,11 +235,13 @@ class _Crossing:
     """Where a forward pass enters the stage and leaves it.
 
     Args:
+        blocks: of the stage, by their numbers.
         received: hidden states of the stage before.
         left: those for the next one.
     """
 
     part: StageRange
+    blocks: Mapping[int, nn.Module]
     recompute: bool
     received: torch.Tensor | None = None
     left: torch.Tensor | None = None
@@ -243,7 +255,6 @@ class _Crossing:
     def run_place(
         self,
         number: int,
-        block: nn.Module | None,
         x: torch.Tensor,
         *args: Any,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401
@@ -251,9 +262,19 @@ class _Crossing:
         """Return the hidden states behind a block's place."""
         if number == 0:
             x = self._cross(0, x)
-        if block is not None:
-            x = self._run(number, block, x, args, kwargs)
+        if number in self.blocks:
+            x = self._run(number, x, args, kwargs)
         return self._cross(number + 1, x)
+
+    def read_place(self, number: int, name: str) -> Any:  # noqa: ANN401
+        """Return an attribute of a block of this stage.
+
+        Raises:
+            InputError: another stage has the block.
+        """
+        if number not in self.blocks:
+            raise _missing(f"the model's forward, which reads {name} of block {number},")
+        return getattr(self.blocks[number], name)
 
     def _cross(self, boundary: int, x: torch.Tensor) -> torch.Tensor:
         if boundary == self.part.entry:
@@ -267,13 +288,9 @@ class _Crossing:
         return x
 
     def _run(
-        self,
-        number: int,
-        block: nn.Module,
-        x: torch.Tensor,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        self, number: int, x: torch.Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> torch.Tensor:
+        block = self.blocks[number]
         if has_meta(x, args, kwargs):
             raise _missing(f"block {number}")
         before, self.mode.where = self.mode.where, "block"

@@ -21,21 +21,26 @@ from moetune.runtime.parallel.block import with_loss
 from moetune.runtime.parallel.groups import ParallelGroups
 
 
-def named_layers(model: nn.Module) -> list[tuple[str, PlannedLayer]]:
-    """Return the layers of experts, by name.
-
-    Raises:
-        InputError: one is of a kind that the layout does not spread.
-    """
-    found = [(name, one) for name, one in model.named_modules() if isinstance(one, PlannedLayer)]
-    for name, layer in found:
+def check_layers(model: nn.Module, blocks: nn.ModuleList) -> None:
+    """Raise InputError unless all layers of experts are such as a layout spreads, in the blocks."""
+    inside = {id(one) for one in blocks.modules()}
+    for name, layer in named_layers(model):
         is_routed = isinstance(layer, AllToAllLayer) and not isinstance(layer, ExpertLayer)
         if type(layer) is not MoELayer and not is_routed:
             raise InputError(
                 f"{name} is a {type(layer).__name__}, which moetune.parallelize does not spread",
                 "use moetune.MoELayer itself",
             )
-    return found
+        if id(layer) not in inside:
+            raise InputError(
+                f"{name} is a layer of experts outside of the model's blocks",
+                'put it into a block, or name the list of blocks, as in blocks="layers"',
+            )
+
+
+def named_layers(model: nn.Module) -> list[tuple[str, PlannedLayer]]:
+    """Return the layers of experts, by name."""
+    return [(name, one) for name, one in model.named_modules() if isinstance(one, PlannedLayer)]
 
 
 def equal_values(model: nn.Module, ranks: ParallelGroups, world: Communicator) -> None:
@@ -169,7 +174,7 @@ def draw_values(part: nn.Module, seed: int) -> None:
     """
     for name, module in part.named_modules():
         reset = getattr(module, "reset_parameters", None)
-        if module is not part and reset is not None:
+        if reset is not None:
             with torch.random.fork_rng(devices=()):
                 torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
                 reset()

@@ -22,6 +22,7 @@ from moetune.runtime.parallel.model_stage import ModelStage, StageRange
 from moetune.runtime.parallel.own_layers import (
     add_balance,
     check_can_draw,
+    check_layers,
     draw_values,
     equal_values,
     give_memory,
@@ -112,7 +113,7 @@ def parallel_model(
     layout = ranks.layout
     assert isinstance(layout, FoldedLayout)  # noqa: S101 - `check_generic`
     inputs = torch.empty((layout.micro_batch, length), dtype=torch.int64, device="meta")
-    named_layers(model)
+    check_layers(model, blocks)
     chain = trace_chain(model, blocks, inputs)
     every = stage_ranges(layout, len(blocks))
     if len(every) > 1 and chain.uncuttable:
@@ -130,7 +131,7 @@ def parallel_model(
     num_micro_batches = num_sequences // layout.micro_batch
     if balance:
         losses = max(1, len(named_layers(model))) * num_micro_batches * ranks.num_token_ranks
-        add_balance(kept, balance / losses)
+        add_balance([blocks[number] for one in mine for number in one.blocks], balance / losses)
     parts = [_stage(model, chain, one, layout, ranks) for one in mine]
     if from_meta:
         for part in parts:
