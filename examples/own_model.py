@@ -1,8 +1,8 @@
 """Train a decoder of one's own in the layout of a training plan.
 
-    moetune plan --model config.json --profile h100-x8 --world-size 2 \\
-        --global-batch 8 --seq 32 --tp 1 --cp 1 --output plan.json
-    torchrun --nproc-per-node 2 -m examples.own_model plan.json
+    torchrun --nproc-per-node 2 -m examples.own_model model-plan.json
+
+The plan is that of "A model of your own" in the guide (docs/train.md).
 
 The model knows nothing of ranks: `moetune.parallelize` cuts it into the plan's stages, spreads its
 experts, and shards what the plan shards. Every layout prints the same losses but for rounding.
@@ -11,7 +11,6 @@ B sequences, S tokens each, D model width, V tokens of the vocabulary.
 """
 
 import argparse
-import sys
 
 import torch
 import torch.distributed as dist
@@ -36,10 +35,13 @@ class Block(nn.Module):
         )  # fmt: skip
 
     def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, D)."""
         heads = self.qkv(self.norm1(x_BSD)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        query, key, value = heads
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x_BSD = x_BSD + self.out(mixed.transpose(1, 2).flatten(2))
-        return x_BSD + self.moe(self.norm2(x_BSD))
+        result: torch.Tensor = x_BSD + self.moe(self.norm2(x_BSD))
+        return result
 
 
 class Decoder(nn.Module):
@@ -52,6 +54,7 @@ class Decoder(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        """Return the logits (B, S, V) of the next tokens."""
         places = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
         x = self.tokens(tokens_BS) + self.places(places)
         for block in self.blocks:
@@ -93,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -107,7 +107,7 @@ def trained_alone(
     return losses, {name: value.detach() for name, value in model.state_dict().items()}
 
 
-def plan_of(num_ranks: int, **layout: Any) -> Any:  # noqa: ANN401 - a document
+def plan_of(num_ranks: int, **layout: Any) -> Any:
     """Return a training plan for moetune's own runtime."""
     plain = {
         "dp": 1, "cp": 1, "tp": 1, "pp": 1, "vpp": 1, "ep": 1, "etp": 1, "micro_batch": 2,
@@ -153,9 +153,10 @@ def _decoder_of_transformers() -> Decoder:
     model = decoder()
     for number, block in enumerate(model.layers):
         if number % 2:
-            block.ffn = MixtralSparseMoeBlock(config).double()
-            for parameter in block.ffn.parameters():
+            experts = MixtralSparseMoeBlock(config).double()
+            for parameter in experts.parameters():
                 nn.init.normal_(parameter, std=0.3)
+            block.ffn = experts
     return model
 
 
@@ -301,7 +302,7 @@ class _Reads(Decoder):
 
 
 class _Listed(Decoder):
-    def forward(self, tokens_BS: torch.Tensor) -> Any:  # noqa: ANN401
+    def forward(self, tokens_BS: torch.Tensor) -> Any:
         return [super().forward(tokens_BS)]
 
 
@@ -342,5 +343,5 @@ def refusals() -> None:
     ):
         with pytest.raises(InputError, match=words):
             moetune.parallelize(decoder(), plan, loss_of=loss_of)
-    with pytest.raises(InputError, match="no nn.ModuleList 'h'"):
+    with pytest.raises(InputError, match=r"no nn\.ModuleList 'h'"):
         moetune.parallelize(decoder(), plan_of(2, dp=2), loss_of=loss_of, blocks="h")
