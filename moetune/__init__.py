@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from moetune.adapters.expert_parallel import register_expert_parallel
     from moetune.adapters.model import adapt
+    from moetune.comm.group import OneRank
     from moetune.domain.errors import (
         AbandonedError,
         AllocationError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from moetune.runtime.parallel.gradient_plan import plan_gradients
     from moetune.runtime.parallel.gradients import prepare_ddp
     from moetune.runtime.parallel.overlap import BatchOverlap
+    from moetune.runtime.parallel.parallel_model import ParallelModel
     from moetune.runtime.parallel.replicate import no_sync, replicate
     from moetune.runtime.plans.book import PlanBook
     from moetune.runtime.sharded.model_chunks import model_chunks
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
         load_full_state_dict,
     )
     from moetune.workflows.notebook import load_plan, plan
+    from moetune.workflows.parallelize import parallelize
     from moetune.workflows.planbook import open_planbook
 
 __all__ = [
@@ -71,6 +74,8 @@ __all__ = [
     "MoetuneError",
     "NotAuthorisedError",
     "NotFoundError",
+    "OneRank",
+    "ParallelModel",
     "Plan",
     "PlanBook",
     "Profile",
@@ -92,6 +97,7 @@ __all__ = [
     "model_chunks",
     "no_sync",
     "open_planbook",
+    "parallelize",
     "plan",
     "plan_gradients",
     "prepare_ddp",
@@ -108,6 +114,8 @@ _HOMES = {
     "GradientPiece": "moetune.domain.gradients",
     "GradientSchedule": "moetune.domain.gradients",
     "MoELayer": "moetune.runtime.moe.layer",
+    "OneRank": "moetune.comm.group",
+    "ParallelModel": "moetune.runtime.parallel.parallel_model",
     "Plan": "moetune.domain.plan",
     "PlanBook": "moetune.runtime.plans.book",
     "Profile": "moetune.domain.profile",
@@ -123,6 +131,7 @@ _HOMES = {
     "model_chunks": "moetune.runtime.sharded.model_chunks",
     "no_sync": "moetune.runtime.parallel.replicate",
     "open_planbook": "moetune.workflows.planbook",
+    "parallelize": "moetune.workflows.parallelize",
     "plan": "moetune.workflows.notebook",
     "plan_gradients": "moetune.runtime.parallel.gradient_plan",
     "prepare_ddp": "moetune.runtime.parallel.gradients",

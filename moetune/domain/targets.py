@@ -63,6 +63,8 @@ class Target:
             which works on tokens that the ranks already share.
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
+        zero_with_tp: highest ZeRO stage beside tensor parallelism.
+        zero_with_split: highest ZeRO stage beside schedules that split the backward pass.
         schedules: of pipelines; where there are none, pp is 1.
         splits_recomputed: whether schedules that split the backward pass go with recomputation.
         predicts_apart: whether multi-token prediction may be on an earlier stage than the head.
@@ -94,6 +96,8 @@ class Target:
     dtypes: tuple[TrainingDtype, ...]
     largest: MappingProxyType[str, int]
     zero_with_pp: ZeroStage
+    zero_with_tp: ZeroStage = 3
+    zero_with_split: ZeroStage = 3
     schedules: tuple[Schedule, ...] = ("1f1b",)
     splits_recomputed: bool = True
     predicts_apart: bool = False
@@ -138,8 +142,9 @@ _KNOWN: dict[TargetName, Target] = {
         name="moetune", version="this one", source="moetune.runtime",
         dispatchers=("all_to_all", "hierarchical"),
         recompute=("core_attn", "norm", "mlp", "moe", "full"),
-        overlaps=("none", "chunks"), zero=(0, 1), dtypes=("bfloat16",), largest=_sizes(etp=1),
-        zero_with_pp=1, schedules=SCHEDULES, hides_gradients=False,
+        overlaps=("none", "chunks"), zero=(0, 1, 3), dtypes=("bfloat16",),
+        largest=_sizes(etp=1), zero_with_pp=3, zero_with_tp=1, zero_with_split=1,
+        schedules=SCHEDULES, hides_gradients=False,
         kept_by_experts=KeptByExperts(
             activations=False, results=True, gradients_wait=True, router_copies=1
         ),
@@ -246,11 +251,24 @@ def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     if layout.pp > 1 and layout.zero > max(target.zero_with_pp, target.zero[0]):
         yield _cannot(target, f"ZeRO-{layout.zero} with pp {layout.pp}",
                       f"--zero {target.zero_with_pp}, or --pp 1")  # fmt: skip
-    if not target.splits_recomputed and layout.order in SPLITTING and layout.recompute:
-        yield _cannot(target, f"recomputation with {layout.order}, whose weights wait with all "
-                      "that was computed again", "--recompute none")  # fmt: skip
+    if layout.tp > 1 and layout.zero > target.zero_with_tp:
+        yield _cannot(target, f"ZeRO-{layout.zero} with tp {layout.tp}",
+                      f"--zero {target.zero_with_tp}, or --tp 1")  # fmt: skip
+    if layout.order in SPLITTING:
+        yield from _splitting_rules(layout, target)
     if target.tp_divides_ep and layout.ep > 1 and layout.ep % layout.tp:
         yield _cannot(target, f"ep {layout.ep} with tp {layout.tp}", "an ep that tp divides")
+
+
+def _splitting_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
+    """Yield what does not go with a backward pass whose weights wait."""
+    if not target.splits_recomputed and layout.recompute:
+        yield _cannot(target, f"recomputation with {layout.order}, whose weights wait with all "
+                      "that was computed again", "--recompute none")  # fmt: skip
+    if layout.zero > target.zero_with_split:
+        yield _cannot(target, f"ZeRO-{layout.zero} with {layout.order}, whose weights' gradients "
+                      "come when their blocks are sharded again",
+                      f"--zero {target.zero_with_split}, or another --schedule")  # fmt: skip
 
 
 def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:

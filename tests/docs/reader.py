@@ -1,6 +1,7 @@
 """Someone who follows a page of the documentation and does what it says."""
 
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -29,7 +30,7 @@ PATIENCE_SECONDS = 100
 BUDGETS = 5
 """How often the example's few seconds of measuring are given again where all cores are busy."""
 SHELL = re.compile(r"[|>;&$`(]")
-RUNS = {"console", "sh", "python", "toml"}
+RUNS = {"console", "sh", "python", "toml", "json"}
 SAYS = {"text"}
 """Neither commands nor code: a drawing, the message of a program."""
 
@@ -81,6 +82,8 @@ class Reader:
                 _compare(block, shown, self._shell(block, command))
         elif block.language == "toml":
             tomllib.loads(text)
+        elif block.language == "json":
+            json.loads(text)
         elif not block.title:
             exec(compile(text, block.where, "exec"), self._names)  # noqa: S102 - the page's own code
 

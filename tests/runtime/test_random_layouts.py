@@ -61,6 +61,13 @@ def test_the_sample_has_all_that_the_planner_offers() -> None:
         "uneven stages": [one for one in layouts if one.stages],
         "chunks in stages": [one for one in layouts if one.overlap == "chunks" and one.pp > 1],
         "ZeRO-1 under tp": [one for one in layouts if one.zero and one.tp > 1],
+        "ZeRO-3": [one for one in layouts if one.zero == 3 and one.stage_ranks > 1],
+        "ZeRO-3 in stages": [
+            one for one in layouts if one.zero == 3 and one.pp > 1 and one.stage_ranks > 1
+        ],
+        "ZeRO-3 of experts' replicas": [
+            one for one in layouts if one.zero == 3 and one.ep > 1 and one.edp > 1
+        ],
         "ZeRO-1 in stages": [one for one in layouts if one.zero and one.pp > 1],
         "recomputation in stages": [one for one in layouts if one.recompute and one.pp > 1],
         "two steps of an exchange": [
@@ -92,6 +99,7 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
         (FoldedLayout(recompute=("moe_act",)), "recomputation of moe_act"),
         (FoldedLayout(dispatcher="deepep"), "dispatcher deepep"),
         (FoldedLayout(recompute=("norm",), schedule="zero_bubble"), "recomputation with zero_b"),
+        (FoldedLayout(zero=3, schedule="zero_bubble"), "ZeRO-3 with zero_bubble"),
         (FoldedLayout(offload_optimizer=0.5), "offloaded optimizer"),
         (FoldedLayout(etp=2), "ep·etp"),
         (FoldedLayout(dp=2), "2 ranks"),

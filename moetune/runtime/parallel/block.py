@@ -122,7 +122,7 @@ class TransformerBlock(nn.Module):
         x_BSD = x_BSD + self.attention(self.norm1(x_BSD))
         x_BSD = x_BSD + self._fed(x_BSD)
         if self.balance and isinstance(self.ffn, ExpertLayer):
-            x_BSD = _WithLoss.apply(x_BSD, self.ffn.aux_loss, self.balance)  # type: ignore[no-untyped-call]
+            x_BSD = with_loss(x_BSD, self.ffn.aux_loss, self.balance)
         return x_BSD
 
     def _fed(self, x_BSD: torch.Tensor) -> torch.Tensor:
@@ -139,6 +139,12 @@ class TransformerBlock(nn.Module):
     def _normed_and_fed(self, x_BSD: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.ffn(self.norm2(x_BSD))
         return y
+
+
+def with_loss(x: torch.Tensor, loss: torch.Tensor, weight: float) -> torch.Tensor:
+    """Return x; backward, add the gradient of weight · loss, which later stages do not get."""
+    y: torch.Tensor = _WithLoss.apply(x, loss, weight)  # type: ignore[no-untyped-call]
+    return y
 
 
 class _WithLoss(torch.autograd.Function):

@@ -32,6 +32,7 @@ from moetune.domain.targets import find_target, layout_rules
 from moetune.domain.training import Degrees, FoldedLayout
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.parallel.context import places_of_rank
 from moetune.runtime.parallel.sequence import shard_of
@@ -75,6 +76,11 @@ class ParallelGroups:
     def context_communicator(self) -> Communicator:
         """The ranks that share a sequence, each with all of its own tokens' layers."""
         return communicator_of(self.mesh.get_group("cp")) if self.cp > 1 else OneRank()
+
+    @property
+    def expert_communicator(self) -> Communicator:
+        """The ranks that the experts of a layer are spread over."""
+        return communicator_of(self.experts)
 
     @property
     def cp(self) -> int:
@@ -132,14 +138,19 @@ class ParallelGroups:
         layout, kind = self.layout, "all_to_all"
         if isinstance(layout, Layout):
             kind = layout.expert_parallel
+        options = {"device": self.mesh.device_type} | options
         layer = _LAYERS[kind](
             shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k,
-            activation=shape.activation, group=self.experts, device=self.mesh.device_type,
-            **options,
+            activation=shape.activation, group=self.experts, **options,
         )  # fmt: skip
         if isinstance(layout, FoldedLayout):
-            layer.pin(_decision(layout, layer.communicator.members))
+            self.pin(layer)
         return layer
+
+    def pin(self, layer: PlannedLayer) -> None:
+        """Let a layer over this rank's group of experts run as a folded layout says."""
+        if isinstance(self.layout, FoldedLayout):
+            layer.pin(_decision(self.layout, layer.communicator.members))
 
 
 def _decision(layout: FoldedLayout, members: Sequence[int]) -> Decision:

@@ -8,6 +8,7 @@ in the same order on all of them.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,12 @@ from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.parallel.fully_sharded import (
+    Hidden,
+    ShardedParameters,
+    is_fully_sharded,
+    shard_fully,
+)
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.schedules import TorchSchedule, torch_schedule
 from moetune.runtime.parallel.tensor import TensorParallelModule
@@ -67,6 +74,7 @@ class Stages:
         parts: this rank's modules, one for each of `ranks.stages(len(parts))`. Several of them
             are interleaved, unless a folded layout has another schedule.
         num_micro_batches: of a data-parallel rank's batch; a folded layout has their size.
+        gives_inputs: every part is called with the first one's inputs, too, as `inputs`.
 
     Raises:
         InputError: the schedule does not take so many micro-batches.
@@ -80,14 +88,20 @@ class Stages:
         loss_of: LossOf,
         shapes: Shapes,
         num_micro_batches: int | None = None,
+        gives_inputs: bool = False,
     ) -> None:
         num_micro_batches = _micro_batches(
             ranks, num_micro_batches, num_sequences=len(shapes.inputs), stages_per_rank=len(parts)
         )
         self.parts = nn.ModuleList(parts)
         self.ranks = ranks
-        self._batch = len(shapes.inputs)
-        self._buffers = _buffers(self.parts, ranks)
+        self._batch, self._gives_inputs = len(shapes.inputs), gives_inputs
+        self._buffers: Sequence[ParameterBuffer | ShardedParameters]
+        if is_fully_sharded(ranks):
+            self._buffers = shard_fully(self.parts, ranks)
+            parts = [Hidden(part) for part in parts]
+        else:
+            self._buffers = _buffers(self.parts, ranks)
         share = 1 / (num_micro_batches * ranks.layout.dp * ranks.cp)
         stages = _pipeline_stages(parts, ranks, shapes, self._batch // num_micro_batches)
         self._is_first = any(stage.is_first for stage in stages)
@@ -98,11 +112,11 @@ class Stages:
         )  # fmt: skip
 
     def optimizer(self, make: MakeOptimizer) -> BufferOptimizer:
-        """Return an optimizer of all parameters, in shards where the layout has ZeRO stage 1.
+        """Return an optimizer of all parameters, in shards where the layout has a ZeRO stage.
 
         Args:
             make: makes torch's optimizer of a list of parameters, such as
-                `lambda parts: torch.optim.AdamW(parts, lr=1e-3)`. With ZeRO stage 1 they are this
+                `lambda parts: torch.optim.AdamW(parts, lr=1e-3)`. With ZeRO they are this
                 rank's parts of the parameters, and the optimizer works by element.
 
         Raises:
@@ -136,7 +150,7 @@ class Stages:
         """Run all micro-batches, and set gradients to those of the global batch's mean loss.
 
         They equal one process's gradients on all data-parallel ranks' sequences, for every kind of
-        parameter, and replace earlier ones; with ZeRO stage 1 only the optimizer has them. All
+        parameter, and replace earlier ones; with ZeRO only the optimizer has them. All
         ranks call this together.
 
         Args:
@@ -165,12 +179,14 @@ class Stages:
 
     def _run(self, inputs: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
         losses: list[torch.Tensor] = []
+        given: dict[str, Any] = {"inputs": inputs} if self._gives_inputs else {}
         try:
             self._schedule.step(
                 *((inputs,) if self._is_first else ()),
                 target=targets if self._is_last else None,
                 losses=losses,
                 return_outputs=False,
+                **given,
             )
         except RuntimeError as error:
             if isinstance(error.__cause__, MoetuneError):  # torch wraps errors of a stage

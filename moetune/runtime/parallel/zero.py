@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -150,6 +151,20 @@ def parameter_buffers(
     ]
 
 
+class Sharded(Protocol):
+    """Parameters as the optimizer takes them."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank's optimizer has a part."""
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield what this rank's optimizer updates."""
+
+    def gather(self) -> Transfer | None:
+        """Start returning all ranks' parts of the parameters; None where there are none."""
+
+
 class BufferOptimizer:
     """An optimizer of buffers: torch's own, on this rank's parts.
 
@@ -162,7 +177,7 @@ class BufferOptimizer:
         InputError: the optimizer of shards is none that works by element.
     """
 
-    def __init__(self, buffers: Sequence[ParameterBuffer], make: MakeOptimizer) -> None:
+    def __init__(self, buffers: Sequence[Sharded], make: MakeOptimizer) -> None:
         self._buffers = buffers
         self._pieces = [piece for buffer in buffers for piece in buffer.pieces()]
         self._parts = [_part(piece.values) for piece in self._pieces]
@@ -170,7 +185,7 @@ class BufferOptimizer:
         if any(buffer.is_sharded for buffer in buffers) and not isinstance(self.inner, _BY_ELEMENT):
             known = ", ".join(kind.__name__ for kind in _BY_ELEMENT)
             raise InputError(
-                f"{type(self.inner).__name__} with ZeRO stage 1, which cuts parameters anywhere",
+                f"{type(self.inner).__name__} with a ZeRO stage, which cuts parameters anywhere",
                 f"use one of {known}, or zero 0",
             )
 

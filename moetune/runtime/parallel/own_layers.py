@@ -1,0 +1,196 @@
+"""Values and layers of experts of a model that was built whole, on the ranks of a layout.
+
+A model on the meta device has no memory until its stages have; then every module draws its own
+values, from a seed and the module's name.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from moetune.comm.group import Communicator
+from moetune.domain.errors import InputError
+from moetune.runtime.moe.all_to_all import AllToAllLayer
+from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.planned_layer import PlannedLayer
+from moetune.runtime.parallel.block import with_loss
+from moetune.runtime.parallel.groups import ParallelGroups
+
+
+def check_layers(model: nn.Module, blocks: nn.ModuleList) -> None:
+    """Raise InputError unless all layers of experts are such as a layout spreads, in the blocks."""
+    inside = {id(one) for one in blocks.modules()}
+    for name, layer in named_layers(model):
+        is_routed = isinstance(layer, AllToAllLayer) and not isinstance(layer, ExpertLayer)
+        if type(layer) is not MoELayer and not is_routed:
+            raise InputError(
+                f"{name} is a {type(layer).__name__}, which moetune.parallelize does not spread",
+                "use moetune.MoELayer itself",
+            )
+        if id(layer) not in inside:
+            raise InputError(
+                f"{name} is a layer of experts outside of the model's blocks",
+                'put it into a block, or name the list of blocks, as in blocks="layers"',
+            )
+
+
+def named_layers(model: nn.Module) -> list[tuple[str, PlannedLayer]]:
+    """Return the layers of experts, by name."""
+    return [(name, one) for name, one in model.named_modules() if isinstance(one, PlannedLayer)]
+
+
+def equal_values(model: nn.Module, ranks: ParallelGroups, world: Communicator) -> None:
+    """Give all ranks the first one's values of what every rank has; a collective.
+
+    Raises:
+        CollectiveError: a rank left.
+    """
+    experts = {id(one) for _, layer in named_layers(model) for one in layer.experts.parameters()}
+    device = ranks.mesh.device_type
+    with torch.no_grad():
+        for value in (*model.parameters(), *model.buffers()):
+            if id(value) not in experts and not value.is_meta and world.num_ranks > 1:
+                there = value.detach().to(device).contiguous()
+                world.broadcast(there, "the first rank's values").wait()
+                value.copy_(there)
+
+
+def spread_experts(model: nn.Module, ranks: ParallelGroups, kept: Iterable[nn.Module]) -> None:
+    """Replace the layers of experts by ones over the ranks of the layout; a collective.
+
+    Their gates stay the modules that they are, and experts keep their values.
+
+    Args:
+        kept: the blocks of this rank: other layers are not replaced.
+
+    Raises:
+        InputError: a layer cannot be spread so, or is one already.
+        CollectiveError: a rank left.
+    """
+    mine = {id(one) for block in kept for one in block.modules()}
+    for name, layer in named_layers(model):
+        if not isinstance(layer, MoELayer):
+            if layer.communicator.members != ranks.expert_communicator.members:
+                raise InputError(
+                    f"{name} is spread over other ranks than the plan's",
+                    "leave moetune.adapt to moetune.parallelize",
+                )
+            ranks.pin(layer)
+            continue
+        layer.experts.placement.check_natural("moetune.parallelize")
+        whole = list(_whole_experts(layer, name))
+        if id(layer) in mine:
+            spread = _spread(layer, ranks)
+            with torch.no_grad():
+                for parameter, values in zip(spread.experts.parameters(), whole, strict=True):
+                    if values is not None:
+                        first = spread.experts.placement.first
+                        parameter.copy_(values[first : first + len(parameter)])
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, spread)
+
+
+def _whole_experts(layer: MoELayer, name: str) -> Iterator[torch.Tensor | None]:
+    """Yield all experts of each parameter; None on the meta device."""
+    ranks = layer.communicator
+    for parameter in layer.experts.parameters():
+        own = parameter.detach()
+        if own.is_meta:
+            yield None
+        elif ranks.num_ranks == 1:
+            yield own
+        else:
+            every = own.new_empty((ranks.num_ranks, *own.shape))
+            ranks.all_gather(every, own.contiguous(), f"the experts of {name}").wait()
+            yield every.flatten(0, 1)
+
+
+def _spread(layer: MoELayer, ranks: ParallelGroups) -> ExpertLayer:
+    weight = layer.experts.w1
+    spread = ranks.expert_layer(
+        layer.shape, bias=layer.experts.b1 is not None, dtype=weight.dtype, device="meta",
+        capacity_factor=layer.gate.capacity_factor, normalize_topk=layer.gate.normalize_topk,
+        quantization=layer.quantization, pad_to_capacity=layer.pad_to_capacity,
+    )  # fmt: skip
+    spread.train(layer.training)
+    for old, new in zip(layer.experts.parameters(), spread.experts.parameters(), strict=True):
+        new.requires_grad_(old.requires_grad)
+    if not weight.is_meta:
+        give_memory(spread.experts, weight.device)
+    spread.gate.weight = layer.gate.weight
+    return spread
+
+
+def give_memory(module: nn.Module, device: torch.device | str) -> None:
+    """Give parameters and buffers on the meta device memory, without values."""
+    made: dict[int, torch.Tensor] = {}
+    for each in module.modules():
+        tensors: tuple[dict[str, Any], ...] = each._parameters, each._buffers  # noqa: SLF001 - named ones skip tied ones
+        for values in tensors:
+            for name, value in values.items():
+                if value is None or not value.is_meta:
+                    continue
+                if id(value) not in made:
+                    made[id(value)] = _with_memory(value, device)
+                values[name] = made[id(value)]
+
+
+def _with_memory(value: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    real = torch.empty_like(value, device=device)
+    if isinstance(value, nn.Parameter):
+        real = nn.Parameter(real, value.requires_grad)
+        real.__dict__.update(value.__dict__)  # tags that data-parallel wrappers read
+    return real
+
+
+def check_can_draw(model: nn.Module) -> None:
+    """Raise InputError unless every tensor on the meta device is of a module that draws it."""
+    drawn: set[int] = set()
+    for _, module in model.named_modules():
+        if hasattr(module, "reset_parameters"):
+            values = module.modules() if isinstance(module, PlannedLayer) else (module,)
+            drawn |= {
+                id(one) for each in values
+                for one in (*each.parameters(recurse=False), *each.buffers(recurse=False))
+            }  # fmt: skip
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if value.is_meta and id(value) not in drawn:
+            raise InputError(
+                f"{name} is on the meta device, and no reset_parameters() gives it values",
+                "give its module that method, or build the model with its memory",
+            )
+
+
+def draw_values(part: nn.Module, seed: int) -> None:
+    """Draw every module's values from the seed and its name: the same under every layout.
+
+    Args:
+        part: a stage of a model that was built on the meta device; all ranks of its layers of
+            experts call this together.
+    """
+    for name, module in part.named_modules():
+        reset = getattr(module, "reset_parameters", None)
+        if reset is not None:
+            with torch.random.fork_rng(devices=()):
+                torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+                reset()
+
+
+def add_balance(blocks: Iterable[nn.Module], weight: float) -> None:
+    """Add every layer's balance loss to the gradients, so many times.
+
+    Raises:
+        InputError: a layer has no balance loss, because its router is the model's.
+    """
+    for block in blocks:
+        for name, layer in named_layers(block):
+            if not isinstance(layer, ExpertLayer):
+                raise InputError(
+                    f"{name} has no balance loss: its router is the model's own",
+                    "give balance=0, and add the router's loss to your own",
+                )
+            layer.register_forward_hook(lambda one, _, y: with_loss(y, one.aux_loss, weight))

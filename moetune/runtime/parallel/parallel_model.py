@@ -1,0 +1,199 @@
+"""A model of one's own under a layout: what a training loop calls.
+
+`moetune.parallelize` makes it. The whole model is cut into this rank's stages, which `Stages`
+trains.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from moetune.comm.gloo import communicator_of
+from moetune.domain.errors import InputError
+from moetune.domain.pipeline import stage_sizes
+from moetune.domain.training import FoldedLayout
+from moetune.runtime.moe.placement import cut, is_dtensor, local_part
+from moetune.runtime.parallel.chain import Chain, trace_chain
+from moetune.runtime.parallel.groups import ParallelGroups
+from moetune.runtime.parallel.model_stage import ModelStage, StageRange
+from moetune.runtime.parallel.own_layers import (
+    add_balance,
+    check_can_draw,
+    check_layers,
+    draw_values,
+    equal_values,
+    give_memory,
+    named_layers,
+    spread_experts,
+)
+from moetune.runtime.parallel.stages import LossOf, Shapes, Stages
+
+
+class ParallelModel(Stages):
+    """A model's stages on this rank, which train together with those of all other ranks.
+
+    Attributes:
+        parts: this rank's stages.
+        ranks: the layout's process groups: `ranks.mesh` is the DeviceMesh, `ranks.replica` the
+            part of the global batch that this rank trains on.
+    """
+
+    def own_part(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return this rank's sequences (B / dp, …) of a global batch (B, …)."""
+        return batch.tensor_split(self.ranks.layout.dp)[self.ranks.replica]
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return this rank's parameters and buffers under the model's own names.
+
+        Tensors have the model's own shapes; those of which ranks have parts are DTensors. All
+        stages together have every name: `torch.distributed.checkpoint` saves the whole model, and
+        loads it under any other layout, or into the model on one rank. Values are not copied.
+        """
+        found: dict[str, torch.Tensor] = {}
+        for part in self.parts:
+            assert isinstance(part, ModelStage)  # noqa: S101 - `parallel_model` makes them
+            found |= part.model.state_dict()
+        return found
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take this rank's parameters and buffers from a whole model's, before the optimizer.
+
+        Args:
+            state: with at least this rank's names; whole tensors, or DTensors as `state_dict` has
+                them.
+
+        Raises:
+            InputError: a name is missing, or a tensor has another shape.
+        """
+        own = self.state_dict()
+        for name, value in own.items():
+            given = state.get(name)
+            if given is None or given.shape != value.shape:
+                found = "not there" if given is None else f"of shape {tuple(given.shape)}"
+                raise InputError(
+                    f"{name} of shape {tuple(value.shape)} is {found} in the state dict",
+                    "give the state dict of the whole model",
+                )
+        for name, value in own.items():
+            local, offsets = local_part(value)
+            given = state[name]
+            if is_dtensor(given):
+                local.copy_(given.to_local())
+            else:
+                local.copy_(cut(given, offsets, local.shape))
+
+
+def parallel_model(
+    model: nn.Module,
+    ranks: ParallelGroups,
+    *,
+    loss_of: LossOf,
+    num_sequences: int,
+    length: int,
+    blocks: nn.ModuleList,
+    balance: float = 0.0,
+    seed: int = 0,
+) -> ParallelModel:
+    """Cut a model by a layout; all ranks call this together.
+
+    Args:
+        ranks: of a folded layout.
+        num_sequences: of a data-parallel rank in one step.
+        length: of a sequence.
+        blocks: of the model.
+
+    Raises:
+        InputError: the layout cannot run the model.
+        CollectiveError: a rank left.
+    """
+    layout = ranks.layout
+    assert isinstance(layout, FoldedLayout)  # noqa: S101 - `check_generic`
+    inputs = torch.empty((layout.micro_batch, length), dtype=torch.int64, device="meta")
+    check_layers(model, blocks)
+    chain = trace_chain(model, blocks, inputs)
+    every = stage_ranges(layout, len(blocks))
+    if len(every) > 1 and chain.uncuttable:
+        raise InputError(
+            f"{type(model).__name__} cannot be cut into {len(every)} stages: {chain.uncuttable}",
+            "pass hidden states alone from block to block, or plan with --pp 1",
+        )
+    mine = [every[number] for number in ranks.stages()]
+    kept = [blocks[number] for one in mine for number in one.blocks]
+    from_meta = any(one.is_meta for one in model.parameters())
+    if from_meta:
+        check_can_draw(model)
+    equal_values(model, ranks, communicator_of(None))
+    spread_experts(model, ranks, kept)
+    num_micro_batches = num_sequences // layout.micro_batch
+    if balance:
+        losses = max(1, len(named_layers(model))) * num_micro_batches * ranks.num_token_ranks
+        add_balance([blocks[number] for one in mine for number in one.blocks], balance / losses)
+    parts = [_stage(model, chain, one, layout, ranks) for one in mine]
+    if from_meta:
+        for part in parts:
+            draw_values(part.model, seed)
+    return ParallelModel(
+        parts, ranks, loss_of=loss_of, gives_inputs=True,
+        shapes=Shapes(
+            inputs=_of_batch(inputs, num_sequences),
+            between=_of_batch(chain.hidden, num_sequences),
+            outputs=_of_batch(chain.outputs, num_sequences),
+        ),
+    )  # fmt: skip
+
+
+def _of_batch(micro_batch: torch.Tensor, num_sequences: int) -> torch.Tensor:
+    shape = num_sequences, *micro_batch.shape[1:]
+    return torch.empty(shape, dtype=micro_batch.dtype, device="meta")
+
+
+def stage_ranges(layout: FoldedLayout, num_blocks: int) -> list[StageRange]:
+    """Return the blocks of every stage.
+
+    Raises:
+        InputError: the plan's stages have another number of blocks.
+    """
+    if layout.num_stages == 1:
+        sizes: Sequence[int] = (num_blocks,)
+    elif layout.stages is None:
+        sizes = stage_sizes(num_blocks, layout.num_stages)
+    else:
+        sizes = [word.count("t") for word in layout.stages]
+    if sum(sizes) != num_blocks:
+        raise InputError(
+            f"the plan's stages have {sum(sizes)} blocks, and the model {num_blocks}",
+            "plan for this model",
+        )
+    ends = pairwise(accumulate(sizes, initial=0))
+    last = len(sizes) - 1
+    return [
+        StageRange(blocks=range(*pair), is_first=number == 0, is_last=number == last)
+        for number, pair in enumerate(ends)
+    ]
+
+
+def _stage(
+    model: nn.Module,
+    chain: Chain,
+    part: StageRange,
+    layout: FoldedLayout,
+    ranks: ParallelGroups,
+) -> ModelStage:
+    """Return a stage with memory on the rank's device."""
+    owned: frozenset[int] = frozenset()
+    if part.is_first:
+        owned |= chain.first
+    if part.is_last:
+        owned |= chain.last
+    elsewhere: dict[int, Any] = {
+        id(one): torch.empty_like(one, device="meta", requires_grad=False)
+        for one in model.parameters()
+        if id(one) in chain.first | chain.last and id(one) not in owned
+    }
+    stage = ModelStage(model, chain.blocks, part, elsewhere, recompute="full" in layout.recompute)
+    give_memory(stage, ranks.mesh.device_type)
+    return stage.to(ranks.mesh.device_type)
