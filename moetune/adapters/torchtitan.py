@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from moetune.adapters.titan_layer import titan_layer
 from moetune.domain.errors import InputError
@@ -86,9 +87,13 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
         if self.moetune is None:  # without parallelism, torchtitan calls no `parallelize`
             self.moetune = self._layer()
         top_k = topk_scores_BLK.shape[-1]
-        y_BLD: torch.Tensor = self.moetune(
-            x_BLD, topk_expert_ids_BLK.reshape(-1, top_k), topk_scores_BLK.reshape(-1, top_k)
+        chosen, scores = (
+            each.reshape(-1, top_k) for each in (topk_expert_ids_BLK, topk_scores_BLK)
         )
+        # Selective checkpointing keeps some operations' results, and would replay those of the
+        # first pass, whose exchanges differ from a later one's. The layer is repeated as a whole.
+        with _disable_current_modes():
+            y_BLD: torch.Tensor = self.moetune(x_BLD, chosen, scores)
         return y_BLD
 
     def _layer(self) -> RoutedLayer:
@@ -99,12 +104,10 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
                 "comm.mode fake_backend and local_tensor exchange nothing",
                 "leave this override out of dry runs",
             )
-        return titan_layer(
-            self.inner_experts, self._plan, group, top_k=self.token_dispatcher.top_k
-        )
+        return titan_layer(self.inner_experts, self._plan, group, top_k=self.token_dispatcher.top_k)
 
 
-@override(
+@override(  # type: ignore[untyped-decorator] # torchtitan is no dependency
     target=moe.RoutedExperts.Config,
     description="moetune: exchanges in chunks that overlap the experts, by a plan",
 )
@@ -122,6 +125,7 @@ def routed_experts(
             all-to-alls brings them their tokens.
     """
     kind, dispatcher = type(config), type(config.token_dispatcher)
+    experts = type(config.inner_experts)
     if kind is not moe.RoutedExperts.Config:
         raise InputError(f"{kind.__qualname__} is replaced already", "name one override of it")
     if dispatcher is not token_dispatcher.AllToAllTokenDispatcher.Config:
@@ -131,13 +135,13 @@ def routed_experts(
             'take a configuration with moe_comm_backend "standard", which has '
             "AllToAllTokenDispatcher",
         )
-    if type(config.inner_experts) not in _EXPERTS:
+    if experts not in _EXPERTS:
         raise InputError(
-            f"experts of the class {type(config.inner_experts).__qualname__.removesuffix('.Config')}"
-            " are not supported",
+            f"experts of {experts.__qualname__.removesuffix('.Config')} are not supported",
             "moetune runs GroupedExperts and GptOssGroupedExperts, which no converter has changed",
         )
-    return derive(config, PlannedRoutedExperts.Config, plan=plan)
+    made: PlannedRoutedExperts.Config = derive(config, PlannedRoutedExperts.Config, plan=plan)
+    return made
 
 
 def _check_mode() -> None:

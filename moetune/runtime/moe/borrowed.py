@@ -39,9 +39,7 @@ class ExpertNames:
     @property
     def all(self) -> tuple[str, ...]:
         """The names that there are."""
-        return tuple(
-            filter(None, (self.up, self.down, self.up_bias, self.down_bias, self.factor))
-        )
+        return tuple(filter(None, (self.up, self.down, self.up_bias, self.down_bias, self.factor)))
 
 
 class BorrowedExperts:
