@@ -45,6 +45,7 @@ def configuration(run: dict[str, Any]) -> Configurable.Config:
     parallelism.spmd_backend = "partial_dtensor"  # fully_shard of torch 2.13 refuses the default
     config.checkpoint.enable = False
     config.dump_folder = sys.argv[2]
+    config.comm.init_timeout_seconds = config.comm.train_timeout_seconds = 3600  # a busy machine's
     config.debug.seed = 1
     config.debug.enable_structured_logging = False
     config.activation_checkpoint = CHECKPOINTING[run.get("checkpointing", "none")]
@@ -75,8 +76,8 @@ def main() -> None:
             **run, "losses": records.losses, "norms": records.norms, "seconds": records.seconds,
             "names": names,
         })  # fmt: skip
-    path = Path(sys.argv[2]) / f"rank-{dist.get_rank()}.json"
-    path.write_text(json.dumps(found), encoding="utf-8")
+        path = Path(sys.argv[2]) / f"rank-{dist.get_rank()}.json"
+        path.write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()
 
 
