@@ -38,7 +38,6 @@ def runs(steps: int, tokens: int, plans: dict[str, str]) -> list[dict[str, Any]]
         ("qwen3", "float32", {}), ("qwen3", "float32", {"checkpointing": "full"}),
         ("qwen3", "float32", {"checkpointing": "selective"}), ("qwen3", "float32", {"tp": 2}),
         ("deepseek_v3", "float32", {}), ("qwen3", "bfloat16", {}), ("deepseek_v3", "bfloat16", {}),
-        ("gpt_oss", "bfloat16", {}),
     ]  # fmt: skip
     made = []
     for model, dtype, more in cases:

@@ -19,14 +19,11 @@ from benchmarks.titan import cpu  # first: it makes the CPU torchtitan's device
 from torchtitan.config import Configurable
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.deepseek_v3.config_registry import deepseek_v3_debugmodel
-from torchtitan.models.gpt_oss.config_registry import gpt_oss_debugmodel
 from torchtitan.models.qwen3.config_registry import qwen3_moe_debug
 
 from benchmarks.titan.parts import Bytes, Records, Text
 
-MODELS = {
-    "qwen3": qwen3_moe_debug, "deepseek_v3": deepseek_v3_debugmodel, "gpt_oss": gpt_oss_debugmodel,
-}  # fmt: skip
+MODELS = {"qwen3": qwen3_moe_debug, "deepseek_v3": deepseek_v3_debugmodel}
 CHECKPOINTING = {"none": None, "full": FullAC.Config(), "selective": SelectiveAC.Config()}
 MOETUNE = "moetune.adapters.torchtitan.routed_experts"
 

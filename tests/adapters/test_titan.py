@@ -75,7 +75,7 @@ def test_what_torchtitan_would_run_otherwise_is_refused_by_name() -> None:
         adapter.routed_experts(
             titan_workers.config_of(dispatcher=token_dispatcher.LocalTokenDispatcher)
         )
-    with pytest.raises(moetune.InputError, match="experts of the class"):
+    with pytest.raises(moetune.InputError, match="experts of "):
         adapter.routed_experts(titan_workers.config_of(other_config()))
     replaced = adapter.routed_experts(titan_workers.config_of())
     with pytest.raises(moetune.InputError, match="is replaced already"):
