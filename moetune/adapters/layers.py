@@ -87,9 +87,4 @@ def routed_layer(
         experts, family.names, family.form(experts),
         ExpertPlacement.of(communicator, shape.num_experts), are_wrapped=are_wrapped,
     )  # fmt: skip
-    layer = RoutedLayer(
-        shape, own, communicator, mesh=mesh, pipeline=plan is not None,
-        plan=None if isinstance(plan, PlanBook) else plan,
-        planbook=plan if isinstance(plan, PlanBook) else None,
-    )  # fmt: skip
-    return layer, own
+    return RoutedLayer.of_any_plan(shape, own, communicator, plan, mesh=mesh), own

@@ -19,24 +19,27 @@ from moetune.runtime.moe.wrappers import WrapperCheck
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertNames:
-    """Names of a module's parameters of experts; "" for biases that it has not.
+    """Names of a module's parameters of experts; "" for those that it has not.
 
     Args:
-        up: the gate and the up-projection in one, (E, D, 2·H) in the layout of their form.
-        down: (E, H, D), likewise.
+        up: the gate and the up-projection in one, (E, D, 2·H) in the layout of their form; with
+            `factor`, what silu takes, (E, H, D), as is each of three matrices of its own.
+        down: (E, H, D), likewise; with `factor`, (E, D, H).
         up_bias: (E, 2·H).
         down_bias: (E, D).
+        factor: what silu's result is multiplied by, (E, H, D).
     """
 
     up: str = "gate_up_proj"
     down: str = "down_proj"
     up_bias: str = ""
     down_bias: str = ""
+    factor: str = ""
 
     @property
     def all(self) -> tuple[str, ...]:
         """The names that there are."""
-        return tuple(filter(None, (self.up, self.down, self.up_bias, self.down_bias)))
+        return tuple(filter(None, (self.up, self.down, self.up_bias, self.down_bias, self.factor)))
 
 
 class BorrowedExperts:
@@ -45,6 +48,7 @@ class BorrowedExperts:
     Args:
         module: its parameters have this rank's experts, before `keep_own` all ranks' ones, or are
             DTensors of them.
+        form: None of experts with three matrices of their own, which are swiglu.
         are_wrapped: another library's data-parallel wrapper knows that they are no replicas.
 
     Attributes:
@@ -55,7 +59,7 @@ class BorrowedExperts:
         self,
         module: nn.Module,
         names: ExpertNames,
-        form: FusedForm,
+        form: FusedForm | None,
         placement: ExpertPlacement,
         *,
         are_wrapped: bool = False,
@@ -89,8 +93,8 @@ class BorrowedExperts:
                 parameter.allreduce = False  # type: ignore[attr-defined] # a tag wrappers read
 
     @property
-    def form(self) -> FusedForm:
-        """Form of the experts."""
+    def form(self) -> FusedForm | None:
+        """Form of fused experts; None of others."""
         return self._form
 
     @property
@@ -100,7 +104,7 @@ class BorrowedExperts:
 
     @property
     def w1(self) -> torch.Tensor:
-        """The gates and up-projections, as the module has them."""
+        """The gates and up-projections, or the gates alone, as the module has them."""
         up: torch.Tensor = getattr(self._module, self._names.up)
         return up
 
@@ -132,12 +136,14 @@ class BorrowedExperts:
     ) -> torch.Tensor:
         """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D)."""
         names = self._names
-        w1, b1, w2, b2 = (
+        w1, b1, w2, b2, w3 = (
             local_experts(self.placement, name, self._parameter(name))
-            for name in (names.up, names.up_bias, names.down, names.down_bias)
+            for name in (names.up, names.up_bias, names.down, names.down_bias, names.factor)
         )
+        if self._form is None:
+            w1, w2, w3 = (None if each is None else each.mT for each in (w1, w2, w3))
         y_TD: torch.Tensor = ExpertFunction.apply(  # type: ignore[no-untyped-call]
-            x_TD, weights_TK, policy, w1, b1, w2, b2, None
+            x_TD, weights_TK, policy, w1, b1, w2, b2, w3
         )
         return y_TD
 

@@ -25,7 +25,11 @@ from moetune.runtime.moe.kernels import (
     activation_grad_,
 )
 from moetune.runtime.moe.products import RowPart, multiply
-from moetune.runtime.moe.weight_grads import DeferredProducts, GradientSum
+from moetune.runtime.moe.weight_grads import (
+    DeferredProducts,
+    GradientSum,
+    are_transposed,
+)
 from moetune.runtime.moe.workspace import MemoryTracker
 
 
@@ -234,9 +238,10 @@ class DeferredGrads:
     def _matrix(self, x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return xᵀ y of every expert's rows, in the layout of the parameter."""
         form = self._weights.form
-        if form is not None and form.is_transposed:
-            x, y = y, x
-        return self._products.matrix(x, y, dtype)
+        if not are_transposed(self._weights.w1, form):
+            return self._products.matrix(x, y, dtype)
+        made = self._products.matrix(y, x, dtype)
+        return made.mT if form is None else made
 
 
 def _add_gemm(into: GradientSum | None, x: torch.Tensor, y: torch.Tensor, part: RowPart) -> None:

@@ -60,6 +60,23 @@ class RoutedLayer(AllToAllLayer):
         )  # fmt: skip
         self.experts = experts
 
+    @classmethod
+    def of_any_plan(
+        cls,
+        shape: LayerShape,
+        experts: LocalExperts,
+        communicator: Communicator,
+        plan: Plan | PlanBook | str | os.PathLike[str] | None,
+        *,
+        mesh: DeviceMesh | None = None,
+    ) -> "RoutedLayer":
+        """Return the layer with a plan or a book of plans; None runs one chunk."""
+        book = plan if isinstance(plan, PlanBook) else None
+        return cls(
+            shape, experts, communicator, mesh=mesh, pipeline=plan is not None,
+            plan=None if isinstance(plan, PlanBook) else plan, planbook=book,
+        )  # fmt: skip
+
     @_disable_dynamo
     def forward(
         self, x: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor

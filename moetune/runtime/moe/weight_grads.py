@@ -31,7 +31,7 @@ class GradientSum:
     twice.
 
     Args:
-        weights: the parameter in the dtype of the step.
+        weights: the parameter in the dtype of the step; the gradient has its order in memory.
         dtype: of the gradient, the parameter's own.
         scale: factor of the gradient.
         form: of fused experts, whose matrices may have another layout.
@@ -51,12 +51,13 @@ class GradientSum:
         exact = torch.float32 if narrow and num_parts > 1 else weights.dtype
         self._is_widened = dtype.itemsize > weights.dtype.itemsize
         self._tracker, self._dtype, self._scale = tracker, dtype, scale
-        is_transposed = form is not None and form.is_transposed and weights.dim() == _MATRICES
+        is_transposed = are_transposed(weights, form)
         self._stored = tracker.empty(
             "a gradient", weights.mT.shape if is_transposed else weights.shape, weights,
             dtype=dtype if self._is_widened else exact,
         )  # fmt: skip
         self._total = self._stored.mT if is_transposed else self._stored
+        self._is_turned = is_transposed and form is None
         self._begun = [False] * len(weights)
 
     def add_gemm(self, x: torch.Tensor, y: torch.Tensor, part: RowPart) -> None:
@@ -82,12 +83,12 @@ class GradientSum:
         for expert, begun in enumerate(self._begun):
             if not begun:
                 self._total[expert].zero_()
-        stored = self._stored
-        if stored.dtype == self._dtype:
-            return stored
-        return self._tracker.empty("a gradient", stored.shape, stored, dtype=self._dtype).copy_(
-            stored
-        )
+        made = self._stored
+        if made.dtype != self._dtype:
+            made = self._tracker.empty("a gradient", made.shape, made, dtype=self._dtype).copy_(
+                made
+            )
+        return made.mT if self._is_turned else made
 
     def _add(self, expert: int, value: torch.Tensor) -> None:
         if self._scale != 1:
@@ -97,6 +98,15 @@ class GradientSum:
         else:
             self._total[expert].copy_(value)
             self._begun[expert] = True
+
+
+def are_transposed(weights: torch.Tensor, form: FusedForm | None) -> bool:
+    """Return whether matrices (E, in, out) are (E, out, in) in memory; biases never are."""
+    if weights.dim() != _MATRICES:
+        return False
+    if form is not None:
+        return form.is_transposed
+    return not weights.is_contiguous() and weights.mT.is_contiguous()
 
 
 def _sum_of_rows(y: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:

@@ -1,0 +1,157 @@
+"""torchtitan's routed experts through moetune's expert layer, by an override that its jobs name.
+
+    torchrun … -m torchtitan.train --module qwen3 --config … \
+        --override.imports 'moetune.adapters.torchtitan.routed_experts={"plan": "plan.json"}'
+
+`RoutedExperts` of torchtitan 0.3 dispatches, computes and combines, one after another, through a
+token dispatcher and a module of experts. Chunks need all three at once, so that its place is taken
+and not the dispatcher's. Router, load balancing, shared experts, parameters, their names and how
+they are sharded stay torchtitan's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
+
+from moetune.adapters.titan_layer import titan_layer
+from moetune.domain.errors import InputError
+from moetune.runtime.moe.routed_layer import RoutedLayer
+
+try:
+    import spmd_types
+    from torchtitan.config.override import derive, override
+    from torchtitan.models.common import moe, token_dispatcher
+    from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
+except ImportError as error:
+    raise ImportError(
+        f"moetune.adapters.torchtitan needs torchtitan 0.3, which has overrides: {error}"
+    ) from error
+
+_EXPERTS = moe.GroupedExperts.Config, GptOssGroupedExperts.Config
+
+
+class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtitan is no dependency
+    """`RoutedExperts` whose exchanges run in chunks behind the experts, as a plan has it.
+
+    A module of experts keeps its parameters, and is never called. Experts compute in the dtype of
+    their tokens, which is `training.mixed_precision_param`; torchtitan's own always multiply in
+    bfloat16.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(moe.RoutedExperts.Config):  # type: ignore[misc] # torchtitan is no dependency
+        """That of `RoutedExperts`, and the path of a plan; None runs one chunk."""
+
+        plan: str | None = None
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._plan = config.plan
+        self.moetune: RoutedLayer | None = None
+
+    def parallelize(self, parallel_dims: Any) -> None:  # noqa: ANN401 - a class of torchtitan
+        """Shard the experts as torchtitan does, and agree on the plan with their other ranks.
+
+        Raises:
+            InputError: the experts would be tensor-parallel, nothing is exchanged, or as in
+                `titan_layer`.
+            RankMismatchError, CollectiveError: as in `titan_layer`.
+        """
+        if parallel_dims.tp > 1 and parallel_dims.ep == 1:
+            raise InputError(
+                "torchtitan would cut each expert over the tensor-parallel ranks, and moetune runs "
+                "whole experts",
+                "set parallelism.expert_parallel_degree above 1, or leave this override out",
+            )
+        super().parallelize(parallel_dims)
+        self.moetune = self._layer()
+
+    def forward(
+        self,
+        x_BLD: torch.Tensor,
+        topk_scores_BLK: torch.Tensor,
+        topk_expert_ids_BLK: torch.Tensor,
+        num_local_tokens_per_expert_E: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the experts' outputs (B, L, D), weighted by the router's scores.
+
+        Raises:
+            InputError: the model is compiled or its SPMD types are checked.
+            RankMismatchError, CollectiveError, AllocationError: as in `MoELayer`.
+        """
+        del num_local_tokens_per_expert_E  # rows are counted by chunks
+        _check_mode()
+        if self.moetune is None:  # without parallelism, torchtitan calls no `parallelize`
+            self.moetune = self._layer()
+        top_k = topk_scores_BLK.shape[-1]
+        chosen, scores = (
+            each.reshape(-1, top_k) for each in (topk_expert_ids_BLK, topk_scores_BLK)
+        )
+        # Selective checkpointing keeps some operations' results, and would replay those of the
+        # first pass, whose exchanges differ from a later one's. The layer is repeated as a whole.
+        with _disable_current_modes():
+            y_BLD: torch.Tensor = self.moetune(x_BLD, chosen, scores)
+        return y_BLD
+
+    def _layer(self) -> RoutedLayer:
+        mesh = getattr(self.token_dispatcher, "ep_mesh", None)
+        group: dist.ProcessGroup | None = None if mesh is None else mesh.get_group()
+        if group is not None and dist.get_backend(group) == "fake":
+            raise InputError(
+                "comm.mode fake_backend and local_tensor exchange nothing",
+                "leave this override out of dry runs",
+            )
+        return titan_layer(self.inner_experts, self._plan, group, top_k=self.token_dispatcher.top_k)
+
+
+@override(  # type: ignore[untyped-decorator] # torchtitan is no dependency
+    target=moe.RoutedExperts.Config,
+    description="moetune: exchanges in chunks that overlap the experts, by a plan",
+)
+def routed_experts(
+    config: moe.RoutedExperts.Config, *, plan: str | None = None
+) -> PlannedRoutedExperts.Config:
+    """Return the configuration of the same experts in moetune's layer.
+
+    Args:
+        plan: path of the plan of an expert layer, for as many ranks as are expert-parallel; None
+            runs one chunk.
+
+    Raises:
+        InputError: the experts are of another class or quantized, or another backend than
+            all-to-alls brings them their tokens.
+    """
+    kind, dispatcher = type(config), type(config.token_dispatcher)
+    experts = type(config.inner_experts)
+    if kind is not moe.RoutedExperts.Config:
+        raise InputError(f"{kind.__qualname__} is replaced already", "name one override of it")
+    if dispatcher is not token_dispatcher.AllToAllTokenDispatcher.Config:
+        raise InputError(
+            f"tokens travel by {dispatcher.__qualname__.removesuffix('.Config')}, and moetune "
+            "exchanges them itself",
+            'take a configuration with moe_comm_backend "standard", which has '
+            "AllToAllTokenDispatcher",
+        )
+    if experts not in _EXPERTS:
+        raise InputError(
+            f"experts of {experts.__qualname__.removesuffix('.Config')} are not supported",
+            "moetune runs GroupedExperts and GptOssGroupedExperts, which no converter has changed",
+        )
+    made: PlannedRoutedExperts.Config = derive(config, PlannedRoutedExperts.Config, plan=plan)
+    return made
+
+
+def _check_mode() -> None:
+    if torch.compiler.is_compiling():
+        raise InputError(
+            "the tokens decide the sizes of moetune's exchanges, and torchtitan compiles whole "
+            "transformer blocks",
+            'set compile.components to ["loss"], or compile.enable to false',
+        )
+    if spmd_types.is_type_checking():
+        raise InputError(
+            "moetune's expert layer has no SPMD types", "set debug.spmd_typechecking to false"
+        )
