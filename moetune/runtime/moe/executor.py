@@ -21,6 +21,7 @@ from moetune.domain.quantization import Quantization
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.moe.dispatch import PhaseOrder
 from moetune.runtime.moe.fused import FusedForm
+from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.moe.turns import BatchTurn
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
@@ -117,6 +118,7 @@ class PipelineContext:
 
     Args:
         turn: of the step's batch, where it overlaps another one.
+        replica_sums: of the gradients of hot experts; None without replicas.
         form: of fused experts, in place of the activation.
     """
 
@@ -128,6 +130,7 @@ class PipelineContext:
     quantization: Quantization | None = None
     gradient_queue: GradientQueue = field(default_factory=NoGradients)
     turn: BatchTurn | None = None
+    replica_sums: ReplicaSums | None = None
     form: FusedForm | None = None
 
     @property

@@ -151,6 +151,8 @@ class ExpertFunction(torch.autograd.Function):
             finally:
                 policy.release()
             grads = phase.grads.totals()
+            if policy.context.replica_sums is not None:
+                policy.context.replica_sums.add_up(grads)
             policy.context.gradients.sum_replicas(grads)
             return grad_x_TD, grad_weights_TK, None, *grads
 
