@@ -22,8 +22,7 @@ class ReplicaChoice:
         is_taken: whether the plan has them; otherwise they are the best that were found.
         num_replicas: places of experts beyond the first one of each.
         added_places: of every rank, each with the memory of one expert.
-        skew: rows of the fullest rank over the mean.
-        least_skew: no division of the experts' loads is below.
+        skew: rows of the fullest rank over the mean, which none is below.
         step_seconds: predicted step, with `sum_seconds`.
         sum_seconds: of the replicas' gradients, in every backward pass, hidden by nothing.
     """
@@ -32,9 +31,13 @@ class ReplicaChoice:
     num_replicas: int
     added_places: int
     skew: float
-    least_skew: float
     step_seconds: float
     sum_seconds: float
+
+    @property
+    def words(self) -> str:
+        """How many they are."""
+        return f"{self.num_replicas} replica{'s' * (self.num_replicas > 1)} of hot ones"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,11 @@ class PlacementChoice:
     def has_replicas(self) -> bool:
         """Whether experts have places on several ranks."""
         return self.replicas is not None and self.replicas.is_taken
+
+    @property
+    def replica_words(self) -> str:
+        """How many replicas there are, or might be: "2 replicas of hot ones"."""
+        return "no replicas" if self.replicas is None else self.replicas.words
 
 
 def check_order(experts: Sequence[int], num_experts: int) -> None:

@@ -92,12 +92,12 @@ class AllToAllLayer(PlannedLayer):
 
     def _cells(self, routing: Routing, degrees: tuple[int, int]) -> Cells:
         return Cells(
-            self._places_of(routing.experts_TK), routing.kept,
+            self.places_of(routing.experts_TK), routing.kept,
             num_experts=self.experts.local_experts * self.communicator.num_ranks,
             num_ranks=self.communicator.num_ranks, degrees=degrees,
         )  # fmt: skip
 
-    def _places_of(self, experts_TK: torch.Tensor) -> torch.Tensor:
+    def places_of(self, experts_TK: torch.Tensor) -> torch.Tensor:
         """Return the places of experts: rows travel to those.
 
         Tokens take the replicas of an expert in turns, each rank beginning with another one: which

@@ -124,7 +124,7 @@ class MoELayer(AllToAllLayer, ExpertLayer):
         assert routing.capacity is not None  # noqa: S101
         groups = partial(GroupedRows.of, like=x_TD, bias=self.experts.b1 is not None)
         dispatch = padded_dispatch(
-            self._places_of(routing.experts_TK), routing.places_TK, capacity=routing.capacity,
+            self.places_of(routing.experts_TK), routing.places_TK, capacity=routing.capacity,
             num_experts=self.shape.num_experts, num_ranks=self.communicator.num_ranks,
             degrees=self._degrees, groups=groups if has_grouped(x_TD, self.experts.w1) else None,
         )  # fmt: skip

@@ -176,6 +176,19 @@ class ExpertPlacement:
                 "moetune.replicate",
             )
 
+    def check_once(self, what: str) -> None:
+        """Raise InputError where hot experts have replicas.
+
+        Args:
+            what: takes each expert for the only one of its kind, for the error.
+        """
+        if has_replicas(self.order):
+            raise InputError(
+                f"{what} have each expert once, and this layer has replicas of hot ones",
+                "plan with --expert-placement once, or train with DistributedDataParallel or "
+                "moetune.replicate",
+            )
+
     def distribute(self, local: torch.Tensor, kind: StateKind = "parameters") -> torch.Tensor:
         """Return a DTensor of all experts (E, …) in the memory of this rank's.
 

@@ -49,13 +49,18 @@ def group_experts(loads: Sequence[float], num_groups: int) -> ExpertGroups:
 
 
 def group_replicas(
-    loads: Sequence[float], experts: Sequence[int], num_groups: int
+    loads: Sequence[float],
+    experts: Sequence[int],
+    num_groups: int,
+    *,
+    most_trials: int | None = None,
 ) -> ExpertGroups | None:
     """Return such groups of replicas, none with two of one expert; they are numbered by place.
 
     Args:
         loads: of each replica; their number divides by that of the groups.
         experts: of each replica.
+        most_trials: of branch and bound; `MOST_TRIALS` by default.
 
     Returns:
         None where the last replicas found room only beside another one of their experts.
@@ -68,6 +73,7 @@ def group_replicas(
     if first is None:
         return None
     search = _Search(sorted_loads, sorted_experts, num_groups, bound)
+    search.most_trials = MOST_TRIALS if most_trials is None else most_trials
     search.improve(_swapped(sorted_loads, sorted_experts, first))
     is_exact = search.run()
     groups = (tuple(sorted(order[at] for at in group)) for group in search.best)
@@ -166,7 +172,10 @@ class _Search:
 
     Attributes:
         best: groups with the least fullest one so far, `fullest`.
+        most_trials: experts that are put into a group.
     """
+
+    most_trials = MOST_TRIALS
 
     def __init__(
         self, loads: Sequence[float], experts: Sequence[int], num_groups: int, bound: float
@@ -194,7 +203,7 @@ class _Search:
         """Search until no groups are better, and return whether that was within the limit."""
         if len(self._loads) <= _MOST_SEARCHED:
             self._place(0)
-            return self._trials < MOST_TRIALS
+            return self._trials < self.most_trials
         return self._is_least()
 
     def _place(self, at: int) -> None:
@@ -209,7 +218,7 @@ class _Search:
         by_load = sorted(range(len(self._groups)), key=lambda group: (self._sums[group], group))
         for group in by_load:
             self._trials += 1
-            if self._trials >= MOST_TRIALS:
+            if self._trials >= self.most_trials:
                 return
             members, before = self._groups[group], self._sums[group]
             held = self._replicas[group]
