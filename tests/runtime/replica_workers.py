@@ -17,6 +17,7 @@ import moetune
 from moetune.domain.errors import InputError, RankMismatchError
 from moetune.domain.placement import EMPTY, replicas_of
 from moetune.domain.plan import Decision
+from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from tests.runtime import workers
 from tests.runtime.companion_nets import (
@@ -136,7 +137,7 @@ def replicas_stay_equal() -> None:
     check_equal(whole_state(net), single.state_dict(), EXACT)
 
 
-def _check_bits(layer: MoELayer) -> None:
+def _check_bits(layer: ExpertLayer) -> None:
     for parameter in layer.experts.parameters():
         rows = [torch.empty_like(parameter) for _ in range(dist.get_world_size())]
         dist.all_gather(rows, parameter.detach().contiguous())

@@ -59,7 +59,8 @@ def search_replicas(
 
     Args:
         shares: of all rows, of each expert.
-        most_added: places of each rank beyond its equal part of the experts.
+        most_added: places of each rank beyond its equal part of the experts; it has fewer than
+            experts then.
         price: of a placement; deterministic.
     """
     search = _Search(shares, num_ranks, most_added * num_ranks, price)
@@ -91,8 +92,6 @@ class _Search:
         numbers, due = [1] * len(self._shares), 1
         for number in range(1, self._most_places - len(numbers) + 1):
             hot = [expert for expert, each in enumerate(numbers) if each < self._num_ranks]
-            if not hot:
-                return
             numbers[max(hot, key=lambda one: (self._shares[one] / numbers[one], -one))] += 1
             if number < due:
                 continue
