@@ -5,6 +5,7 @@ nothing hides. The search compares placements by an estimate that is too kind to
 best one that fits is predicted as any plan is.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -37,12 +38,14 @@ def with_replicas(
     """
     if choice.placed_skew * (1 - WORTH_REPLICAS) <= 1:
         return None, choice
-    is_too_large = False
+    too_many = sys.maxsize
     for placement in _placements(layer, choice, shares):
+        if len(placement.experts) >= too_many:
+            continue
         try:
             ranked = layer.ranked(placement.experts)
         except InfeasiblePlanError:
-            is_too_large = True
+            too_many = len(placement.experts)
             continue
         found = _found(layer, choice, placement, ranked)
         if not found.is_taken:
@@ -50,7 +53,7 @@ def with_replicas(
             return None, replace(choice, replicas=found, why=why)
         why = _won(found, choice)
         return ranked, replace(choice, experts=placement.experts, replicas=found, why=why)
-    if is_too_large:
+    if too_many < sys.maxsize:
         choice = replace(choice, why=f"{choice.why}; replicas of hot experts do not fit")
     return None, choice
 
