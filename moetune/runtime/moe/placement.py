@@ -233,8 +233,10 @@ class ExpertPlacement:
         self.copies.forget(kind)
         if is_dtensor(value):
             part = self._own_part_of(value, name)
-            if not self.order or part.is_meta:
+            if not self.order:
                 return part
+            if part.is_meta:
+                return part.new_empty((self.num_local, *part.shape[1:]))
             return self._moved(part, self.order)
         num_found = len(value) if value.dim() else 0
         if num_found == self.num_experts:
