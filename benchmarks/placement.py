@@ -1,10 +1,10 @@
-"""Experts placed by their loads against their natural order, on real ranks: 5 minutes, as root.
+"""Experts placed by their loads, and replicas of hot ones, on real ranks: 10 minutes, as root.
 
 python -m benchmarks.placement            writes docs/results/placement.md
 
-A layer with uneven loads is planned twice from one profile of the lab, with the experts where the
-plan puts them and in their own order, and `moetune verify` runs both plans with tokens that follow
-the loads.
+Layers with uneven loads are planned twice from one profile of the lab, and `moetune verify` runs
+both plans with tokens that follow the loads: with the experts in their own order and where the plan
+puts them; and, where one expert has half of the rows, without and with its replicas.
 """
 
 import argparse
@@ -31,8 +31,15 @@ _SIZES = (
     *("--dtype", "float32"),
 )
 _TOKENS = ("--tokens", "2048")
-_LOADS = tuple(1 / (expert + 1) for expert in range(16))
-"""A power law with the busiest experts first, on one rank in the natural order."""
+_CASES: dict[str, tuple[tuple[float, ...], tuple[str, str]]] = {
+    "1 / i": (tuple(1 / (expert + 1) for expert in range(16)), ("natural", "planned")),
+    "one of half": ((15.0, *(1.0,) * 15), ("once", "planned")),
+}
+"""Loads, and the rules that are compared.
+
+A power law has the busiest experts on one rank in the natural order. An expert that each token
+chooses makes a rank of eight experts fuller than the other one wherever it is.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +47,8 @@ class Row:
     """One plan on one link, planned and measured."""
 
     rate_mbit: float
-    placement: str
+    loads: str
+    experts: str
     degrees: tuple[int, int]
     predicted_seconds: float
     seconds: float
@@ -73,18 +81,18 @@ def _measured(rate_mbit: float, budget: str) -> Iterator[Row]:
         tempfile.TemporaryDirectory(prefix="placement-") as name,
     ):
         folder = Path(name)
-        loads = folder / "loads.json"
-        loads.write_text(json.dumps(_LOADS), encoding="utf-8")
         profile = ("profile", "--name", "lab", "--preset", "quick", "--budget", budget)
         _run(lab, folder, *profile, *_SIZES, *_TOKENS)
-        for placement in ("natural", "planned"):
-            file = folder / f"{placement}.json"
-            asked = ("--routing", str(loads), "--expert-placement", placement)
-            world = ("--world-size", str(_RANKS), "--profile", "lab")
-            _plan(folder, *_SIZES, *_TOKENS, *world, *asked, "--output", str(file))
-            yield _row(
-                rate_mbit, placement, json.loads(_run(lab, folder, "verify", str(file), "--json"))
-            )
+        for case, (loads, rules) in _CASES.items():
+            routing, file = folder / "loads.json", folder / "plan.json"
+            routing.write_text(json.dumps(loads), encoding="utf-8")
+            for rule in rules:
+                asked = ("--routing", str(routing), "--expert-placement", rule)
+                world = ("--world-size", str(_RANKS), "--profile", "lab")
+                _plan(folder, *_SIZES, *_TOKENS, *world, *asked, "--output", str(file))
+                experts = _where(json.loads(file.read_text(encoding="utf-8")))
+                found = json.loads(_run(lab, folder, "verify", str(file), "--json"))
+                yield _row(rate_mbit, case, experts, found)
 
 
 def _run(lab: Lab, folder: Path, *words: str) -> str:
@@ -107,10 +115,18 @@ def _plan(folder: Path, *words: str) -> None:
         raise MoetuneError(done.stderr)
 
 
-def _row(rate_mbit: float, placement: str, found: dict[str, Any]) -> Row:
+def _where(plan: dict[str, Any]) -> str:
+    placement = plan.get("placement") or {}
+    replicas = placement.get("replicas") or {}
+    if replicas.get("is_taken"):
+        return f"placed by their loads, {replicas['num_replicas']} replicated"
+    return "placed by their loads" if placement.get("experts") else "in their own order"
+
+
+def _row(rate_mbit: float, loads: str, experts: str, found: dict[str, Any]) -> Row:
     step = next(one for one in found["steps"] if one["is_planned"])
     return Row(
-        rate_mbit=rate_mbit, placement=placement,
+        rate_mbit=rate_mbit, loads=loads, experts=experts,
         degrees=(step["forward_degree"], step["backward_degree"]),
         predicted_seconds=step["predicted_seconds"], seconds=step["step_seconds"],
         planned_imbalance=found.get("planned_imbalance", 1.0), imbalance=found["imbalance"],
@@ -121,24 +137,25 @@ def _lines(rows: Sequence[Row], machine: str) -> Iterator[str]:
     yield from ("# Experts placed by their loads", "", machine, "")
     yield (
         "A layer with d_model 512, d_hidden 1024, 16 experts, top-2, 2048 tokens a rank, float32 "
-        "on two ranks of the network lab; the expert of number i has a load of 1 / i. `moetune "
-        "verify` runs the plan's layer with tokens that follow the loads. Imbalance: rows of the "
-        "busiest rank over the mean."
+        "on two ranks of the network lab; the expert of number i has a load of 1 / i, or one has "
+        "half of the rows and the others equal parts of the rest. `moetune verify` runs the "
+        "plan's layer with tokens that follow the loads. Imbalance: rows of the busiest rank over "
+        "the mean."
     )
     yield ""
     yield (
-        "| link | experts | chunks | imbalance, planned | measured | step, predicted | measured | "
-        "faster |"
+        "| link | loads | experts | chunks | imbalance, planned | measured | step, predicted | "
+        "measured | faster |"
     )
-    yield "|---:|---|---:|---:|---:|---:|---:|---:|"
-    for natural, placed in zip(rows[::2], rows[1::2], strict=True):
-        for one in (natural, placed):
-            order = "in their own order" if one is natural else "placed by their loads"
-            faster = "" if one is natural else f"{natural.seconds / one.seconds:.2f} ×"
+    yield "|---:|---|---|---:|---:|---:|---:|---:|---:|"
+    for before, after in zip(rows[::2], rows[1::2], strict=True):
+        for one in (before, after):
+            faster = "" if one is before else f"{before.seconds / one.seconds:.2f} ×"
             yield (
-                f"| {one.rate_mbit:g} Mbit/s | {order} | {one.degrees[0]}/{one.degrees[1]} | "
-                f"{one.planned_imbalance:.2f} | {one.imbalance:.2f} | "
-                f"{1e3 * one.predicted_seconds:.0f} ms | {1e3 * one.seconds:.0f} ms | {faster} |"
+                f"| {one.rate_mbit:g} Mbit/s | {one.loads} | {one.experts} | "
+                f"{one.degrees[0]}/{one.degrees[1]} | {one.planned_imbalance:.2f} | "
+                f"{one.imbalance:.2f} | {1e3 * one.predicted_seconds:.0f} ms | "
+                f"{1e3 * one.seconds:.0f} ms | {faster} |"
             )
 
 

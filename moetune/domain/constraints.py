@@ -34,7 +34,7 @@ _NOT_RUN: Mapping[str, str] = MappingProxyType(
 """Dispatchers of others, and why they are refused: decision 0068."""
 Strategy = Literal["none", "S1", "S2", "S3", "S4"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-PlacementRule = Literal["planned", "natural"]
+PlacementRule = Literal["planned", "once", "natural"]
 MAX_DEGREE = 64
 MOE_EVERY = 2
 EXPERT_PARALLEL = "expert-parallel"
@@ -190,7 +190,8 @@ class Constraints:
         allow_modelled: accept estimates for what was not measured.
         quantization: text of a layer's `Quantization`; "" for none.
         routing: text of a `LayerRouting`; "" for balanced.
-        expert_placement: "planned" by the loads of the routing, or the "natural" order.
+        expert_placement: "planned" by the loads of the routing, likewise with each expert "once",
+            without replicas, or the "natural" order.
     """
 
     bounds: Bounds = field(default_factory=Bounds)

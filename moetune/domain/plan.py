@@ -13,7 +13,7 @@ from moetune.domain.document import UNLESS_DEFAULT, decode_schema, refuse_pointe
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
-from moetune.domain.placement import PlacementChoice, check_order
+from moetune.domain.placement import PlacementChoice, check_places
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.request import PlanInputs
 from moetune.domain.terms import LayerTerms
@@ -326,7 +326,7 @@ class Plan:
             )
         _check_pipeline(self.pipeline)
         if self.experts:
-            check_order(self.experts, self.inputs.layer.num_experts)
+            check_places(self.experts, self.inputs.layer.num_experts, self.layout.expert_ranks)
 
     @property
     def workload(self) -> Workload:

@@ -322,10 +322,11 @@ def _check_routing(request: PlanRequest) -> None:
     """Raise InputError where no plan has the routing of the request: only all-to-alls wait."""
     spelling, routing = request.spelling, request.spelling(ROUTING)
     if not request.constraints.routing:
-        if request.constraints.expert_placement == "natural":
+        rule = request.constraints.expert_placement
+        if rule != "planned":
             flag = spelling(EXPERT_PLACEMENT)
             raise InputError(
-                f"{flag} natural needs {routing}: without loads of experts none is placed",
+                f"{flag} {rule} needs {routing}: without loads of experts none is placed",
                 f"omit {flag}, or give the record of a layer's routing with {routing}",
             )
         return

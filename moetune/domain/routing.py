@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from moetune.domain.errors import InputError
+from moetune.domain.placement import EMPTY, replicas_of
 
 _EXPONENT, _LARGEST = 1.01, 3276.8
 """Of natural routing's power law, and its largest over its smallest load: aiconfigurator's
@@ -81,7 +82,8 @@ class ExpertLoads:
         """Return the fullest rank's rows over the mean, each rank having neighbours.
 
         Rank r of ep holds the experts of places r·E/ep to (r+1)·E/ep − 1, as layers do; experts
-        whose order says nothing of their loads are placed by chance.
+        whose order says nothing of their loads are placed by chance. Replicas have equal parts of
+        an expert's load.
 
         Args:
             experts: of each place; empty for the natural order.
@@ -89,11 +91,12 @@ class ExpertLoads:
         shares = self.shares(top_k)
         if shares is None or ep == 1:
             return self.skew(num_experts, top_k, ep)
-        placed = [shares[expert] for expert in experts] or shares
-        local = num_experts // ep
-        return (
-            max(sum(placed[first : first + local]) for first in range(0, num_experts, local)) * ep
-        )
+        placed = list(shares)
+        if experts:
+            parts = [shares[one] / len(places) for one, places in enumerate(replicas_of(experts))]
+            placed = [0.0 if one == EMPTY else parts[one] for one in experts]
+        local = len(placed) // ep
+        return max(sum(placed[rank * local : (rank + 1) * local]) for rank in range(ep)) * ep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

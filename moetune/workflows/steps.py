@@ -310,12 +310,14 @@ def _deviation(steps: LayerSteps, decision: Decision) -> float:
 
 def _imbalance(steps: LayerSteps) -> float:
     layer = steps.layer
-    experts_TK = layer.gate(steps.x_TD.detach()).experts_TK
-    counts_E = torch.bincount(experts_TK.reshape(-1), minlength=layer.shape.num_experts).cpu()
+    places_TK = layer.gate(steps.x_TD.detach()).experts_TK
+    if isinstance(layer, MoELayer):
+        places_TK = layer.places_of(places_TK)
+    num_places = layer.experts.local_experts * layer.communicator.num_ranks
+    counts = torch.bincount(places_TK.reshape(-1), minlength=num_places).cpu()
     if dist.is_initialized():
-        dist.all_reduce(counts_E)
-    counts_E = counts_E[list(layer.experts.placement.order) or slice(None)]
-    rows_P = counts_E.view(layer.communicator.num_ranks, -1).sum(dim=1).double()
+        dist.all_reduce(counts)
+    rows_P = counts.view(layer.communicator.num_ranks, -1).sum(dim=1).double()
     return float(rows_P.max() / rows_P.mean())
 
 

@@ -164,11 +164,15 @@ def _dispatcher(before: Plan, after: Plan) -> Iterator[str]:
 def _placement(before: Plan, after: Plan) -> Iterator[str]:
     if after.experts == before.experts:
         return
-    if not after.experts:
-        yield "Experts are in their order instead of placed by their loads."
-    else:
-        was = "by other loads" if before.experts else "in their order"
-        yield f"Experts are placed by their loads instead of {was}."
+    now, then = _where_experts_are(after), _where_experts_are(before)
+    yield f"Experts are {now} instead of {'by other loads' if then == now else then}."
+
+
+def _where_experts_are(plan: Plan) -> str:
+    if not plan.experts or plan.placement is None:
+        return "in their order"
+    replicas = f", with {plan.placement.replica_words}," if plan.placement.has_replicas else ""
+    return f"placed by their loads{replicas}"
 
 
 def _binding(before: Plan, after: Plan) -> str:

@@ -22,6 +22,7 @@ from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.dispatch import PhaseOrder
 from moetune.runtime.moe.fused import FusedForm
+from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.moe.turns import BatchTurn
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
@@ -118,6 +119,7 @@ class PipelineContext:
 
     Args:
         turn: of the step's batch, where it overlaps another one.
+        replica_sums: of the gradients of hot experts; None without replicas.
         form: of fused experts, in place of the activation.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
     """
@@ -130,6 +132,7 @@ class PipelineContext:
     quantization: Quantization | None = None
     gradient_queue: GradientQueue = field(default_factory=NoGradients)
     turn: BatchTurn | None = None
+    replica_sums: ReplicaSums | None = None
     form: FusedForm | None = None
     weight_gradients: WeightGradients | None = None
 

@@ -166,6 +166,7 @@ class Experts(nn.Module):
         """
         first = self.placement.first
         for place, expert in enumerate(self.placement.experts, first):
+            # An empty place has values, too, which nothing reads.
             generator = torch.Generator()
             mixed = seed ^ ((expert + 1) * _GOLDEN)
             generator.manual_seed(mixed & (2**_SEED_BITS - 1))

@@ -160,6 +160,8 @@ class ExpertFunction(torch.autograd.Function):
                 waiting.put(partial(_add_later, policy, phase.grads, ctx.parameters))
                 return grad_x_TD, grad_weights_TK, None, *(None for _ in parameters)
             grads = phase.grads.totals()
+            if policy.context.replica_sums is not None:
+                policy.context.replica_sums.add_up(grads)
             policy.context.gradients.sum_replicas(grads)
             return grad_x_TD, grad_weights_TK, None, *grads
 

@@ -54,7 +54,8 @@ class MoELayer(AllToAllLayer, ExpertLayer):
         plan: a plan, or the path of a plan file.
         planbook: a book that all ranks share, see `moetune.open_planbook`.
         placement: expert of each place, of which rank r of P has the r-th of P equal parts;
-            default, the plan's. The gate and checkpoints know experts by their own numbers.
+            default, the plan's. The gate and checkpoints know experts by their own numbers. Experts
+            with places on several ranks have replicas there, -1 is an empty place.
         device, dtype: of the parameters.
         communicator: in place of the group's, for example one that models a slower wire.
         sequence_parallel: False; see `TensorExpertLayer`.
@@ -125,7 +126,7 @@ class MoELayer(AllToAllLayer, ExpertLayer):
         assert routing.capacity is not None  # noqa: S101
         groups = partial(GroupedRows.of, like=x_TD, bias=self.experts.b1 is not None)
         dispatch = padded_dispatch(
-            self._places_of(routing.experts_TK), routing.places_TK, capacity=routing.capacity,
+            self.places_of(routing.experts_TK), routing.places_TK, capacity=routing.capacity,
             num_experts=self.shape.num_experts, num_ranks=self.communicator.num_ranks,
             degrees=self._degrees, groups=groups if has_grouped(x_TD, self.experts.w1) else None,
         )  # fmt: skip

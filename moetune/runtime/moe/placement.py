@@ -22,7 +22,7 @@ import torch.distributed as dist
 from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.errors import InputError
-from moetune.domain.placement import places_of
+from moetune.domain.placement import EMPTY, has_replicas, places_of, replicas_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -101,12 +101,6 @@ def _sent_from(group: dist.ProcessGroup, local: torch.Tensor) -> torch.device:
     return local.device if local.device.type in kinds else GroupCommunicator(group).device
 
 
-def _num_of_each(rows: Sequence[int], each: int, num_ranks: int) -> list[int]:
-    """Return how many of the rows every rank has, of `each` rows a rank."""
-    ranks = [row // each for row in rows]
-    return [ranks.count(rank) for rank in range(num_ranks)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPlacement:
     """Experts on the ranks, equally many each.
@@ -117,7 +111,7 @@ class ExpertPlacement:
         members: the group's ranks in the world, in order.
         group: None for one rank, or for a communicator that is no process group.
         order: expert of each place, of which rank r has the r-th of equal parts; empty for the
-            natural order.
+            natural order. A hot expert may have several places; see `domain.placement`.
     """
 
     num_experts: int
@@ -146,8 +140,8 @@ class ExpertPlacement:
 
     @property
     def num_local(self) -> int:
-        """Experts of each rank."""
-        return self.num_experts // self.num_ranks
+        """Experts of each rank, replicas and empty places among them."""
+        return (len(self.order) or self.num_experts) // self.num_ranks
 
     @property
     def first(self) -> int:
@@ -160,6 +154,14 @@ class ExpertPlacement:
         order = self.order or range(self.num_experts)
         return tuple(order[self.first : self.first + self.num_local])
 
+    @property
+    def counted_rows(self) -> list[int] | None:
+        """This rank's places that are the first of their experts; None where all are."""
+        if not has_replicas(self.order):
+            return None
+        firsts = set(places_of(self.order))
+        return [row for row in range(self.num_local) if self.first + row in firsts]
+
     def check_natural(self, what: str) -> None:
         """Raise InputError where a plan has placed the experts.
 
@@ -171,6 +173,19 @@ class ExpertPlacement:
                 f"{what} writes checkpoints with the experts in the order of the ranks, and a plan "
                 "has placed this layer's otherwise",
                 "plan with --expert-placement natural, or use DistributedDataParallel or "
+                "moetune.replicate",
+            )
+
+    def check_once(self, what: str) -> None:
+        """Raise InputError where hot experts have replicas.
+
+        Args:
+            what: takes each expert for the only one of its kind, for the error.
+        """
+        if has_replicas(self.order):
+            raise InputError(
+                f"{what} have each expert once, and this layer has replicas of hot ones",
+                "plan with --expert-placement once, or train with DistributedDataParallel or "
                 "moetune.replicate",
             )
 
@@ -189,8 +204,11 @@ class ExpertPlacement:
         """
         from torch.distributed.tensor import DTensor, Shard
 
-        if self.order and not local.is_meta:
-            local = self._moved(local, places_of(self.order), self.order)
+        if self.order and local.is_meta:
+            local = local.new_empty((self.num_experts // self.num_ranks, *local.shape[1:]))
+        elif self.order:
+            self._check_replicas(local, kind)
+            local = self._moved(local, places_of(self.order))
             self.copies.add(kind, local)
         return DTensor.from_local(local, self._mesh(local), [Shard(0)], run_check=False)
 
@@ -215,13 +233,15 @@ class ExpertPlacement:
         self.copies.forget(kind)
         if is_dtensor(value):
             part = self._own_part_of(value, name)
-            if not self.order or part.is_meta:
+            if not self.order:
                 return part
-            return self._moved(part, self.order, places_of(self.order))
+            if part.is_meta:
+                return part.new_empty((self.num_local, *part.shape[1:]))
+            return self._moved(part, self.order)
         num_found = len(value) if value.dim() else 0
         if num_found == self.num_experts:
             if self.order:
-                return value[list(self.experts)]
+                return value[[max(expert, 0) for expert in self.experts]]
             return value[self.first : self.first + self.num_local]
         if num_found == self.num_local:
             raise InputError(
@@ -244,34 +264,65 @@ class ExpertPlacement:
             "load it with torch.distributed.checkpoint, which moves experts between ranks",
         )
 
-    def _moved(
-        self, local: torch.Tensor, sources: Sequence[int], targets: Sequence[int]
-    ) -> torch.Tensor:
+    def _moved(self, local: torch.Tensor, sources: Sequence[int]) -> torch.Tensor:
         """Return this rank's rows of all ranks' `local`, in another order; all ranks call this.
 
         Args:
-            local: (E / ranks, …).
-            sources: of all ranks' rows, the one that each row of the result was.
-            targets: of all ranks' rows, the one of the result that each becomes; the inverse.
+            local: (rows, …), of as many rows on each rank.
+            sources: of all ranks' rows of the result, the one of `local` that each is, or EMPTY.
+        """
+        before, after = len(local), len(sources) // self.num_ranks
+        rows = [max(source, 0) for source in sources]  # an empty place has some expert's values
+        of_rank = [rows[rank * after : (rank + 1) * after] for rank in range(self.num_ranks)]
+        first = self.rank * before
+        leaving = [[row - first for row in one if first <= row < first + before] for one in of_rank]
+        mine = of_rank[self.rank]
+        arriving = sorted(range(after), key=lambda row: (mine[row] // before, row))
+        froms = [row // before for row in mine]
+        given, taken = list(map(len, leaving)), list(map(froms.count, range(self.num_ranks)))
+        communicator = GroupCommunicator(self.process_group)
+        held = local.detach().to(_sent_from(self.process_group, local))
+        picked = held[[row for one in leaving for row in one]]
+        sent = picked.reshape(len(picked), -1).view(torch.uint8)  # backends lack some dtypes
+        received = sent.new_empty((after, sent.shape[1]))
+        communicator.all_to_all(received, sent, taken, given, "the move of experts' states").wait()
+        moved = held.new_empty((after, *held.shape[1:]))
+        moved[arriving] = received.view(held.dtype).view_as(moved)
+        return moved.to(local.device)
+
+    def _check_replicas(self, local: torch.Tensor, kind: StateKind) -> None:
+        """Check that replicas are equal, by their sums; all ranks call this.
 
         Raises:
+            InputError: two differ; on all ranks.
             CollectiveError: the exchange failed.
         """
-        each, mine = self.num_local, slice(self.first, self.first + self.num_local)
-        source, to = sources[mine], targets[mine]
-        leaving = sorted(range(each), key=lambda row: to[row])
-        arriving = sorted(range(each), key=lambda row: (source[row] // each, row))
+        if not has_replicas(self.order):
+            return
+        found_replicas = replicas_of(self.order)
+        sums = torch.zeros(self.num_local, 2, dtype=torch.float64)
+        for row, expert in enumerate(self.experts):
+            if expert != EMPTY and len(found_replicas[expert]) > 1:
+                values = local[row].detach().double()
+                sums[row] = torch.stack((values.sum(), values.abs().sum()))
+        sums = sums.to(_sent_from(self.process_group, local))
         communicator = GroupCommunicator(self.process_group)
-        rows = local.detach().to(_sent_from(self.process_group, local))[leaving]
-        sent = rows.reshape(each, -1).view(torch.uint8)  # backends lack some dtypes
-        received = torch.empty_like(sent)
-        communicator.all_to_all(
-            received, sent, _num_of_each(source, each, self.num_ranks),
-            _num_of_each(to, each, self.num_ranks), "the move of experts' states",
-        ).wait()  # fmt: skip
-        moved = torch.empty_like(rows)
-        moved[arriving] = received.view(rows.dtype).view_as(rows)
-        return moved.to(local.device)
+        found = (
+            communicator.all_gather_values(
+                sums.view(torch.int64).reshape(-1), "the comparison of replicas of experts"
+            )
+            .reshape(-1, 2)
+            .tolist()
+        )
+        for expert, places in enumerate(found_replicas):
+            if any(found[place] != found[places[0]] for place in places):
+                ranks = [place // self.num_local for place in places]
+                raise InputError(
+                    f"{_WORDS[kind]} {expert} differ between its replicas on ranks {ranks}: "
+                    "something has changed one of them alone",
+                    "use an optimizer whose steps of an expert depend on it alone, such as AdamW, "
+                    "or plan with --expert-placement once",
+                )
 
     @property
     def process_group(self) -> dist.ProcessGroup:

@@ -33,6 +33,7 @@ from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.inputs import input_dtype, input_problem, is_capturing
 from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.quantized import check_keeps
+from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.moe.turns import current_batch, current_turn
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.timers import NoWatch, Watch
@@ -104,6 +105,7 @@ class PlannedLayer(nn.Module, ABC):
         self._decisions = decisions
         self._workspaces = [Workspace(tracker) for _ in range(BATCHES_IN_TURNS)]
         self._loads = LoadRecorder(experts.local_experts)
+        self._replica_sums = ReplicaSums.of(communicator, experts.placement.order)
 
     # Never compiled, because the tokens decide the exchanges' sizes. `torch.compiler.disable` would
     # load the compiler with this module, in every process that only measures.
@@ -263,6 +265,7 @@ class PlannedLayer(nn.Module, ABC):
             workspace=self._workspaces[current_batch()], gradients=self.experts.gradients,
             quantization=self.quantization, gradient_queue=self.gradient_queue,
             turn=current_turn(), form=self.experts.form, weight_gradients=self.weight_gradients,
+            replica_sums=self._replica_sums,
         )  # fmt: skip
 
     @property

@@ -41,9 +41,11 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     if cut is not None:
         raise InputError(f"{cut} is cut over tensor-parallel ranks, whose norms are not summed")
     shards: dict[tuple[Communicator, ...], list[torch.Tensor]] = {}
-    for groups, grad in _gradients(model):
+    counted: dict[tuple[Communicator, ...], list[torch.Tensor]] = {}
+    for groups, grad, own in _gradients(model):
         shards.setdefault(groups, []).append(grad)
-    squares = [_square_sum(grads, groups) for groups, grads in shards.items()]
+        counted.setdefault(groups, []).append(own)
+    squares = [_square_sum(grads, groups) for groups, grads in counted.items()]
     if not squares:
         return torch.zeros(())
     norm = torch.stack(squares).sum().sqrt()
@@ -54,10 +56,15 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     return norm
 
 
-def _gradients(model: nn.Module) -> Iterator[tuple[tuple[Communicator, ...], torch.Tensor]]:
-    """Yield each gradient on this rank, and the groups over which it is cut."""
+def _gradients(
+    model: nn.Module,
+) -> Iterator[tuple[tuple[Communicator, ...], torch.Tensor, torch.Tensor]]:
+    """Yield each gradient on this rank, the groups over which it is cut, and what counts of it.
+
+    Of replicas of hot experts one counts.
+    """
     experts = {
-        id(parameter): layer.communicator
+        id(parameter): layer
         for _, layer in spread_layers(model)
         for parameter in layer.experts.parameters()
     }
@@ -68,13 +75,18 @@ def _gradients(model: nn.Module) -> Iterator[tuple[tuple[Communicator, ...], tor
             continue
         if not is_dtensor(grad):
             owner = experts.get(id(parameter))
-            yield () if owner is None else (owner,), grad
+            if owner is None:
+                yield (), grad, grad
+                continue
+            rows = owner.experts.placement.counted_rows
+            yield (owner.communicator,), grad, grad if rows is None else grad[rows]
             continue
         mesh = grad.device_mesh
         dims = tuple(dim for dim, each in enumerate(grad.placements) if not each.is_replicate())
         if (mesh, dims) not in meshes:
             meshes[mesh, dims] = tuple(GroupCommunicator(mesh.get_group(dim)) for dim in dims)
-        yield meshes[mesh, dims], grad.to_local()
+        local = grad.to_local()
+        yield meshes[mesh, dims], local, local
 
 
 def _square_sum(grads: Iterable[torch.Tensor], groups: Iterable[Communicator]) -> torch.Tensor:

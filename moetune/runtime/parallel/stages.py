@@ -276,6 +276,9 @@ def _buffers(parts: nn.ModuleList, ranks: ParallelGroups) -> list[ParameterBuffe
     tokens.
     """
     layout = ranks.layout
+    for module in parts.modules():
+        if isinstance(module, AllToAllLayer):
+            module.experts.placement.check_once("Stages")
     experts = [
         parameter
         for module in parts.modules()

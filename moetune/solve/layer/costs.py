@@ -63,6 +63,8 @@ class LayerCosts(ABC):
         dispatcher: of all-to-alls.
         quantization: of the experts' products and of the wire; None for neither.
         skew: rows of the fullest rank over the mean; the others wait for it.
+        places: experts of a rank, replicas among them; 0 for an equal part of the experts.
+        summed_experts: whose gradients a rank sends, and receives, for the sums over replicas.
     """
 
     layer: LayerShape
@@ -74,6 +76,8 @@ class LayerCosts(ABC):
     dispatcher: Dispatcher = "flat"
     quantization: Quantization | None = None
     skew: float = 1.0
+    places: int = 0
+    summed_experts: float = 0.0
     _transfers: dict[tuple[_Key, _Key], Estimate] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -149,6 +153,10 @@ class LayerCosts(ABC):
     @abstractmethod
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return a phase's time outside its pipeline, as `overhead`; 0 where not measured."""
+
+    def replica_sums(self) -> Estimate:
+        """Return the sums of replicas' gradients behind a backward phase; 0 without replicas."""
+        return NOTHING
 
     @abstractmethod
     def makespan(
@@ -270,6 +278,11 @@ class LayerCosts(ABC):
         return total(*(self.phase_overhead(phase, tokens=tokens) for phase in PHASES))
 
     @property
+    def local_experts(self) -> int:
+        """Experts of a rank."""
+        return self.places or self.layer.num_experts // self.world_size
+
+    @property
     def macs_per_row(self) -> int:
         """Multiply-accumulates of one row in one GEMM: M·H."""
         return self.layer.d_model * self.layer.d_hidden
@@ -317,7 +330,7 @@ class LayerCosts(ABC):
         """
         sizes = self.layer.d_model, self.layer.d_hidden
         d_in, d_out = sizes[::-1] if is_second else sizes
-        local_experts = self.layer.num_experts // self.world_size
+        local_experts = self.local_experts
         return self.costs.gemm(
             dtype=self.product_dtype(product),
             product=product,

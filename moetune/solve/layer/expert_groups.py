@@ -8,6 +8,7 @@ the result is at most.
 Source: Graham (1969) for the first, Babel, Kellerer and Kotov (1998) for equal numbers.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -42,11 +43,38 @@ def group_experts(loads: Sequence[float], num_groups: int) -> ExpertGroups:
     Args:
         loads: of each expert; their number divides by that of the groups.
     """
+    found = group_replicas(loads, range(len(loads)), num_groups)
+    assert found is not None  # noqa: S101 - only replicas are kept apart
+    return found
+
+
+def group_replicas(
+    loads: Sequence[float],
+    experts: Sequence[int],
+    num_groups: int,
+    *,
+    most_trials: int | None = None,
+) -> ExpertGroups | None:
+    """Return such groups of replicas, none with two of one expert; they are numbered by place.
+
+    Args:
+        loads: of each replica; their number divides by that of the groups.
+        experts: of each replica.
+        most_trials: of branch and bound; `MOST_TRIALS` by default.
+
+    Returns:
+        None where the last replicas found room only beside another one of their experts.
+    """
     order = sorted(range(len(loads)), key=lambda expert: (-loads[expert], expert))
     sorted_loads = [loads[expert] for expert in order]
     bound = _lower_bound(sorted_loads, num_groups)
-    search = _Search(sorted_loads, num_groups, bound)
-    search.improve(_swapped(sorted_loads, _longest_first(sorted_loads, num_groups)))
+    sorted_experts = [experts[at] for at in order]
+    first = _longest_first(sorted_loads, sorted_experts, num_groups)
+    if first is None:
+        return None
+    search = _Search(sorted_loads, sorted_experts, num_groups, bound)
+    search.most_trials = MOST_TRIALS if most_trials is None else most_trials
+    search.improve(_swapped(sorted_loads, sorted_experts, first))
     is_exact = search.run()
     groups = (tuple(sorted(order[at] for at in group)) for group in search.best)
     return ExpertGroups(
@@ -73,20 +101,32 @@ def _lower_bound(loads: Sequence[float], num_groups: int) -> float:
     return max(mean, beside, two + sum(loads[len(loads) - each + 2 :]))
 
 
-def _longest_first(loads: Sequence[float], num_groups: int) -> list[list[int]]:
+def _longest_first(
+    loads: Sequence[float], experts: Sequence[int], num_groups: int
+) -> list[list[int]] | None:
     """Return groups filled from the largest load on, each into the emptiest that has room."""
     each = len(loads) // num_groups
     groups: list[list[int]] = [[] for _ in range(num_groups)]
+    held: list[set[int]] = [set() for _ in range(num_groups)]
     sums = [0.0] * num_groups
     for at, load in enumerate(loads):
-        open_groups = (group for group in range(num_groups) if len(groups[group]) < each)
-        emptiest = min(open_groups, key=lambda group: (sums[group], group))
+        open_groups = [
+            (sums[group], group)
+            for group in range(num_groups)
+            if len(groups[group]) < each and experts[at] not in held[group]
+        ]
+        if not open_groups:
+            return None
+        _, emptiest = min(open_groups)
         groups[emptiest].append(at)
+        held[emptiest].add(experts[at])
         sums[emptiest] += load
     return groups
 
 
-def _swapped(loads: Sequence[float], groups: list[list[int]]) -> list[list[int]]:
+def _swapped(
+    loads: Sequence[float], experts: Sequence[int], groups: list[list[int]]
+) -> list[list[int]]:
     """Return the groups after swaps with the fullest one, each the best there is, until none helps.
 
     Every swap lowers the fullest group and leaves the other one below what that had.
@@ -99,9 +139,10 @@ def _swapped(loads: Sequence[float], groups: list[list[int]]) -> list[list[int]]
             for mine, at in enumerate(groups[fullest]):
                 for theirs, beside in enumerate(groups[other]):
                     moved = loads[at] - loads[beside]
-                    if moved > 0:
-                        after = max(sums[fullest] - moved, sums[other] + moved)
-                        best = min(best, (after, other, mine, theirs))
+                    after = max(sums[fullest] - moved, sums[other] + moved)
+                    swap = after, other, mine, theirs
+                    if moved > 0 and swap < best and _stay_apart(experts, groups, fullest, swap):
+                        best = swap
         _, other, mine, theirs = best
         if other < 0:
             return groups
@@ -111,15 +152,38 @@ def _swapped(loads: Sequence[float], groups: list[list[int]]) -> list[list[int]]
             sums[group] = sum(loads[at] for at in groups[group])
 
 
+def _stay_apart(
+    experts: Sequence[int],
+    groups: Sequence[Sequence[int]],
+    fullest: int,
+    swap: tuple[float, int, int, int],
+) -> bool:
+    """Return whether no group has two replicas of an expert after a swap."""
+    _, other, mine, theirs = swap
+    leaving, coming = experts[groups[fullest][mine]], experts[groups[other][theirs]]
+    return leaving == coming or not (
+        any(experts[at] == coming for at in groups[fullest])
+        or any(experts[at] == leaving for at in groups[other])
+    )
+
+
 class _Search:
     """Branch and bound over descending loads, each into one of the groups that has room.
 
     Attributes:
         best: groups with the least fullest one so far, `fullest`.
+        most_trials: experts that are put into a group.
     """
 
-    def __init__(self, loads: Sequence[float], num_groups: int, bound: float) -> None:
-        self._loads, self._bound = loads, bound
+    most_trials = MOST_TRIALS
+
+    def __init__(
+        self, loads: Sequence[float], experts: Sequence[int], num_groups: int, bound: float
+    ) -> None:
+        self._loads, self._experts, self._bound = loads, experts, bound
+        several = {expert for expert, number in Counter(experts).items() if number > 1}
+        self._is_replica = [expert in several for expert in experts]
+        self._replicas: list[list[int]] = [[] for _ in range(num_groups)]
         self._each = len(loads) // num_groups
         self._groups: list[list[int]] = [[] for _ in range(num_groups)]
         self._sums = [0.0] * num_groups
@@ -139,7 +203,7 @@ class _Search:
         """Search until no groups are better, and return whether that was within the limit."""
         if len(self._loads) <= _MOST_SEARCHED:
             self._place(0)
-            return self._trials < MOST_TRIALS
+            return self._trials < self.most_trials
         return self._is_least()
 
     def _place(self, at: int) -> None:
@@ -149,20 +213,28 @@ class _Search:
         if at == len(self._loads):
             self.improve(self._groups)
             return
-        seen = set[tuple[float, int]]()
+        seen = set[tuple[float, int, tuple[int, ...]]]()
+        expert, is_replica = self._experts[at], self._is_replica[at]
         by_load = sorted(range(len(self._groups)), key=lambda group: (self._sums[group], group))
         for group in by_load:
             self._trials += 1
-            if self._trials >= MOST_TRIALS:
+            if self._trials >= self.most_trials:
                 return
             members, before = self._groups[group], self._sums[group]
-            like = before, len(members)
+            held = self._replicas[group]
+            if is_replica and expert in held:
+                continue
+            like = before, len(members), tuple(held)
             if len(members) == self._each or like in seen or not self._can_win(group, at):
                 continue
             seen.add(like)
             members.append(at)
             self._sums[group] = before + self._loads[at]
+            if is_replica:
+                held.append(expert)
             self._place(at + 1)
+            if is_replica:
+                held.pop()
             members.pop()
             self._sums[group] = before
 

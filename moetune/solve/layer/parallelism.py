@@ -29,6 +29,7 @@ from moetune.solve.layer.degree import (
 from moetune.solve.layer.quantized import dispatched_bytes, once_a_phase, quantized_chunk
 from moetune.solve.layer.timeline import Task, pipeline_tasks, tensor_parallel_tasks
 from moetune.solve.layer.totals import longer, shorter, total
+from moetune.solve.runtime import StateBytes
 
 _WEIGHT_BYTES = 4
 """A weight of the gate is no narrower than float32."""
@@ -68,7 +69,7 @@ class AllToAllCosts(LayerCosts):
     @property
     def sorts_rows(self) -> bool:
         """Whether several local experts receive rows from several ranks."""
-        return 1 < self.world_size < self.layer.num_experts
+        return self.world_size > 1 and self.local_experts > 1
 
     def _transfer(self, rows: float, degree: int) -> Estimate:
         """Return one chunk's dispatch, which is also its combine.
@@ -121,16 +122,16 @@ class AllToAllCosts(LayerCosts):
         return total(*gemms, self.activation(phase, rows), sorting, sorting)
 
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return gate and permutation, and forward the opening exchanges."""
+        """Return gate and permutation, forward the opening exchanges, backward replicas' sums."""
         rows = tokens * self.layer.top_k
-        opening = self.opening(tokens=tokens) if phase == "forward" else NOTHING
+        ends = self.opening(tokens=tokens) if phase == "forward" else self.replica_sums()
         once: tuple[Estimate, ...] = ()
         if self.quantization is not None:
             once = tuple(once_a_phase(self, self.quantization, phase, rows=self.rows(tokens)))
         return total(
             self.gate(phase, tokens=tokens),
             *(self.rows_op(op, rows, self.layer.d_model) for op in _ROW_MOVES),
-            opening,
+            ends,
             *once,
         )
 
@@ -146,6 +147,23 @@ class AllToAllCosts(LayerCosts):
         if self.dispatcher == "hierarchical":
             ops = (*ops, self.exchange_op)
         return total(*(self.collective(op, self.layer.num_experts * COUNT_BYTES) for op in ops))
+
+    def replica_sums(self) -> Estimate:
+        """Return the sums of replicas' gradients behind a backward phase: two exchanges.
+
+        The busiest rank's bytes are priced as an all-to-all in which each rank sends as many to the
+        others. Each expert's gradient is read once and added once where that was measured.
+        """
+        if not self.summed_experts:
+            return NOTHING
+        values = self.layer.num_gemms * self.macs_per_row
+        sent_bytes = self.summed_experts / 2 * values * StateBytes.of_layer(self.dtype).gradient
+        exchange = self.collective(
+            "all_to_all", sent_bytes * self.world_size / (self.world_size - 1)
+        )
+        rows = self.summed_experts * values / self.layer.d_model
+        moves = (self.rows_op(op, rows, self.layer.d_model) for op in _ROW_MOVES)
+        return total(exchange, exchange, *moves)
 
     def makespan(
         self, *, degree: int, rows: float, transfer_seconds: float, compute_seconds: float,
@@ -393,6 +411,8 @@ def layer_costs(
         dispatcher=dispatcher,
         quantization=workload.recipe,
         skew=workload.skew.mean,
+        places=workload.local_experts,
+        summed_experts=workload.summed_experts,
     )
 
 

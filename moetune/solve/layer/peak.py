@@ -118,7 +118,9 @@ def _peak(
     return Peak(
         state_bytes=counts.parameters * states.total,
         activation_bytes=counts.activation_bytes(),
-        buffer_bytes=counts.buffer_bytes() + counts.gradient_sum_bytes(states),
+        buffer_bytes=counts.buffer_bytes()
+        + counts.gradient_sum_bytes(states)
+        + counts.replica_bytes(states),
         ring_bytes=max(
             counts.ring_bytes(backward=backward)
             + (counts.relay_bytes(backward=backward) if dispatcher == "hierarchical" else 0)
@@ -169,6 +171,11 @@ class _Counts:
         biases = (layer.d_hidden + layer.d_model) * self._bias
         one = layer.num_gemms * layer.d_hidden * layer.d_model + biases
         return one * self._workload.local_experts
+
+    def replica_bytes(self, states: StateBytes) -> int:
+        """Return the most bytes of the sums of replicas' gradients: those, sent and received."""
+        one = self._expert_parameters // self._workload.local_experts
+        return 3 * self._workload.local_replicas * one * states.gradient
 
     @property
     def _tokens_bytes(self) -> int:

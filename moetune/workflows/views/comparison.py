@@ -211,10 +211,17 @@ def _fields(plan: AnyPlan) -> Iterator[tuple[str, object]]:
     document = encode(plan)
     for part in ("inputs", "layout", "pipeline", "memory", "chunks", "predicted", "transformer"):
         yield from _flat(part, document[part])
-    yield "placement", "by loads" if plan.experts else None
+    yield "placement", _placement(plan)
     verdict = document["decision"]
     for key in ("probability_best", "expected_regret", "binding"):
         yield f"decision.{key}", verdict[key]
+
+
+def _placement(plan: Plan) -> str | None:
+    if not plan.experts or plan.placement is None:
+        return None
+    replicas = f", with {plan.placement.replica_words}" if plan.placement.has_replicas else ""
+    return f"by loads{replicas}"
 
 
 def _flat(where: str, value: object) -> Iterator[tuple[str, object]]:
