@@ -13,6 +13,7 @@ import numpy as np
 from moetune.domain.arrays import Floats, array_of
 from moetune.domain.costs import Estimate
 from moetune.fit.curve import Curve, isotonic
+from moetune.fit.extrapolation import factors_above, factors_below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,6 @@ class DrawnCurves:
     least_seconds_per_size: float | Floats
     deviates: Floats
     _pieces: dict[int, tuple[Floats, Floats, Floats]] = field(default_factory=dict, init=False)
-    _ends: dict[bool, list[Curve]] = field(default_factory=dict, init=False)
 
     def predict(self, size: float) -> Estimate:
         """Return the times at a size of at least 0, which need not be a whole number."""
@@ -89,21 +89,22 @@ class DrawnCurves:
         return inner
 
     def _beyond(self, size: float) -> Floats:
-        """Return the times outside the sizes, which each draw has by itself."""
-        is_above = size > self.sizes[-1]
-        if is_above not in self._ends:
-            end = slice(-2, None) if is_above else slice(2)
-            self._ends[is_above] = [
-                Curve(
-                    sizes=self.sizes[end], seconds=tuple(seconds), pieces=(), relative_error=0.0,
-                    floor_seconds=floor_seconds, deviates=(below, above),
-                )
-                for seconds, floor_seconds, (below, above) in zip(
-                    self.seconds[:, end].tolist(), self.floor_seconds.tolist(),
-                    self.deviates.tolist(), strict=True,
-                )
-            ]  # fmt: skip
-        return np.array([one.predict(size).seconds for one in self._ends[is_above]])
+        """Return the times outside the sizes, as of `Curve`."""
+        if size > self.sizes[-1]:
+            last = self.seconds[:, -1]
+            factors = factors_above(
+                sizes=self.sizes, seconds=self.seconds, size=size, deviates=self.deviates[:, 1]
+            )
+            held: Floats = np.maximum(last * (size / self.sizes[-1]) * factors, last)
+            return held
+        share, first = size / self.sizes[0], self.seconds[:, 0]
+        fallen = self.floor_seconds + (first - self.floor_seconds) * share
+        factors = factors_below(
+            sizes=self.sizes, seconds=self.seconds, size=size, predicted_seconds=fallen,
+            deviates=self.deviates[:, 0],
+        )  # fmt: skip
+        found: Floats = np.clip(fallen * factors, first * share, first)
+        return found
 
 
 def curves_through(

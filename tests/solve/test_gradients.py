@@ -6,14 +6,21 @@ from hypothesis import strategies as st
 
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference
 from moetune.domain.errors import InputError
-from moetune.domain.gradients import AT_START, GradientPiece, GradientSchedule
-from moetune.solve.model.gradients import (
-    BackwardPass,
-    BackwardStage,
-    DensePart,
-    best_pieces,
-    ready_bytes,
-    simulate_pieces,
+from moetune.domain.gradients import (
+    GradientPiece,
+    GradientSchedule,
+    default_schedule,
+)
+from moetune.solve.layer.timeline import Timeline
+from moetune.solve.model.gradients import BackwardPass, best_pieces, schedule_of
+from moetune.solve.model.program import (
+    GRADIENTS,
+    Compute,
+    Event,
+    Reduction,
+    made_gradients,
+    phase_program,
+    step_tasks,
 )
 
 UNIT = 1000
@@ -21,23 +28,40 @@ BETA = 1e-3
 """Seconds of a byte: a unit takes one second."""
 
 
-def stage(exchange: float, experts: float, degree: int, *dense: tuple[float, int]) -> BackwardStage:
-    parts = tuple(DensePart(seconds=seconds, num_bytes=units * UNIT) for seconds, units in dense)
-    chunks = (exchange,) * degree
-    return BackwardStage(
-        dispatch_seconds=chunks, compute_seconds=(experts,) * degree, combine_seconds=chunks,
-        dense=parts,
-    )  # fmt: skip
+Stage = tuple[float, float, int, tuple[tuple[float, int], ...]]
+"""Seconds of an exchange and of a chunk's experts, the chunks, and dense parts with their units."""
+
+
+def stage(exchange: float, experts: float, degree: int, *dense: tuple[float, int]) -> Stage:
+    return exchange, experts, degree, dense
 
 
 def backward_of(
-    *stages: BackwardStage, alpha: float = 0.0, interference: Interference | None = None
+    *stages: Stage, alpha: float = 0.0, interference: Interference | None = None
 ) -> BackwardPass:
+    program: list[Event] = []
+    for number, (exchange, experts, degree, dense) in enumerate(stages):
+        sent = (exchange,) * degree
+        if degree:
+            program += phase_program(
+                f"phase {number}", dispatch_seconds=sent, compute_seconds=(experts,) * degree,
+                combine_seconds=sent, is_backward=True,
+            )  # fmt: skip
+        program += [Compute(seconds, units * UNIT) for seconds, units in dense]
     return BackwardPass(
-        stages=stages,
+        program=program,
         reduce_seconds=lambda num_bytes: alpha + BETA * num_bytes,
         interference=interference or Interference(),
     )
+
+
+def ready_bytes(backward: BackwardPass) -> tuple[int, ...]:
+    return tuple(slot.ready_bytes for slot in backward.slots)
+
+
+def played(backward: BackwardPass, sizes: tuple[int, ...]) -> Timeline:
+    """The timeline with a piece of so many bytes in each slot, and the rest at the end."""
+    return backward.timeline(schedule_of(dict(zip(backward.slots, sizes, strict=True))))
 
 
 def splits(backward: BackwardPass) -> list[tuple[int, ...]]:
@@ -50,23 +74,13 @@ def splits(backward: BackwardPass) -> list[tuple[int, ...]]:
     return found
 
 
-def sizes_of(schedule: GradientSchedule, backward: BackwardPass) -> list[int]:
-    """Bytes in each slot where a rank sends every piece at its point, once it is made."""
-    slots: list[tuple[int, int | None]] = []
-    phase = AT_START
-    for one in backward.stages:
-        if one.compute_seconds:
-            phase += 1
-            slots += [(phase, chunk) for chunk in (*range(len(one.compute_seconds)), None)]
-        slots += [(phase, None)] * len(one.dense)
-    sizes, at, sent = [0] * len(slots), 0, 0
-    ready = ready_bytes(backward)
-    for piece in schedule.pieces:
-        while slots[at] != (piece.phase, piece.chunk) or ready[at] < piece.end_bytes:
-            at += 1
-        sizes[at] += piece.end_bytes - sent
-        sent = piece.end_bytes
-    return sizes
+def at_once(backward: BackwardPass) -> float:
+    """Seconds of the backward pass with all gradients sent as they are made."""
+    sizes, sent = [], 0
+    for ready in ready_bytes(backward):
+        sizes.append(ready - sent)
+        sent = ready
+    return played(backward, tuple(sizes)).makespan_seconds
 
 
 def test_one_chunk_sends_while_the_experts_compute_and_behind_its_combine() -> None:
@@ -102,14 +116,6 @@ def test_nothing_to_reduce_has_no_pieces() -> None:
     assert plan.seconds == plan.at_end_seconds == plan.alone_seconds
 
 
-def test_pieces_cannot_have_gradients_that_are_not_made() -> None:
-    backward = backward_of(stage(1, 1, 1, (1, 2)))
-    assert ready_bytes(backward) == (0, 0, 2000)
-    assert simulate_pieces(backward, (0, 0, 1000)).makespan_seconds == pytest.approx(4 + 1 + 1)
-    with pytest.raises(ValueError, match="1000 bytes are to be sent and 0 made"):
-        simulate_pieces(backward, (1000, 0, 0))
-
-
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [
@@ -142,9 +148,9 @@ SLOWED = Interference(comp=CompSpeed(comm=0.8), comm=CommSpeed(comp=0.9))
 
 @settings(deadline=None, max_examples=25)
 @given(head=st.integers(0, 2), stages=st.lists(STAGES, min_size=1, max_size=2))
-def test_no_split_into_units_ends_earlier(head: int, stages: list[BackwardStage]) -> None:
+def test_no_split_into_units_ends_earlier(head: int, stages: list[Stage]) -> None:
     backward = backward_of(stage(0, 0, 0, (1, head)), *stages)
-    best = min(simulate_pieces(backward, sizes).makespan_seconds for sizes in splits(backward))
+    best = min(played(backward, sizes).makespan_seconds for sizes in splits(backward))
     assert best_pieces(backward).seconds <= best + 1e-6
 
 
@@ -155,13 +161,13 @@ def test_no_split_into_units_ends_earlier(head: int, stages: list[BackwardStage]
     slowed=st.booleans(),
 )
 def test_start_up_times_and_interference_cost_little(
-    stages: list[BackwardStage], alpha: float, *, slowed: bool
+    stages: list[Stage], alpha: float, *, slowed: bool
 ) -> None:
     backward = backward_of(
         stage(0, 0, 0, (1, 2)), *stages, alpha=alpha, interference=SLOWED if slowed else None
     )
     plan = best_pieces(backward)
-    best = min(simulate_pieces(backward, sizes).makespan_seconds for sizes in splits(backward))
+    best = min(played(backward, sizes).makespan_seconds for sizes in splits(backward))
     # A greedy choice pays at most a start-up time for each slot, and some of the slowing.
     assert plan.seconds <= best * (1.1 if slowed else 1) + alpha * len(ready_bytes(backward)) + 1e-6
 
@@ -172,11 +178,47 @@ def test_start_up_times_and_interference_cost_little(
     alpha=st.floats(0, 2),
     slowed=st.booleans(),
 )
-def test_pieces_never_lose_against_all_gradients_at_the_end(
-    stages: list[BackwardStage], alpha: float, *, slowed: bool
+def test_pieces_never_lose_against_all_gradients_at_the_end_or_at_once(
+    stages: list[Stage], alpha: float, *, slowed: bool
 ) -> None:
     backward = backward_of(*stages, alpha=alpha, interference=SLOWED if slowed else None)
     plan = best_pieces(backward)
     assert plan.alone_seconds - 1e-9 <= plan.seconds <= plan.at_end_seconds
-    timeline = simulate_pieces(backward, sizes_of(plan.schedule, backward))
-    assert timeline.makespan_seconds == pytest.approx(plan.seconds)
+    assert plan.seconds <= at_once(backward)
+    without_a_plan = backward.timeline(default_schedule(made_gradients(backward.program)))
+    assert plan.seconds <= without_a_plan.makespan_seconds
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> GradientSchedule:
+    """Any schedule, with pieces beyond all gradients and at points that no pass comes to."""
+    chunks = st.none() | st.integers(0, 3)
+    points = draw(st.lists(st.tuples(st.integers(0, 4), chunks), max_size=6))
+    points.sort(key=lambda point: (point[0], float("inf") if point[1] is None else point[1]))
+    sizes = draw(st.lists(st.integers(1, 5000), min_size=len(points), max_size=len(points)))
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    return GradientSchedule(
+        pieces=tuple(
+            GradientPiece(phase=phase, chunk=chunk, end_bytes=end)
+            for (phase, chunk), end in zip(points, ends, strict=True)
+        )
+    )
+
+
+@settings(deadline=None)
+@given(schedule=schedules(), stages=st.lists(STAGES, min_size=1, max_size=4))
+def test_every_byte_is_reduced_once_whatever_the_schedule(
+    schedule: GradientSchedule, stages: list[Stage]
+) -> None:
+    backward = backward_of(stage(0, 0, 0, (1, 1)), *stages)
+    reduction = Reduction(schedule=schedule, seconds=float)
+    tasks = step_tasks([backward.program], reduction=reduction)
+    made = dict[str, int]()
+    for number, event in enumerate(backward.program):
+        made[f"{number} of 0"] = event.made_bytes if isinstance(event, Compute) else 0
+    num_made = num_sent = 0
+    for task in tasks:
+        num_made += made.get(task.name, 0)
+        num_sent += int(task.seconds) if task.stream == GRADIENTS else 0
+        assert num_sent <= num_made
+    assert num_sent == num_made == ready_bytes(backward)[-1]

@@ -18,13 +18,13 @@ from moetune.domain.constraints import (
 )
 from moetune.domain.costs import Interference
 from moetune.domain.errors import InputError
+from moetune.domain.gradients import default_schedule
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.request import PlanRequest
 from moetune.domain.training import Overlap
 from moetune.runtime.moe.turns import BatchTurn, Turns, in_turn
-from moetune.runtime.parallel.dense_gradients import default_schedule
 from moetune.solve.layer.timeline import LINK, Task, simulate
 from moetune.solve.layout.candidates import Candidate
 from moetune.solve.layout.choose import LayoutProblem, search_layouts
@@ -34,9 +34,11 @@ from moetune.solve.model.program import (
     GRADIENTS,
     Compute,
     Event,
-    PhaseEnd,
+    Point,
+    Reduction,
     Send,
     Wait,
+    made_gradients,
     step_tasks,
 )
 from tests.solve.test_layout_plan import GIB, question
@@ -110,7 +112,7 @@ def played(batches: Sequence[Sequence[Event]]) -> tuple[float, list[str]]:
 def test_two_batches_are_queued_and_end_as_threads_that_take_turns(
     batches: list[list[Event]],
 ) -> None:
-    tasks = step_tasks(batches, reduce_seconds=None)
+    tasks = step_tasks(batches, reduction=None)
     seconds, issued = played(batches)
     assert [task.name for task in tasks if task.stream == LINK] == issued
     found = simulate(tasks, interference=Interference())
@@ -129,7 +131,7 @@ def test_a_batch_alone_goes_on_where_its_exchange_has_ended(batch: list[Event]) 
             ends[event.name] = link = max(link, device) + event.seconds
         elif isinstance(event, Wait):
             device = max(device, ends[event.name])
-    found = simulate(step_tasks([batch], reduce_seconds=None), interference=Interference())
+    found = simulate(step_tasks([batch], reduction=None), interference=Interference())
     assert found.makespan_seconds == pytest.approx(max(device, link))
 
 
@@ -145,12 +147,15 @@ def test_pieces_are_those_that_the_runtime_sends_without_a_plan(
         if phase:
             program.append(Send(f"exchange {phase}", 1.0))
             program.append(Wait(f"exchange {phase}"))
-            program.append(PhaseEnd(is_last=phase + 1 == len(sizes)))
+            program.append(Point(None))
         program += [Compute(1.0, size) for size in group]
         made += [(size, phase - 1) for size in group]
-    tasks = step_tasks([program] * num_batches, reduce_seconds=lambda num_bytes: num_bytes)
+    assert made_gradients(program) == made
+    schedule = default_schedule(made)
+    tasks = step_tasks(
+        [program] * num_batches, reduction=Reduction(schedule=schedule, seconds=float)
+    )
     sent = [task.seconds for task in tasks if task.stream == GRADIENTS]
-    schedule = default_schedule([size for size, _ in made], [phase for _, phase in made])
     ends = [piece.end_bytes for piece in schedule.pieces]
     assert [sum(sent[: index + 1]) for index in range(len(sent))] == ends
 

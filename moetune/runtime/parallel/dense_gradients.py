@@ -10,7 +10,6 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,40 +21,19 @@ from moetune.comm.group import Communicator
 from moetune.comm.transfer import Transfer
 from moetune.domain.document import digest
 from moetune.domain.errors import InputError
-from moetune.domain.gradients import (
-    AT_START,
-    TAIL_BYTES,
-    GradientPiece,
-    GradientSchedule,
-)
+from moetune.domain.gradients import GradientSchedule, PieceQueue, default_schedule
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.turns import current_batch
 from moetune.runtime.parallel.flat import FlatGradients
 from moetune.runtime.parallel.senders import sender_of
 from moetune.runtime.trace import NoRecorder, SpanRecorder
 
-_AT_START = (AT_START, math.inf)
-_AT_END = (math.inf, math.inf)
 _OTHER_ORDERS = (
     "ranks made their dense gradients in different orders in the first backward pass, perhaps "
     "because they use other parameters: all are reduced at the end of every backward pass"
 )
 GRADIENT_MARK, PHASE_MARK = "gradient", "phase"
 """Names of recorded moments: a gradient is made; a phase's last combine has ended."""
-Position = tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """Parts of buffers, and when they may be sent.
-
-    Args:
-        end_bytes: gradients that must have been made.
-    """
-
-    position: Position
-    end_bytes: int
-    parts: list[torch.Tensor]
 
 
 class DenseGradients:
@@ -85,11 +63,10 @@ class DenseGradients:
         self._num_batches = 1
         self._dense, self._schedule, self._communicator = dense, schedule, communicator
         self._names = [name for name, each in dense.items() if each.requires_grad][::-1]
-        self._position: Position = _AT_START
         self._is_active, self._recorded, self._has_order = False, dict[int, int](), False
         if not self.is_reduced:
             return
-        self._lay_out(range(len(self._names)), ())
+        self._lay_out(range(len(self._names)), GradientSchedule())
         self._sender = sender_of(communicator, self.device)
         for number, name in enumerate(self._names):
             dense[name].register_post_accumulate_grad_hook(partial(self._made, number))
@@ -104,7 +81,7 @@ class DenseGradients:
 
     def behind_phase(self) -> None:
         """Send what is due behind a phase's last combine."""
-        self._reach(math.inf, None)
+        self._reach(None, None)
         with self.recorder.compute("backward", PHASE_MARK, 0):
             pass
 
@@ -131,22 +108,19 @@ class DenseGradients:
         finally:
             self._num_batches = 1
 
-    def _reach(self, chunk: float, behind: Transfer | None) -> None:
+    def _reach(self, chunk: int | None, behind: Transfer | None) -> None:
         if not self.is_synced or current_batch() != self._num_batches - 1:
             return
         self._begin()
-        if self._position[1] == math.inf:
-            self._position = self._position[0] + 1, chunk
-        else:
-            self._position = self._position[0], chunk
+        self._queue.reach(chunk)
         self._send_due(behind)
 
     def _begin(self) -> None:
         """Prepare for a backward pass at its first gradient or phase, and for its end."""
         if self._is_active:
             return
-        self._is_active, self._position = True, _AT_START
-        self._num_made, self._num_sent = 0, 0
+        self._is_active, self._num_made = True, 0
+        self._queue.restart()
         self._is_made = [False] * len(self._names)
         self._num_added = [0] * len(self._names)
         if not self._has_order:  # an earlier one has failed
@@ -165,8 +139,7 @@ class DenseGradients:
         with self.recorder.compute("backward", GRADIENT_MARK, number):
             pass
         place = self._places[number]
-        sent = self._pieces[self._num_sent - 1].end_bytes if self._num_sent else 0
-        if self._is_made[place] and self._begins[place] < sent:
+        if self._is_made[place] and self._begins[place] < self._queue.sent_bytes:
             raise InputError(
                 f"{self._names[number]} got two gradients in one backward pass, the second after "
                 "the first was sent",
@@ -175,7 +148,7 @@ class DenseGradients:
         self._take(number, parameter)
         self._is_made[place] = True
         if not self._has_order:  # later backward passes may use other parameters on some ranks
-            self._recorded.setdefault(number, int(self._position[0]))
+            self._recorded.setdefault(number, int(self._queue.position[0]))
         while self._num_made < len(self._is_made) and self._is_made[self._num_made]:
             self._num_made += 1
         self._send_due(None)
@@ -194,13 +167,9 @@ class DenseGradients:
         parameter.grad = view if parameter.requires_grad else None
 
     def _send_due(self, behind: Transfer | None) -> None:
-        ready = self._flat.ends[self._num_made - 1] if self._num_made else 0
-        while self._num_sent < len(self._pieces):
-            piece = self._pieces[self._num_sent]
-            if piece.position > self._position or piece.end_bytes > ready:
-                return
-            self._sender.start(piece.parts, behind)
-            self._num_sent += 1
+        made_bytes = self._flat.ends[self._num_made - 1] if self._num_made else 0
+        for number in self._queue.due(made_bytes):
+            self._sender.start(self._parts[number], behind)
 
     def _finish(self) -> None:
         """Send the rest, and wait for all; at the end of a backward pass."""
@@ -208,8 +177,8 @@ class DenseGradients:
         for number, name in enumerate(self._names):
             if not self._is_made[self._places[number]]:
                 self._take(number, self._dense[name])
-        for piece in self._pieces[self._num_sent :]:
-            self._sender.start(piece.parts, None)
+        for number in self._queue.due(math.inf):
+            self._sender.start(self._parts[number], None)
         self._sender.finish()
         self._check_frozen()
         if not self._has_order:
@@ -235,9 +204,10 @@ class DenseGradients:
             if self._communicator.rank == 0:
                 warnings.warn(_OTHER_ORDERS, stacklevel=2)
             return
-        sizes = [self.num_bytes(number) for number, _ in made]
-        schedule = self._schedule or default_schedule(sizes, [phase for _, phase in made])
-        self.follow(schedule)
+        self.follow(
+            self._schedule
+            or default_schedule([(self.num_bytes(number), phase) for number, phase in made])
+        )
 
     @property
     def is_reduced(self) -> bool:
@@ -267,31 +237,22 @@ class DenseGradients:
         """Send pieces by that schedule, the same on all ranks, from the next backward pass on."""
         others = (each for each in range(len(self._names)) if each not in self._recorded)
         grads = [self._dense[name].grad for name in self._names]
-        self._lay_out([*self._recorded, *others], schedule.pieces)
+        self._lay_out([*self._recorded, *others], schedule)
         for number, grad in enumerate(grads):
             if grad is not None:
                 parameter = self._dense[self._names[number]]
                 parameter.grad = grad
                 self._take(number, parameter)
 
-    def _lay_out(self, order: Sequence[int], planned: Sequence[GradientPiece]) -> None:
+    def _lay_out(self, order: Sequence[int], schedule: GradientSchedule) -> None:
         """Make buffers for the numbered parameters in that order, and cut them into pieces."""
         self._places = [0] * len(order)
         for place, number in enumerate(order):
             self._places[number] = place
         self._flat = FlatGradients([self._dense[self._names[number]] for number in order])
         self._begins = (0, *self._flat.ends[:-1])
-        total = self._flat.num_bytes
-        due: list[tuple[Position, int]] = [
-            (piece.position, piece.end_bytes) for piece in planned if piece.end_bytes < total
-        ]
-        last = next((one.position for one in planned if one.end_bytes >= total), _AT_END)
-        due.append((last, total))
-        parts = self._flat.cut([end for _, end in due])
-        self._pieces = [
-            _Piece(position=position, end_bytes=end, parts=part)
-            for (position, end), part in zip(due, parts, strict=True)
-        ]
+        self._queue = PieceQueue(schedule, self._flat.num_bytes)
+        self._parts = self._flat.cut([piece.end_bytes for piece in self._queue.pieces])
 
     def _abandon(self, *_: Any) -> None:  # noqa: ANN401 - a hook's arguments
         """Forget a backward pass that has failed, before the next step's forward pass."""
@@ -299,25 +260,3 @@ class DenseGradients:
         if self._is_active and not in_backward and self._num_batches == 1:
             self._is_active = False
             self._sender.finish()
-
-
-def default_schedule(sizes: Sequence[int], phases: Sequence[int]) -> GradientSchedule:
-    """Return pieces that need no plan: behind each phase what was made before it.
-
-    What is made behind the last phase is sent as it is made.
-
-    Args:
-        sizes: bytes of gradients in the order in which they are made.
-        phases: MoE layers' backward phase before each; `AT_START` for none.
-    """
-    pieces, last, end = list[GradientPiece](), max(phases, default=AT_START), 0
-    for index, (size, phase) in enumerate(zip(sizes, phases, strict=True)):
-        end += size
-        is_last = index + 1 == len(sizes)
-        sent = pieces[-1].end_bytes if pieces else 0
-        if phase == last:
-            if end - sent >= TAIL_BYTES or is_last:
-                pieces.append(GradientPiece(phase=last, chunk=None, end_bytes=end))
-        elif phases[index + 1] != phase:
-            pieces.append(GradientPiece(phase=phase + 1, chunk=None, end_bytes=end))
-    return GradientSchedule(pieces=tuple(pieces))

@@ -22,13 +22,8 @@ from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.parallel.dense_gradients import GRADIENT_MARK, PHASE_MARK, DenseGradients
 from moetune.runtime.parallel.replicate import dense_gradients_of
 from moetune.runtime.trace import NoRecorder, RecordedSpan, recorder_of
-from moetune.solve.model.gradients import (
-    BackwardPass,
-    BackwardStage,
-    DensePart,
-    PlannedGradients,
-    best_pieces,
-)
+from moetune.solve.model.gradients import BackwardPass, PlannedGradients, best_pieces
+from moetune.solve.model.program import Compute, Event, Program, Send, phase_program
 
 _WARM_UP_STEPS = 2
 _STEPS = 3
@@ -58,7 +53,7 @@ def plan_gradients(model: nn.Module, step: Callable[[], object]) -> PlannedGradi
     """
     gradients = dense_gradients_of(model)
     if not gradients.is_reduced:
-        return best_pieces(BackwardPass(stages=(), reduce_seconds=lambda _: 0.0))
+        return best_pieces(BackwardPass(program=(), reduce_seconds=lambda _: 0.0))
     for _ in range(_WARM_UP_STEPS):
         step()
     if not gradients.made:
@@ -68,9 +63,9 @@ def plan_gradients(model: nn.Module, step: Callable[[], object]) -> PlannedGradi
         )
     gradients.follow(GradientSchedule())
     rounds = [_recorded(model, gradients, step) for _ in range(_STEPS)]
-    stages = _mean(rounds, gradients.communicator)
+    program = _mean(rounds, gradients.communicator)
     cost = _reduction(gradients)
-    backward = BackwardPass(stages=stages, reduce_seconds=cost.seconds)
+    backward = BackwardPass(program=program, reduce_seconds=cost.seconds)
     found = decide_on_first(
         gradients.communicator, lambda: best_pieces(backward), "the schedule of gradients"
     )
@@ -78,10 +73,8 @@ def plan_gradients(model: nn.Module, step: Callable[[], object]) -> PlannedGradi
     return found
 
 
-def _recorded(
-    model: nn.Module, gradients: DenseGradients, step: Callable[[], object]
-) -> list[BackwardStage]:
-    """Run a step and return the stages of its backward pass."""
+def _recorded(model: nn.Module, gradients: DenseGradients, step: Callable[[], object]) -> Program:
+    """Run a step and return the program of its backward pass."""
     layers = [each for each in model.modules() if isinstance(each, PlannedLayer)]
     recorders = [layer.recorder for layer in layers]
     recorder = recorder_of(gradients.device)
@@ -96,7 +89,8 @@ def _recorded(
         for layer, before in zip(layers, recorders, strict=True):
             layer.recorder = before
     backward = [span for span in spans if span.phase == "backward"]
-    return [one.stage() for one in _stages(backward, gradients.num_bytes)]
+    stages = _stages(backward, gradients.num_bytes)
+    return tuple(event for number, one in enumerate(stages) for event in one.program(number))
 
 
 class _Stage:
@@ -104,7 +98,7 @@ class _Stage:
 
     def __init__(self) -> None:
         self._seconds: dict[str, dict[int, float]] = {"dispatch": {}, "experts": {}, "combine": {}}
-        self._parts: list[DensePart] = []
+        self._parts: list[Compute] = []
         self._order: Order = "dispatch_first"
         self.is_over = False
         self._now: float | None = None
@@ -127,21 +121,24 @@ class _Stage:
         """Add dense computation until now, which has made gradients of so many bytes."""
         seconds = 0.0 if self._now is None else max(0.0, now - self._now)
         self._now = now
-        if self._parts and self._parts[-1].num_bytes < _PART_BYTES:
+        if self._parts and self._parts[-1].made_bytes < _PART_BYTES:
             last = self._parts.pop()
-            seconds, num_bytes = seconds + last.seconds, num_bytes + last.num_bytes
-        self._parts.append(DensePart(seconds=seconds, num_bytes=num_bytes))
+            seconds, num_bytes = seconds + last.seconds, num_bytes + last.made_bytes
+        self._parts.append(Compute(seconds, num_bytes))
 
-    def stage(self) -> BackwardStage:
-        """Return the values."""
+    def program(self, number: int) -> Iterator[Event]:
+        """Yield what the phase and the dense computation issue, the phase as the numbered one."""
         steps = {
             name: tuple(chunks.get(chunk, 0.0) for chunk in sorted(self._seconds["experts"]))
             for name, chunks in self._seconds.items()
         }
-        return BackwardStage(
-            dispatch_seconds=steps["dispatch"], compute_seconds=steps["experts"],
-            combine_seconds=steps["combine"], dense=tuple(self._parts), order=self._order,
-        )  # fmt: skip
+        if steps["experts"]:
+            yield from phase_program(
+                f"phase {number}", dispatch_seconds=steps["dispatch"],
+                compute_seconds=steps["experts"], combine_seconds=steps["combine"],
+                order=self._order, is_backward=True,
+            )  # fmt: skip
+        yield from self._parts
 
 
 def _stages(spans: Sequence[RecordedSpan], num_bytes: Callable[[int], int]) -> Iterator[_Stage]:
@@ -168,11 +165,9 @@ def _stages(spans: Sequence[RecordedSpan], num_bytes: Callable[[int], int]) -> I
     yield stage
 
 
-def _mean(
-    rounds: Sequence[list[BackwardStage]], communicator: Communicator
-) -> tuple[BackwardStage, ...]:
+def _mean(rounds: Sequence[Program], communicator: Communicator) -> Program:
     """Return medians over the rounds of means over the ranks."""
-    shapes = {str([_shape(stage) for stage in stages]) for stages in rounds}
+    shapes = {str(_with_seconds(program, iter(()))) for program in rounds}
     if len(set(communicator.all_gather_object(str(sorted(shapes)), "the recorded steps"))) > 1 or (
         len(shapes) > 1
     ):
@@ -181,34 +176,20 @@ def _mean(
             "plan a step with the same number of tokens each time, on all ranks",
         )
     seconds = torch.tensor(
-        [[each for stage in stages for each in _seconds(stage)] for stages in rounds],
+        [[each.seconds for each in program if isinstance(each, Compute | Send)]
+         for program in rounds],
         dtype=torch.float64,
-    )
-    total = communicator.all_reduce_values(seconds, "the recorded times") / communicator.num_ranks
-    values = iter(total.quantile(0.5, dim=0).tolist())
-    return tuple(_with_seconds(stage, values) for stage in rounds[0])
-
-
-def _shape(stage: BackwardStage) -> tuple[int, Order, tuple[int, ...]]:
-    parts = tuple(part.num_bytes for part in stage.dense)
-    return len(stage.compute_seconds), stage.order, parts
-
-
-def _seconds(stage: BackwardStage) -> Iterator[float]:
-    yield from (*stage.dispatch_seconds, *stage.compute_seconds, *stage.combine_seconds)
-    yield from (part.seconds for part in stage.dense)
-
-
-def _with_seconds(stage: BackwardStage, values: Iterator[float]) -> BackwardStage:
-    chunks = range(len(stage.compute_seconds))
-    dispatch, compute, combine = (tuple(next(values) for _ in chunks) for _ in range(3))
-    return BackwardStage(
-        dispatch_seconds=dispatch, compute_seconds=compute, combine_seconds=combine,
-        dense=tuple(
-            DensePart(seconds=next(values), num_bytes=part.num_bytes) for part in stage.dense
-        ),
-        order=stage.order,
     )  # fmt: skip
+    total = communicator.all_reduce_values(seconds, "the recorded times") / communicator.num_ranks
+    return _with_seconds(rounds[0], iter(total.quantile(0.5, dim=0).tolist()))
+
+
+def _with_seconds(program: Program, values: Iterator[float]) -> Program:
+    """Return the program with other times; 0 where there are none."""
+    return tuple(
+        each._replace(seconds=next(values, 0.0)) if isinstance(each, Compute | Send) else each
+        for each in program
+    )
 
 
 def _reduction(gradients: DenseGradients) -> LinearCost:

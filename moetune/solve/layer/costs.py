@@ -8,9 +8,10 @@ gate, and collectives of the layer's ranks. `solve.layer.parallelism` has its im
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,7 @@ NOTHING = Estimate(seconds=0.0, trust="measured")
 
 
 _Key = float | bytes
+Kept = TypeVar("Kept")
 
 
 def _key(number: float) -> _Key:
@@ -93,6 +95,9 @@ class LayerCosts(ABC):
     _step_errors: dict[int, StepErrors] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _kept: dict[Hashable, object] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     @abstractmethod
@@ -108,6 +113,12 @@ class LayerCosts(ABC):
     @abstractmethod
     def sorts_rows(self) -> bool:
         """Whether rows arrive by sender and have to be sorted by expert, and back again."""
+
+    def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
+        """Return what these costs had made for the key before, or make it now."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return cast("Kept", self._kept[key])
 
     def rows(self, tokens: float, *, degree: int = 1) -> float:
         """Return the rows of a chunk on the fullest rank, for so many tokens of each rank."""

@@ -4,7 +4,8 @@ All degrees are simulated at once, to within rounding; those that may be chosen 
 one, with the operations behind them.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from moetune.solve.layer.times import PhaseTime
 
 _ROUNDING = 1e-9
 """By more than this share no two simulations of a phase differ."""
+_MOST = 1 + 3 * _ROUNDING
+"""Times a lower bound, at most, a phase takes."""
 
 
 class _Simulated:
@@ -86,19 +89,38 @@ def fewest_near_best(
     """
     simulated = _Simulated(chooser, tokens)
     longer = 1 + (NOISE if chooser.is_measured else TIE)
-    best: float | None = None
-    near: list[Degrees] = []
+    near: list[tuple[float, Degrees]] = []
     for at_least, degrees in simulated.pairs():
-        if best is not None and at_least > best * longer:
+        if near and at_least > near[0][0] * _MOST * longer:
             break
         if fits(degrees):
-            near.append(degrees)
-            if best is None or at_least < best:
-                seconds = simulated.seconds(degrees)
-                best = seconds if best is None else min(best, seconds)
-    if best is None:
+            near.append((at_least, degrees))
+    if not near:
         return None
-    near.sort(key=lambda degrees: (sum(degrees), degrees))
-    few = next(two for two in near if simulated.seconds(two) <= best * longer)
+    few = _first_within(simulated, near, longer)
     forward, backward = map(simulated.time, PHASES, few)
     return forward, backward
+
+
+def _first_within(
+    simulated: _Simulated, near: Sequence[tuple[float, Degrees]], longer: float
+) -> Degrees:
+    """Return the fewest chunks that take at most so many times as long as the best.
+
+    One by one only those are simulated that their bounds do not decide.
+
+    Args:
+        near: lower bounds, ascending, and degrees, the best among them.
+    """
+    least, best = near[0][0], math.inf
+    for at_least, degrees in sorted(near, key=lambda one: (sum(one[1]), one[1])):
+        if at_least * _MOST <= least * longer:
+            return degrees
+        if at_least > least * _MOST * longer:
+            continue
+        if best == math.inf:
+            may_be_best = (two for bound, two in near if bound <= least * _MOST)
+            best = min(map(simulated.seconds, may_be_best))
+        if simulated.seconds(degrees) <= best * longer:
+            return degrees
+    raise AssertionError("the best is within its own bounds")

@@ -152,7 +152,10 @@ def phase_time(
         ProfileError: an operation was not measured.
     """
     if strategy == "none":
-        return _closed_time(costs, phase, tokens, degree, order)
+        return costs.kept(
+            (phase, tokens, degree, order),
+            lambda: _closed_time(costs, phase, tokens, degree, order),
+        )
     rows = costs.rows(tokens, degree=degree)
     chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
     seconds = reused_seconds(

@@ -2,19 +2,23 @@
 
 A batch is a thread that issues operations, as `runtime.parallel.overlap` runs it. One batch issues
 its own program. Two take turns: a batch gives its turn away where it waits for an exchange, and
-goes on once the other one waits and its own exchange has ended. Dense gradients go in pieces behind
-the exchanges that were issued before (`runtime.parallel.dense_gradients`).
+goes on once the other one waits and its own exchange has ended. Dense gradients go in the pieces of
+a schedule, through a queue of their own (`runtime.parallel.dense_gradients`). All that is predicted
+of a step's gradients, with a plan and without, is played in this one timeline.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from moetune.domain.gradients import TAIL_BYTES
+from moetune.domain.constraints import Order
+from moetune.domain.gradients import AT_START, GradientSchedule, PieceQueue
 from moetune.solve.layer.timeline import COMPUTE, LINK, Task
 
 GRADIENTS = "gradients"
 """The stream of pieces, which have a communicator of their own and share the link."""
+_INTERLEAVED_LEAD = 2
+"""Dispatches ahead of the experts in interleaved order."""
 
 
 class Compute(NamedTuple):
@@ -46,28 +50,99 @@ class Wait(NamedTuple):
     gives_turn: bool = True
 
 
-class PhaseEnd(NamedTuple):
-    """The end of an MoE layer's backward phase, where gradients that are made may be sent."""
+class Point(NamedTuple):
+    """A point of an MoE layer's backward phase at which due gradients are sent.
 
-    is_last: bool
+    Args:
+        chunk: before its experts; None behind the phase's last combine.
+        behind: the exchange that a piece waits for; empty for none.
+    """
+
+    chunk: int | None
+    behind: str = ""
 
 
-Event = Compute | Send | Wait | PhaseEnd
+Event = Compute | Send | Wait | Point
+Program = Sequence[Event]
 ReduceSeconds = Callable[[float], float]
 """Of an all-reduce of so many bytes."""
 
 
-def step_tasks(
-    programs: Sequence[Sequence[Event]], *, reduce_seconds: ReduceSeconds | None
-) -> list[Task]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """How the dense gradients of a step are reduced.
+
+    Args:
+        schedule: of the pieces.
+        seconds: of one, alone on the link.
+    """
+
+    schedule: GradientSchedule
+    seconds: ReduceSeconds
+
+
+def phase_program(
+    name: str,
+    *,
+    dispatch_seconds: Sequence[float],
+    compute_seconds: Sequence[float],
+    combine_seconds: Sequence[float],
+    order: Order = "dispatch_first",
+    is_backward: bool,
+) -> Iterator[Event]:
+    """Yield what a layer's phase issues, one entry a chunk: `runtime.moe.executor`.
+
+    Args:
+        name: unique in the batch.
+    """
+    degree = len(compute_seconds)
+    lead = degree if order == "dispatch_first" else min(degree, _INTERLEAVED_LEAD)
+    last = ""
+    for chunk in range(lead):
+        last = f"dispatch {chunk} of {name}"
+        yield Send(last, dispatch_seconds[chunk])
+    for chunk in range(degree):
+        if order == "interleaved" and chunk and chunk + 1 < degree:
+            last = f"dispatch {chunk + 1} of {name}"
+            yield Send(last, dispatch_seconds[chunk + 1])
+        yield Wait(f"dispatch {chunk} of {name}")
+        if is_backward:
+            yield Point(chunk, behind=last)
+        yield Compute(compute_seconds[chunk])
+        last = f"combine {chunk} of {name}"
+        yield Send(last, combine_seconds[chunk])
+    for chunk in range(degree):
+        yield Wait(f"combine {chunk} of {name}")
+    if is_backward:
+        yield Point(None)
+
+
+def made_gradients(program: Program) -> list[tuple[int, int]]:
+    """Return bytes of the dense gradients in the order in which they are made, with their phases.
+
+    As `domain.gradients.default_schedule` takes them.
+    """
+    made, phase = list[tuple[int, int]](), AT_START
+    for event in program:
+        if isinstance(event, Point):
+            phase += event.chunk is None
+        elif isinstance(event, Compute) and event.made_bytes:
+            made.append((event.made_bytes, phase))
+    return made
+
+
+def step_tasks(programs: Sequence[Program], *, reduction: Reduction | None) -> list[Task]:
     """Return the tasks of a step in the order in which they are issued.
 
     Args:
         programs: one of each batch in flight.
-        reduce_seconds: None where gradients are not reduced.
+        reduction: None where gradients are not reduced.
     """
     tasks = list[Task]()
-    pieces = None if reduce_seconds is None else _Pieces(reduce_seconds)
+    pieces = None
+    if reduction is not None:
+        num_bytes = sum(size for size, _ in made_gradients(programs[-1]))
+        pieces = _Pieces(PieceQueue(reduction.schedule, num_bytes), reduction.seconds)
     threads = [
         _issue(program, f"{number}", tasks, pieces if number == len(programs) - 1 else None)
         for number, program in enumerate(programs)
@@ -83,22 +158,23 @@ def step_tasks(
 class _Pieces:
     """Gradients of the batch that is behind, which are complete when it has made them."""
 
+    queue: PieceQueue
     seconds: ReduceSeconds
     made: int = 0
-    sent: int = 0
-    is_tail: bool = False
 
-    def send(self, tasks: list[Task], behind: str, *, all_of_them: bool = True) -> None:
-        """Issue a piece of what is made and not sent."""
-        size = self.made - self.sent
-        if size and (all_of_them or size >= TAIL_BYTES):
-            name = f"gradients to {self.made}"
-            tasks.append(Task(name, "comm", GRADIENTS, self.seconds(size), (behind,)))
-            self.sent = self.made
+    def send(self, tasks: list[Task], after: tuple[str, ...], *, is_end: bool = False) -> None:
+        """Issue the pieces that are due."""
+        begin = self.queue.sent_bytes
+        for number in self.queue.due(float("inf") if is_end else self.made):
+            end = self.queue.pieces[number].end_bytes
+            if end > begin:
+                name = f"gradients to {end}"
+                tasks.append(Task(name, "comm", GRADIENTS, self.seconds(end - begin), after))
+            begin = end
 
 
 def _issue(
-    program: Sequence[Event], batch: str, tasks: list[Task], pieces: _Pieces | None
+    program: Program, batch: str, tasks: list[Task], pieces: _Pieces | None
 ) -> Iterator[bool]:
     """Issue a batch's events; stop at each turn that it gives away."""
     last = f"start of {batch}"
@@ -107,22 +183,21 @@ def _issue(
         if isinstance(event, Send):
             name = f"{event.name} of {batch}"
             tasks.append(Task(name, "comm", LINK, event.seconds, (last,)))
-        elif isinstance(event, PhaseEnd):
+        elif isinstance(event, Point):
             if pieces is not None:
-                pieces.is_tail = event.is_last
-                pieces.send(tasks, last)
-        else:
-            if isinstance(event, Wait):
-                if event.gives_turn:
-                    yield True
-                seconds, after = 0.0, [f"{event.name} of {batch}"]
-            else:
-                seconds, after = event.seconds, []
+                pieces.queue.reach(event.chunk)
+                behind = (f"{event.behind} of {batch}",) if event.behind else ()
+                pieces.send(tasks, (last, *behind))
+        elif isinstance(event, Wait):
+            if event.gives_turn:
+                yield True
             last = f"{number} of {batch}"
-            tasks.append(Task(last, "comp", COMPUTE, seconds, tuple(after)))
-            if pieces is not None and isinstance(event, Compute):
+            tasks.append(Task(last, "comp", COMPUTE, 0.0, (f"{event.name} of {batch}",)))
+        else:
+            last = f"{number} of {batch}"
+            tasks.append(Task(last, "comp", COMPUTE, event.seconds))
+            if pieces is not None and event.made_bytes:
                 pieces.made += event.made_bytes
-                if pieces.is_tail:
-                    pieces.send(tasks, last, all_of_them=False)
+                pieces.send(tasks, (last,))
     if pieces is not None:
-        pieces.send(tasks, last)
+        pieces.send(tasks, (last,), is_end=True)

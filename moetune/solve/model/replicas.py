@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.costs import Costs, Interference
+from moetune.domain.gradients import default_schedule
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.model import Transformer
 from moetune.domain.units import dtype_bytes
@@ -18,7 +19,17 @@ from moetune.solve.layer.times import PhaseTime, phase_time
 from moetune.solve.model.costs import NORMS_OF_A_BLOCK, CostPart, all_reduce_time
 from moetune.solve.model.groups import Groups
 from moetune.solve.model.prices import Priced
-from moetune.solve.model.program import Compute, Event, PhaseEnd, Send, Wait, step_tasks
+from moetune.solve.model.program import (
+    Compute,
+    Event,
+    Program,
+    Reduction,
+    Send,
+    Wait,
+    made_gradients,
+    phase_program,
+    step_tasks,
+)
 
 _BESIDE_EXPERTS = ("gate", "launches")
 """Parts of an MoE block that no exchange of its own layer runs beside."""
@@ -61,13 +72,22 @@ class ReplicaStep:
         Raises:
             ProfileError: an operation was not measured.
         """
-        program = tuple(self._program(degrees, sums_replicas=sums_replicas))
-        reduce_seconds = self._reduce_seconds if reduces else None
-        tasks = step_tasks([program] * in_flight, reduce_seconds=reduce_seconds)
+        program = self.program(degrees, sums_replicas=sums_replicas)
+        reduction = Reduction(
+            schedule=default_schedule(made_gradients(program)), seconds=self._reduce_seconds
+        )
+        tasks = step_tasks([program] * in_flight, reduction=reduction if reduces else None)
         return simulate(tasks, interference=self._interference(degrees), shares_link=True)
 
-    def _program(self, degrees: tuple[int, int], *, sums_replicas: bool) -> Iterator[Event]:
-        """Yield what a batch issues."""
+    def program(self, degrees: tuple[int, int], *, sums_replicas: bool = True) -> Program:
+        """Return what a batch issues; arguments as of `timeline`.
+
+        Raises:
+            ProfileError: an operation was not measured.
+        """
+        return tuple(self._events(degrees, sums_replicas=sums_replicas))
+
+    def _events(self, degrees: tuple[int, int], *, sums_replicas: bool) -> Iterator[Event]:
         blocks, backbone = range(self.model.num_layers), self.priced.backbone
         forward, backward = (
             phase_time(costs=self.layer, phase=phase, tokens=self.tokens, degree=degree)
@@ -104,23 +124,15 @@ class ReplicaStep:
             yield local
             yield Send(f"counts of {name}", opening)
             yield Wait(f"counts of {name}", gives_turn=False)
-        yield from self._phase(name, time)
+        sent = (time.transfer.seconds,) * time.degree
+        yield from phase_program(
+            name, dispatch_seconds=sent, compute_seconds=(time.compute.seconds,) * time.degree,
+            combine_seconds=sent, is_backward=is_backward,
+        )  # fmt: skip
         if is_backward:
-            yield PhaseEnd(is_last=not any(map(self.model.has_experts, range(block))))
             if sums_replicas:
                 yield from self._sum_of_replicas(name)
             yield local._replace(made_bytes=self._bytes(self.model.gate_parameters))
-
-    def _phase(self, name: str, time: PhaseTime) -> Iterator[Event]:
-        chunks, sent = range(time.degree), time.transfer.seconds
-        for chunk in chunks:
-            yield Send(f"dispatch {chunk} of {name}", sent)
-        for chunk in chunks:
-            yield Wait(f"dispatch {chunk} of {name}")
-            yield Compute(time.compute.seconds)
-            yield Send(f"combine {chunk} of {name}", sent)
-        for chunk in chunks:
-            yield Wait(f"combine {chunk} of {name}")
 
     def _sum_of_replicas(self, name: str) -> Iterator[Event]:
         """Yield the sum of the experts' gradients over their replicas, which a layer waits for."""
