@@ -24,7 +24,7 @@ PART_KEYS = {
     "pipeline": "forward_degree backward_degree order ranges",
     "memory": "strategy state_bytes activation_bytes buffer_bytes saved_bytes saving_ratio "
     "peak_bytes",
-    "predicted": "model_flops_per_second_per_device forward_seconds backward_seconds "
+    "predicted": "model_flops_per_second_per_device mfu forward_seconds backward_seconds "
     "step_seconds sequential_forward_seconds "
     "sequential_backward_seconds overhead_seconds p05_step_seconds p95_step_seconds trust",
     "decision": "probability_best expected_regret runner_up binding why",

@@ -68,6 +68,8 @@ def _rank(script: Path, arguments: Sequence[str], output: Path, environ: Mapping
     code = 0
     try:
         runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - what a script raises is its output, as under torchrun
         traceback.print_exc()
         code = 1

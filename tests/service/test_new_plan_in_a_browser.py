@@ -48,7 +48,7 @@ def test_a_plan_follows_its_sliders_by_the_keyboard_alone(
 ) -> None:
     with watched(browser, site.url, **options) as page:
         page.goto(LAYER)
-        before = page.locator("#layouts table").inner_text()
+        before = page.locator("#layouts table").first.inner_text()
         tab_to(page, "tokens_per_rank", "dataset.for")
         at = page.evaluate("scrollY")
         page.keyboard.press("ArrowRight")
@@ -57,7 +57,7 @@ def test_a_plan_follows_its_sliders_by_the_keyboard_alone(
         assert focused(page, "dataset.for") == "tokens_per_rank"
         assert focused(page, "getAttribute('aria-valuetext')") == "6144"
         assert page.evaluate("scrollY") == at
-        assert page.locator("#layouts table").inner_text() != before
+        assert page.locator("#layouts table").first.inner_text() != before
         assert " a step" in page.locator(".state").inner_text()
         page.keyboard.press("Tab")
         page.keyboard.press("Control+A")
@@ -115,11 +115,11 @@ def test_a_pasted_configuration_is_in_the_address(browser: Browser, site: Served
         page.locator("#config_text").fill(json.dumps(CONFIG))
         wait_for_address(page, "decoder=pasted")
         assert "Pasted qwen3_moe" in page.locator("#draft h2").first.inner_text()
-        shown = page.locator("#layouts table").inner_text()
+        shown = page.locator("#layouts table").first.inner_text()
         page.locator("#layouts").get_by_role("button", name="memory").click()
         assert page.locator("#layouts th[aria-sort=ascending]").count() == 1
         page.reload()
-        assert page.locator("#layouts table").inner_text() == shown
+        assert page.locator("#layouts table").first.inner_text() == shown
         assert json.loads(page.locator("#config_text").input_value()) == CONFIG
 
 

@@ -20,7 +20,7 @@ from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.parallel.fsdp import prepare_fsdp
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.replicas import spread_layers
-from moetune.runtime.parallel.zero import Piece
+from moetune.runtime.parallel.zero import ShardPiece
 
 
 class ShardedParameters:
@@ -47,10 +47,10 @@ class ShardedParameters:
         grads = (_local_grad(one) for one in self._parameters)
         return [grad for grad in grads if grad is not None]
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[ShardPiece]:
         """Yield what this rank's optimizer updates."""
         for parameter in self._parameters:
-            yield Piece(_local(parameter), lambda one=parameter: _local_grad(one))  # type: ignore[misc]
+            yield ShardPiece(_local(parameter), lambda one=parameter: _local_grad(one))  # type: ignore[misc]
 
     def gather(self) -> None:
         """Return nothing: parameters are gathered where they are used."""

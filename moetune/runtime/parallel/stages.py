@@ -239,7 +239,7 @@ def _weight_gradients(part: nn.Module) -> WeightGradients:
     """Return where the weights' products of a part wait from now on."""
     waiting = WeightGradients()
     for module in part.modules():
-        if isinstance(module, TensorParallel | AllToAllLayer | Gate):
+        if isinstance(module, TensorParallelModule | AllToAllLayer | Gate):
             module.weight_gradients = waiting
     return waiting
 

@@ -158,7 +158,7 @@ class Sharded(Protocol):
     def is_sharded(self) -> bool:
         """Whether each rank's optimizer has a part."""
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[ShardPiece]:
         """Yield what this rank's optimizer updates."""
 
     def gather(self) -> Transfer | None:
