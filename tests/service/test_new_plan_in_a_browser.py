@@ -116,8 +116,9 @@ def test_a_pasted_configuration_is_in_the_address(browser: Browser, site: Served
         wait_for_address(page, "decoder=pasted")
         assert "Pasted qwen3_moe" in page.locator("#draft h2").first.inner_text()
         shown = page.locator("#layouts table").first.inner_text()
-        page.locator("#layouts").get_by_role("button", name="memory").click()
-        assert page.locator("#layouts th[aria-sort=ascending]").count() == 1
+        layouts = page.get_by_role("region", name="Layouts")
+        layouts.get_by_role("button", name="memory").click()
+        assert layouts.locator("th[aria-sort=ascending]").count() == 1
         page.reload()
         assert page.locator("#layouts table").first.inner_text() == shown
         assert json.loads(page.locator("#config_text").input_value()) == CONFIG
