@@ -23,9 +23,10 @@ DOUBLE = " ".join(["2"] + ["1"] * 62 + ["0"])
 
 
 def planned(routing: str = "", tokens: int = 4096, **options: object) -> Plan:
+    once = "once" if "/" in routing else "planned"
     request = PlanRequest(
         layer=LAYER, world_size=64, tokens_per_rank=tokens, dtype="float16",
-        constraints=Constraints(routing=routing, expert_placement="once" if "/" in routing else "planned"),
+        constraints=Constraints(routing=routing, expert_placement=once),
         **options,  # type: ignore[arg-type] # inputs of any kind
     )  # fmt: skip
     return make_plan(request, profile=PROFILE)
