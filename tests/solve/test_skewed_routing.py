@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.constraints import Constraints, LayoutPins
+from moetune.domain.constraints import Constraints, LayoutPins, PlacementRule
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
@@ -23,10 +23,10 @@ DOUBLE = " ".join(["2"] + ["1"] * 62 + ["0"])
 
 
 def planned(routing: str = "", tokens: int = 4096, **options: object) -> Plan:
-    once = "once" if "/" in routing else "planned"
+    placement: PlacementRule = "once" if "/" in routing else "planned"
     request = PlanRequest(
         layer=LAYER, world_size=64, tokens_per_rank=tokens, dtype="float16",
-        constraints=Constraints(routing=routing, expert_placement=once),
+        constraints=Constraints(routing=routing, expert_placement=placement),
         **options,  # type: ignore[arg-type] # inputs of any kind
     )  # fmt: skip
     return make_plan(request, profile=PROFILE)
