@@ -3,8 +3,9 @@
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.domain.targets import TARGETS, find_target, layout_rules
-from moetune.domain.training import FoldedLayout
+from moetune.domain.targets import TARGETS, find_target, layout_rules, target_rules
+from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.huggingface.registry import named_model
 
 EXCHANGING = {"dp": 8, "ep": 8}
 
@@ -74,3 +75,18 @@ def test_an_unknown_target_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(InputError, match="target 'pytorch' is unknown") as caught:
         find_target("pytorch")
     assert "megatron" in str(caught.value.hint)
+
+
+def test_dtypes_and_optimizers_are_refused_by_name() -> None:
+    job = TrainingJob(
+        decoder=named_model("olmoe").decoder, world_size=8, global_batch=8, length=128,
+        dtype="fp8", optimizer="adam-bf16-moments",
+    )  # fmt: skip
+    for target, layout, words in (
+        ("moetune", FoldedLayout(dp=8), ("the dtype fp8", "the optimizer adam-bf16-moments")),
+        ("megatron", FoldedLayout(dp=8, zero=0),
+         ("adam-bf16-moments with ZeRO stage 0", "adam-bf16-moments with the dtype fp8")),
+    ):  # fmt: skip
+        told = " ".join(one.what for one in target_rules(layout, find_target(target), job))
+        for word in words:
+            assert word in told

@@ -39,6 +39,7 @@ from moetune.solve.model.program import (
     Send,
     Wait,
     made_gradients,
+    phase_program,
     step_tasks,
 )
 from tests.solve.test_layout_plan import GIB, question
@@ -329,3 +330,15 @@ def test_exchanges_that_are_not_hidden_are_not_cut() -> None:
                 sizes=TransformerSizes.of(MODEL),
             ),
         )  # fmt: skip
+
+
+def test_interleaved_chunks_are_dispatched_ahead_of_the_one_that_computes() -> None:
+    times = [1.0, 1.0, 1.0, 1.0]
+    found = phase_program(
+        "layer", dispatch_seconds=times, compute_seconds=times, combine_seconds=times,
+        order="interleaved", is_backward=False,
+    )  # fmt: skip
+    sent = [one.name for one in found if isinstance(one, Send)]
+    first = [name for name in sent if name.startswith("dispatch")]
+    assert first == [f"dispatch {chunk} of layer" for chunk in range(4)]
+    assert sent.index("combine 0 of layer") < sent.index("dispatch 3 of layer")

@@ -45,7 +45,7 @@ def test_a_plan_says_how_uneven_its_routing_is_and_nothing_where_it_is_even(
 
 
 def test_comparisons_say_that_experts_move(profile: Profile) -> None:
-    placed, natural = (plan_of(profile, STEEP, order) for order in ("planned", "natural"))
+    placed, natural = (plan_of(profile, STEEP, order) for order in ("once", "natural"))
     to, back = (" ".join(compare_decisions(*two)) for two in ((natural, placed), (placed, natural)))
     assert "by their loads instead of in their order" in to
     assert "in their order instead of placed by their loads" in back

@@ -116,8 +116,6 @@ def _first_within(
     for at_least, degrees in sorted(near, key=lambda one: (sum(one[1]), one[1])):
         if at_least * _MOST <= least * longer:
             return degrees
-        if at_least > least * _MOST * longer:
-            continue
         if best == math.inf:
             may_be_best = (two for bound, two in near if bound <= least * _MOST)
             best = min(map(simulated.seconds, may_be_best))

@@ -39,9 +39,9 @@ def with_replicas(
     if choice.placed_skew * (1 - WORTH_REPLICAS) <= 1:
         return None, choice
     too_many = sys.maxsize
-    for placement in _placements(layer, choice, shares):
-        if len(placement.experts) >= too_many:
-            continue
+    # Asked one by one, when it is known which number of places does not fit.
+    smaller = (one for one in _placements(layer, choice, shares) if len(one.experts) < too_many)
+    for placement in smaller:
         try:
             ranked = layer.ranked(placement.experts)
         except InfeasiblePlanError:

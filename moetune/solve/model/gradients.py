@@ -112,11 +112,11 @@ def best_pieces(backward: BackwardPass) -> PlannedGradients:
     decide, pieces without a plan, or all gradients as they are made, may be better, and are taken.
     """
     at_end = backward.timeline(GradientSchedule())
-    schedule, best = _filled(backward, at_end)
-    for other in (default_schedule(made_gradients(backward.program)), _as_made(backward)):
-        found = backward.timeline(other)
-        if found.makespan_seconds < best.makespan_seconds:
-            schedule, best = other, found
+    others = default_schedule(made_gradients(backward.program)), _as_made(backward)
+    schedule, best = min(
+        (_filled(backward, at_end), *((other, backward.timeline(other)) for other in others)),
+        key=lambda one: one[1].makespan_seconds,
+    )
     return PlannedGradients(
         schedule=schedule,
         timeline=best,
