@@ -27,7 +27,7 @@ class Bytes(BaseTokenizer):  # type: ignore[misc] # torchtitan is no dependency
     """Bytes as tokens."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseTokenizer.Config):  # type: ignore[misc]
+    class Config(BaseTokenizer.Config):  # type: ignore[misc] # torchtitan is no dependency
         """Nothing to choose."""
 
     def __init__(self, _config: Any = None, **options: Any) -> None:
@@ -44,11 +44,11 @@ class Bytes(BaseTokenizer):  # type: ignore[misc] # torchtitan is no dependency
         return 256
 
 
-class Text(BaseDataLoader):  # type: ignore[misc]
+class Text(BaseDataLoader):  # type: ignore[misc] # torchtitan is no dependency
     """A page of the documentation, over and over."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):  # type: ignore[misc]
+    class Config(BaseDataLoader.Config):  # type: ignore[misc] # torchtitan is no dependency
         """Nothing to choose."""
 
     def __init__(
@@ -82,11 +82,11 @@ class Text(BaseDataLoader):  # type: ignore[misc]
         self._step = state["step"]
 
 
-class Records(MetricsProcessor):  # type: ignore[misc]
+class Records(MetricsProcessor):  # type: ignore[misc] # torchtitan is no dependency
     """Losses, norms of gradients and times of steps, besides what torchtitan logs."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(MetricsProcessor.Config):  # type: ignore[misc]
+    class Config(MetricsProcessor.Config):  # type: ignore[misc] # torchtitan is no dependency
         """As that of `MetricsProcessor`."""
 
     def __init__(self, *values: Any, **options: Any) -> None:
@@ -108,11 +108,11 @@ def _now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-class Float32Experts(GroupedExperts):  # type: ignore[misc]
+class Float32Experts(GroupedExperts):  # type: ignore[misc] # torchtitan is no dependency
     """torchtitan's experts without their rounding to bfloat16: a matrix after the other."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(GroupedExperts.Config):  # type: ignore[misc]
+    class Config(GroupedExperts.Config):  # type: ignore[misc] # torchtitan is no dependency
         """As that of `GroupedExperts`."""
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:

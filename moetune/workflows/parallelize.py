@@ -91,19 +91,25 @@ def parallelize(
         `state_dict`, `load_state_dict`, `own_part`.
 
     Raises:
-        InputError: there is no such plan, or it is for another runtime, model or number of ranks;
-            it has tensor or context parallelism, which only layers that are made for it know; or
-            the model cannot be cut into the plan's stages. On all ranks.
+        InputError: there is no process group, or no such plan; it is for another runtime, model or
+            number of ranks; it has tensor or context parallelism, or recomputes single modules,
+            which only layers that are made for it know; or the model cannot be cut into its
+            stages. On all ranks.
         CollectiveError: a rank left.
     """
+    import torch.distributed as dist
+
     from moetune.comm.agree import decide_on_first
     from moetune.comm.gloo import communicator_of
-    from moetune.comm.launched import check_joined
     from moetune.runtime.parallel.chain import find_blocks
     from moetune.runtime.parallel.groups import join
     from moetune.runtime.parallel.parallel_model import parallel_model
 
-    check_joined("the model")
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError(
+            "moetune.parallelize needs a process group, also for one rank",
+            "call torch.distributed.init_process_group() before",
+        )
     world = communicator_of(None)
     found = decide_on_first(world, partial(_find, plan, db), "the training plan")
     layout = _usable_layout(found)
@@ -153,6 +159,11 @@ def _usable_layout(plan: TrainingDocument) -> FoldedLayout:
                 f"{name} has {flag} {size}: {what}",
                 f"plan with --{flag} 1, or build the parts of moetune.runtime.parallel for Stages",
             )
+    if modules := [one for one in layout.recompute if one != "full"]:
+        raise InputError(
+            f"{name} recomputes {', '.join(modules)}, which blocks that are made for it can",
+            "plan with --recompute full or --recompute none",
+        )
     if any("m" in word for word in layout.stages or ()):
         raise InputError(
             f"{name} has blocks of multi-token prediction", "plan for a model without them"

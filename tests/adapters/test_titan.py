@@ -18,13 +18,13 @@ from moetune.runtime.moe.routed_layer import RoutedLayer
 from tests.adapters import titan_interface, titan_workers
 from tests.ranks import run_ranks
 
-titan_interface.provide()
+titan_interface.provide()  # stand-ins where torchtitan is not installed
 
-from torchtitan.models.common import moe, token_dispatcher  # noqa: E402
-from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts  # noqa: E402
+from torchtitan.models.common import moe, token_dispatcher  # noqa: E402 - behind `provide`
+from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts  # noqa: E402 - behind `provide`
 
-from moetune.adapters import titan_layer  # noqa: E402
-from moetune.adapters import torchtitan as adapter  # noqa: E402
+from moetune.adapters import titan_layer  # noqa: E402 - behind `provide`
+from moetune.adapters import torchtitan as adapter  # noqa: E402 - behind `provide`
 
 
 @pytest.mark.parametrize("experts", [moe.GroupedExperts, GptOssGroupedExperts])
@@ -64,7 +64,7 @@ def test_a_step_is_repeated_whole_under_selective_checkpointing() -> None:
 
 def other_config() -> Any:
     @dataclass(kw_only=True)
-    class Config(moe.GroupedExperts.Config):  # type: ignore[misc]
+    class Config(moe.GroupedExperts.Config):  # type: ignore[misc] # torchtitan is no dependency
         pass
 
     return SimpleNamespace(Config=Config)

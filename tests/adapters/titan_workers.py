@@ -17,13 +17,13 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision
 from tests.adapters import titan_interface
 
-titan_interface.provide()
+titan_interface.provide()  # stand-ins where torchtitan is not installed
 
-from torchtitan.models.common import moe, token_dispatcher  # noqa: E402
-from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts  # noqa: E402
+from torchtitan.models.common import moe, token_dispatcher  # noqa: E402 - behind `provide`
+from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts  # noqa: E402 - behind `provide`
 
-from moetune.adapters import torchtitan as adapter  # noqa: E402
-from tests.runtime.plans import small_plan  # noqa: E402
+from moetune.adapters import torchtitan as adapter  # noqa: E402 - behind `provide`
+from tests.runtime.plans import small_plan  # noqa: E402 - behind `provide`
 
 SHAPE = LayerShape(d_model=6, d_hidden=10, num_experts=4, top_k=2, activation="swiglu")
 SIZES = {"dim": 6, "hidden_dim": 10, "num_experts": 4}

@@ -339,6 +339,7 @@ def refusals() -> None:
         (training_plan(), "is for megatron"),
         (plan_of(2, pp=2, stages="Ett|tL"), "3 blocks, and the model 4"),
         (plan_of(2, dp=2, zero=2), "ZeRO stage 2"),
+        (plan_of(2, dp=2, recompute=["norm", "moe"]), "recomputes norm, moe, which blocks"),
         ("./nowhere.json", "nowhere.json"),
     ):
         with pytest.raises(InputError, match=words):

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+import moetune
+from moetune.domain.errors import InputError
 from tests.ranks import run_ranks
 from tests.workflows import parallelize_workers as own
 
@@ -16,6 +18,8 @@ TWO: tuple[dict[str, Any], ...] = (
     {"dp": 2, "zero": 3, "recompute": ["full"]},
     {"pp": 2, "stages": "E|t*4L"},
     {"pp": 2, "vpp": 2, "recompute": ["full"], "stages": "Et|t|tt|L"},
+    {"pp": 2, "vpp": 2, "schedule": "zero_bubble", "stages": "Et|t|tt|L"},
+    {"pp": 2, "vpp": 2, "schedule": "zero_bubble_v", "stages": "Et|t|tt|L"},
 )
 FOUR: tuple[dict[str, Any], ...] = (
     {"dp": 2, "pp": 2, "ep": 2},
@@ -59,6 +63,12 @@ def test_a_model_without_memory_draws_the_same_values_under_every_layout(tmp_pat
 @pytest.mark.dist
 def test_the_balance_loss_reaches_the_gates_of_every_stage() -> None:
     assert run_ranks(own.balance_reaches_every_gate, 2) == ["", ""]
+
+
+def test_without_a_process_group_it_says_what_to_call() -> None:
+    with pytest.raises(InputError, match="needs a process group") as caught:
+        moetune.parallelize(own.decoder(), own.plan_of(1), loss_of=own.loss_of)
+    assert "init_process_group" in str(caught.value.hint)
 
 
 @pytest.mark.dist

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.parallel.model_stage import Places, on_meta, twin_of
+from moetune.runtime.parallel.twin import Places, on_meta, twin_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

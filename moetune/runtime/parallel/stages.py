@@ -6,7 +6,7 @@ of an expert group are in the same stage, and a stage runs its micro-batches, fo
 in the same order on all of them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +25,13 @@ from moetune.domain.training_rules import micro_batch_rules
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.gate import Gate
-from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.parallel.fully_sharded import (
     Hidden,
     ShardedParameters,
     is_fully_sharded,
     shard_fully,
 )
+from moetune.runtime.parallel.gradient_buffers import gradient_buffers
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.schedules import TorchSchedule, torch_schedule
 from moetune.runtime.parallel.tensor import TensorParallelModule
@@ -39,7 +39,6 @@ from moetune.runtime.parallel.zero import (
     BufferOptimizer,
     MakeOptimizer,
     ParameterBuffer,
-    parameter_buffers,
 )
 
 _EPSILON = 1e-6
@@ -101,7 +100,7 @@ class Stages:
             self._buffers = shard_fully(self.parts, ranks)
             parts = [Hidden(part) for part in parts]
         else:
-            self._buffers = _buffers(self.parts, ranks)
+            self._buffers = gradient_buffers(self.parts, ranks)
         share = 1 / (num_micro_batches * ranks.layout.dp * ranks.cp)
         stages = _pipeline_stages(parts, ranks, shapes, self._batch // num_micro_batches)
         self._is_first = any(stage.is_first for stage in stages)
@@ -265,49 +264,3 @@ def _micro_batches(
     for broken in micro_batch_rules(layout, number):
         raise InputError(broken.what, broken.hint)
     return number
-
-
-def _buffers(parts: nn.ModuleList, ranks: ParallelGroups) -> list[ParameterBuffer]:
-    """Return buffers of gradients, by the ranks that they are summed over.
-
-    Experts behind an all-to-all have gradients from their whole group's tokens already: their
-    replicas have others. Parts of tensor-parallel layers, and of experts in a tensor-parallel
-    group, are summed over the ranks with the same part; what all ranks have over those with other
-    tokens.
-    """
-    layout = ranks.layout
-    for module in parts.modules():
-        if isinstance(module, AllToAllLayer):
-            module.experts.placement.check_once("Stages")
-    experts = [
-        parameter
-        for module in parts.modules()
-        if isinstance(module, AllToAllLayer)
-        for parameter in module.experts.parameters()
-    ]
-    cut = list(_cut_parameters(parts))
-    mine = {id(parameter) for parameter in (*experts, *cut)}
-    whole = [parameter for parameter in parts.parameters() if id(parameter) not in mine]
-    is_sharded = isinstance(layout, FoldedLayout) and layout.zero > 0
-    stage_ranks = ranks.mesh.size() // layout.pp
-    return [
-        *parameter_buffers(
-            whole, communicator_of(ranks.whole), copies=stage_ranks, is_sharded=is_sharded
-        ),
-        *parameter_buffers(
-            cut, communicator_of(ranks.cut), copies=stage_ranks // layout.tp, is_sharded=is_sharded
-        ),
-        *parameter_buffers(
-            experts, communicator_of(ranks.replicas), copies=dist.get_world_size(ranks.replicas),
-            is_sharded=is_sharded,
-        ),
-    ]  # fmt: skip
-
-
-def _cut_parameters(parts: nn.ModuleList) -> Iterator[nn.Parameter]:
-    """Yield the parameters of which tensor-parallel ranks have parts."""
-    for module in parts.modules():
-        if isinstance(module, TensorParallelModule):
-            yield from (module.get_parameter(name) for name in module.cut)
-        elif isinstance(module, TensorExpertLayer):
-            yield from module.experts.parameters()

@@ -81,13 +81,13 @@ class BackwardPass:
         return simulate(tasks, interference=self.interference, shares_link=True)
 
     @cached_property
-    def slots(self) -> "tuple[Slot, ...]":
+    def slots(self) -> "tuple[PieceSlot, ...]":
         """The points at which a piece may be sent, in their order."""
         return tuple(_slots(self.program))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class PieceSlot:
     """A point of the backward pass at which a piece may be sent.
 
     Args:
@@ -125,7 +125,7 @@ def best_pieces(backward: BackwardPass) -> PlannedGradients:
     )
 
 
-def schedule_of(sizes: Mapping[Slot, int]) -> GradientSchedule:
+def schedule_of(sizes: Mapping[PieceSlot, int]) -> GradientSchedule:
     """Return the schedule of a piece of so many bytes in each slot, and the rest at the end."""
     ends = accumulate(sizes.values())
     return GradientSchedule(
@@ -137,7 +137,7 @@ def schedule_of(sizes: Mapping[Slot, int]) -> GradientSchedule:
     )
 
 
-def _slots(program: Program) -> Iterator[Slot]:
+def _slots(program: Program) -> Iterator[PieceSlot]:
     queue, ready, num_tasks = PieceQueue(GradientSchedule(), 0), 0, 1  # of the start
     for event in program:
         if isinstance(event, Point):
@@ -148,7 +148,7 @@ def _slots(program: Program) -> Iterator[Slot]:
                 continue
             ready += event.made_bytes
         phase, chunk = queue.position
-        yield Slot(
+        yield PieceSlot(
             phase=int(phase), chunk=None if chunk == math.inf else int(chunk),
             ready_bytes=ready, num_tasks=num_tasks,
         )  # fmt: skip
@@ -180,7 +180,7 @@ def _as_made(backward: BackwardPass) -> GradientSchedule:
     return schedule_of(dict(zip(backward.slots, made, strict=True)))
 
 
-def _left(slots: Sequence[Slot], sizes: Mapping[Slot, int]) -> int:
+def _left(slots: Sequence[PieceSlot], sizes: Mapping[PieceSlot, int]) -> int:
     """Return how much more the first of these slots, the last of all, can send."""
     before = sum(sizes.values()) - sum(sizes[slot] for slot in slots)
     sent = accumulate((sizes[slot] for slot in slots), initial=before)
@@ -188,7 +188,7 @@ def _left(slots: Sequence[Slot], sizes: Mapping[Slot, int]) -> int:
 
 
 def _filling(
-    backward: BackwardPass, timeline: Timeline, slot: Slot, num_pieces: int, ahead: int
+    backward: BackwardPass, timeline: Timeline, slot: PieceSlot, num_pieces: int, ahead: int
 ) -> int:
     """Return how many bytes fill the link from the slot to one of the next exchanges.
 
