@@ -17,7 +17,8 @@ from moetune.domain.model import Transformer
 NUM_RANKS = 2
 DTYPE = "float32"
 SEED = 1
-LEARNING_RATE = 1e-5
+LEARNING_RATE = 1e-6
+"""At ten times as much, some expert gets half as many tokens again after four steps."""
 _SMALLEST_SCALE = 0.1
 """A router that looks at directions of little variance loses its balance in a training step."""
 
@@ -43,7 +44,7 @@ class Case:
 
         Weights are as transformers draws them, but for routers: those of a new model send several
         times as many tokens to one expert as to another, and the others' layers pad all to the
-        busiest. Here each chooses all experts about alike in the first step.
+        busiest. Here each chooses all experts about alike for the batch that every step trains on.
 
         Returns:
             The busiest expert's tokens over the mean, the largest of any block in the first step.
@@ -54,15 +55,15 @@ class Case:
         for number, block in enumerate(model.model.layers):
             generator = torch.Generator().manual_seed(SEED + number)
             block.mlp.gate.register_forward_pre_hook(partial(_balance, generator, ratios))
-        text_NS = torch.cat([self.batch(0, rank) for rank in range(NUM_RANKS)])
+        text_NS = torch.cat([self.batch(rank) for rank in range(NUM_RANKS)])
         with torch.no_grad():
             model(input_ids=text_NS[:, :-1], use_cache=False)
         model.save_pretrained(folder)
         return max(ratios)
 
-    def batch(self, step: int, rank: int) -> torch.Tensor:
-        """Return the tokens (B, S + 1) of a rank in a step."""
-        generator = torch.Generator().manual_seed(SEED + step)
+    def batch(self, rank: int) -> torch.Tensor:
+        """Return the tokens (B, S + 1) of a rank, in every step: routers balance these."""
+        generator = torch.Generator().manual_seed(SEED)
         shape = NUM_RANKS, self.sequences, self.transformer.length + 1
         text_RBS = torch.randint(self.transformer.vocab_size, shape, generator=generator)
         return text_RBS[rank]

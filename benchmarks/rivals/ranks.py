@@ -99,8 +99,8 @@ def _step(variant: str, folder: Path, made: dict[str, Ours]) -> Step:
 
 
 def _next_step(case: Case, step: Step, losses: list[torch.Tensor]) -> torch.Tensor:
-    """Train on the variant's next batch."""
-    loss = step(case.batch(len(losses), dist.get_rank()))
+    """Train on the batch once more."""
+    loss = step(case.batch(dist.get_rank()))
     losses.append(loss.double())
     return loss
 
