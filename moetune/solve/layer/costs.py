@@ -7,9 +7,10 @@ T·k/r rows on each rank, a real number: costs are interpolated, and a chunk is 
 gate, and collectives of the layer's ranks. `solve.layer.parallelism` has its implementations.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar, cast
 
@@ -67,6 +68,7 @@ class LayerCosts(ABC):
         skew: rows of the fullest rank over the mean; the others wait for it.
         places: experts of a rank, replicas among them; 0 for an equal part of the experts.
         summed_experts: whose gradients a rank sends, and receives, for the sums over replicas.
+        chunk_parts: pieces of a forward and of a backward chunk, as `in_chunks` counts them.
     """
 
     layer: LayerShape
@@ -80,6 +82,7 @@ class LayerCosts(ABC):
     skew: float = 1.0
     places: int = 0
     summed_experts: float = 0.0
+    chunk_parts: tuple[float, float] = (1.0, 1.0)
     _transfers: dict[tuple[_Key, _Key], Estimate] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -113,6 +116,24 @@ class LayerCosts(ABC):
     @abstractmethod
     def sorts_rows(self) -> bool:
         """Whether rows arrive by sender and have to be sorted by expert, and back again."""
+
+    def in_chunks(self, forward_degree: int, backward_degree: int) -> "LayerCosts":
+        """Return the costs where the phases have so many chunks each.
+
+        The layer orders rows by the pieces that the cuts of both phases make, f + b − gcd(f, b) of
+        them, and by expert within a piece. Where the degrees differ, an expert's GEMM is one for
+        each piece of a chunk. A rank's only expert has one GEMM a chunk, and lines know no sizes at
+        which a GEMM is slower.
+        """
+        degrees = forward_degree, backward_degree
+        is_line = self.costs.gemm_line(dtype=self.dtype) is not None
+        pieces = sum(degrees) - math.gcd(*degrees)
+        parts = pieces / forward_degree, pieces / backward_degree
+        if self.local_experts == 1 or is_line:
+            parts = 1.0, 1.0
+        if parts == self.chunk_parts:
+            return self
+        return self.kept(("parts", parts), lambda: replace(self, chunk_parts=parts))
 
     def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
         """Return what these costs had made for the key before, or make it now."""
@@ -330,11 +351,14 @@ class LayerCosts(ABC):
         )
         return total(choice, *gemms)
 
-    def gemm(self, product: GemmForm, *, rows: float, is_second: bool = False) -> Estimate:
+    def gemm(
+        self, product: GemmForm, *, rows: float, is_second: bool = False, parts: float = 1.0
+    ) -> Estimate:
         """Return one GEMM of all local experts, `rows` rows in all.
 
         Args:
             is_second: with W₂ instead of W₁ (or, for swiglu, W₃).
+            parts: into which the rows are cut, each with a GEMM of its own.
 
         Raises:
             ProfileError: nothing is known about the dtype.
@@ -342,24 +366,29 @@ class LayerCosts(ABC):
         sizes = self.layer.d_model, self.layer.d_hidden
         d_in, d_out = sizes[::-1] if is_second else sizes
         local_experts = self.local_experts
-        return self.costs.gemm(
+        found = self.costs.gemm(
             dtype=self.product_dtype(product),
             product=product,
             num_experts=local_experts,
-            rows=rows / local_experts,
+            rows=rows / local_experts / parts,
             d_in=d_in,
             d_out=d_out,
         )
+        return found if parts == 1 else found.scaled(parts)
 
     def gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
         """Yield all GEMMs of the local experts; backward two for each of the forward pass."""
         for product in PHASE_GEMMS[phase]:
-            yield from self.products(product, rows)
+            yield from self.products(product, rows, parts=self.parts(phase))
 
-    def products(self, product: GemmForm, rows: float) -> Iterator[Estimate]:
+    def products(self, product: GemmForm, rows: float, *, parts: float = 1.0) -> Iterator[Estimate]:
         """Yield the GEMMs of one form, with each of an expert's matrices."""
-        yield from (self.gemm(product, rows=rows),) * (self.layer.num_gemms - 1)
-        yield self.gemm(product, rows=rows, is_second=True)
+        yield from (self.gemm(product, rows=rows, parts=parts),) * (self.layer.num_gemms - 1)
+        yield self.gemm(product, rows=rows, is_second=True, parts=parts)
+
+    def parts(self, phase: Phase) -> float:
+        """Return into how many pieces the GEMMs of a phase's chunk are cut."""
+        return self.chunk_parts[PHASES.index(phase)]
 
     def halves(self, phase: Phase, rows: float, *, recompute: bool) -> tuple[Estimate, Estimate]:
         """Return the experts' work up to T_M's last use, and after it.
@@ -383,8 +412,11 @@ class LayerCosts(ABC):
     ) -> tuple[Estimate, Estimate]:
         def gemms(*forms: GemmForm, is_second: bool) -> list[Estimate]:
             count = 1 if is_second else self.layer.num_gemms - 1
-            return count * [self.gemm(form, rows=rows, is_second=is_second) for form in forms]
+            return count * [
+                self.gemm(form, rows=rows, is_second=is_second, parts=parts) for form in forms
+            ]
 
+        parts = self.parts(phase)
         activation, sorting = self.activation(phase, rows), self.sorting(rows)
         if phase == "forward":
             return (

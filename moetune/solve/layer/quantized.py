@@ -34,7 +34,7 @@ def quantized_chunk(
         yield _measured(costs, recipe, "quantize_wire", recipe.dispatch, rows, layer.d_model)
     for product in PHASE_GEMMS[phase]:
         if product != "grad_weight" or not recipe.multiplies:
-            yield from costs.products(product, rows)
+            yield from costs.products(product, rows, parts=costs.parts(phase))
 
 
 def once_a_phase(

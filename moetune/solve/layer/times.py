@@ -213,9 +213,10 @@ def step_time(
     """
     degrees = {"forward": forward_degree, "backward": backward_degree}
     reused = "none" if max(degrees.values()) == 1 else strategy
+    chunked = costs.in_chunks(forward_degree, backward_degree)
     forward, backward = (
         phase_time(
-            costs=costs, phase=phase, tokens=tokens, degree=degrees[phase], order=order,
+            costs=chunked, phase=phase, tokens=tokens, degree=degrees[phase], order=order,
             strategy=reused,
         )
         for phase in PHASES

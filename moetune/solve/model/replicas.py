@@ -89,8 +89,9 @@ class ReplicaStep:
 
     def _events(self, degrees: tuple[int, int], *, sums_replicas: bool) -> Iterator[Event]:
         blocks, backbone = range(self.model.num_layers), self.priced.backbone
+        layer = self.layer.in_chunks(*degrees)
         forward, backward = (
-            phase_time(costs=self.layer, phase=phase, tokens=self.tokens, degree=degree)
+            phase_time(costs=layer, phase=phase, tokens=self.tokens, degree=degree)
             for phase, degree in zip(PHASES, degrees, strict=True)
         )
         yield Compute(_seconds(backbone.first, "forward"))
