@@ -10,7 +10,7 @@ from moetune import MoELayer
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import LayerShape, Workload
-from moetune.runtime.moe.decisions import Decision
+from moetune.domain.plan import Decision
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
@@ -27,10 +27,10 @@ class Products(TorchDispatchMode):
     """Counts matrix products whose factors are as wide as the experts."""
 
     def __init__(self, d_hidden: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.d_hidden, self.number = d_hidden, 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204, ARG002
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
         if func.overloadpacket in _PRODUCTS:
             sizes = {size for one in args if isinstance(one, torch.Tensor) for size in one.shape}
             self.number += self.d_hidden in sizes
