@@ -19,13 +19,14 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerKey, Phase, Workload
 from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.costs import COUNT_BYTES, NOTHING, LayerCosts
+from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import (
     best_degree,
     best_tensor_parallel_degree,
     makespan,
     tensor_parallel_makespan,
 )
+from moetune.solve.layer.operations import COUNT_BYTES, NOTHING
 from moetune.solve.layer.quantized import dispatched_bytes, once_a_phase, quantized_chunk
 from moetune.solve.layer.timeline import Task, pipeline_tasks, tensor_parallel_tasks
 from moetune.solve.layer.totals import longer, shorter, total

@@ -13,7 +13,8 @@ from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Phase
 from moetune.domain.quantization import Format, Quantization, measured_dtype, packed_width
-from moetune.solve.layer.costs import PHASE_GEMMS, LayerCosts
+from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.operations import PHASE_GEMMS
 
 
 def quantized_chunk(

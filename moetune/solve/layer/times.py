@@ -11,8 +11,9 @@ from moetune.domain.costs import Doubt, Estimate, Interference, Trust, least_tru
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.costs import NOTHING, LayerCosts
+from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import middle_elements
+from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.reuse import chunk_of
 from moetune.solve.layer.steady import reused_seconds
 from moetune.solve.layer.totals import doubts_of

@@ -7,7 +7,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
 from moetune.domain.plan import ModelMemory
 from moetune.solve.chunks.choose import ChunkChoice
-from moetune.solve.layer.costs import NOTHING
+from moetune.solve.layer.operations import NOTHING
 from moetune.solve.model.prices import Priced
 from moetune.solve.model.stages import PipelineTime
 

@@ -15,7 +15,7 @@ from moetune.domain.plan import PartName
 from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.choose import DegreeChooser
-from moetune.solve.layer.costs import NOTHING, PHASE_GEMMS
+from moetune.solve.layer.operations import NOTHING, PHASE_GEMMS
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import PhaseTime, StepTime
 from moetune.solve.layer.totals import total

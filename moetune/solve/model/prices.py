@@ -14,7 +14,7 @@ from moetune.domain.layer import ExpertParallel
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.samples import CollectiveOp
-from moetune.solve.layer.costs import NOTHING
+from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.totals import total
 from moetune.solve.model.costs import Backbone, CostPart, MoeParts, Parts, send_time
 from moetune.solve.model.groups import Group, Groups, groups_of
