@@ -13,7 +13,7 @@ from moetune.domain.gradients import default_schedule
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.model import Transformer
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.parallelism import AllToAllCosts
+from moetune.solve.layer.all_to_all import AllToAllCosts
 from moetune.solve.layer.timeline import Timeline, simulate
 from moetune.solve.layer.times import PhaseTime, phase_time
 from moetune.solve.model.costs import NORMS_OF_A_BLOCK, CostPart, all_reduce_time
