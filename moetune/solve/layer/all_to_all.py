@@ -18,14 +18,14 @@ from moetune.solve.layer.degree import (
     best_degree,
     makespan,
 )
-from moetune.solve.layer.operations import COUNT_BYTES, NOTHING
+from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES
 from moetune.solve.layer.quantized import dispatched_bytes, once_a_phase, quantized_chunk
 from moetune.solve.layer.timeline import Task, pipeline_tasks
 from moetune.solve.layer.totals import longer, shorter, total
 from moetune.solve.runtime import StateBytes
 
 """Of an expert in the balance loss: its probability and its number of pairs, as float64."""
-_ROW_MOVES = ("gather", "scatter_add")
+ROW_MOVES = ("gather", "scatter_add")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class AllToAllCosts(LayerCosts):
         Args:
             seconds: of one exchange.
         """
-        moves = (self.rows_op(op, rows * degree, self.layer.d_model) for op in _ROW_MOVES)
+        moves = (self.rows_op(op, rows * degree, self.layer.d_model) for op in ROW_MOVES)
         moves_seconds = sum((move.seconds for move in moves if move is not None), 0.0)
         experts_seconds = degree * self.compute(phase="forward", rows=rows).seconds
         overlapped_seconds = (self.num_transfers * degree - 2) * seconds
@@ -118,7 +118,7 @@ class AllToAllCosts(LayerCosts):
             once = tuple(once_a_phase(self, self.quantization, phase, rows=self.rows(tokens)))
         return total(
             self.gate(phase, tokens=tokens),
-            *(self.rows_op(op, rows, self.layer.d_model) for op in _ROW_MOVES),
+            *(self.rows_op(op, rows, self.layer.d_model) for op in ROW_MOVES),
             ends,
             *once,
         )
@@ -150,7 +150,7 @@ class AllToAllCosts(LayerCosts):
             "all_to_all", sent_bytes * self.world_size / (self.world_size - 1)
         )
         rows = self.summed_experts * values / self.layer.d_model
-        moves = (self.rows_op(op, rows, self.layer.d_model) for op in _ROW_MOVES)
+        moves = (self.rows_op(op, rows, self.layer.d_model) for op in ROW_MOVES)
         return total(exchange, exchange, *moves)
 
     def makespan(

@@ -25,6 +25,8 @@ PHASE_GEMMS: Mapping[Phase, tuple[GemmForm, ...]] = MappingProxyType(
 )
 """The forms of GEMM that each phase computes for each weight."""
 _PRODUCTS: tuple[GemmForm, GemmForm, GemmForm] = ("forward", "grad_input", "grad_weight")
+ROW_MOVES = ("gather", "scatter_add")
+"""Outside the pipeline: rows are brought into the order of experts, and back."""
 NOTHING = Estimate(seconds=0.0, trust="measured")
 
 

@@ -17,7 +17,7 @@ from moetune.solve.layer.degree import (
     best_tensor_parallel_degree,
     tensor_parallel_makespan,
 )
-from moetune.solve.layer.operations import COUNT_BYTES, NOTHING
+from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES
 from moetune.solve.layer.timeline import Task, tensor_parallel_tasks
 from moetune.solve.layer.totals import total
 
@@ -125,7 +125,7 @@ class TensorParallelCosts(LayerCosts):
         """Return the lines of all-reduce and GEMMs; None where selecting rows takes time, too."""
         transfer = self.collective_line(self.reduce_op)
         compute = self.gemm_line(phase)
-        around = (self.rows_op(op, 1.0, self.layer.d_model) for op in _ROW_MOVES)
+        around = (self.rows_op(op, 1.0, self.layer.d_model) for op in ROW_MOVES)
         if transfer is None or compute is None or total(*around).seconds:
             return None
         return transfer, compute
