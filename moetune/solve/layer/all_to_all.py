@@ -14,18 +14,12 @@ from moetune.domain.layer import LayerKey, Phase
 from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.degree import (
-    best_degree,
-    makespan,
-)
+from moetune.solve.layer.degree import best_degree, makespan
 from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES
 from moetune.solve.layer.quantized import dispatched_bytes, once_a_phase, quantized_chunk
 from moetune.solve.layer.timeline import Task, pipeline_tasks
 from moetune.solve.layer.totals import longer, shorter, total
 from moetune.solve.runtime import StateBytes
-
-"""Of an expert in the balance loss: its probability and its number of pairs, as float64."""
-ROW_MOVES = ("gather", "scatter_add")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,7 @@ from moetune.domain.layer import LayerKey, Phase
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.degree import (
-    best_tensor_parallel_degree,
-    tensor_parallel_makespan,
-)
+from moetune.solve.layer.degree import best_tensor_parallel_degree, tensor_parallel_makespan
 from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES
 from moetune.solve.layer.timeline import Task, tensor_parallel_tasks
 from moetune.solve.layer.totals import total
@@ -25,6 +22,7 @@ _WEIGHT_BYTES = 4
 """A weight of the gate is no narrower than float32."""
 _CHOICE_BYTES = 8
 _BALANCE_BYTES = 16
+"""Of an expert in the balance loss: its probability and its number of pairs, as float64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
