@@ -39,8 +39,7 @@ def front_view(draft: FrontDraft) -> FrontView:
         chart=options_chart(
             [_option(one, is_chosen=one is best) for one in (*on_front, *others)],
             f"The fastest layout for each memory up to {LARGE:g} × the limit and {SLOW:g} × the "
-            "plan's step, nothing in host memory unless the plan has it; off the line are the "
-            "next layouts of other sizes.",
+            "plan's step; off the line are the next layouts of other sizes.",
         ),
         table=_table(plan, on_front),
     )
