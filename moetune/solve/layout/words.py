@@ -14,7 +14,7 @@ from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.totals import doubts_of
 from moetune.solve.layout.candidates import Batching, Candidate
-from moetune.solve.model.costs import CostPart
+from moetune.solve.model.cost_parts import CostPart
 from moetune.solve.model.stages import Stage
 
 BINDING_OF: Mapping[PartName, ModelBinding] = MappingProxyType(
