@@ -9,7 +9,7 @@ from moetune.domain.pipeline import stage_words
 from moetune.domain.request import PlanRequest
 from moetune.domain.routing import BALANCED
 from moetune.domain.training import LayoutRequest
-from moetune.workflows.training import TrainingRequest
+from moetune.workflows.training_plan import TrainingRequest
 
 _GIB = 2**30
 _SWITCHES = frozenset({"sequence-parallel", "no-offload", "allow-modelled"})

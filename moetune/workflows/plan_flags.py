@@ -41,11 +41,8 @@ from moetune.workflows.plan import NewPlan
 from moetune.workflows.planner import local_planner
 from moetune.workflows.profiles import find_profile
 from moetune.workflows.routing_files import read_layer_routing, read_routing
-from moetune.workflows.training import (
-    TrainingRequest,
-    plan_training,
-    training_job,
-)
+from moetune.workflows.training import plan_training, training_job
+from moetune.workflows.training_plan import TrainingRequest
 
 T = TypeVar("T", bound=str)
 _OF_LAYERS = (
