@@ -37,8 +37,8 @@ from moetune.domain.units import full_dtype
 from moetune.workflows import wiring
 from moetune.workflows.flags import LayerFlags, model_sizes, modules_of, parsed, tokens_of
 from moetune.workflows.models import check_known, find_decoder_model, is_decoder_name
+from moetune.workflows.open_planner import local_planner
 from moetune.workflows.plan import NewPlan
-from moetune.workflows.planner import local_planner
 from moetune.workflows.profiles import find_profile
 from moetune.workflows.routing_files import read_layer_routing, read_routing
 from moetune.workflows.training import plan_training, training_job
