@@ -14,9 +14,10 @@ from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan
 from moetune.runtime.plans.compare import content_digest, described
 from moetune.runtime.plans.drift import DriftAlarm
+from moetune.runtime.plans.layer_search import LayerSearch
 from moetune.runtime.plans.monitor import CallObserver, LayerMonitor, first_of_each_size
 from moetune.runtime.plans.reports import StepReporter
-from moetune.runtime.plans.search import LayerSearch, OnlineSearch
+from moetune.runtime.plans.search import OnlineSearch
 from moetune.runtime.plans.timers import Clock, NoWatch, Watch, device_clock
 from moetune.runtime.plans.trial import OneChunkTrial, may_lose, one_chunk_of
 
