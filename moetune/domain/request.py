@@ -4,17 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from moetune.domain.constraints import (
+from moetune.domain.constraint_texts import (
     EXPERT_PARALLEL,
     EXPERT_PLACEMENT,
     NO_OFFLOAD,
     QUANTIZATION,
     ROUTING,
     SEQUENCE_PARALLEL,
-    Constraints,
-    LayoutPins,
-    Strategy,
+    check_constraint_sizes,
+    encode_constraints,
+    recorded_constraints,
 )
+from moetune.domain.constraints import Constraints, LayoutPins, Strategy
 from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import QUANTIZED_STEP, ExpertParallel, LayerShape, Workload
@@ -118,7 +119,7 @@ class PlanRequest:
         for size in ("d_model", "d_hidden", "num_experts", "top_k") if self.layer else ():
             name = self.spelling(f"layer.{size}")
             check_range(name, getattr(self.layer, size), 1, LARGEST_WIDTH)
-        self.constraints.check_sizes(self.spelling)
+        check_constraint_sizes(self.constraints, self.spelling)
 
     def inputs_for(self, profile: Profile, *, fingerprint: str | None = None) -> "PlanInputs":
         """Return the request with every default filled in.
@@ -139,7 +140,7 @@ class PlanRequest:
             memory_limit_bytes=self.memory_limit_bytes,
             profile=profile.name,
             profile_fingerprint=fingerprint or profile.digest,
-            constraints=self._recorded_constraints().encode(),
+            constraints=encode_constraints(self._recorded_constraints()),
         )
 
     def _default_dtype(self, profile: Profile) -> str:
@@ -201,7 +202,7 @@ class PlanInputs:
     @property
     def pinned(self) -> Constraints:
         """The constraints, typed."""
-        return Constraints.recorded(self.constraints)
+        return recorded_constraints(self.constraints)
 
     @property
     def request(self) -> PlanRequest:
@@ -370,7 +371,8 @@ def _check_overlap(request: PlanRequest) -> None:
 def _check_pins_of_layer(request: PlanRequest) -> None:
     """Raise InputError where one layer gets a layout, or a tensor group pins of dispatches."""
     spelling, constraints = request.spelling, request.constraints
-    for flag in replace(constraints, pins=replace(constraints.pins, expert_parallel=None)).encode():
+    pins = replace(constraints.pins, expert_parallel=None)
+    for flag in encode_constraints(replace(constraints, pins=pins)):
         if flag in _LAYOUT_FLAGS:
             raise InputError(
                 f"{spelling(flag)} is for a whole model, and this is one layer",

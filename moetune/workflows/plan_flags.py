@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from moetune.config import Settings
+from moetune.domain.constraint_texts import parse_dispatcher, parse_quantization
 from moetune.domain.constraints import (
     Bounds,
     Constraints,
@@ -15,8 +16,6 @@ from moetune.domain.constraints import (
     Order,
     PlacementRule,
     Strategy,
-    parse_dispatcher,
-    parse_quantization,
 )
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layer import Activation, ExpertParallel

@@ -8,7 +8,7 @@ one of the candidates that the plan has kept.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from moetune.domain.constraints import Constraints
+from moetune.domain.constraint_texts import check_constraint_sizes, decode_constraints
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.layout import Layout
 from moetune.domain.plan import Alternative, Decision, Plan
@@ -116,7 +116,7 @@ class WhyNot:
         texts = {flag: str(value) for flag, value in found.items() if value is not None}
         if self.layout is not None:
             texts |= self._layout_pins(plan, self.layout)
-        Constraints.decode(texts, self.pin_spelling).check_sizes(self.pin_spelling)
+        check_constraint_sizes(decode_constraints(texts, self.pin_spelling), self.pin_spelling)
         return texts
 
     def _layout_pins(self, plan: Plan, layout: str) -> Mapping[str, str]:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from moetune.domain.constraints import EXPERT_PARALLEL, Bounds, LayoutPins
+from moetune.domain.constraint_texts import EXPERT_PARALLEL
+from moetune.domain.constraints import Bounds, LayoutPins
 from moetune.domain.costs import Costs, ModelError
 from moetune.domain.errors import InputError
 from moetune.domain.model import Transformer

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from moetune.domain.constraints import constraint_words
+from moetune.domain.constraint_texts import constraint_words
 from moetune.domain.document import encode
 from moetune.domain.plan import Plan, TransformerPlan
 from moetune.domain.profile import Profile
