@@ -9,8 +9,8 @@ from typing import Any
 
 from moetune.domain.data_sheets import peak_flops
 from moetune.domain.document import encode
+from moetune.domain.model_plan import Confidence
 from moetune.domain.pipeline import stage_words
-from moetune.domain.plan import Confidence
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.targets import Target
 from moetune.domain.throughput import Throughput

@@ -9,7 +9,8 @@ import pytest
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.layout import Layout
-from moetune.domain.plan import Choice, Chunks, ModelBinding, Part, Plan, TransformerPlan
+from moetune.domain.model_plan import Chunks, ModelBinding, Part, TransformerPlan
+from moetune.domain.plan import Choice, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.workflows.explain import Explanation, explain_plan

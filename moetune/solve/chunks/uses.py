@@ -11,7 +11,7 @@ from itertools import groupby
 from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, Use
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.plan import PartName
+from moetune.domain.model_plan import PartName
 from moetune.solve.model.cost_parts import CostPart
 from moetune.solve.model.prices import Priced
 

@@ -8,7 +8,7 @@ from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.plan import ModelBinding, ModelMemory, Part, PartName
+from moetune.domain.model_plan import ModelBinding, ModelMemory, Part, PartName
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.degree import TIE

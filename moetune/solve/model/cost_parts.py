@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import PHASES, ExpertParallel
-from moetune.domain.plan import PartName
+from moetune.domain.model_plan import PartName
 from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.times import PhaseTime, StepTime
 
