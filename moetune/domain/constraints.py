@@ -18,6 +18,10 @@ Dispatcher = Literal["flat", "hierarchical"]
 DISPATCHERS: tuple[Dispatcher, ...] = get_args(Dispatcher)
 Strategy = Literal["none", "S1", "S2", "S3", "S4"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
+"""The experts' inputs go to host memory; S2 and S4 send them again (MPipeMoE Table II)."""
+OFFLOADS_MIDDLE: frozenset[Strategy] = frozenset({"S1", "S2"})
+"""Pre-activations go to host memory; S3 and S4 compute them again."""
 PlacementRule = Literal["planned", "once", "natural"]
 MAX_DEGREE = 64
 MOE_EVERY = 2

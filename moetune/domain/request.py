@@ -15,7 +15,7 @@ from moetune.domain.constraint_texts import (
     encode_constraints,
     recorded_constraints,
 )
-from moetune.domain.constraints import Constraints, LayoutPins, Strategy
+from moetune.domain.constraints import Constraints, LayoutPins
 from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import QUANTIZED_STEP, ExpertParallel, LayerShape, Workload
@@ -26,10 +26,6 @@ from moetune.domain.quantization import FORMATS
 from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
 from moetune.domain.units import DTYPE_BYTES
 
-OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
-"""The experts' inputs go to host memory; S2 and S4 send them again (MPipeMoE Table II)."""
-OFFLOADS_MIDDLE: frozenset[Strategy] = frozenset({"S1", "S2"})
-"""Pre-activations go to host memory; S3 and S4 compute them again."""
 LARGEST_RANKS = 2**20
 LARGEST_TOKENS = 2**31
 LARGEST_BYTES = 2**50

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraint_texts import check_constraint_sizes, decode_constraints
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.layout import Layout
 from moetune.domain.plan import Alternative, Decision, Plan
 from moetune.domain.profile import Profile
-from moetune.domain.request import LARGEST_BYTES, OFFLOADS_INPUT, OFFLOADS_MIDDLE
+from moetune.domain.request import LARGEST_BYTES
 from moetune.domain.spelling import AS_FIELDS, Spelling
 from moetune.domain.terms import LayerTerms, PhaseTerms
 from moetune.domain.training import OVERLAPS

@@ -6,10 +6,9 @@ tensor-parallel group. `solve.layer.peak` adds them up.
 
 import math
 
-from moetune.domain.constraints import Strategy
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.layer import Workload
 from moetune.domain.quantization import MX_BLOCK, Quantization
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.memory import (
     middle_elements,
