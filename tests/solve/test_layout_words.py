@@ -8,7 +8,7 @@ import pytest
 
 from moetune.domain.constraints import LayoutPins
 from moetune.domain.layout import Layout
-from moetune.domain.plan import Chunks, ModelMemory, Part, PartName
+from moetune.domain.model_plan import Chunks, ModelMemory, Part, PartName
 from moetune.domain.units import format_bytes
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.chunks.time import ChunkTime

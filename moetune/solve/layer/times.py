@@ -6,10 +6,9 @@ Every prediction of a layer is `phase_time`, one phase in r chunks with a memory
 
 from dataclasses import dataclass
 
-from moetune.domain.constraints import Order, Strategy
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Order, Strategy
 from moetune.domain.costs import Doubt, Estimate, Interference, Trust, least_trust
 from moetune.domain.layer import PHASES, Phase
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import middle_elements

@@ -16,7 +16,8 @@ from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.all_to_all import AllToAllCosts
 from moetune.solve.layer.timeline import Timeline, simulate
 from moetune.solve.layer.times import PhaseTime, phase_time
-from moetune.solve.model.costs import NORMS_OF_A_BLOCK, CostPart, all_reduce_time
+from moetune.solve.model.cost_parts import CostPart
+from moetune.solve.model.costs import NORMS_OF_A_BLOCK, all_reduce_time
 from moetune.solve.model.groups import Groups
 from moetune.solve.model.prices import Priced
 from moetune.solve.model.program import (

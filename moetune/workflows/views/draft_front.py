@@ -10,7 +10,7 @@ from moetune.report.section import EMPTY, Cell, Table, percent
 from moetune.solve.training.front import LARGE, SLOW
 from moetune.solve.training.ties import NOISE, PricedLayout
 from moetune.workflows.drafts import FrontDraft
-from moetune.workflows.training import TrainingPlan, layout_words
+from moetune.workflows.training_plan import TrainingPlan, layout_words
 from moetune.workflows.views.draft_tables import WHY, how_words, why_not
 
 

@@ -11,7 +11,7 @@ from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.solve.training.ties import NOISE, PricedLayout
 from moetune.workflows.drafts import LayerDraft
-from moetune.workflows.training import TrainingPlan, layout_words
+from moetune.workflows.training_plan import TrainingPlan, layout_words
 from moetune.workflows.views.training import host_words
 
 WHY = "why not this one"
