@@ -201,8 +201,7 @@ def _evaluated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
     good = [_good(each, NOISE if chooser.is_measured else TOLERANCE) for each in compared]
     if chooser.is_measured:
         few = [_fewest(each) for each in compared]
-        every = array_of(np.array(sizes, float))
-        around = np.broadcast_to(sized(chooser.costs).overhead(tokens=every).seconds, len(sizes))
+        around = np.array([chooser.costs.overhead(tokens=size).seconds for size in sizes])
         worth_it = _chunks_are_worth_it(compared, few, around)
         good = [np.where(worth_it[:, None], many, one) for many, one in zip(good, few, strict=True)]
     tables = [each.tolist() for each in good]
