@@ -9,7 +9,8 @@ from moetune.domain.profile import Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
 from moetune.domain.step_errors import StepRecord
-from moetune.domain.units import format_bytes
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.fit.index import ProfileIndex
 from moetune.fit.missing import group_name
 from moetune.report.fits import fit_figure, residual_figure
 from moetune.report.operations import (
@@ -225,10 +226,11 @@ def _some(operations: Sequence[OperationCurve]) -> Iterator[OperationCurve]:
 
 
 def _interference(profile: Profile) -> Section:
-    """Return the table of the speeds that a page draws as a figure."""
+    """Return the table of the speeds that a page draws as a figure, and losses by size."""
+    losses = tuple(_losses(profile))
     if profile.interference.is_none:
-        words = "No interference is known: overlapped operations run at full speed."
-        return Section(name="interference", paragraphs=(words,))
+        nothing = "No interference is known: overlapped operations run at full speed."
+        return Section(name="interference", paragraphs=losses or (nothing,))
     table = Table(
         name="interference",
         header=("speed of", *(f"with {one}" for one in OVERLAPPED)),
@@ -237,7 +239,20 @@ def _interference(profile: Profile) -> Section:
             for one, name in CLASSES.items()
         ),
     )
-    return Section(name="interference", title="Interference", tables=(table,))
+    return Section(
+        name="interference", title="Interference", paragraphs=losses, tables=(table,)
+    )  # fmt: skip
+
+
+def _losses(profile: Profile) -> Iterator[str]:
+    """Yield what an exchange takes from computation, where its sizes were measured."""
+    lost = ProfileIndex(profile).comp_loss
+    if lost is not None:
+        each = ", ".join(
+            f"{format_seconds(seconds)} at {format_bytes(round(size))}"
+            for size, seconds in zip(lost.sizes, lost.seconds, strict=True)
+        )
+        yield f"An exchange takes time from the computation beside it: {each}."
 
 
 def _steps(profile: Profile) -> Iterator[Section]:
