@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from moetune.domain.constraints import Constraints
+from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
@@ -123,7 +123,7 @@ def _request(
 ) -> PlanRequest:
     return PlanRequest(
         layer=layer, world_size=ranks, tokens_per_rank=tokens, memory_limit_bytes=limit,
-        constraints=Constraints.decode({**pins, "allow-modelled": "true"}),
+        constraints=decode_constraints({**pins, "allow-modelled": "true"}),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.constraints import Constraints
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import LayerKey, LayerShape
@@ -96,7 +97,7 @@ def _solve_seconds() -> float:
 
 def _plan_seconds(profile: Profile, **pins: str) -> float:
     request = PlanRequest(
-        layer=_LAYER, world_size=2, tokens_per_rank=1024, constraints=Constraints.decode(pins)
+        layer=_LAYER, world_size=2, tokens_per_rank=1024, constraints=decode_constraints(pins)
     )
     with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/m.db") as store:
         store.save_profile(profile)

@@ -6,7 +6,8 @@ from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
 from moetune.report.section import Cell, Table, percent
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.training import TrainingPlan, TrainingRequest, layout_words, plan_training
+from moetune.workflows.training import plan_training
+from moetune.workflows.training_plan import TrainingPlan, TrainingRequest, layout_words
 
 _MACHINE, RANKS = "h100-x8", 64
 MODELS = ("mixtral-8x7b", "qwen3-30b-a3b")

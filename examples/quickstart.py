@@ -142,7 +142,7 @@ def _profile(screen: Screen) -> None:
 
 def _plan() -> "Plan":
     from moetune.domain.request import PlanRequest
-    from moetune.workflows.planner import local_planner
+    from moetune.workflows.open_planner import local_planner
 
     request = PlanRequest(
         layer=_LAYER, world_size=_NUM_RANKS, tokens_per_rank=_BATCH * _LENGTH, dtype="float32"

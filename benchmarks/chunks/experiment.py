@@ -17,7 +17,8 @@ from benchmarks.chunks.ranks import Work
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.peers import peer_env
 from moetune.domain.document import canonical_json, encode
-from moetune.domain.plan import Plan, TransformerPlan
+from moetune.domain.model_plan import TransformerPlan
+from moetune.domain.plan import Plan
 
 PLANNED = "moetune planned"
 VARIANTS = (

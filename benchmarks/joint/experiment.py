@@ -19,7 +19,7 @@ from moetune.domain.model import Transformer
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.domain.training import Overlap
-from moetune.solve.layer.costs import NOTHING
+from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layout.candidates import Batching, Candidate
 from moetune.solve.layout.choose import LayoutProblem, search_layouts
 from moetune.solve.layout.search import LayoutSearch

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from benchmarks.netlab.cell import Cell, Step, module_step
 from moetune import MoELayer
-from moetune.runtime.plans.book import read_plans
+from moetune.runtime.plans.shared import read_plans
 from moetune.workflows.launch import leave
 
 

@@ -7,7 +7,7 @@ from moetune import MoELayer
 from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.plan import Decision
-from moetune.runtime.plans.book import read_plans
+from moetune.runtime.plans.shared import read_plans
 
 
 def degree_step(cell: Cell, degree: int) -> Step:

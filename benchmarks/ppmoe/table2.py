@@ -19,7 +19,7 @@ from moetune.domain.constraints import Bounds, Constraints, LayoutPins
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.model import find_model
-from moetune.domain.plan import Part
+from moetune.domain.model_plan import Part
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of

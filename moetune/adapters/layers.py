@@ -16,7 +16,8 @@ from moetune.runtime.moe.borrowed import BorrowedExperts
 from moetune.runtime.moe.decisions import dtype_name
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.routed_layer import RoutedLayer
-from moetune.runtime.plans.book import PlanBook, plans_of
+from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.plans.shared import plans_of
 
 AnyPlan: TypeAlias = Plan | PlanBook | str | os.PathLike[str] | None
 """A plan, a book of plans, the path of a plan file, or None for one chunk without reuse."""

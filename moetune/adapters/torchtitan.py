@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import _disable_current_modes
 
 from moetune.adapters.titan_layer import titan_layer
 from moetune.domain.errors import InputError
@@ -90,10 +89,7 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
         chosen, scores = (
             each.reshape(-1, top_k) for each in (topk_expert_ids_BLK, topk_scores_BLK)
         )
-        # Selective checkpointing keeps some operations' results, and would replay those of the
-        # first pass, whose exchanges differ from a later one's. The layer is repeated as a whole.
-        with _disable_current_modes():
-            y_BLD: torch.Tensor = self.moetune(x_BLD, chosen, scores)
+        y_BLD: torch.Tensor = self.moetune(x_BLD, chosen, scores)
         return y_BLD
 
     def _layer(self) -> RoutedLayer:

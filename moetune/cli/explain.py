@@ -61,7 +61,7 @@ def explain(
     With another choice: by how much it is slower, of what, and whether it fits and is allowed.
     """
     from moetune.domain.training_document import TrainingDocument
-    from moetune.workflows.planner import local_planner
+    from moetune.workflows.open_planner import local_planner
     from moetune.workflows.training_files import find_any_plan
     from moetune.workflows.views.explanation import explanation_sections
     from moetune.workflows.why_not import WhyNot

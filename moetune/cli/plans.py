@@ -61,7 +61,7 @@ def show(
 ) -> None:
     """Show a plan as `moetune plan` printed it."""
     from moetune.domain.training_document import TrainingDocument
-    from moetune.workflows.planner import local_planner
+    from moetune.workflows.open_planner import local_planner
     from moetune.workflows.training_files import find_any_plan
     from moetune.workflows.views.plan import plan_sections
     from moetune.workflows.views.training import training_sections

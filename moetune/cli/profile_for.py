@@ -72,7 +72,7 @@ def profile_for(
 
 def _find(session: Session, wanted: str, setting: "MeasurementSetting") -> tuple["Plan", "Profile"]:
     """Return the plan and its profile, which is one of this machine."""
-    from moetune.workflows.planner import local_planner
+    from moetune.workflows.open_planner import local_planner
     from moetune.workflows.profile_for import check_machine
     from moetune.workflows.profile_request import ProfileRequest, detect_cluster
 

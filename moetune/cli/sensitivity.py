@@ -30,7 +30,7 @@ def sensitivity(
     Nothing is stored.
     """
     from moetune.domain.training_document import TrainingDocument
-    from moetune.workflows.planner import local_planner
+    from moetune.workflows.open_planner import local_planner
     from moetune.workflows.training_files import find_any_plan
     from moetune.workflows.views.sensitivity import sensitivity_sections
 

@@ -44,7 +44,7 @@ def trace(
     """Write a plan's timelines for Perfetto."""
     from moetune import config
     from moetune.workflows.files import write_text
-    from moetune.workflows.planner import local_planner
+    from moetune.workflows.open_planner import local_planner
 
     session = session_of(context)
     environ = config.environment()

@@ -40,7 +40,7 @@ def verify(
     the step is outside of its range, or one chunk is faster.
     """
     from moetune import config
-    from moetune.workflows.planner import local_planner
+    from moetune.workflows.open_planner import local_planner
     from moetune.workflows.staleness import stale_note
     from moetune.workflows.verify import verify_plan
     from moetune.workflows.views.observed import verification_sections

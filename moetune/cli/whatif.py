@@ -54,7 +54,7 @@ def whatif(
     The batch, the cluster, the speeds or any flag of `moetune plan` can change. Group sizes that
     were not measured are estimated, and the plan warns of it. Nothing is stored.
     """
-    from moetune.workflows.planner import local_planner
+    from moetune.workflows.open_planner import local_planner
     from moetune.workflows.views.comparison import whatif_sections
     from moetune.workflows.whatif import WhatIf
 

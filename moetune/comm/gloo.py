@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from moetune.comm.group import Communicator, OneRank
+from moetune.comm.member_groups import group_of_members
 from moetune.comm.process_group import GroupCommunicator
 from moetune.comm.relay import Relay
 from moetune.comm.transfer import SummedTransfer, Transfer
@@ -148,6 +149,9 @@ def new_communicator(
         purpose: of the group, for torch's watchdog and flight recorder.
         backend: default, the world's.
         timeout_seconds: how long a rank waits for the others; default, torch's.
+
+    Raises:
+        CollectiveError: a member did not come.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return OneRank()
@@ -162,10 +166,15 @@ def new_communicator(
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         timeout = options._timeout if timeout is None else timeout  # noqa: SLF001 - torch warns
         options._timeout = timeout  # noqa: SLF001 - where the two differ
-    group: dist.ProcessGroup = dist.new_group(
-        ranks, timeout=timeout, backend=backend, use_local_synchronization=ranks is not None,
-        group_desc=f"moetune: {purpose}", pg_options=options,
-    )  # fmt: skip
+    description = f"moetune: {purpose}"
+    if ranks is None:
+        group: dist.ProcessGroup = dist.new_group(
+            timeout=timeout, backend=backend, group_desc=description, pg_options=options
+        )
+    else:
+        group = group_of_members(
+            ranks, description=description, backend=backend, timeout=timeout, options=options
+        )
     return ReceivesFirst(group)
 
 

@@ -4,17 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from moetune.domain.constraints import (
-    EXPERT_PARALLEL,
-    EXPERT_PLACEMENT,
-    NO_OFFLOAD,
+from moetune.domain.constraint_texts import (
     QUANTIZATION,
-    ROUTING,
-    SEQUENCE_PARALLEL,
-    Constraints,
-    LayoutPins,
-    Strategy,
+    check_constraint_sizes,
+    encode_constraints,
+    recorded_constraints,
 )
+from moetune.domain.constraints import Constraints, LayoutPins
 from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import QUANTIZED_STEP, ExpertParallel, LayerShape, Workload
@@ -22,13 +18,10 @@ from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer, find_model
 from moetune.domain.profile import Profile
 from moetune.domain.quantization import FORMATS
+from moetune.domain.request_rules import check_pins
 from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
 from moetune.domain.units import DTYPE_BYTES
 
-OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
-"""The experts' inputs go to host memory; S2 and S4 send them again (MPipeMoE Table II)."""
-OFFLOADS_MIDDLE: frozenset[Strategy] = frozenset({"S1", "S2"})
-"""Pre-activations go to host memory; S3 and S4 compute them again."""
 LARGEST_RANKS = 2**20
 LARGEST_TOKENS = 2**31
 LARGEST_BYTES = 2**50
@@ -81,25 +74,7 @@ class PlanRequest:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{self.spelling(name)} must be at least 1, got {value}")
-        if self.constraints.sequence_parallel:
-            _check_shards(self)
-        _check_routing(self)
-        if self.whole is None:
-            _check_pins_of_layer(self)
-            return
-        _check_dispatcher(self)
-        _check_overlap(self)
-        if self.constraints.quantization:
-            raise InputError(
-                f"{self.spelling(QUANTIZATION)} is for one layer, and this is a whole model",
-                f"omit it, or plan its layer: {self.spelling('layer')}",
-            )
-        if self.constraints.bounds.strategy not in {None, "none"}:
-            raise InputError(
-                f"{self.spelling('strategy')} {self.constraints.bounds.strategy} is not planned "
-                "in a whole model",
-                f"omit {self.spelling('strategy')}: where memory binds, blocks are recomputed",
-            )
+        check_pins(self)
 
     @property
     def whole(self) -> Transformer | None:
@@ -118,7 +93,7 @@ class PlanRequest:
         for size in ("d_model", "d_hidden", "num_experts", "top_k") if self.layer else ():
             name = self.spelling(f"layer.{size}")
             check_range(name, getattr(self.layer, size), 1, LARGEST_WIDTH)
-        self.constraints.check_sizes(self.spelling)
+        check_constraint_sizes(self.constraints, self.spelling)
 
     def inputs_for(self, profile: Profile, *, fingerprint: str | None = None) -> "PlanInputs":
         """Return the request with every default filled in.
@@ -139,7 +114,7 @@ class PlanRequest:
             memory_limit_bytes=self.memory_limit_bytes,
             profile=profile.name,
             profile_fingerprint=fingerprint or profile.digest,
-            constraints=self._recorded_constraints().encode(),
+            constraints=encode_constraints(self._recorded_constraints()),
         )
 
     def _default_dtype(self, profile: Profile) -> str:
@@ -201,7 +176,7 @@ class PlanInputs:
     @property
     def pinned(self) -> Constraints:
         """The constraints, typed."""
-        return Constraints.recorded(self.constraints)
+        return recorded_constraints(self.constraints)
 
     @property
     def request(self) -> PlanRequest:
@@ -299,118 +274,3 @@ def _check_subject(request: PlanRequest) -> None:
         find_model(request.model)
     elif request.tokens_per_rank is None:
         raise InputError("the number of tokens is missing", f"give {spelling('tokens_per_rank')}")
-
-
-def _check_shards(request: PlanRequest) -> None:
-    """Raise InputError where no plan has the sequence shards of the request."""
-    spelling = request.spelling
-    shards, experts = spelling(SEQUENCE_PARALLEL), spelling(EXPERT_PARALLEL)
-    if request.whole is not None:
-        raise InputError(
-            f"{shards} is for one layer, and this is a whole model",
-            f"omit it, or plan its layer: {spelling('layer')}",
-        )
-    if request.constraints.pins.expert_parallel != "tensor":
-        raise InputError(
-            f"{shards} needs {experts} tensor: with all_to_all every rank has tokens of its own "
-            "anyway",
-            f"add {experts} tensor, or omit {shards}",
-        )
-
-
-def _check_routing(request: PlanRequest) -> None:
-    """Raise InputError where no plan has the routing of the request: only all-to-alls wait."""
-    spelling, routing = request.spelling, request.spelling(ROUTING)
-    if not request.constraints.routing:
-        rule = request.constraints.expert_placement
-        if rule != "planned":
-            flag = spelling(EXPERT_PLACEMENT)
-            raise InputError(
-                f"{flag} {rule} needs {routing}: without loads of experts none is placed",
-                f"omit {flag}, or give the record of a layer's routing with {routing}",
-            )
-        return
-    if request.whole is not None:
-        raise InputError(
-            f"{routing} is for one layer and for Hugging Face models, and this is a paper's model",
-            f"omit it, or plan its layer: {spelling('layer')}",
-        )
-    if request.constraints.pins.expert_parallel == "tensor":
-        raise InputError(
-            f"{routing} excludes {spelling(EXPERT_PARALLEL)} tensor, whose ranks all have every "
-            "token",
-            f"omit {routing}, or take {spelling(EXPERT_PARALLEL)} all_to_all",
-        )
-
-
-def _check_dispatcher(request: PlanRequest) -> None:
-    """Raise InputError where a whole model has a pin of the dispatcher: its layers are flat."""
-    spelling, pinned = request.spelling, request.constraints.bounds.dispatcher
-    if pinned not in {None, "flat"}:
-        raise InputError(
-            f"{spelling('dispatcher')} {pinned} is for one layer, and this is a whole model, whose "
-            "exchanges are flat",
-            f"omit it, or plan its layer: {spelling('layer')}",
-        )
-
-
-def _check_overlap(request: PlanRequest) -> None:
-    """Raise InputError where exchanges are to be cut into chunks and not to be hidden."""
-    spelling, bounds = request.spelling, request.constraints.bounds
-    for flag in ("forward-degree", "backward-degree"):
-        degree = getattr(bounds, flag.replace("-", "_")) or 1
-        if degree > 1 and request.constraints.pins.overlap == "none":
-            raise InputError(
-                f"{spelling(flag)} {degree} excludes {spelling('overlap')} none, which has one "
-                "chunk",
-                f"omit one of them, or take {spelling('overlap')} chunks",
-            )
-
-
-def _check_pins_of_layer(request: PlanRequest) -> None:
-    """Raise InputError where one layer gets a layout, or a tensor group pins of dispatches."""
-    spelling, constraints = request.spelling, request.constraints
-    for flag in replace(constraints, pins=replace(constraints.pins, expert_parallel=None)).encode():
-        if flag in _LAYOUT_FLAGS:
-            raise InputError(
-                f"{spelling(flag)} is for a whole model, and this is one layer",
-                f"name a whole model (ppmoe-6.7b), or give {spelling('num-layers')}, "
-                f"{spelling('num-heads')}, {spelling('seq')} and {spelling('vocab')}",
-            )
-    if constraints.quantization:
-        _check_quantized(request)
-    if constraints.pins.expert_parallel != "tensor":
-        return
-    bounds, experts = constraints.bounds, spelling(EXPERT_PARALLEL)
-    reasons = {
-        "strategy": (bounds.strategy, "nothing is dispatched and no memory reused"),
-        "order": (bounds.order, "a chunk has one transfer"),
-        "dispatcher": (bounds.dispatcher, "nothing is dispatched"),
-    }
-    for flag, (value, reason) in reasons.items():
-        if value not in {None, "none", "flat"}:
-            raise InputError(
-                f"{spelling(flag)} {value} excludes {experts} tensor, where {reason}",
-                f"omit {spelling(flag)}, or take {experts} all_to_all",
-            )
-
-
-def _check_quantized(request: PlanRequest) -> None:
-    """Raise InputError for pins that quantized experts do not have: decision 0059."""
-    spelling, constraints = request.spelling, request.constraints
-    bounds, name = constraints.bounds, spelling(QUANTIZATION)
-    kind = constraints.pins.expert_parallel
-    reasons = {
-        "strategy": (bounds.strategy, "gradients of weights are one product of all chunks"),
-        "dispatcher": (bounds.dispatcher, "rows in 8 bits travel to all ranks at once"),
-        EXPERT_PARALLEL: (kind if kind == "tensor" else None, "no rows travel to their experts"),
-    }
-    for flag, (value, reason) in reasons.items():
-        if value not in {None, "none", "flat"}:
-            raise InputError(
-                f"{spelling(flag)} {value} excludes {name}: {reason}",
-                f"omit {spelling(flag)}, or {name}",
-            )
-
-
-_LAYOUT_FLAGS = ("dp", "ep", "tp", "pp", "micro-batch", "zero", "offload", NO_OFFLOAD, "overlap")

@@ -6,14 +6,14 @@ Source: the configuration and model classes of transformers 5.23.0.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from moetune.huggingface import kinds, mixers, sparse
+from moetune.huggingface import attention, kinds, recurrent, sparse
 from moetune.huggingface.family import Family
 
 _EXPERTS_ALONE = ("intermediate_size",)
 _ROWS = (
     Family(
         types=("llama", "mistral"),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_kv_heads=False,
         needs_head_dim=False,
         kinds=kinds.windowed,
@@ -22,7 +22,7 @@ _ROWS = (
     ),
     Family(
         types=("qwen3", "qwen3_vl_text"),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_head_dim=False,
         kinds=kinds.qwen_window,
         sparse=sparse.nowhere,
@@ -30,7 +30,7 @@ _ROWS = (
     ),
     Family(
         types=("mixtral",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_head_dim=False,
         kinds=kinds.windowed,
         qkv_bias=False,
@@ -38,7 +38,7 @@ _ROWS = (
     ),
     Family(
         types=("phimoe",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_head_dim=False,
         kinds=kinds.windowed,
         expert_width=_EXPERTS_ALONE,
@@ -47,10 +47,10 @@ _ROWS = (
     ),
     Family(
         types=("granitemoe", "granitemoeshared", "granitemoehybrid"),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_kv_heads=False,
         needs_head_dim=False,
-        linear=mixers.mamba2,
+        linear=recurrent.mamba2,
         expert_width=_EXPERTS_ALONE,
         shared="optional_width",
         shared_width=("shared_intermediate_size",),
@@ -58,7 +58,7 @@ _ROWS = (
     ),
     Family(
         types=("gpt_oss",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         has_bias_by_default=True,
         kinds=kinds.alternate,
         sinks=("full", "sliding"),
@@ -69,16 +69,16 @@ _ROWS = (
     ),
     Family(
         types=("minimax",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_head_dim=False,
-        linear=mixers.lightning,
+        linear=recurrent.lightning,
         kinds=kinds.lightning,
         qkv_bias=False,
         expert_width=_EXPERTS_ALONE,
     ),
     Family(
         types=("minimax_m2",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         qkv_bias=False,
         qk_norm="full",
         expert_width=_EXPERTS_ALONE,
@@ -90,7 +90,7 @@ _ROWS = (
     ),
     Family(
         types=("qwen2_moe",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_head_dim=False,
         kinds=kinds.qwen_window,
         sparse=sparse.qwen,
@@ -103,7 +103,7 @@ _ROWS = (
     ),
     Family(
         types=("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_thinker"),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_head_dim=False,
         kinds=kinds.qwen_window,
         sparse=sparse.qwen,
@@ -111,8 +111,8 @@ _ROWS = (
     ),
     Family(
         types=("qwen3_next", "qwen3_5_moe_text"),
-        attention=mixers.grouped,
-        linear=mixers.gated_delta,
+        attention=attention.grouped,
+        linear=recurrent.gated_delta,
         kinds=kinds.interval,
         sparse=sparse.qwen,
         qk_norm="head",
@@ -124,8 +124,8 @@ _ROWS = (
     ),
     Family(
         types=("qwen3_5_text",),
-        attention=mixers.grouped,
-        linear=mixers.gated_delta,
+        attention=attention.grouped,
+        linear=recurrent.gated_delta,
         kinds=kinds.interval,
         sparse=sparse.nowhere,
         qk_norm="head",
@@ -134,7 +134,7 @@ _ROWS = (
     ),
     Family(
         types=("flint",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         sparse=sparse.qwen,
         qk_norm="head",
         sinks=("full", "sliding"),
@@ -145,7 +145,7 @@ _ROWS = (
     ),
     Family(
         types=("laguna",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         sparse=sparse.qwen,
         qk_norm="head",
         gate="head",
@@ -158,14 +158,14 @@ _ROWS = (
     ),
     Family(
         types=("mellum",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         kinds=kinds.qwen_window,
         sparse=sparse.qwen,
         qk_norm="head",
     ),
     Family(
         types=("olmoe", "flex_olmo"),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_kv_heads=False,
         needs_head_dim=False,
         qk_norm="full",
@@ -173,7 +173,7 @@ _ROWS = (
     ),
     Family(
         types=("deepseek_v2",),
-        attention=mixers.latent,
+        attention=attention.latent,
         sparse=sparse.after_dense,
         mlp_bias="mlp_bias",
         shared="count",
@@ -181,7 +181,7 @@ _ROWS = (
     ),
     Family(
         types=("deepseek_v3", "kimi_k2", "glm4_moe_lite"),
-        attention=mixers.latent,
+        attention=attention.latent,
         needs_groups=True,
         sparse=sparse.after_dense,
         shared="count",
@@ -191,7 +191,7 @@ _ROWS = (
     ),
     Family(
         types=("axk1",),
-        attention=mixers.latent,
+        attention=attention.latent,
         norms_of_experts=1,
         sparse=sparse.after_dense,
         shared="count",
@@ -201,14 +201,14 @@ _ROWS = (
     ),
     Family(
         types=("mistral4",),
-        attention=mixers.latent,
+        attention=attention.latent,
         sparse=sparse.after_any_dense,
         shared="count",
         harmless=("topk_method",),
     ),
     Family(
         types=("deepseek_v32", "glm_moe_dsa"),
-        attention=mixers.latent,
+        attention=attention.latent,
         needs_groups=True,
         kinds=kinds.indexed,
         sparse=sparse.after_dense,
@@ -222,7 +222,7 @@ _ROWS = (
     ),
     Family(
         types=("deepseek_v4",),
-        attention=mixers.compressed,
+        attention=attention.compressed,
         kinds=kinds.ratios,
         shared="count",
         score="sqrtsoftplus",
@@ -235,7 +235,7 @@ _ROWS = (
     ),
     Family(
         types=("glm4_moe", "glm4v_moe_text"),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_head_dim=False,
         sparse=sparse.after_dense,
         out_bias=False,
@@ -247,7 +247,7 @@ _ROWS = (
     ),
     Family(
         types=("dots1", "exaone_moe"),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_head_dim=False,
         kinds=kinds.every_fourth,
         sparse=sparse.after_dense,
@@ -259,7 +259,7 @@ _ROWS = (
     ),
     Family(
         types=("solar_open",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         sparse=sparse.after_any_dense,
         shared="count",
         score="sigmoid",
@@ -267,7 +267,7 @@ _ROWS = (
     ),
     Family(
         types=("hy_v3",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         sparse=sparse.after_dense,
         mlp_bias="mlp_bias",
         qk_norm="head",
@@ -278,7 +278,7 @@ _ROWS = (
     ),
     Family(
         types=("mimo_v2_flash",),
-        attention=mixers.mimo,
+        attention=attention.mimo,
         kinds=kinds.mimo,
         sparse=sparse.after_dense,
         sinks=("sliding",),
@@ -287,7 +287,7 @@ _ROWS = (
     ),
     Family(
         types=("beam",),
-        attention=mixers.beam,
+        attention=attention.beam,
         sparse=sparse.after_dense,
         qk_norm="head",
         gate="full",
@@ -297,7 +297,7 @@ _ROWS = (
     ),
     Family(
         types=("afmoe",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         kinds=kinds.every_fourth,
         sparse=sparse.after_dense,
         qk_norm="head",
@@ -310,8 +310,8 @@ _ROWS = (
     ),
     Family(
         types=("kimi_linear",),
-        attention=mixers.latent,
-        linear=mixers.kimi_delta,
+        attention=attention.latent,
+        linear=recurrent.kimi_delta,
         kinds=kinds.kimi,
         sparse=sparse.after_dense,
         shared="count",
@@ -321,9 +321,9 @@ _ROWS = (
     ),
     Family(
         types=("bailing_hybrid",),
-        attention=mixers.latent,
+        attention=attention.latent,
         needs_query_rank=False,
-        linear=mixers.bailing_delta,
+        linear=recurrent.bailing_delta,
         kinds=kinds.grouped_layers,
         sparse=sparse.after_dense,
         gate="head",
@@ -334,7 +334,7 @@ _ROWS = (
     ),
     Family(
         types=("ernie4_5_moe",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_head_dim=False,
         sparse=sparse.ernie,
         qkv_bias="use_bias",
@@ -347,7 +347,7 @@ _ROWS = (
     ),
     Family(
         types=("llama4_text",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         kinds=kinds.chunked,
         sparse=sparse.llama4,
         dense_width=("intermediate_size_mlp",),
@@ -358,7 +358,7 @@ _ROWS = (
     ),
     Family(
         types=("longcat_flash",),
-        attention=mixers.latent,
+        attention=attention.latent,
         dense_width=("ffn_hidden_size", "intermediate_size"),
         expert_width=("expert_ffn_hidden_size", "moe_intermediate_size"),
         has_balance_bias=True,
@@ -366,8 +366,8 @@ _ROWS = (
     ),
     Family(
         types=("nemotron_h",),
-        attention=mixers.grouped,
-        linear=mixers.mamba2,
+        attention=attention.grouped,
+        linear=recurrent.mamba2,
         mlp_bias="mlp_bias",
         shared="width",
         shared_width=("moe_shared_expert_intermediate_size",),
@@ -379,7 +379,7 @@ _ROWS = (
     ),
     Family(
         types=("step3p5", "step3p7"),
-        attention=mixers.step,
+        attention=attention.step,
         sparse=sparse.after_dense,
         qk_norm="head",
         gate="head",
@@ -392,7 +392,7 @@ _ROWS = (
     ),
     Family(
         types=("hunyuan_v1_moe",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_head_dim=False,
         qk_norm="head",
         expert_width=("moe_intermediate_size", "intermediate_size"),
@@ -407,9 +407,9 @@ _ROWS = (
     ),
     Family(
         types=("jamba",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_head_dim=False,
-        linear=mixers.mamba1,
+        linear=recurrent.mamba1,
         kinds=kinds.periodic,
         sparse=sparse.periodic,
         qkv_bias=False,
@@ -417,7 +417,7 @@ _ROWS = (
     ),
     Family(
         types=("dbrx",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_kv_heads=False,
         needs_head_dim=False,
         qkv_bias=False,
@@ -425,9 +425,9 @@ _ROWS = (
     ),
     Family(
         types=("lfm2_moe",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         needs_head_dim=False,
-        linear=mixers.short_convolution,
+        linear=recurrent.short_convolution,
         kinds=kinds.convolutions,
         sparse=sparse.after_dense,
         qkv_bias=False,
@@ -439,7 +439,7 @@ _ROWS = (
     ),
     Family(
         types=("cohere2_moe",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         kinds=kinds.every_fourth,
         sparse=sparse.after_any_dense,
         dense_width=("prefix_dense_intermediate_size",),
@@ -454,7 +454,7 @@ _ROWS = (
     ),
     Family(
         types=("dots3_note_text",),
-        attention=mixers.dots_note,
+        attention=attention.dots_note,
         kinds=kinds.indexed,
         sparse=sparse.after_dense,
         mlp_bias="mlp_bias",
@@ -467,7 +467,7 @@ _ROWS = (
     ),
     Family(
         types=("hy_v4",),
-        attention=mixers.hunyuan_latent,
+        attention=attention.hunyuan_latent,
         kinds=kinds.indexed,
         sparse=sparse.after_dense,
         gate="full",
@@ -478,8 +478,8 @@ _ROWS = (
     ),
     Family(
         types=("glm5_next_text",),
-        attention=mixers.pooled_latent,
-        linear=mixers.kimi_delta,
+        attention=attention.pooled_latent,
+        linear=recurrent.kimi_delta,
         sparse=sparse.after_dense,
         shared="count",
         score="sigmoid",
@@ -489,7 +489,7 @@ _ROWS = (
     ),
     Family(
         types=("gemma4_text",),
-        attention=mixers.gemma,
+        attention=attention.gemma,
         kinds=kinds.gemma,
         sparse=sparse.gemma,
         qk_norm="head",
@@ -503,7 +503,7 @@ _ROWS = (
     ),
     Family(
         types=("minimax_m3_vl_text",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         sparse=sparse.after_any_dense,
         qkv_bias=False,
         qk_norm="head",
@@ -516,7 +516,7 @@ _ROWS = (
     ),
     Family(
         types=("muse_spark_text",),
-        attention=mixers.grouped,
+        attention=attention.grouped,
         gate="full",
         latent_width=("moe_hidden_size",),
         has_latent_norms=True,

@@ -93,3 +93,8 @@ class Family:
     streams: Literal["one", "full", "diagonal"] = "one"
     is_tied: bool = False
     harmless: tuple[str, ...] = ()
+
+
+def has_bias(fields: Fields, bias: Bias, *, default: bool = False) -> bool:
+    """Return whether there are biases, by the family's rule or the configuration's flag."""
+    return fields.flag(bias, default=default) if isinstance(bias, str) else bias

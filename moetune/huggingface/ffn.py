@@ -1,9 +1,8 @@
 """Dense FFNs and routed experts of a block, built from a configuration's fields."""
 
 from moetune.domain.experts import DenseFfn, RoutedExperts, Router
-from moetune.huggingface.family import Family
-from moetune.huggingface.fields import Fields
-from moetune.huggingface.mixers import WIDTH, has_bias
+from moetune.huggingface.family import Family, has_bias
+from moetune.huggingface.fields import WIDTH, Fields
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 TOP_K = (

@@ -11,9 +11,8 @@ from moetune.huggingface.ffn import (
     dense_ffn,
     routed_experts,
 )
-from moetune.huggingface.fields import Fields
+from moetune.huggingface.fields import WIDTH, Fields
 from moetune.huggingface.kinds import LAYERS
-from moetune.huggingface.mixers import WIDTH
 
 _LETTERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 _KINDS = {

@@ -8,10 +8,9 @@ from moetune.domain.spelling import nearest_then
 from moetune.huggingface.families import FAMILIES
 from moetune.huggingface.family import Family
 from moetune.huggingface.ffn import dense_ffn, routed_experts
-from moetune.huggingface.fields import Fields, looks_relevant
+from moetune.huggingface.fields import HEADS, WIDTH, Fields, looks_relevant
 from moetune.huggingface.hybrid import hybrid_blocks, hybrid_predictions
 from moetune.huggingface.kinds import MixerKind, mixer_kinds
-from moetune.huggingface.mixers import HEADS, WIDTH
 from moetune.huggingface.sparse import blocks_with_experts
 
 _NESTED = ("text_config", "thinker_config", "llm_config", "language_config", "language_model")

@@ -72,16 +72,17 @@ def round_of(
 ) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
     """Return the points to visit in a round, counted from 0: the next tier, and those before it.
 
-    Both are in random order, which the seed decides, but kinds of points take turns.
+    Both are in random order, which the seed decides, but kinds of points take turns. Of a new curve
+    the largest size comes first: a session that ends there extrapolates no start-up time.
     """
     generator = np.random.default_rng((seed, number))
     new = tiers[number] if number < len(tiers) else ()
     again = [point for tier in tiers[:number] for point in tier]
     first, second = (
-        _in_turns([points[place] for place in generator.permutation(len(points)).tolist()])
+        [points[place] for place in generator.permutation(len(points)).tolist()]
         for points in (new, again)
     )
-    return tuple(first), tuple(second)
+    return tuple(_in_turns(_largest_first(first))), tuple(_in_turns(second))
 
 
 def doubtful(visits: Mapping[Point, Sequence[Sample]]) -> tuple[Point, ...]:
@@ -105,6 +106,14 @@ def doubtful(visits: Mapping[Point, Sequence[Sample]]) -> tuple[Point, ...]:
             if len(visits[point]) == 1 and middle > _DOUBTFUL * chord:
                 found.append(point)
     return tuple(found)
+
+
+def _largest_first(points: Sequence[Point]) -> list[Point]:
+    """Return the points, where those of one family have their places by falling size."""
+    families: dict[object, list[Point]] = {}
+    for point in sorted(points, key=_size):
+        families.setdefault(family(point), []).append(point)
+    return [families[family(point)].pop() for point in points]
 
 
 def _in_turns(points: Sequence[Point]) -> list[Point]:

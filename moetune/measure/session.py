@@ -16,7 +16,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.samples import BurstPoint, CollectivePoint, Point, Sample, StepPoint
 from moetune.domain.units import format_seconds
 from moetune.measure.device import Device
-from moetune.measure.estimate import Rates, representatives, visit_seconds
+from moetune.measure.estimate import representatives, visit_seconds
 from moetune.measure.grid import Preset
 from moetune.measure.noise import (
     CERTAIN,
@@ -112,15 +112,15 @@ def run_session(
     _open_groups(assignment, ranks)
     runner, effort = _runner_of(assignment, device, ranks, makers)
     rates = control.broadcast_object(runner.probe(assignment.points), "rough speeds")
-    by_worth = tiers(assignment.needed, assignment.others)
+    seconds = {point: visit_seconds(point, rates, effort) for point in assignment.points}
+    by_worth = _affordable(assignment, seconds)
     # Behind the probe: kernels and workspaces take memory, too.
     usable_bytes = ranks.usable_bytes(device)
-    estimates = replace(_estimates(assignment, by_worth, rates, effort), usable_bytes=usable_bytes)
+    estimates = replace(_estimates(assignment, by_worth, seconds), usable_bytes=usable_bytes)
     if control.rank == 0:
         on_news(estimates)
     if not assignment.plan_only:
         visits = _Visits(runner, effort, ranks, on_news, start)
-        seconds = {point: visit_seconds(point, rates, effort) for point in assignment.points}
         _visit_all(by_worth, visits, assignment, seconds)
 
 
@@ -146,20 +146,36 @@ def _open_groups(assignment: Assignment, ranks: MeasuringRanks) -> None:
     )
 
 
+def _affordable(
+    assignment: Assignment, seconds: Mapping[Point, float]
+) -> tuple[tuple[Point, ...], ...]:
+    """Return the points by worth, but for those of which one visit takes a sixth of the budget.
+
+    The largest sizes that are left are then the ends of their curves, and come first.
+    """
+    budget_seconds = assignment.budget_seconds
+    most = math.inf
+    if budget_seconds is not None:
+        most = max(_LARGEST_SHARE * budget_seconds, _SHORT_SECONDS)
+    return tiers(
+        *([one for one in points if seconds[one] <= most] for points in
+          (assignment.needed, assignment.others))
+    )  # fmt: skip
+
+
 def _estimates(
-    assignment: Assignment, by_worth: Sequence[Sequence[Point]], rates: Rates, effort: Effort
+    assignment: Assignment, by_worth: Sequence[Sequence[Point]], seconds: Mapping[Point, float]
 ) -> Estimates:
     """Return the points that a budget is long enough for, all if there is none.
 
     Raises:
         InputError: it is not long enough for the first.
     """
-    seconds = {point: visit_seconds(point, rates, effort) for point in assignment.points}
     total = NUM_VISITS * sum(seconds.values())
     budget_seconds = assignment.budget_seconds
     if budget_seconds is None:
         return Estimates(seconds=seconds, total_seconds=total)
-    order = list(chain.from_iterable(by_worth))
+    order = list(chain.from_iterable(by_worth)) or sorted(seconds, key=lambda one: seconds[one])
     spent = list(accumulate(seconds[point] for point in order))
     within = bisect_right(spent, budget_seconds)
     chosen = {point: seconds[point] for point in order[:within]}
@@ -181,8 +197,7 @@ def _visit_all(
     """Visit in rounds until every point is certain, or the budget is spent.
 
     Args:
-        seconds: estimated, of a visit; one that would take longer than what is left is omitted, as
-            is one that would take more than a sixth of the budget.
+        seconds: estimated, of a visit; one that would take longer than what is left is omitted.
     """
     budget_seconds = math.inf if assignment.budget_seconds is None else assignment.budget_seconds
 
@@ -190,9 +205,7 @@ def _visit_all(
         """Return whether there was time for any of them."""
         is_any = False
         for point in [one for one in points if not visits.is_settled(one)]:
-            most_seconds = budget_seconds - visits.elapsed_seconds()
-            share_seconds = max(_LARGEST_SHARE * budget_seconds, _SHORT_SECONDS)
-            if seconds[point] <= min(most_seconds, share_seconds):
+            if seconds[point] <= budget_seconds - visits.elapsed_seconds():
                 visits.visit(point)
                 is_any = True
         return is_any

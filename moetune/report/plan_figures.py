@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from moetune.domain.plan import Plan, Range, TransformerPlan
+from moetune.domain.model_plan import TransformerPlan
+from moetune.domain.plan import Plan, Range
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import Figure
 from moetune.report.theme import (

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from moetune.domain.plan import StageTime
+from moetune.domain.model_plan import StageTime
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import format_seconds
 from moetune.report.operations import CLASSES

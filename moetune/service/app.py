@@ -25,7 +25,7 @@ from moetune.service.problems import RETRY_AFTER_SECONDS, http_problem, problem_
 from moetune.service.profiles import add_profiles
 from moetune.service.quotas import QuotaLimits
 from moetune.service.workers import WorkerPools
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 
 _PATIENCE_SECONDS = 3.0
 

@@ -8,7 +8,7 @@ from moetune.domain.profile import Profile
 from moetune.service.profiles import check_name
 from moetune.service.uploads import check_same_machine, text_of
 from moetune.workflows.describe import Description, describe, gpus
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 
 LABELS = {
     "name": "Name", "gpu": "GPU", "gpus_per_node": "GPUs in a node", "nodes": "Nodes",

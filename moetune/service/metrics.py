@@ -14,7 +14,7 @@ from moetune.domain.errors import MoetuneError
 from moetune.domain.prediction_error import prediction_error
 from moetune.domain.records import FitInfo, Observation
 from moetune.service.quotas import KINDS, Kind, Quotas
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)

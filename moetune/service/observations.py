@@ -20,7 +20,7 @@ from moetune.service.describe import Limit, PlanCursor, RowCursor
 from moetune.service.workers import WorkerPools
 from moetune.workflows.corrections import update_corrections
 from moetune.workflows.drift import DRIFT_SCHEMA, observed_drifts
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 
 MOST_OBSERVATIONS = 2000
 """Newest observations in which changes are looked for."""

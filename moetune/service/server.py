@@ -31,7 +31,7 @@ from moetune.service.connections import ConnectionLimits, limited_protocol, most
 from moetune.service.logs import LogFormat, start_logging
 from moetune.service.quotas import QuotaLimits
 from moetune.service.tls import tls_context, tls_protocol
-from moetune.workflows.planner import open_planner
+from moetune.workflows.open_planner import open_planner
 from moetune.workflows.solvers import SolverLimits, SolverPool
 
 _GRACE_SECONDS = 12

@@ -20,7 +20,7 @@ from moetune.service.bodies import TOML, read_body
 from moetune.service.middleware import may_write
 from moetune.service.problems import ForbiddenError, UnreadableBodyError
 from moetune.service.profiles import check_name, profile_in
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 
 MAX_FILE_BYTES = 2**20
 MULTIPART = "multipart/form-data"

@@ -18,7 +18,7 @@ from moetune.domain.errors import MoetuneError
 from moetune.service.metrics import Metrics
 from moetune.service.problems import QuotaError, StoreFullError
 from moetune.service.quotas import Kind, QuotaLimits, Quotas
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 
 P = ParamSpec("P")
 T = TypeVar("T")

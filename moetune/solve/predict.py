@@ -53,7 +53,7 @@ def plan_timelines(*, plan: Plan, costs: Costs, num_nodes: int = 0) -> tuple[Tim
     pipeline = plan.pipeline
     layer = layer_costs(
         workload=plan.workload, costs=costs, num_nodes=num_nodes, dispatcher=pipeline.dispatcher
-    )
+    ).in_chunks(pipeline.forward_degree, pipeline.backward_degree)
     return (
         _timeline(plan, layer, "forward", pipeline.forward_degree),
         _timeline(plan, layer, "backward", pipeline.backward_degree),

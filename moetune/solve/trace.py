@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from moetune.domain.costs import Costs
 from moetune.domain.layer import Phase, Workload
-from moetune.domain.plan import Plan, TransformerPlan
+from moetune.domain.model_plan import TransformerPlan
+from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.parallelism import layer_costs

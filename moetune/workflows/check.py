@@ -35,7 +35,7 @@ def check_profile(
         CollectiveError: a rank died.
     """
     from moetune.measure.session import Assignment
-    from moetune.workflows.steps import measure_on_ranks
+    from moetune.workflows.measuring import measure_on_ranks
 
     request = ProfileRequest(name=profile.name, num_ranks=profile.machine.num_devices)
     if store is None:

@@ -4,12 +4,12 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import fields
 
-from moetune.domain.constraints import MEMORY_TAKEN
+from moetune.domain.constraint_texts import MEMORY_TAKEN, encode_constraints
 from moetune.domain.pipeline import stage_words
 from moetune.domain.request import PlanRequest
 from moetune.domain.routing import BALANCED
 from moetune.domain.training import LayoutRequest
-from moetune.workflows.training import TrainingRequest
+from moetune.workflows.training_plan import TrainingRequest
 
 _GIB = 2**30
 _SWITCHES = frozenset({"sequence-parallel", "no-offload", "allow-modelled"})
@@ -68,7 +68,7 @@ def _sizes(request: PlanRequest) -> Iterator[tuple[str, object]]:
     yield "tokens", request.tokens_per_rank
     yield "dtype", request.dtype
     yield "memory-limit", size_words(limit) if limit else None
-    for flag, text in request.constraints.encode().items():
+    for flag, text in encode_constraints(request.constraints).items():
         if flag == MEMORY_TAKEN:
             yield flag, f"{text}B"
         elif flag == "zero":

@@ -38,12 +38,8 @@ from moetune.workflows.models import find_decoder_model
 from moetune.workflows.options import layer_options
 from moetune.workflows.plan import KnownCosts, plan_of, solve_layer, sound_numbers
 from moetune.workflows.profiles import FoundProfile
-from moetune.workflows.training import (
-    TrainingPlan,
-    TrainingRequest,
-    search_training,
-    training_job,
-)
+from moetune.workflows.training import search_training, training_job
+from moetune.workflows.training_plan import TrainingPlan, TrainingRequest
 
 _MOST_PASSES = 320
 """Of a drawn pipeline: more are too thin to be told apart."""

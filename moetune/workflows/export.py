@@ -13,8 +13,8 @@ from moetune.export.planned import Export, Planned
 from moetune.export.targets import export_layout
 from moetune.workflows.models import find_decoder_model
 from moetune.workflows.profiles import find_profile
-from moetune.workflows.training import TrainingPlan
 from moetune.workflows.training_files import MAKE_ONE, folded_layout
+from moetune.workflows.training_plan import TrainingPlan
 from moetune.workflows.wiring import StoreFinder
 
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")

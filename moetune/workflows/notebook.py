@@ -18,9 +18,9 @@ from moetune.workflows import wiring
 from moetune.workflows.arguments import named_as_arguments, read_flags
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import is_plan_path
+from moetune.workflows.open_planner import local_planner
 from moetune.workflows.plan_flags import PlanFlags, plan_decoder, plan_layer
 from moetune.workflows.plan_view import PlanView, TrainingPlanView
-from moetune.workflows.planner import local_planner
 from moetune.workflows.staleness import stale_note
 from moetune.workflows.training_files import find_any_plan
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from moetune.domain.cluster import HOST_MEMORY
-from moetune.domain.constraints import Constraints
+from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.corrections import corrections_words
 from moetune.domain.costs import Costs
 from moetune.domain.document import decode, shown
@@ -87,7 +87,7 @@ class InputsDocument:
             tokens_per_rank=self.tokens_per_rank,
             dtype=full_dtype(self.dtype) if self.dtype else default_dtype,
             memory_limit_bytes=self.memory_limit_bytes,
-            constraints=Constraints.decode(self.constraints, spelling),
+            constraints=decode_constraints(self.constraints, spelling),
             spelling=spelling,
         )
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from moetune.config import Settings
+from moetune.domain.constraint_texts import parse_dispatcher, parse_quantization
 from moetune.domain.constraints import (
     Bounds,
     Constraints,
@@ -15,8 +16,6 @@ from moetune.domain.constraints import (
     Order,
     PlacementRule,
     Strategy,
-    parse_dispatcher,
-    parse_quantization,
 )
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layer import Activation, ExpertParallel
@@ -37,15 +36,12 @@ from moetune.domain.units import full_dtype
 from moetune.workflows import wiring
 from moetune.workflows.flags import LayerFlags, model_sizes, modules_of, parsed, tokens_of
 from moetune.workflows.models import check_known, find_decoder_model, is_decoder_name
+from moetune.workflows.open_planner import local_planner
 from moetune.workflows.plan import NewPlan
-from moetune.workflows.planner import local_planner
 from moetune.workflows.profiles import find_profile
 from moetune.workflows.routing_files import read_layer_routing, read_routing
-from moetune.workflows.training import (
-    TrainingRequest,
-    plan_training,
-    training_job,
-)
+from moetune.workflows.training import plan_training, training_job
+from moetune.workflows.training_plan import TrainingRequest
 
 T = TypeVar("T", bound=str)
 _OF_LAYERS = (

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from moetune import config
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
-from moetune.runtime.plans.book import FoundPlans, PlanBook, read_plans, share_plans
+from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.compare import OwnPlans
 from moetune.runtime.plans.lost_time import BUDGET_SECONDS
+from moetune.runtime.plans.shared import FoundPlans, read_plans, share_plans
 from moetune.workflows import wiring
 from moetune.workflows.renewal import renewed
 from moetune.workflows.served_plans import EXAMPLE, ask_service, is_served

@@ -9,8 +9,8 @@ from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
 from moetune.workflows.models import find_decoder_model
 from moetune.workflows.routing_files import read_routing
-from moetune.workflows.training import TrainingPlan, TrainingRequest
 from moetune.workflows.training_files import MAKE_ONE, folded_layout
+from moetune.workflows.training_plan import TrainingPlan, TrainingRequest
 from moetune.workflows.training_prices import StandIns
 
 

@@ -4,38 +4,31 @@ It looks profiles and plans up in its `PlanSources`, has `workflows.plan` solve,
 that `workflows.views` turns into sections.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from moetune.config import Settings
-from moetune.domain.errors import AbandonedError, InputError, MoetuneError, ProfileError
+from moetune.domain.errors import AbandonedError, InputError, ProfileError
 from moetune.domain.plan import Plan
-from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.domain.training_document import AnyPlan, TrainingDocument
-from moetune.workflows import wiring
 from moetune.workflows.compared import WhyNotAnswer
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.layer_sensitivity import LayerSubject
 from moetune.workflows.model_sensitivity import ModelSubject
 from moetune.workflows.plan import CompleteRequest, NewPlan, make_plan, read_inputs, sound_numbers
-from moetune.workflows.profiles import is_path
 from moetune.workflows.sensitivity import Sensitivity, sensitivity_of
 from moetune.workflows.single_flight import SingleFlight
 from moetune.workflows.solvers import Solver, ThreadSolver
-from moetune.workflows.sources import LocalSources, PlanSources, StoredSources
+from moetune.workflows.sources import PlanSources
 from moetune.workflows.trace import Trace, predicted_trace
 from moetune.workflows.training_sensitivity import training_sensitivity
 from moetune.workflows.training_why_not import compare_layouts, kept_layout
 from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
 from moetune.workflows.why_not import WhyNot, answer_from_plan, compare_choices
 
-PATIENCE_SECONDS = 5.0
-"""Longest wait of the service for a lock on the database."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -270,83 +263,6 @@ class Planner:
         self, profile: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         return self.solver.run(_soundly, profile, partial(function, *args, **kwargs))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ServicePlanner(Planner):
-    """A planner with open stores, which the service also lists and writes rows of.
-
-    Args:
-        reading: the same database as `store`, opened read-only.
-    """
-
-    store: Store
-    reading: Store
-
-    def problems(self) -> tuple[str, ...]:
-        """Return the reasons why the database cannot be used now; empty when it can."""
-        found = []
-        for store in (self.store, self.reading):
-            try:
-                store.check_ready()
-            except MoetuneError as error:
-                found.append(f"{error.what}: {error.hint}" if error.hint else error.what)
-        return tuple(dict.fromkeys(found))
-
-
-@contextmanager
-def open_planner(settings: Settings, *, solver: Solver | None = None) -> Iterator[ServicePlanner]:
-    """Open the service's planner; a database is made where there is none.
-
-    Args:
-        solver: None to solve in the calling threads.
-
-    Raises:
-        InputError: the setting `profile` is a file.
-        SchemaMismatchError: the database has another schema.
-        MoetuneError: it cannot be opened, or made.
-    """
-    if settings.profile is not None and is_path(settings.profile):
-        raise InputError(
-            f"the setting profile is the file {settings.profile}, and the service plans only with "
-            "profiles of the store",
-            f"import it with `moetune profiles import {settings.profile}`, and name it",
-        )
-    with (
-        wiring.open_store(settings, patience_seconds=PATIENCE_SECONDS) as store,
-        wiring.open_store(settings, read_only=True, patience_seconds=PATIENCE_SECONDS) as reading,
-    ):
-        sources = StoredSources(store=store, reading=reading, default_profile=settings.profile)
-        yield ServicePlanner(
-            sources=sources, dtype=settings.dtype, solver=solver or ThreadSolver(), store=store,
-            reading=reading,
-        )  # fmt: skip
-
-
-@contextmanager
-def local_planner(
-    settings: Settings, *, profile: str | Profile | None = None, saves: bool = False
-) -> Iterator[Planner]:
-    """Open the command line's planner: it also reads files, and opens the store when needed.
-
-    Args:
-        profile: file, name or the profile itself; None for the setting with new plans, and for a
-            known plan's own.
-        saves: store new plans; a database is made where there is none.
-
-    Raises:
-        SchemaMismatchError: the database has another schema.
-        MoetuneError: it cannot be opened, or made.
-    """
-    with ExitStack() as stack:
-        store = stack.enter_context(wiring.open_store(settings)) if saves else None
-        stores = (
-            partial(wiring.find_store, settings) if store is None else partial(nullcontext, store)
-        )
-        sources = LocalSources(
-            stores=stores, store=store, named=profile, default_profile=settings.profile
-        )
-        yield Planner(sources=sources, dtype=settings.dtype)
 
 
 def _soundly(profile: str, work: Callable[[], T]) -> T:

@@ -204,7 +204,7 @@ def _on_ranks(
     setting: MeasurementSetting,
     on_news: Callable[["News"], object],
 ) -> None:
-    from moetune.workflows.steps import measure_on_ranks
+    from moetune.workflows.measuring import measure_on_ranks
 
     measure_on_ranks(
         assignment,

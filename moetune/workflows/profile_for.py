@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from moetune.domain.cluster import Cluster
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Confidence, Plan
+from moetune.domain.model_plan import Confidence
+from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.measure.grid import Preset

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import MoetuneError
 from moetune.domain.plan import Plan
-from moetune.runtime.plans.book import FoundPlans
+from moetune.runtime.plans.shared import FoundPlans
 from moetune.workflows import wiring
-from moetune.workflows.planner import local_planner
+from moetune.workflows.open_planner import local_planner
 from moetune.workflows.served_plans import ask_service
 
 _LOGGER = logging.getLogger("moetune")

@@ -10,9 +10,9 @@ from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan
 from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import nearest_or
-from moetune.runtime.plans.book import FoundPlans
 from moetune.runtime.plans.client import ServiceClient
 from moetune.runtime.plans.reports import ObservationSender, StepReporter, post_observations
+from moetune.runtime.plans.shared import FoundPlans
 from moetune.workflows import wiring
 
 EXAMPLE = 'open_planbook({"model": "gpt-s", "tokens_per_rank": 8192}, service="http://…")'

@@ -1,94 +1,27 @@
-"""Functions that run on the ranks: measuring sessions, blocks for launch times, steps of a layer.
+"""Steps of one layer on a rank: made of random weights and tokens, run, and timed.
 
 `workflows.launch` starts the ranks; this module, which loads torch, is imported only there.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from moetune.comm.group import Communicator, OneRank
-from moetune.config import Launch
-from moetune.domain.errors import CollectiveError
+from moetune.comm.group import Communicator
 from moetune.domain.layer import Workload
 from moetune.domain.operations import Operation, operations_of
 from moetune.domain.plan import SAFE_DECISION, Decision
-from moetune.domain.samples import RowsPoint, StepPoint
-from moetune.measure.device import Device, drop, open_device
-from moetune.measure.operations import Makers
-from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.routed_tokens import drawn_experts, steer
-from moetune.measure.session import Assignment, News, run_session
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
-from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.runtime.plans.phases import PhaseRecorder
 from moetune.runtime.trace import NoRecorder, RecordedSpan, recorder_of
-from moetune.workflows.launch import rank_device, run_on_ranks
 from moetune.workflows.routed_tokens import expert_shares
-
-_NUM_EXPERTS = 2
-
-
-def block_makers() -> Makers:
-    """Return functions that make a block's forward pass or step, or a layer's step."""
-    rows = {
-        "dense_block": partial(_forward, _dense),
-        "dense_block_step": partial(_step, _dense),
-        "moe_block": partial(_forward, _moe),
-        "moe_block_step": partial(_step, _moe),
-    }
-    return Makers(rows=rows, step=_layer_step)
-
-
-def _layer_step(point: StepPoint, device: Device, communicator: Communicator) -> Callable[[], None]:
-    steps = random_steps(point.workload, device=device.torch_device, communicator=communicator)
-    steps.layer.pin(
-        replace(SAFE_DECISION, forward_degree=point.degree, backward_degree=point.degree)
-    )
-    return steps.once
-
-
-def _dense(width: int) -> nn.Module:
-    return FeedForward(width, width, OneRank())
-
-
-def _moe(width: int) -> nn.Module:
-    return MoELayer(
-        width, width, _NUM_EXPERTS, pipeline=False, communicator=OneRank(), device="cpu"
-    )
-
-
-def _block(
-    make_ffn: Callable[[int], nn.Module], point: RowsPoint, device: Device
-) -> tuple[TransformerBlock, torch.Tensor]:
-    attention = Attention(point.width, 1, OneRank())
-    block = TransformerBlock(attention, make_ffn(point.width), point.width, balance=0.0)
-    dtype = getattr(torch, point.dtype)
-    x_BSD = torch.ones(1, point.rows, point.width, dtype=dtype, device=device.torch_device)
-    return block.to(device.torch_device, dtype), x_BSD.requires_grad_()
-
-
-def _forward(
-    make_ffn: Callable[[int], nn.Module], point: RowsPoint, device: Device
-) -> Callable[[], None]:
-    block, x_BSD = _block(make_ffn, point, device)
-    return lambda: drop(block(x_BSD))
-
-
-def _step(
-    make_ffn: Callable[[int], nn.Module], point: RowsPoint, device: Device
-) -> Callable[[], None]:
-    block, x_BSD = _block(make_ffn, point, device)
-    grad_BSD = torch.ones_like(x_BSD)
-    return lambda: drop(block(x_BSD).backward(grad_BSD))
-
 
 _WARM_UP_ROUNDS = 2
 _RECORDED_ROUNDS = 5
@@ -330,43 +263,3 @@ def _maximum(values: torch.Tensor) -> torch.Tensor:
 def _barrier() -> None:
     if dist.is_initialized():
         dist.barrier()
-
-
-def measure_on_ranks(
-    assignment: Assignment,
-    *,
-    num_ranks: int,
-    launch: Launch | None,
-    environ: Mapping[str, str],
-    on_news: Callable[[News], object],
-    oversubscribe: bool = False,
-) -> None:
-    """Run the session on `num_ranks` ranks of this machine, or as one rank of a launch.
-
-    Raises:
-        InputError: fewer CUDA devices or cores than ranks, or an assignment that the session
-            refuses.
-        CollectiveError: a rank died, or the ranks of the launch cannot reach each other.
-    """
-    try:
-        run_on_ranks(
-            _measure,
-            assignment,
-            num_ranks=num_ranks,
-            launch=launch,
-            environ=environ,
-            on_message=on_news,
-            oversubscribe=oversubscribe,
-        )
-    except CollectiveError as error:
-        raise CollectiveError(
-            str(error),
-            "run again with --resume: it omits the points that are already in the database",
-        ) from error
-
-
-def _measure(assignment: Assignment, tell: Callable[[News], object]) -> None:
-    device = open_device(rank_device().index or 0)
-    run_session(
-        assignment, device=device, ranks=MeasuringRanks(), on_news=tell, makers=block_makers()
-    )

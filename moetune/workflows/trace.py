@@ -8,7 +8,8 @@ from moetune.config import Launch
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
-from moetune.domain.plan import Decision, Plan, TransformerPlan
+from moetune.domain.model_plan import TransformerPlan
+from moetune.domain.plan import Decision, Plan
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.timeline import COMPUTE, LINK, Span

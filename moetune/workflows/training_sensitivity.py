@@ -22,7 +22,8 @@ from moetune.workflows.sensitivity import (
     check_same,
     sensitivity_of,
 )
-from moetune.workflows.training import layout_words, search_of
+from moetune.workflows.training import search_of
+from moetune.workflows.training_plan import layout_words
 from moetune.workflows.training_prices import step_prices
 
 LAUNCHES, POSTED = "launches", "posted messages"

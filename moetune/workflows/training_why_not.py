@@ -38,8 +38,9 @@ from moetune.workflows.compared import (
 )
 from moetune.workflows.layout_text import LayoutText, read_layout
 from moetune.workflows.planned_training import PlannedTraining, read_planned_training
-from moetune.workflows.training import layout_words, plan_training
+from moetune.workflows.training import plan_training
 from moetune.workflows.training_files import folded_layout
+from moetune.workflows.training_plan import layout_words
 from moetune.workflows.training_prices import step_prices
 from moetune.workflows.why_not import WhyNot
 

@@ -19,7 +19,7 @@ _LOGGER = logging.getLogger("moetune")
 
 
 class StudyTuner:
-    """Implementation of `moetune.runtime.plans.search.Tuner`.
+    """Implementation of `moetune.runtime.plans.tuner.Tuner`.
 
     Args:
         folder: of the studies' files.

@@ -7,7 +7,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from moetune.domain.constraints import ALLOW_MODELLED, Constraints, constraint_words
+from moetune.domain.constraint_texts import (
+    ALLOW_MODELLED,
+    check_constraint_sizes,
+    constraint_words,
+    decode_constraints,
+)
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.plan import Plan
@@ -313,7 +318,7 @@ def _changed_inputs(before: Plan, question: WhatIf) -> dict[str, object]:
     changed = decode(_Changes, read_limit(question.changes, "changes"), "changes")
     given = {name: text for name, text in changed.constraints.items() if text is not None}
     check_sizes(changed, question.spelling)
-    Constraints.decode(given, question.spelling).check_sizes(question.spelling)
+    check_constraint_sizes(decode_constraints(given, question.spelling), question.spelling)
     inputs: dict[str, object] = encode(before.inputs)
     for name in ("profile", "profile_fingerprint", *(["layer"] if before.inputs.model else [])):
         del inputs[name]  # the layer of a named model depends on the changed number of ranks

@@ -8,12 +8,13 @@ one of the candidates that the plan has kept.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from moetune.domain.constraints import Constraints
+from moetune.domain.constraint_texts import check_constraint_sizes, decode_constraints
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.layout import Layout
 from moetune.domain.plan import Alternative, Decision, Plan
 from moetune.domain.profile import Profile
-from moetune.domain.request import LARGEST_BYTES, OFFLOADS_INPUT, OFFLOADS_MIDDLE
+from moetune.domain.request import LARGEST_BYTES
 from moetune.domain.spelling import AS_FIELDS, Spelling
 from moetune.domain.terms import LayerTerms, PhaseTerms
 from moetune.domain.training import OVERLAPS
@@ -116,7 +117,7 @@ class WhyNot:
         texts = {flag: str(value) for flag, value in found.items() if value is not None}
         if self.layout is not None:
             texts |= self._layout_pins(plan, self.layout)
-        Constraints.decode(texts, self.pin_spelling).check_sizes(self.pin_spelling)
+        check_constraint_sizes(decode_constraints(texts, self.pin_spelling), self.pin_spelling)
         return texts
 
     def _layout_pins(self, plan: Plan, layout: str) -> Mapping[str, str]:

@@ -12,7 +12,8 @@ from itertools import islice
 
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Confidence, Plan
+from moetune.domain.model_plan import Confidence
+from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectivePoint, Point
 from moetune.fit.wanted import Wanted, wanted_by

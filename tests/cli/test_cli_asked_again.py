@@ -14,7 +14,8 @@ from moetune.domain.training import LayoutRequest
 from moetune.huggingface.registry import named_model
 from moetune.workflows.commands import layer_command, size_words, training_command
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.training import TrainingRequest, plan_training, training_job
+from moetune.workflows.training import plan_training, training_job
+from moetune.workflows.training_plan import TrainingRequest
 from tests.cli.running import Cli
 
 TURING, H100 = (

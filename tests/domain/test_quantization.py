@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from moetune.domain.constraints import Constraints
+from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.quantization import (
@@ -124,7 +124,7 @@ def test_pins_that_quantized_experts_do_not_have_are_refused(
     constraints: dict[str, str], text: str
 ) -> None:
     layer = LayerShape(d_model=64, d_hidden=64, num_experts=4)
-    pins = Constraints.decode(constraints)
+    pins = decode_constraints(constraints)
     with pytest.raises(InputError, match=text):
         PlanRequest(layer=layer, tokens_per_rank=64, constraints=pins)
 

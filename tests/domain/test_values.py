@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.cluster import Fingerprint, Machine
-from moetune.domain.constraints import Constraints, LayoutPins, TransformerSizes
+from moetune.domain.constraint_texts import decode_constraints
+from moetune.domain.constraints import LayoutPins, TransformerSizes
 from moetune.domain.costs import CompSpeed
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, ExpertParallel, LayerShape, Workload
@@ -177,7 +178,7 @@ def test_sizes_are_read_with_their_units_and_counts_are_whole() -> None:
 
 
 def pinned(constraints: dict[str, str], *, model: str) -> PlanRequest:
-    return PlanRequest(model=model, constraints=Constraints.decode(constraints))
+    return PlanRequest(model=model, constraints=decode_constraints(constraints))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from moetune.measure.estimate import Rates, Wire, operation_seconds, visit_secon
 from moetune.measure.grid import SUSTAINED, SUSTAINED_SECONDS
 from moetune.measure.points import PointChoice, choose_points, default_group_sizes
 from moetune.measure.schedule import round_of, tiers
-from moetune.measure.session import _EFFORTS, Assignment, _estimates
+from moetune.measure.session import _EFFORTS, Assignment, _affordable, _estimates
 from moetune.solve.layer.times import step_time
 
 EFFORT = _EFFORTS["full"]
@@ -58,8 +58,9 @@ def _chosen(choice: PointChoice, budget_seconds: float) -> tuple[Point, ...]:
     assignment = Assignment(
         needed=choice.needed, others=choice.others, preset="full", budget_seconds=budget_seconds
     )
-    by_worth = tiers(choice.needed, choice.others)
-    return tuple(_estimates(assignment, by_worth, _rates(choice.all), EFFORT).seconds)
+    rates = _rates(choice.all)
+    seconds = {point: visit_seconds(point, rates, EFFORT) for point in choice.all}
+    return tuple(_estimates(assignment, _affordable(assignment, seconds), seconds).seconds)
 
 
 def _profile(points: Iterable[Point]) -> Profile:

@@ -26,7 +26,7 @@ from moetune.measure.noise import num_sharers
 from moetune.measure.session import Assignment, Estimates, News
 from moetune.workflows import launch
 from moetune.workflows.launch import cores_of
-from moetune.workflows.steps import measure_on_ranks
+from moetune.workflows.measuring import measure_on_ranks
 from tests.measure import measure_workers
 from tests.ranks import run_ranks
 

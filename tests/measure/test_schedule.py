@@ -92,6 +92,18 @@ def test_kinds_take_turns_so_that_a_short_session_has_all_of_them(
     assert {one.kind for one in first[: 4 + len(kinds)]} == kinds
 
 
+@given(families, st.integers(0, 5))
+def test_a_session_that_ends_in_its_first_round_has_the_largest_sizes(
+    points: list[Point], seed: int
+) -> None:
+    first, _ = round_of([points], 0, seed)
+    for number in range(1, len(first) + 1):
+        visited = first[:number]
+        for kind in {family(one) for one in visited}:
+            sizes = [size_of(one) for one in visited if family(one) == kind]
+            assert max(sizes) == max(size_of(one) for one in points if family(one) == kind)
+
+
 def visits(rows: int, *seconds: float) -> tuple[Point, list[Sample]]:
     return gemm(rows), [Sample(point=gemm(rows), seconds=(one,)) for one in seconds]
 

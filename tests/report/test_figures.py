@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from moetune.domain.constraints import Constraints, LayoutPins
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
-from moetune.domain.plan import Plan, StageTime
+from moetune.domain.model_plan import StageTime
+from moetune.domain.plan import Plan
 from moetune.domain.records import Stored
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.plan import StageTime
+from moetune.domain.model_plan import StageTime
 from moetune.report.marks import SPAN, paint
 from moetune.report.observed import drift_figure, seen
 from moetune.report.operations import interference_figure

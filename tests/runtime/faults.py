@@ -20,7 +20,7 @@ from moetune.domain.errors import (
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.parallel.gradients import prepare_ddp
-from moetune.runtime.plans.book import FoundPlans, read_plans, share_plans
+from moetune.runtime.plans.shared import FoundPlans, read_plans, share_plans
 from tests.runtime.workers import relative_error
 
 

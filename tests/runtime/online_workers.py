@@ -17,8 +17,9 @@ from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.plans.book import FoundPlans, PlanBook, share_plans
+from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.search import OnlineSearch
+from moetune.runtime.plans.shared import FoundPlans, share_plans
 from moetune.runtime.plans.timers import Interval
 from moetune.runtime.plans.tuner import Tuner, TuningTask
 from moetune.store import open_store

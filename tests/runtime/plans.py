@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from moetune.domain.constraints import EXPERT_PARALLEL, SEQUENCE_PARALLEL, Dispatcher, Strategy
+from moetune.domain.constraint_texts import EXPERT_PARALLEL, SEQUENCE_PARALLEL
+from moetune.domain.constraints import Dispatcher, Strategy
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.layout import Layout
 from moetune.domain.plan import Memory, Pipeline, Plan, Predicted, Range, Verdict

@@ -21,7 +21,7 @@ from moetune.domain.plan import Decision
 from moetune.runtime.moe.executor import Executor
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.senders import ThreadSender
-from moetune.solve.layer.parallelism import AllToAllCosts
+from moetune.solve.layer.all_to_all import AllToAllCosts
 from moetune.solve.layer.timeline import LINK
 from moetune.solve.layout.choose import search_layouts
 from moetune.solve.model.program import GRADIENTS, Reduction, made_gradients, step_tasks

@@ -8,7 +8,7 @@ import pytest
 from moetune.config import Settings
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.planner import ServicePlanner, open_planner
+from moetune.workflows.open_planner import ServicePlanner, open_planner
 from tests.service.asking import READ, WRITE, Client, client_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from moetune.workflows.describe import Description, describe
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 from tests.service.asking import BASE_URL, READ, WRITE, Client
 
 OWN = {"Accept": "text/html", "Origin": BASE_URL, "Sec-Fetch-Site": "same-origin"}

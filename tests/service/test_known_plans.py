@@ -11,7 +11,7 @@ import pytest
 from moetune.domain.errors import StoreUnavailableError
 from moetune.service.workers import KnownPlans, WorkerPools
 from moetune.store import SqlStore
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 
 
 @pytest.fixture

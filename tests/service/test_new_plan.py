@@ -18,7 +18,7 @@ from moetune.huggingface.registry import model_names
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.solve.training.front import LARGE, SLOW
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 from tests.cli.conftest import cli, home  # noqa: F401 - fixtures
 from tests.cli.running import Cli
 from tests.huggingface.configs import QWEN3

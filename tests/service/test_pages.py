@@ -26,7 +26,7 @@ from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.workflows.files import bundled_profiles, profile_to_toml
 from moetune.workflows.memory import MemoryQuestion, fit_memory
-from moetune.workflows.planner import ServicePlanner, open_planner
+from moetune.workflows.open_planner import ServicePlanner, open_planner
 from moetune.workflows.whatif import WhatIf
 from tests.report.lab import fill, lab_profile
 from tests.service.asking import Client, client_of

@@ -14,7 +14,7 @@ from moetune.service.app import create_app
 from moetune.service.middleware import SECURITY_HEADERS
 from moetune.service.server import ServerOptions, access_of, tls_of
 from moetune.service.sessions import Sessions
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 from tests.service.asking import READ, WRITE, Client, client_of
 
 READS = ("/v1/plans", "/v1/profiles", "/v1/machines", "/v1/fits", "/v1/observations", "/metrics",

@@ -8,7 +8,7 @@ import pytest
 
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 from tests.service.asking import Client, client_of
 
 JSON = {"Content-Type": "application/json"}

@@ -11,7 +11,7 @@ from moetune.fit.drift import NUM_FIRST, NUM_SKIPPED
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.service import observations as service
 from moetune.service.observations import Corrector
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 from tests.service.asking import Client
 from tests.workflows.test_corrections import LAYER, PLAN, PROFILE, observed
 

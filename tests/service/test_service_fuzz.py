@@ -14,7 +14,7 @@ from moetune.config import Settings
 from moetune.service.access import LOOPBACK_NAMES, Access
 from moetune.service.app import create_app
 from moetune.store import check
-from moetune.workflows.planner import open_planner
+from moetune.workflows.open_planner import open_planner
 from tests.service.asking import client_of
 
 OPERATIONS = (

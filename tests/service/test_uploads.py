@@ -18,7 +18,7 @@ from moetune.service.middleware import COOKIE
 from moetune.service.quotas import QuotaLimits
 from moetune.service.uploads import MAX_FILE_BYTES, parse_form
 from moetune.workflows.files import profile_to_toml
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 from tests.report.lab import lab_profile
 from tests.service.asking import BASE_URL, READ, WRITE, Client, client_of
 

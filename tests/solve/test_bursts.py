@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from moetune.domain.costs import NO_BURST, LinearCost
 from moetune.domain.layer import LayerShape
-from moetune.solve.layer.parallelism import AllToAllCosts
+from moetune.solve.layer.all_to_all import AllToAllCosts
 from moetune.solve.layer.times import phase_time
 from tests.solve.costs_by_hand import LinearCosts
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.constraints import Bounds, Constraints, Dispatcher, parse_dispatcher
+from moetune.domain.constraint_texts import decode_constraints, encode_constraints, parse_dispatcher
+from moetune.domain.constraints import Bounds, Constraints, Dispatcher
 from moetune.domain.costs import LinearCost
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError, ProfileError
@@ -24,7 +25,7 @@ MEASURED = LinearCosts(two_step_cost=FAST, rows_seconds={"gate": 1e-12})
 
 def solve(costs: LinearCosts, dispatcher: Dispatcher | None = None) -> Plan:
     bounds = Bounds(dispatcher=dispatcher, strategy="none")
-    texts = Constraints(bounds=bounds).encode()
+    texts = encode_constraints(Constraints(bounds=bounds))
     return solve_plan(
         inputs=plan_inputs(constraints=texts), costs=costs, resamples=(costs,), bounds=bounds,
         device_memory_bytes=80 * 2**30, provenance="measured",
@@ -100,14 +101,14 @@ def test_a_flat_plan_is_written_as_before() -> None:
 
 def test_pins_that_no_plan_can_have_are_refused_by_name() -> None:
     layer = LayerShape(d_model=64, d_hidden=256, num_experts=8, top_k=2)
-    tensor = Constraints.decode({"expert-parallel": "tensor", "dispatcher": "hierarchical"})
+    tensor = decode_constraints({"expert-parallel": "tensor", "dispatcher": "hierarchical"})
     with pytest.raises(InputError, match="dispatcher hierarchical excludes"):
         PlanRequest(layer=layer, world_size=4, tokens_per_rank=64, constraints=tensor)
-    whole = Constraints.decode({"dispatcher": "hierarchical"})
+    whole = decode_constraints({"dispatcher": "hierarchical"})
     with pytest.raises(InputError, match="dispatcher hierarchical is for one layer, and this is"):
         PlanRequest(model="ppmoe-6.7b", world_size=32, constraints=whole)
     with pytest.raises(InputError, match="dispatcher must be one of flat, hierarchical"):
-        Constraints.decode({"dispatcher": "2d"})
+        decode_constraints({"dispatcher": "2d"})
 
 
 def test_tensor_parallel_layers_have_no_hierarchical_exchange() -> None:
@@ -128,6 +129,6 @@ def test_dispatchers_that_nobody_ran_are_refused_by_name(name: str) -> None:
         parse_dispatcher(name)
     assert "take flat or hierarchical" in str(refused.value.hint)
     with pytest.raises(InputError, match=f"constraints.dispatcher {name} is not supported"):
-        Constraints.decode({"dispatcher": name})
+        decode_constraints({"dispatcher": name})
     with pytest.raises(InputError, match="must be one of flat, hierarchical, got 'fast'"):
         parse_dispatcher("fast")

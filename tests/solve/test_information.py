@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from moetune.domain.plan import Confidence
+from moetune.domain.model_plan import Confidence
 from moetune.solve.layer.information import ENOUGH, Judge, expected_gain
 from moetune.solve.layer.uncertainty import confidence_of
 

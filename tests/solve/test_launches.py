@@ -7,7 +7,8 @@ import pytest
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
-from moetune.solve.model.costs import CostPart, Parts
+from moetune.solve.model.cost_parts import CostPart
+from moetune.solve.model.costs import Parts
 from moetune.solve.model.groups import Group
 from tests.solve.costs_by_hand import LinearCosts
 

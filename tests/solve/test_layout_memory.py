@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer, find_model
-from moetune.domain.plan import ModelMemory
+from moetune.domain.model_plan import ModelMemory
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.model.costs import Parts
 from moetune.solve.model.groups import Group

@@ -6,7 +6,8 @@ import pytest
 
 from moetune.domain.constraints import Bounds, LayoutPins
 from moetune.domain.costs import Costs
-from moetune.domain.plan import Confidence, Plan
+from moetune.domain.model_plan import Confidence
+from moetune.domain.plan import Plan
 from moetune.fit.costs import costs_of
 from moetune.solve.layout.candidates import Candidate
 from moetune.solve.layout.choose import LayoutProblem, search_layouts

@@ -8,11 +8,11 @@ import pytest
 
 from moetune.domain.constraints import LayoutPins
 from moetune.domain.layout import Layout
-from moetune.domain.plan import Chunks, ModelMemory, Part, PartName
+from moetune.domain.model_plan import Chunks, ModelMemory, Part, PartName
 from moetune.domain.units import format_bytes
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.chunks.time import ChunkTime
-from moetune.solve.layer.costs import NOTHING
+from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layout.candidates import Batching, Candidate
 from moetune.solve.layout.choose import search_layouts
 from moetune.solve.layout.infeasible import nothing_fits

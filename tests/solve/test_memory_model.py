@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.constraints import MEMORY_TAKEN, Strategy
+from moetune.domain.constraint_texts import MEMORY_TAKEN
+from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.solve.layer.memory import layer_memory, limit_of, total_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.costs import ModelError
-from moetune.domain.plan import Confidence
+from moetune.domain.model_plan import Confidence
 from moetune.domain.step_errors import StepErrors
 from moetune.fit.step_errors import DRIFT, MachineErrors
 from moetune.solve.layer.choose import DegreeChooser

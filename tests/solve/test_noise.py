@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from moetune.domain.constraints import Bounds
 from moetune.domain.layer import PHASES, LayerShape
+from moetune.solve.layer.all_to_all import AllToAllCosts
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
-from moetune.solve.layer.parallelism import AllToAllCosts
 from tests.solve.costs_by_hand import LinearCosts
 
 LAYER = LayerShape(d_model=512, d_hidden=1024, num_experts=8)

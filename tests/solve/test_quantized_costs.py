@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.domain.constraint_texts import encode_constraints
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import ProfileError
@@ -100,7 +101,7 @@ def test_what_was_not_measured_is_refused_with_the_command_that_measures_it(lack
 
 def solve(recipe: str, limit_bytes: int | None = None) -> Plan:
     layer = LayerShape(d_model=1024, d_hidden=4096, num_experts=16, top_k=2)
-    constraints = Constraints(quantization=recipe).encode()
+    constraints = encode_constraints(Constraints(quantization=recipe))
     costs = replace(MEASURED, transfer_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=2e-10))
     return solve_plan(
         inputs=plan_inputs(

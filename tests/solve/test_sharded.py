@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.constraints import EXPERT_PARALLEL, SEQUENCE_PARALLEL, Bounds
+from moetune.domain.constraint_texts import EXPERT_PARALLEL, SEQUENCE_PARALLEL
+from moetune.domain.constraints import Bounds
 from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, ProfileError

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.constraints import Constraints, LayoutPins, PlacementRule
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
@@ -101,7 +102,7 @@ def test_what_is_no_routing_of_the_layer_is_refused(routing: str, words: str) ->
         make_plan(
             PlanRequest(
                 layer=LAYER, world_size=64, tokens_per_rank=8, dtype="float16",
-                constraints=Constraints.decode(texts),
+                constraints=decode_constraints(texts),
             ),
             profile=PROFILE,
         )  # fmt: skip

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.constraints import Constraints, LayoutPins
-from moetune.domain.plan import StageTime
+from moetune.domain.model_plan import StageTime
 from moetune.domain.request import PlanRequest
 from moetune.solve.layer.timeline import Span, Timeline
 from moetune.solve.model.stages import one_f_one_b, stage_timeline

@@ -6,7 +6,7 @@ import pytest
 from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
 from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
 from moetune.domain.layer import PHASES, LayerShape, Workload
-from moetune.domain.plan import Confidence
+from moetune.domain.model_plan import Confidence
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import phase_time, step_time

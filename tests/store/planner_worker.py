@@ -9,7 +9,7 @@ from itertools import count
 
 from moetune.config import Settings
 from moetune.domain.records import Observation
-from moetune.workflows.planner import ServicePlanner, open_planner
+from moetune.workflows.open_planner import ServicePlanner, open_planner
 
 NUM_THREADS = 4
 NUM_OBSERVATIONS = 3

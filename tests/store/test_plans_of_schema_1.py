@@ -20,8 +20,8 @@ from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.store import check, upgrade
 from moetune.workflows.explain import explain_plan
+from moetune.workflows.open_planner import ServicePlanner, open_planner
 from moetune.workflows.plan import make_plan
-from moetune.workflows.planner import ServicePlanner, open_planner
 from moetune.workflows.whatif import WhatIf
 from tests.service.asking import client_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moetune.domain.constraints import Constraints
+from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.plan import Plan
 from moetune.domain.records import PlanInfo
 from moetune.domain.request import PlanRequest
@@ -27,7 +27,7 @@ def model_plan(**pinned: str) -> Plan:
         model="ppmoe-6.7b",
         world_size=32,
         dtype="float16",
-        constraints=Constraints.decode(pinned),
+        constraints=decode_constraints(pinned),
     )
     return make_plan(request, profile=profile, fingerprint=profile.digest)
 

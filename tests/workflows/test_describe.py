@@ -13,7 +13,8 @@ from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
 from moetune.workflows.describe import Description, check_new, describe, gpus, reference_of
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.training import TrainingRequest, plan_training
+from moetune.workflows.training import plan_training
+from moetune.workflows.training_plan import TrainingRequest
 
 OURS = Description(
     name="ours", gpu="h100", gpus_per_node=8, nodes=4, nics=4, nic_rate="400Gbit/s", memory="80GB"

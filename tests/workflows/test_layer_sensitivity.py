@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.domain.constraints import Constraints
+from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import LayerShape
 from moetune.domain.profile import Profile
@@ -42,7 +42,7 @@ def test_the_quick_choice_is_the_plans(limit: int | None, pins: dict[str, str]) 
     profile = cluster_profile() if "expert-parallel" in pins else published()
     request = PlanRequest(
         layer=LAYER, tokens_per_rank=4096, dtype="float16", memory_limit_bytes=limit,
-        constraints=Constraints.decode({"allow-modelled": "true", **pins}),
+        constraints=decode_constraints({"allow-modelled": "true", **pins}),
     )  # fmt: skip
     plan = make_plan(request, profile=profile)
     subject = LayerSubject(plan=plan, profile=profile)
@@ -74,7 +74,7 @@ def test_the_quick_choice_of_a_measured_layer_is_the_plans() -> None:
         plan = make_plan(
             PlanRequest(
                 layer=layer, tokens_per_rank=tokens,
-                constraints=Constraints.decode({"max-degree": "8"}),
+                constraints=decode_constraints({"max-degree": "8"}),
             ),
             profile=profile,
         )  # fmt: skip

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from moetune.domain.constraints import Constraints, Order, Strategy
+from moetune.domain.constraint_texts import decode_constraints
+from moetune.domain.constraints import Order, Strategy
 from moetune.domain.layout import Layout
-from moetune.domain.plan import Choice, Chunks, ModelBinding, Part, Plan, TransformerPlan
+from moetune.domain.model_plan import Chunks, ModelBinding, Part, TransformerPlan
+from moetune.domain.plan import Choice, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.workflows.explain import Explanation, explain_plan
@@ -55,7 +57,7 @@ def sharded() -> Explanation:
 def explained(constraints: dict[str, str], profile: Profile) -> Explanation:
     request = PlanRequest(
         layer=LAYER, world_size=8, tokens_per_rank=8192, dtype="float16",
-        constraints=Constraints.decode(constraints),
+        constraints=decode_constraints(constraints),
     )  # fmt: skip
     return explain_plan(make_plan(request, profile=profile), profile=profile)
 

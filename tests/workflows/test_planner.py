@@ -31,8 +31,8 @@ from moetune.domain.spelling import AS_FIELDS
 from moetune.store import measurements
 from moetune.workflows import planner as planner_module
 from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.open_planner import ServicePlanner, open_planner
 from moetune.workflows.plan import make_plan
-from moetune.workflows.planner import ServicePlanner, open_planner
 from moetune.workflows.trace import predicted_trace
 from moetune.workflows.whatif import WhatIf
 from tests.fit.measured import measured_profile

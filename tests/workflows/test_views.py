@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.model import MODELS
-from moetune.domain.plan import Plan, StageTime
+from moetune.domain.model_plan import StageTime
+from moetune.domain.plan import Plan
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
 from moetune.domain.request import PlanRequest
 from moetune.report.section import (

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.plan import Confidence, Plan
+from moetune.domain.model_plan import Confidence
+from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.domain.samples import CollectivePoint, Point

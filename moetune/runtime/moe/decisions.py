@@ -17,7 +17,8 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.placement import check_places, has_replicas
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
-from moetune.runtime.plans.book import LayerPlans, PlanBook, plans_of, warn_on_first
+from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_on_first
+from moetune.runtime.plans.shared import plans_of
 from moetune.runtime.plans.timers import NoWatch, Watch
 
 _SHOWN_EXPERTS = 8

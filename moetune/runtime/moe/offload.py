@@ -13,10 +13,9 @@ from typing import Protocol
 import torch
 
 from moetune.comm.transfer import Done
-from moetune.domain.constraints import Strategy
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import pinned_bytes
 from moetune.runtime.moe.workspace import MemoryTracker
 

@@ -37,6 +37,7 @@ from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.moe.turns import current_batch, current_turn
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.timers import NoWatch, Watch
+from moetune.runtime.selective import unseen_by_selective_checkpoints
 from moetune.runtime.trace import NoRecorder, SpanRecorder
 
 Route = Callable[[], Routing]
@@ -126,6 +127,10 @@ class PlannedLayer(nn.Module, ABC):
             CollectiveError: an exchange failed.
             AllocationError: there is no memory for the step.
         """
+        with unseen_by_selective_checkpoints():
+            return self._run(x, route, problem)
+
+    def _run(self, x: torch.Tensor, route: Route, problem: str) -> torch.Tensor:
         self.experts.check_wrappers()
         dtype = self.experts.compute_dtype or input_dtype(x)
         width = x.shape[-1] if x.dim() else 0

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
@@ -12,6 +11,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from moetune.comm.gloo import new_communicator
 from moetune.comm.group import Communicator
+from moetune.comm.member_groups import group_of_members
 from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.executor import GradientMean
@@ -136,9 +136,7 @@ def _expert_mesh(
     if mesh is None or mesh.device_type != device_type or not mesh.mesh_dim_names:
         placement = layer.experts.placement
         mine = [group[placement.rank] for group in groups]
-        replicas = dist.new_group(
-            mine, use_local_synchronization=True, group_desc="moetune: replicas of experts"
-        )
+        replicas = group_of_members(mine, description="moetune: replicas of experts")
         mesh = DeviceMesh.from_group(
             [replicas, placement.process_group], device_type, mesh=torch.tensor(groups),
             mesh_dim_names=(_REPLICAS, EXPERTS),

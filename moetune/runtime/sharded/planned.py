@@ -5,9 +5,10 @@ import os
 from torch import nn
 
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Chunks, Plan
+from moetune.domain.model_plan import Chunks
+from moetune.domain.plan import Plan
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.plans.book import plans_of
+from moetune.runtime.plans.shared import plans_of
 from moetune.runtime.sharded.options import ShardOptions
 from moetune.runtime.sharded.replicas import ReplicaGroup
 

@@ -9,7 +9,7 @@ from moetune.domain.ports import Store
 from moetune.domain.records import FitInfo, PlanInfo
 from moetune.domain.training_document import AnyPlan
 from moetune.workflows.files import bundled_profiles
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.views.profile import machine_scope

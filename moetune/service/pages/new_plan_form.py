@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
+from moetune.domain.constraint_texts import encode_constraints
 from moetune.domain.constraints import Constraints
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
@@ -177,7 +178,7 @@ class NewPlanForm:
                 "activation": layer.activation,
             }  # fmt: skip
         given = {name: value for name, value in found.items() if value is not None}
-        return {**given, "constraints": request.constraints.encode()}
+        return {**given, "constraints": encode_constraints(request.constraints)}
 
     def model_question(self) -> ModelQuestion:
         """Return the question for a model.

@@ -17,7 +17,7 @@ from moetune.domain.chunks import (
     wasted_bytes,
 )
 from moetune.domain.costs import Estimate
-from moetune.domain.plan import Chunks, ModelMemory
+from moetune.domain.model_plan import Chunks, ModelMemory
 from moetune.domain.units import dtype_bytes, pinned_bytes
 from moetune.solve.chunks.cache import FEWEST_PLACES, fewest_places, replay
 from moetune.solve.chunks.time import (

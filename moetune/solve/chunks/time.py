@@ -8,7 +8,7 @@ from moetune.domain.chunks import Chunk, ChunkGroup, Use
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.samples import CollectiveOp, Direction
 from moetune.solve.chunks.cache import AT_START, Gather, Replay
-from moetune.solve.layer.costs import NOTHING
+from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.totals import total
 from moetune.solve.model.groups import Group, Groups
 from moetune.solve.runtime import FULL_BYTES

@@ -11,8 +11,8 @@ from itertools import groupby
 from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, Use
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.plan import PartName
-from moetune.solve.model.costs import CostPart
+from moetune.domain.model_plan import PartName
+from moetune.solve.model.cost_parts import CostPart
 from moetune.solve.model.prices import Priced
 
 _QUERY_KEY_VALUE = 3

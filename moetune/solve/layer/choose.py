@@ -40,7 +40,7 @@ class DegreeChooser:
         is_paired: whether both phases get as many chunks: where costs are measured and no pins
             differ. The layer keeps rows for the backward pass by the pieces that the cuts of both
             phases make, f + b - gcd(f, b) of them. Its GEMMs run on pieces where a rank has several
-            experts, and are then slower than those of a chunk, which is what was measured.
+            experts, and are then slower than those of a chunk (`LayerCosts.in_chunks`).
     """
 
     costs: LayerCosts
@@ -53,11 +53,14 @@ class DegreeChooser:
     _lines: dict[Phase, tuple[LinearCost, LinearCost] | None] = field(init=False)
 
     def __post_init__(self) -> None:
+        forward, backward = self.bounds.forward_degree, self.bounds.backward_degree
+        if forward is not None and backward is not None:
+            object.__setattr__(self, "costs", self.costs.in_chunks(forward, backward))
         closed = self.costs.costs.interference.is_none and self.strategy == "none"
         closed &= self.bounds.chosen_order == "dispatch_first" and self.costs.world_size > 1
         lines = {phase: self.costs.lines(phase) if closed else None for phase in PHASES}
         object.__setattr__(self, "_lines", lines)
-        pins = {self.bounds.forward_degree, self.bounds.backward_degree} - {None}
+        pins = {forward, backward} - {None}
         is_measured = self.costs.costs.gemm_line(dtype=self.costs.dtype) is None
         object.__setattr__(self, "is_measured", is_measured)
         object.__setattr__(self, "is_paired", is_measured and len(pins) <= 1)

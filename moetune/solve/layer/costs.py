@@ -3,44 +3,27 @@
 T tokens per rank, k experts per token, M d_model, H d_hidden, E experts, r chunks. A chunk has
 T·k/r rows on each rank, a real number: costs are interpolated, and a chunk is a share of them.
 
-`LayerCosts` is the interface that the solver reads, with the experts' GEMMs and activation, the
-gate, and collectives of the layer's ranks. `solve.layer.parallelism` has its implementations.
+`LayerCosts` is the interface that the solver reads, over the single `operations`.
+`solve.layer.parallelism` has its implementations.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats, array_of, floats_of, is_many
 from moetune.domain.constraints import Dispatcher, Order
-from moetune.domain.costs import (
-    Costs,
-    Estimate,
-    Interference,
-    LinearCost,
-    OverlapSpeeds,
-)
-from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
-from moetune.domain.quantization import Quantization, measured_dtype
-from moetune.domain.samples import CollectiveOp, GemmForm
+from moetune.domain.costs import Estimate, Interference, LinearCost, OverlapSpeeds
+from moetune.domain.layer import PHASES, LayerKey, Phase
+from moetune.domain.samples import GemmForm
 from moetune.domain.step_errors import StepErrors
+from moetune.solve.layer.operations import NOTHING, LayerOperations
 from moetune.solve.layer.timeline import Task
 from moetune.solve.layer.totals import total
-
-COUNT_BYTES = 8
-"""Of a number of tokens, which ranks exchange as int64."""
-PHASE_GEMMS: Mapping[Phase, tuple[GemmForm, ...]] = MappingProxyType(
-    {"forward": ("forward",), "backward": ("grad_input", "grad_weight")}
-)
-"""The forms of GEMM that each phase computes for each weight."""
-_PRODUCTS: tuple[GemmForm, GemmForm, GemmForm] = ("forward", "grad_input", "grad_weight")
-NOTHING = Estimate(seconds=0.0, trust="measured")
-
 
 _Key = float | bytes
 Kept = TypeVar("Kept")
@@ -52,33 +35,22 @@ def _key(number: float) -> _Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCosts(ABC):
+class LayerCosts(LayerOperations, ABC):
     """The costs of one layer on so many ranks, whatever the number of tokens.
 
     Times are in seconds; `rows` are those of one chunk on one rank. Chunks are computed once:
     strategies, phases and ranges ask for the same ones.
 
     Args:
-        world_size: P, the ranks that share the experts.
-        num_nodes: that the ranks are spread over evenly; 0 for consecutive ranks.
         errors: of whole steps, where they are not those of the costs.
         dispatcher: of all-to-alls.
-        quantization: of the experts' products and of the wire; None for neither.
         skew: rows of the fullest rank over the mean; the others wait for it.
-        places: experts of a rank, replicas among them; 0 for an equal part of the experts.
         summed_experts: whose gradients a rank sends, and receives, for the sums over replicas.
     """
 
-    layer: LayerShape
-    world_size: int
-    dtype: str
-    costs: Costs
-    num_nodes: int = 0
     errors: StepErrors | None = None
     dispatcher: Dispatcher = "flat"
-    quantization: Quantization | None = None
     skew: float = 1.0
-    places: int = 0
     summed_experts: float = 0.0
     _transfers: dict[tuple[_Key, _Key], Estimate] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -113,6 +85,24 @@ class LayerCosts(ABC):
     @abstractmethod
     def sorts_rows(self) -> bool:
         """Whether rows arrive by sender and have to be sorted by expert, and back again."""
+
+    def in_chunks(self, forward_degree: int, backward_degree: int) -> "LayerCosts":
+        """Return the costs where the phases have so many chunks each.
+
+        The layer orders rows by the pieces that the cuts of both phases make, f + b − gcd(f, b) of
+        them, and by expert within a piece. Where the degrees differ, an expert's GEMM is one for
+        each piece of a chunk. A rank's only expert has one GEMM a chunk, and lines know no sizes at
+        which a GEMM is slower.
+        """
+        degrees = forward_degree, backward_degree
+        is_line = self.costs.gemm_line(dtype=self.dtype) is not None
+        pieces = sum(degrees) - math.gcd(*degrees)
+        parts = pieces / forward_degree, pieces / backward_degree
+        if self.local_experts == 1 or is_line:
+            parts = 1.0, 1.0
+        if parts == self.chunk_parts:
+            return self
+        return self.kept(("parts", parts), lambda: replace(self, chunk_parts=parts))
 
     def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
         """Return what these costs had made for the key before, or make it now."""
@@ -288,79 +278,6 @@ class LayerCosts(ABC):
         """Return the time outside both pipelines: gate, permutation and small collectives."""
         return total(*(self.phase_overhead(phase, tokens=tokens) for phase in PHASES))
 
-    @property
-    def local_experts(self) -> int:
-        """Experts of a rank."""
-        return self.places or self.layer.num_experts // self.world_size
-
-    @property
-    def macs_per_row(self) -> int:
-        """Multiply-accumulates of one row in one GEMM: M·H."""
-        return self.layer.d_model * self.layer.d_hidden
-
-    def key_of(self, kind: ExpertParallel, *, sequence_parallel: bool = False) -> LayerKey:
-        """Return the key where the ranks share the experts in that way."""
-        return LayerKey(
-            layer=self.layer,
-            num_ranks=self.world_size,
-            dtype=self.dtype,
-            expert_parallel=kind,
-            sequence_parallel=sequence_parallel,
-            quantization=str(self.quantization or ""),
-        )
-
-    def gate(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return scores, softmax and choice of the experts; 0 where not measured."""
-        experts = self.layer.num_experts
-        choice = self.rows_op("gate", tokens, experts)
-        if choice is None:
-            return NOTHING
-        if phase == "backward":
-            choice = self.rows_op("gate_backward", tokens, experts)
-        gemms = (
-            self.costs.gemm(
-                dtype=self.dtype,
-                product=product,
-                num_experts=1,
-                rows=tokens,
-                d_in=self.layer.d_model,
-                d_out=experts,
-            )
-            for product in PHASE_GEMMS[phase]
-        )
-        return total(choice, *gemms)
-
-    def gemm(self, product: GemmForm, *, rows: float, is_second: bool = False) -> Estimate:
-        """Return one GEMM of all local experts, `rows` rows in all.
-
-        Args:
-            is_second: with W₂ instead of W₁ (or, for swiglu, W₃).
-
-        Raises:
-            ProfileError: nothing is known about the dtype.
-        """
-        sizes = self.layer.d_model, self.layer.d_hidden
-        d_in, d_out = sizes[::-1] if is_second else sizes
-        local_experts = self.local_experts
-        return self.costs.gemm(
-            dtype=self.product_dtype(product),
-            product=product,
-            num_experts=local_experts,
-            rows=rows / local_experts,
-            d_in=d_in,
-            d_out=d_out,
-        )
-
-    def gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
-        """Yield all GEMMs of the local experts; backward two for each of the forward pass."""
-        for product in PHASE_GEMMS[phase]:
-            yield from self.products(product, rows)
-
-    def products(self, product: GemmForm, rows: float) -> Iterator[Estimate]:
-        """Yield the GEMMs of one form, with each of an expert's matrices."""
-        yield from (self.gemm(product, rows=rows),) * (self.layer.num_gemms - 1)
-        yield self.gemm(product, rows=rows, is_second=True)
-
     def halves(self, phase: Phase, rows: float, *, recompute: bool) -> tuple[Estimate, Estimate]:
         """Return the experts' work up to T_M's last use, and after it.
 
@@ -381,9 +298,13 @@ class LayerCosts(ABC):
     def _two_halves(
         self, phase: Phase, rows: float, *, recompute: bool
     ) -> tuple[Estimate, Estimate]:
+        parts = self.parts(phase)
+
         def gemms(*forms: GemmForm, is_second: bool) -> list[Estimate]:
             count = 1 if is_second else self.layer.num_gemms - 1
-            return count * [self.gemm(form, rows=rows, is_second=is_second) for form in forms]
+            return count * [
+                self.gemm(form, rows=rows, is_second=is_second, parts=parts) for form in forms
+            ]
 
         activation, sorting = self.activation(phase, rows), self.sorting(rows)
         if phase == "forward":
@@ -398,81 +319,8 @@ class LayerCosts(ABC):
             total(*gemms(*gradients, is_second=False), sorting),
         )
 
-    def product_dtype(self, product: GemmForm) -> str:
-        """Return the element type of an expert's product: its format, or the dtype of the step."""
-        recipe = self.quantization
-        if recipe is None:
-            return self.dtype
-        form = dict(zip(_PRODUCTS, recipe.products, strict=True))[product]
-        return self.dtype if form is None else measured_dtype(form, emulate=recipe.emulate)
-
-    def gemm_line(self, phase: Phase) -> LinearCost | None:
-        """Return the line of all GEMMs of a chunk over the MACs of one of them.
-
-        The local experts are one GEMM: t_e = g·α + g·β·T·k·M·H/r, with g = 2 forward (3 for
-        swiglu) and twice that backward (PipeMoE Eq. 14).
-
-        Returns:
-            None where experts compute more than GEMMs, or GEMMs were measured as curves.
-        """
-        gemm = self.costs.gemm_line(dtype=self.dtype)
-        if gemm is None or self.quantization is not None or self.activation(phase, 1.0).seconds:
-            return None
-        num_gemms = self.layer.num_gemms * (1 if phase == "forward" else 2)
-        return LinearCost(
-            alpha_seconds=num_gemms * gemm.alpha_seconds,
-            beta_seconds=num_gemms * gemm.beta_seconds,
-        )
-
-    def activation(self, phase: Phase, rows: float) -> Estimate:
-        """Return the activation; backward it is evaluated again, and then its gradient."""
-        name, width = self.layer.activation, self.layer.d_hidden
-        backward = self.rows_op(f"{name}_backward", rows, width) if phase == "backward" else None
-        return total(self.rows_op(name, rows, width), backward)
-
     def sorting(self, rows: float) -> Estimate:
         """Return the time to sort a chunk's rows by expert; sorting them back takes the same."""
         if not self.sorts_rows:
             return NOTHING
         return total(self.rows_op("gather", rows, self.layer.d_model))
-
-    def rows_op(self, op: str, rows: float, width: int) -> Estimate | None:
-        """Return a memory-bound operation; None where it was not measured."""
-        return self.costs.rows_op(op=op, dtype=self.dtype, rows=rows, width=width)
-
-    def collective(self, op: CollectiveOp, num_bytes: float, *, in_flight: int = 1) -> Estimate:
-        """Return one collective of the ranks; 0 on one rank.
-
-        Args:
-            num_bytes, in_flight: or arrays of them.
-
-        Raises:
-            ProfileError: such a group was not measured.
-        """
-        if self.world_size == 1:
-            return NOTHING
-        if is_many(in_flight):
-            return self._collectives(op, np.asarray(num_bytes), np.asarray(in_flight))
-        return self.costs.collective(
-            op=op,
-            group_size=self.world_size,
-            num_bytes=num_bytes,
-            in_flight=in_flight,
-            num_nodes=self.num_nodes,
-        )
-
-    def _collectives(
-        self, op: CollectiveOp, num_bytes: Floats, in_flight: NDArray[np.int64]
-    ) -> Estimate:
-        seconds = np.empty(num_bytes.shape)
-        for several in np.unique(in_flight).tolist():
-            alike = in_flight == several
-            found = self.collective(op, array_of(num_bytes[alike]), in_flight=several)
-            seconds[alike] = found.seconds
-        return Estimate(seconds=array_of(seconds), trust="measured")
-
-    def collective_line(self, op: CollectiveOp) -> LinearCost | None:
-        """Return the line of one collective of the ranks; None where it was measured as a curve."""
-        return self.costs.collective_line(
-            op=op, group_size=self.world_size, num_nodes=self.num_nodes
-        )

@@ -7,7 +7,7 @@ about it. What its uncertainty costs is the difference that this makes to the pl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from moetune.domain.plan import Confidence
+from moetune.domain.model_plan import Confidence
 
 Judge = Callable[[frozenset[str]], Confidence]
 """Confidence in a plan's choice while these families of operations are known."""

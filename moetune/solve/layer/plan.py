@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from moetune.domain.constraints import Bounds, Dispatcher
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Bounds, Dispatcher
 from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.layout import Layout
+from moetune.domain.model_plan import Confidence
 from moetune.domain.placement import PlacementChoice
-from moetune.domain.plan import Confidence, Pipeline, Plan, Predicted
+from moetune.domain.plan import Pipeline, Plan, Predicted
 from moetune.domain.profile import Provenance
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, PlanInputs
+from moetune.domain.request import PlanInputs
 from moetune.domain.terms import LayerTerms, StrategyTerms
 from moetune.solve.layer.choose import check_pins
 from moetune.solve.layer.doubts import (

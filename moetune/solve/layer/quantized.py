@@ -13,7 +13,8 @@ from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Phase
 from moetune.domain.quantization import Format, Quantization, measured_dtype, packed_width
-from moetune.solve.layer.costs import PHASE_GEMMS, LayerCosts
+from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.operations import PHASE_GEMMS
 
 
 def quantized_chunk(
@@ -34,7 +35,7 @@ def quantized_chunk(
         yield _measured(costs, recipe, "quantize_wire", recipe.dispatch, rows, layer.d_model)
     for product in PHASE_GEMMS[phase]:
         if product != "grad_weight" or not recipe.multiplies:
-            yield from costs.products(product, rows)
+            yield from costs.products(product, rows, parts=costs.parts(phase))
 
 
 def once_a_phase(

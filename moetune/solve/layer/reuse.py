@@ -11,10 +11,9 @@ from functools import lru_cache
 from itertools import permutations
 from typing import NamedTuple
 
-from moetune.domain.constraints import Strategy
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.costs import Estimate, Interference
 from moetune.domain.layer import Phase
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import middle_elements

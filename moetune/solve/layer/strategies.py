@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Bounds, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Memory
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.units import pinned_bytes
 from moetune.solve.layer.budget import MemoryBudget

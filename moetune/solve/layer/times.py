@@ -6,13 +6,13 @@ Every prediction of a layer is `phase_time`, one phase in r chunks with a memory
 
 from dataclasses import dataclass
 
-from moetune.domain.constraints import Order, Strategy
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Order, Strategy
 from moetune.domain.costs import Doubt, Estimate, Interference, Trust, least_trust
 from moetune.domain.layer import PHASES, Phase
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.costs import NOTHING, LayerCosts
+from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import middle_elements
+from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.reuse import chunk_of
 from moetune.solve.layer.steady import reused_seconds
 from moetune.solve.layer.totals import doubts_of
@@ -213,9 +213,10 @@ def step_time(
     """
     degrees = {"forward": forward_degree, "backward": backward_degree}
     reused = "none" if max(degrees.values()) == 1 else strategy
+    chunked = costs.in_chunks(forward_degree, backward_degree)
     forward, backward = (
         phase_time(
-            costs=costs, phase=phase, tokens=tokens, degree=degrees[phase], order=order,
+            costs=chunked, phase=phase, tokens=tokens, degree=degrees[phase], order=order,
             strategy=reused,
         )
         for phase in PHASES

@@ -7,7 +7,7 @@ import numpy as np
 
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs
-from moetune.domain.plan import Confidence
+from moetune.domain.model_plan import Confidence
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.refitted import RefittedTimes

@@ -7,12 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moetune.domain.constraints import Order
-from moetune.domain.plan import (
-    Alternative,
-    Choice,
-    Confidence,
-    Verdict,
-)
+from moetune.domain.model_plan import Confidence
+from moetune.domain.plan import Alternative, Choice, Verdict
 from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import (

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
-from moetune.domain.plan import ModelMemory
+from moetune.domain.model_plan import ModelMemory
 from moetune.solve.chunks.choose import ChunkChoice
-from moetune.solve.layer.costs import NOTHING
+from moetune.solve.layer.operations import NOTHING
 from moetune.solve.model.prices import Priced
 from moetune.solve.model.stages import PipelineTime
 

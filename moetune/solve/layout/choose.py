@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from moetune.domain.constraints import EXPERT_PARALLEL, Bounds, LayoutPins
+from moetune.domain.constraint_texts import EXPERT_PARALLEL
+from moetune.domain.constraints import Bounds, LayoutPins
 from moetune.domain.costs import Costs, ModelError
 from moetune.domain.errors import InputError
 from moetune.domain.model import Transformer
-from moetune.domain.plan import Confidence
+from moetune.domain.model_plan import Confidence
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.solve.layer.memory import limit_of

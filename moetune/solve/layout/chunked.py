@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from moetune.domain.chunks import pack
 from moetune.domain.costs import Costs
 from moetune.domain.layout import Layout
-from moetune.domain.plan import Chunks, ModelMemory
+from moetune.domain.model_plan import Chunks, ModelMemory
 from moetune.domain.units import dtype_bytes
 from moetune.solve.chunks.cache import fewest_places
 from moetune.solve.chunks.choose import (

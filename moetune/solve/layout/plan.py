@@ -4,16 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moetune.domain.errors import ProfileError
-from moetune.domain.plan import (
-    Alternative,
-    Chunks,
-    Memory,
-    ModelBinding,
-    Part,
-    Plan,
-    StageTime,
-    TransformerPlan,
-)
+from moetune.domain.model_plan import Chunks, ModelBinding, Part, StageTime, TransformerPlan
+from moetune.domain.plan import Alternative, Memory, Plan
 from moetune.solve.layer.doubts import doubt_warnings, profile_command
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.plan import SolvedPlan, layer_warnings

@@ -12,8 +12,8 @@ from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.training import BATCHES_IN_TURNS, Overlap
+from moetune.solve.layer.all_to_all import AllToAllCosts
 from moetune.solve.layer.choose import NOISE
-from moetune.solve.layer.parallelism import AllToAllCosts
 from moetune.solve.layer.times import step_time
 from moetune.solve.model.groups import Groups
 from moetune.solve.model.prices import Priced, Prices

@@ -9,10 +9,10 @@ from moetune.domain.cluster import HEADROOM
 from moetune.domain.constraints import LayoutPins
 from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
-from moetune.domain.plan import ModelMemory
+from moetune.domain.model_plan import ModelMemory
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.choose import NOISE
-from moetune.solve.layer.costs import NOTHING
+from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layout.candidates import Batching, Candidate, SearchResult, Unfit
 from moetune.solve.layout.chunked import Chunker, can_chunk, can_offload
 from moetune.solve.layout.replicated import (

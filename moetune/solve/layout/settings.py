@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from moetune.domain.constraints import LayoutPins
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
-from moetune.domain.plan import ModelMemory
+from moetune.domain.model_plan import ModelMemory
 from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layout.candidates import Batching

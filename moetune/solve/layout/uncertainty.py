@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moetune.domain.costs import Costs, ModelError
-from moetune.domain.plan import Confidence
+from moetune.domain.model_plan import Confidence
 from moetune.solve.layer.model_error import ErrorDraws
 from moetune.solve.layer.uncertainty import HOPELESS, confidence_of
 from moetune.solve.layout.candidates import Candidate

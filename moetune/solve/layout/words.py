@@ -8,13 +8,13 @@ from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.plan import ModelBinding, ModelMemory, Part, PartName
+from moetune.domain.model_plan import ModelBinding, ModelMemory, Part, PartName
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.totals import doubts_of
 from moetune.solve.layout.candidates import Batching, Candidate
-from moetune.solve.model.costs import CostPart
+from moetune.solve.model.cost_parts import CostPart
 from moetune.solve.model.stages import Stage
 
 BINDING_OF: Mapping[PartName, ModelBinding] = MappingProxyType(

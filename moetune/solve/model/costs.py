@@ -11,73 +11,16 @@ from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.layer import PHASES, ExpertParallel, LayerShape, Phase, Workload
 from moetune.domain.model import Transformer
-from moetune.domain.plan import PartName
 from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.choose import DegreeChooser
-from moetune.solve.layer.costs import NOTHING, PHASE_GEMMS
+from moetune.solve.layer.operations import NOTHING, PHASE_GEMMS
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.times import PhaseTime, StepTime
+from moetune.solve.layer.times import StepTime
 from moetune.solve.layer.totals import total
+from moetune.solve.model.cost_parts import Backbone, CostPart, MoeParts, experts_part, links
 from moetune.solve.model.groups import Group
 from moetune.solve.runtime import FULL_BYTES, MOETUNE, TargetRuntime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostPart:
-    """One part of a block, or of the first or the last stage."""
-
-    name: PartName
-    forward: Estimate
-    backward: Estimate
-
-    @property
-    def seconds(self) -> float:
-        """Both passes."""
-        return self.forward.seconds + self.backward.seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backbone:
-    """Everything but the experts.
-
-    Args:
-        attention: of every block, with its all-reduce and norms.
-        ffn: of a block without experts, with its all-reduce and launches.
-        first, last: of the first and the last stage: embedding; head and loss.
-    """
-
-    attention: tuple[CostPart, ...]
-    ffn: tuple[CostPart, ...]
-    first: tuple[CostPart, ...]
-    last: tuple[CostPart, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoeParts:
-    """One MoE layer at its best degrees."""
-
-    step: StepTime
-    parts: tuple[CostPart, ...]
-
-    def exposing(self, step: StepTime, seconds: float) -> "MoeParts":
-        """Return the parts where experts exchange, in other degrees and with other exposed times.
-
-        Args:
-            seconds: of both exchanges of both phases, beyond what hides them.
-        """
-        share = replace(step.forward.transfer, seconds=seconds / (_EXCHANGES * len(PHASES)))
-        other: dict[PartName, CostPart] = {
-            part.name: part
-            for part in (
-                CostPart(
-                    name="experts", forward=_device(step.forward), backward=_device(step.backward)
-                ),
-                CostPart(name="first all_to_all", forward=share, backward=share),
-                CostPart(name="second all_to_all", forward=share, backward=share),
-            )
-        }
-        return MoeParts(step=step, parts=tuple(other.get(part.name, part) for part in self.parts))
 
 
 def send_time(
@@ -131,8 +74,6 @@ def all_reduce_time(group: Group, *, num_bytes: int, costs: Costs) -> Estimate:
 
 
 NORMS_OF_A_BLOCK = 2
-_EXCHANGES = 2
-"""Dispatch and combine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,14 +154,12 @@ class Parts:
         forward, backward = (layer.phase_overhead(phase, tokens=self.tokens) for phase in PHASES)
         parts: tuple[CostPart, ...] = (
             CostPart(name="gate", forward=forward, backward=backward),
-            CostPart(
-                name="experts", forward=_device(step.forward), backward=_device(step.backward)
-            ),
+            experts_part(step),
         )
         if workload.layer != self.model.moe:
             reduced = self._all_reduce()
             parts += (CostPart(name="MoE all_reduce", forward=reduced, backward=reduced),)
-        parts += _links(step, expert_parallel)
+        parts += links(step, expert_parallel)
         launches = self._launches("moe_block", (*attention, *parts))
         return MoeParts(step=step, parts=(*parts, launches))
 
@@ -376,25 +315,3 @@ def layer_of(model: Transformer, expert_parallel: ExpertParallel, tp: int) -> La
     if expert_parallel == "tensor":
         return model.moe
     return replace(model.moe, d_hidden=model.moe.d_hidden // tp)
-
-
-def _device(phase: PhaseTime) -> Estimate:
-    return replace(phase.compute, seconds=phase.device_seconds)
-
-
-def _links(step: StepTime, expert_parallel: ExpertParallel) -> tuple[CostPart, ...]:
-    """Return the communication of one layer that its experts do not hide."""
-    forward, backward = _exposed(step.forward), _exposed(step.backward)
-    if expert_parallel == "tensor":
-        return (CostPart(name="MoE all_reduce", forward=forward, backward=backward),)
-    forward, backward = (replace(one, seconds=one.seconds / 2) for one in (forward, backward))
-    return (
-        CostPart(name="first all_to_all", forward=forward, backward=backward),
-        CostPart(name="second all_to_all", forward=forward, backward=backward),
-    )
-
-
-def _exposed(phase: PhaseTime) -> Estimate:
-    if not phase.transfer.seconds:
-        return NOTHING
-    return replace(phase.transfer, seconds=phase.seconds - phase.device_seconds)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.plan import Memory, ModelMemory
+from moetune.domain.model_plan import ModelMemory
+from moetune.domain.plan import Memory
 from moetune.domain.units import dtype_bytes
 from moetune.solve.model.costs import NORMS_OF_A_BLOCK
 from moetune.solve.model.stages import Stage

@@ -14,9 +14,10 @@ from moetune.domain.layer import ExpertParallel
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.samples import CollectiveOp
-from moetune.solve.layer.costs import NOTHING
+from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.totals import total
-from moetune.solve.model.costs import Backbone, CostPart, MoeParts, Parts, send_time
+from moetune.solve.model.cost_parts import Backbone, CostPart, MoeParts
+from moetune.solve.model.costs import Parts, send_time
 from moetune.solve.model.groups import Group, Groups, groups_of
 from moetune.solve.model.memory import Share, share_of
 from moetune.solve.model.stages import Stage, cut_into_stages

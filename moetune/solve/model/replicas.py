@@ -13,10 +13,11 @@ from moetune.domain.gradients import default_schedule
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.model import Transformer
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.parallelism import AllToAllCosts
+from moetune.solve.layer.all_to_all import AllToAllCosts
 from moetune.solve.layer.timeline import Timeline, simulate
 from moetune.solve.layer.times import PhaseTime, phase_time
-from moetune.solve.model.costs import NORMS_OF_A_BLOCK, CostPart, all_reduce_time
+from moetune.solve.model.cost_parts import CostPart
+from moetune.solve.model.costs import NORMS_OF_A_BLOCK, all_reduce_time
 from moetune.solve.model.groups import Groups
 from moetune.solve.model.prices import Priced
 from moetune.solve.model.program import (
@@ -89,8 +90,9 @@ class ReplicaStep:
 
     def _events(self, degrees: tuple[int, int], *, sums_replicas: bool) -> Iterator[Event]:
         blocks, backbone = range(self.model.num_layers), self.priced.backbone
+        layer = self.layer.in_chunks(*degrees)
         forward, backward = (
-            phase_time(costs=self.layer, phase=phase, tokens=self.tokens, degree=degree)
+            phase_time(costs=layer, phase=phase, tokens=self.tokens, degree=degree)
             for phase, degree in zip(PHASES, degrees, strict=True)
         )
         yield Compute(_seconds(backbone.first, "forward"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from moetune.domain.costs import Interference
 from moetune.domain.layout import stage_blocks
 from moetune.domain.model import Transformer
-from moetune.domain.plan import StageTime
+from moetune.domain.model_plan import StageTime
 from moetune.solve.layer.timeline import Task, Timeline, simulate
 
 

@@ -62,8 +62,12 @@ class Fitting:
 
     def fits_into(self, peak_bytes: float, host_bytes: float) -> bool:
         """Return whether the bytes of a device and those of its host fit."""
+        return peak_bytes <= self.limit_bytes and self.fits_host(host_bytes)
+
+    def fits_host(self, host_bytes: float) -> bool:
+        """Return whether the bytes that a device has in host memory fit there, with the others'."""
         ranks = min(self.space.job.world_size, self.prices.device.per_node)
-        return peak_bytes <= self.limit_bytes and host_bytes * ranks <= self.host_bytes
+        return host_bytes * ranks <= self.host_bytes
 
     def is_roomy(self, layout: FoldedLayout, peak_bytes: float) -> bool:
         """Return whether a layout of so many bytes leaves memory free, and the host alone."""
@@ -157,13 +161,13 @@ class Fitting:
             return None  # whatever is allowed
         if not self.space.is_allowed(most):
             most = layout
-        for share in self._shares(layout, pins):
+        for share in self.shares(layout, pins):
             is_plain = most is layout and share == layout.offload_optimizer
             if not is_plain and self.memory.needs(most, on_host=share)[0] <= self.limit_bytes:
                 return share
         return None
 
-    def _shares(self, layout: FoldedLayout, pins: LayoutRequest) -> Sequence[float]:
+    def shares(self, layout: FoldedLayout, pins: LayoutRequest) -> Sequence[float]:
         """Return the shares of the optimizer that the host may keep."""
         if pins.offload_optimizer is not None:
             return (pins.offload_optimizer,)
@@ -176,13 +180,34 @@ class Fitting:
 
         One for each share of the optimizer: what it frees, activations need not.
         """
-        for share in self._shares(layout, pins):
+        for share in self.shares(layout, pins):
             one = replace(layout, offload_optimizer=share)
             found = one if self.fits(one) else self._with_activations(one, pins)
             if found is not None and self.space.is_allowed(found):
                 yield found
             if found == one:
                 return
+
+    def least_offloaded(self, layout: FoldedLayout, pins: LayoutRequest) -> float:
+        """Return bytes that a device needs at least, with as much in host memory as may be."""
+        most = self._with_most_waiting(layout, pins)
+        return self.memory.needs(most, on_host=self.shares(layout, pins)[-1])[0]
+
+    def waiting(
+        self, layout: FoldedLayout, share: float, pins: LayoutRequest
+    ) -> Iterator[FoldedLayout]:
+        """Yield a layout with a share of the optimizer, and each number of blocks' activations."""
+        num = self.space.job.decoder.num_layers
+        one = layout if share == layout.offload_optimizer else replace(
+            layout, offload_optimizer=share
+        )  # fmt: skip
+        yield one
+        if self._with_most_waiting(layout, pins) is layout:
+            return
+        for count in range(1, num):
+            found = replace(one, offload_activations=count / num)
+            if self.space.is_allowed(found):
+                yield found
 
     def _with_activations(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout | None:
         """Return a layout with the fewest blocks' activations in host memory; None where no fit."""

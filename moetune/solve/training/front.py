@@ -26,8 +26,8 @@ SLOW, LARGE = 4.0, 1.5
 def memory_front(search: FoldedSearch, pins: LayoutRequest) -> tuple[PricedLayout, ...]:
     """Return the layouts of which none is both as fast and as small as another one.
 
-    In order of memory; no limit of memory holds, and nothing is kept in host memory unless it is
-    pinned.
+    In order of memory, whose only limit is the hosts'; what is in host memory takes none of the
+    devices'.
 
     Raises:
         InputError: the pins break a rule, or no layout obeys the rules.
@@ -51,7 +51,7 @@ def front_within(
         if one.seconds > worth:
             continue
         if one.branches is not None:
-            for branch in one.branches():
+            for branch in one.branches(worth):
                 if branch.seconds <= worth and branch.peak_bytes <= most_bytes:
                     heapq.heappush(open_ends, branch)
         elif search.prices.least(one.layout) <= worth:
@@ -67,14 +67,14 @@ class _Branch(NamedTuple):
 
     Args:
         layout: with what they have in common; it is whole where there are no `branches`.
-        branches: what takes its place.
+        branches: what takes its place, of at most so many seconds.
     """
 
     peak_bytes: float
     seconds: float
     number: int
     layout: FoldedLayout
-    branches: Callable[[], Iterable["_Branch"]] | None = None
+    branches: Callable[[float], Iterable["_Branch"]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,42 +94,64 @@ class _Sweep:
             least = min(
                 self.table.seconds(one, recompute) for one in overlapped for recompute in recomputes
             )
-            peak = search.fitting.least_of_states(sizes, self.pins, may_offload=False)
+            peak = search.fitting.least_of_states(sizes, self.pins, may_offload=True)
             yield self._branch(
                 peak, least * search.prices.rounds(sizes), sizes,
                 partial(self._pipelines, overlapped, recomputes),
             )  # fmt: skip
 
     def _pipelines(
-        self, every_overlap: Sequence[FoldedLayout], recomputes: Sequence[tuple[Recompute, ...]]
-    ) -> Iterator[_Branch]:
+        self, every_overlap: Sequence[FoldedLayout], recomputes: Sequence[tuple[Recompute, ...]],
+        most_seconds: float,
+    ) -> Iterator[_Branch]:  # fmt: skip
         """Yield the pipelines of sizes, with each recomputation."""
         fitting, prices = self.search.fitting, self.search.prices
         for overlapped in every_overlap:
             every = [*self.search.space.pipelines(overlapped, self.pins)]
-            bounds = fitting.least_bytes(every, recomputes, self.pins, may_offload=False)
+            bounds = fitting.least_bytes(every, recomputes, self.pins, may_offload=True)
             seconds = [self.table.seconds(overlapped, one) for one in recomputes]
             for one, row in zip(every, bounds.tolist(), strict=True):
                 rounds = prices.rounds_at_least(one)
                 for recompute, least, each in zip(recomputes, row, seconds, strict=True):
-                    yield self._branch(
-                        least, each * rounds, one, partial(self._cuts, one, recompute)
-                    )
+                    if each * rounds <= most_seconds:
+                        yield self._branch(
+                            least, each * rounds, one, partial(self._cuts, one, recompute)
+                        )
 
-    def _cuts(self, layout: FoldedLayout, recompute: tuple[Recompute, ...]) -> Iterator[_Branch]:
-        """Yield a pipeline with each cut and ZeRO stage, which tell its memory."""
-        for cut in self.search.cuts(layout, recompute, self.pins, self.table):
-            peak = self.search.memory.needs(cut)[0]
-            rounds = self.search.prices.rounds_at_least(cut)
+    def _cuts(
+        self, layout: FoldedLayout, recompute: tuple[Recompute, ...], most_seconds: float
+    ) -> Iterator[_Branch]:
+        """Yield a pipeline with each cut, ZeRO stage and dispatcher."""
+        search = self.search
+        for cut in search.cuts(layout, recompute, self.pins, self.table):
+            rounds = search.prices.rounds_at_least(cut)
             for to in self.table.ranked(cut, recompute):
+                seconds = to.seconds * rounds
+                if seconds > most_seconds:
+                    break
                 one = replace(cut, dispatcher=to.dispatcher)
-                yield self._branch(peak, to.seconds * rounds, one)
+                least = search.fitting.least_offloaded(one, self.pins)
+                yield self._branch(least, seconds, one, partial(self._offloaded, one, seconds))
+
+    def _offloaded(
+        self, layout: FoldedLayout, seconds: float, most_seconds: float
+    ) -> Iterator[_Branch]:
+        """Yield a cut with all that may be in host memory, which tells its memory."""
+        search = self.search
+        for share in search.fitting.shares(layout, self.pins):
+            added = seconds + search.prices.host_seconds(layout, share)
+            if added > most_seconds:
+                return
+            for one in search.fitting.waiting(layout, share, self.pins):
+                peak, host = search.memory.needs(one)
+                if search.fitting.fits_host(host):
+                    yield self._branch(peak, added, one)
 
     def _branch(
         self,
         peak_bytes: float,
         seconds: float,
         layout: FoldedLayout,
-        branches: Callable[[], Iterable[_Branch]] | None = None,
+        branches: Callable[[float], Iterable[_Branch]] | None = None,
     ) -> _Branch:
         return _Branch(peak_bytes, seconds, next(self._number), layout, branches)

@@ -10,16 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from moetune.domain.architecture import Block
-from moetune.domain.optimizers import optimizer_of
+from moetune.domain.optimizers import Optimizer, optimizer_of
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.targets import KeptByExperts
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
-from moetune.solve.training.activations import (
-    AS_MEGATRON,
-    ELEMENT,
-    block_modules,
-    workspace_bytes,
-)
+from moetune.solve.training.activations import AS_MEGATRON, block_modules, workspace_bytes
 from moetune.solve.training.offload import (
     BUFFERED_BLOCKS,
     HOST_OPTIMIZER_BYTES,
@@ -32,18 +27,13 @@ from moetune.solve.training.parameters import (
 )
 from moetune.solve.training.schedule import most_live
 from moetune.solve.training.stages import DecoderStages, RankBlocks
+from moetune.solve.training.states import WHOLE_BLOCKS, gathered_bytes, shard_of, state_bytes
 
 _GIB = 2**30
 LIBRARY_BYTES = 1.5 * _GIB
 """CUDA context, cuBLAS and NCCL buffers outside the allocator; stated, not measured."""
 FRAGMENTATION = 0.05
 """Share of the activations that an allocator with expandable segments loses; stated."""
-
-
-_SHARDS_GRADIENTS = 2
-"""The ZeRO stage, and those above it."""
-_WHOLE_BLOCKS = 2
-"""Of a sharded model that a device has at once."""
 _Key = tuple[object, ...]
 _PARTS = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "workspace", "logits",
@@ -124,6 +114,10 @@ class MemoryModel:
     _largest: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
     _ranks: dict[_Key, tuple[_RankBytes, ...]] = field(default_factory=dict, init=False, repr=False)
 
+    @property
+    def _optimizer(self) -> Optimizer:
+        return optimizer_of(self.job.optimizer)
+
     def peak(self, layout: FoldedLayout) -> RankMemory:
         """Return the memory of the pipeline rank that has most."""
         ranks, share = self._bytes_of_ranks(layout), layout.offload_optimizer
@@ -154,12 +148,13 @@ class MemoryModel:
         """
         whole = self.stages.whole
         dense, experts = (one / layout.pp for one in self._parameters_of(layout, whole))
-        return LIBRARY_BYTES + sum(self._states(layout, dense, experts, on_host=on_host))
+        states = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
+        return LIBRARY_BYTES + sum(states)
 
     def states_of_blocks(self, layout: FoldedLayout, *, on_host: float) -> list[float]:
         """Return the bytes of the states of a block of each kind: least of them, as `least`."""
         every = (block_parameters(kind, layout) for kind in self.job.decoder.kinds)
-        return [sum(self._states(layout, *one, on_host=on_host)) for one in every]
+        return [sum(state_bytes(layout, self._optimizer, *one, on_host=on_host)) for one in every]
 
     def of_every_rank(self, layout: FoldedLayout) -> tuple[RankMemory, ...]:
         """Return the memory of each pipeline rank, in their order."""
@@ -202,16 +197,14 @@ class MemoryModel:
     ) -> tuple[tuple[float, ...], float]:
         """Return the bytes of a rank's device by part, in the order of `_PARTS`, and its host's."""
         dense, experts, workspace, logits = rank.dense, rank.experts, rank.workspace, rank.logits
-        sharded = dense + experts
-        if layout.zero:
-            sharded = _shard(layout, dense, experts)
+        updated = shard_of(layout, dense, experts) if layout.zero else dense + experts
         activations, host = rank.activations, 0.0
         if layout.offload_activations:
             host = offloaded_share(layout, self.job) * activations
             activations *= self.kept(layout)
-        states = self._states(layout, dense, experts, on_host=on_host)
-        host += on_host * HOST_OPTIMIZER_BYTES * sharded
-        copied = (1 - on_host) * optimizer_of(self.job.optimizer).step_bytes * sharded
+        states = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
+        host += on_host * HOST_OPTIMIZER_BYTES * updated
+        copied = (1 - on_host) * self._optimizer.step_bytes * updated
         return (
             *states,
             self._gathered(layout, rank),
@@ -224,19 +217,12 @@ class MemoryModel:
         ), host
 
     def _gathered(self, layout: FoldedLayout, rank: _RankBytes) -> float:
-        """Return the bytes of what is sharded and yet whole for a while.
-
-        Gradients before they are reduced, from ZeRO stage 2 on, and gathered parameters under stage
-        3: of the block that is computed and of the next one (Megatron-FSDP takes twice a block as
-        the size of its queues, `suggested_communication_unit_size`).
-        """
-        if layout.zero < _SHARDS_GRADIENTS:
+        """Return the bytes of what is sharded and yet whole for a while."""
+        element = gathered_bytes(layout, self._optimizer)
+        if not element:
             return 0.0
-        element = optimizer_of(self.job.optimizer).gradient_bytes
-        if layout.zero > _SHARDS_GRADIENTS:
-            element += ELEMENT
         largest = self._largest_block(layout, rank.blocks)
-        return element * min(_WHOLE_BLOCKS * largest, rank.dense + rank.experts)
+        return element * min(WHOLE_BLOCKS * largest, rank.dense + rank.experts)
 
     def _largest_block(self, layout: FoldedLayout, rank: RankBlocks) -> float:
         """Return the parameters on one device of the block that has most to shard."""
@@ -284,18 +270,6 @@ class MemoryModel:
         if found is None:
             found = self._parameters[key] = rank_parameters(self.job.decoder, layout, rank)
         return found
-
-    def _states(
-        self, layout: FoldedLayout, dense: float, experts: float, *, on_host: float
-    ) -> tuple[float, float, float]:
-        """Return the bytes of so many parameters, of their gradients, and of their states."""
-        count, shard = dense + experts, _shard(layout, dense, experts)
-        zero, optimizer = layout.zero, optimizer_of(self.job.optimizer)
-        return (
-            ELEMENT * (shard if zero > _SHARDS_GRADIENTS else count),
-            optimizer.gradient_bytes * (shard if zero >= _SHARDS_GRADIENTS else count),
-            (1 - on_host) * optimizer.state_bytes * (shard if zero else count),
-        )
 
     def kept(self, layout: FoldedLayout) -> float:
         """Return the share of the activations that a device keeps, with the blocks in buffers."""
@@ -353,8 +327,3 @@ class MemoryModel:
         tokens = layout.micro_batch * self.job.length / layout.cp
         vocab = -(-self.job.decoder.vocab_size // layout.tp)
         return self.logit_bytes * tokens * vocab
-
-
-def _shard(layout: FoldedLayout, dense: float, experts: float) -> float:
-    """Return the parameters of one replica's shard."""
-    return dense / (layout.dp * layout.cp) + experts / layout.edp

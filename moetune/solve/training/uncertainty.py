@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
-from moetune.domain.plan import Confidence
+from moetune.domain.model_plan import Confidence
 
 P05_RATIO, P95_RATIO = 0.86, 1.59
 """Quantiles of measured over predicted seconds, each set of runs counted once."""

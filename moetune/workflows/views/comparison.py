@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from moetune.domain.constraints import constraint_words
+from moetune.domain.constraint_texts import constraint_words
 from moetune.domain.document import encode
-from moetune.domain.plan import Plan, TransformerPlan
+from moetune.domain.model_plan import TransformerPlan
+from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.throughput import throughput_of
 from moetune.domain.training_document import AnyPlan, TrainingDocument

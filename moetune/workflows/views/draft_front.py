@@ -10,7 +10,7 @@ from moetune.report.section import EMPTY, Cell, Table, percent
 from moetune.solve.training.front import LARGE, SLOW
 from moetune.solve.training.ties import NOISE, PricedLayout
 from moetune.workflows.drafts import FrontDraft
-from moetune.workflows.training import TrainingPlan, layout_words
+from moetune.workflows.training_plan import TrainingPlan, layout_words
 from moetune.workflows.views.draft_tables import WHY, how_words, why_not
 
 
@@ -39,8 +39,7 @@ def front_view(draft: FrontDraft) -> FrontView:
         chart=options_chart(
             [_option(one, is_chosen=one is best) for one in (*on_front, *others)],
             f"The fastest layout for each memory up to {LARGE:g} × the limit and {SLOW:g} × the "
-            "plan's step, nothing in host memory unless the plan has it; off the line are the "
-            "next layouts of other sizes.",
+            "plan's step; off the line are the next layouts of other sizes.",
         ),
         table=_table(plan, on_front),
     )

@@ -11,7 +11,8 @@ from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.solve.training.ties import NOISE, PricedLayout
 from moetune.workflows.drafts import LayerDraft
-from moetune.workflows.training import TrainingPlan, layout_words
+from moetune.workflows.training_plan import TrainingPlan, layout_words
+from moetune.workflows.views.training import host_words
 
 WHY = "why not this one"
 _NAMED, _LEAST = 2, 0.001
@@ -45,10 +46,12 @@ def layouts(plan: TrainingPlan) -> Table:
 
 
 def how_words(layout: FoldedLayout) -> str:
-    """Return "norm, no overlap, 1f1b"."""
+    """Return "norm, no overlap, 1f1b", and what is in host memory."""
     again = " + ".join(layout.recompute) or "no recomputation"
     overlap = "no overlap" if layout.overlap == "none" else f"overlap {layout.overlap}"
-    return f"{again}, {overlap}, {layout.order}"
+    on_host = host_words(layout)
+    where = f"; in host memory {on_host}" if on_host else ""
+    return f"{again}, {overlap}, {layout.order}{where}"
 
 
 def choices(draft: LayerDraft) -> Table:

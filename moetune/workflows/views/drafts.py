@@ -18,7 +18,7 @@ from moetune.solve.layer.timeline import Timeline
 from moetune.solve.training.block_timeline import HIDDEN
 from moetune.solve.training.pipeline import PassSpan
 from moetune.workflows.drafts import LayerDraft, ModelDraft
-from moetune.workflows.training import layout_words
+from moetune.workflows.training_plan import layout_words
 from moetune.workflows.views.draft_front import options_chart
 from moetune.workflows.views.draft_tables import choices, layouts, memory_table, step_table
 from moetune.workflows.views.plan import page_sections

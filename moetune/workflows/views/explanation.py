@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from moetune.domain.constraints import constraint_words
+from moetune.domain.constraint_texts import constraint_words
 from moetune.domain.plan import Alternative, Plan
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.throughput import throughput_of

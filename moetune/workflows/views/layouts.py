@@ -1,7 +1,8 @@
 """Layouts and parts of a whole model's plan as sections."""
 
 from moetune.domain.layout import Layout
-from moetune.domain.plan import Alternative, Part, Plan, TransformerPlan
+from moetune.domain.model_plan import Part, TransformerPlan
+from moetune.domain.plan import Alternative, Plan
 from moetune.report.section import EMPTY, Cell, Section, Table
 from moetune.workflows.explain import Explanation
 from moetune.workflows.views.figures import memory_figures, parts_figures

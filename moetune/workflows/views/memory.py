@@ -6,7 +6,7 @@ from moetune.domain.units import format_bytes
 from moetune.report.memory_figure import memory_parts_figure
 from moetune.report.section import Cell, Highlight, Section, Table, percent, plural
 from moetune.workflows.memory import USABLE, FittedLayout, MemoryAnswer
-from moetune.workflows.training import layout_words
+from moetune.workflows.training_plan import layout_words
 from moetune.workflows.views.words import largest_first
 
 SCHEMA = "moetune.memory/1"

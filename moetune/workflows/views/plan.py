@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from moetune.domain.plan import Chunks, Memory, ModelMemory, Plan, TransformerPlan
+from moetune.domain.model_plan import Chunks, ModelMemory, TransformerPlan
+from moetune.domain.plan import Memory, Plan
 from moetune.domain.terms import PhaseTerms
 from moetune.domain.throughput import throughput_of
 from moetune.domain.units import format_bytes, format_seconds, format_share

@@ -1,16 +1,16 @@
-"""A profile as sections: its machine, the time of each operation, and interference."""
+"""A profile as sections: its machine, how good it is, its operations, sources and interference."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moetune.domain.corrections import corrections_words
 from moetune.domain.prediction_error import prediction_error
-from moetune.domain.profile import FitError, GemmLine, Profile
+from moetune.domain.profile import Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
 from moetune.domain.step_errors import StepRecord
-from moetune.domain.units import format_bytes
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.fit.index import ProfileIndex
 from moetune.fit.missing import group_name
 from moetune.report.fits import fit_figure, residual_figure
 from moetune.report.operations import (
@@ -24,10 +24,10 @@ from moetune.report.operations import (
 from moetune.report.section import EMPTY, Cell, Figure, Section, Table, facts, percent, plural
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile, ProfileInfo
+from moetune.workflows.views.profile_operations import lines_section, operations_section
 
 _FIRST = "all_to_all"
 _PLACES = {"file": "is a file", "store": "is in the store", "bundled": "comes with moetune"}
-_RATES = {"bytes": (1e9, "GB/s"), "MACs": (1e12, "TMAC/s"), "elements": (1e9, "G/s")}
 _MOST_OF_A_KIND = 6
 
 
@@ -36,7 +36,7 @@ def profile_sections(found: FoundProfile) -> tuple[Section, ...]:
     profile = found.profile
     return (
         _head(found),
-        _lines(profile),
+        lines_section(profile),
         *_tables(profile),
         _interference(profile),
         *_steps(profile),
@@ -113,24 +113,6 @@ def machine_scope(profile: Profile) -> str:
     )
 
 
-def operations_section(
-    operations: Sequence[OperationCurve],
-    profile: Profile,
-    *,
-    shown: OperationCurve | None = None,
-    here: str = "",
-) -> Section:
-    """Return every operation with its line and its error.
-
-    Args:
-        shown: the one that is drawn.
-        here: address to which an operation's key is appended; "" for no links.
-    """
-    drawn = (_operation(one, shown=shown, here=here) for one in operations)
-    rows = [*drawn, *_lines_of(profile, operations)]
-    return Section(name="operations", title="Operations", tables=(_table(rows),))
-
-
 _LIMITS = {"good": "at most 5 %", "usable": "at most 10 %", "suspect": "more than 10 %"}
 _MOST_NAMES = 3
 
@@ -195,22 +177,6 @@ def _suspects(count: int, samples: str) -> str:
     )
 
 
-def _lines(profile: Profile) -> Section:
-    """Return one row for each line; what is known by points alone is counted."""
-    operations = operations_of(profile)
-    rows, points = list(_lines_of(profile, operations)), Counter[str]()
-    for one in operations:
-        if one.line is None or one.is_shape:
-            points[one.kind] += 1
-        else:
-            rows.append(_operation(one))
-    counted = ", ".join(f"{kind} ({count:,})" for kind, count in points.items())
-    known = "measured" if profile.samples else "known"
-    notes = (f"Also {known}, by shape: {counted}.",) if counted else ()
-    table = replace(_table(rows), notes=notes)
-    return Section(name="operations", title="Operations", tables=(table,))
-
-
 def _tables(profile: Profile) -> Iterator[Section]:
     """Yield the tables with their labels and sources, and the rule for more ranks."""
     if not profile.tables and profile.network is None:
@@ -246,69 +212,6 @@ def _table_name(table: DataTable) -> str:
             return f"{table.dispatcher} {table.phase} of {table.group_size}"
 
 
-def _table(rows: Sequence[tuple[Cell, ...]]) -> Table:
-    return Table(
-        name="operations",
-        header=("operation", "start-up", "rate", "points", "error", "p95", "quality"),
-        rows=tuple(rows),
-        wide=("points",),
-        empty="The profile has no operations.",
-    )
-
-
-def _operation(
-    one: OperationCurve, *, shown: OperationCurve | None = None, here: str = ""
-) -> tuple[Cell, ...]:
-    line = one.line
-    is_shown = shown is not None and one.key == shown.key
-    return (
-        Cell.words(
-            one.name,
-            href=f"{here}{one.key}#fit" if here else "",
-            mark="chosen" if is_shown else "",
-        ),
-        Cell.seconds(line.alpha_seconds if line else None),
-        _rate(line.beta_seconds, one.unit) if line else EMPTY,
-        Cell.count(one.num_points),
-        *_errors(one.error),
-    )
-
-
-def _lines_of(profile: Profile, operations: Sequence[OperationCurve]) -> Iterator[tuple[Cell, ...]]:
-    """Yield the lines over MACs of dtypes that were measured by shape."""
-    drawn = {one.name for one in operations}
-    for line in profile.gemm:
-        if f"gemm {line.dtype}" not in drawn:
-            yield _gemm(line)
-
-
-def _gemm(line: GemmLine) -> tuple[Cell, ...]:
-    return (
-        Cell.words(f"gemm {line.dtype}"),
-        Cell.seconds(line.alpha_seconds),
-        _rate(line.beta_seconds_per_mac, "MACs"),
-        EMPTY,
-        *_errors(line.error),
-    )
-
-
-def _rate(beta_seconds: float, unit: str) -> Cell:
-    factor, name = _RATES.get(unit, (1.0, ""))
-    if not beta_seconds or not name:
-        return EMPTY
-    return Cell(text=f"{1 / beta_seconds / factor:.3g} {name}", value=1 / beta_seconds)
-
-
-def _errors(error: FitError | None) -> tuple[Cell, Cell, Cell]:
-    if error is None:
-        return EMPTY, EMPTY, Cell(text="not known")
-    median, p95 = (
-        Cell(text=f"{100 * one:{'.3g' if one < 1 else ',.0f'}} %", value=one, unit="1")
-        for one in (error.median, error.p95)
-    )
-    return median, p95, Cell.words(error.quality, mark=error.quality)
-
-
 def _first(operations: Sequence[OperationCurve]) -> OperationCurve | None:
     """Return the all-to-all of the most ranks with one in flight, else the first operation."""
     exchanges = [one for one in operations if one.name.startswith(_FIRST)]
@@ -323,10 +226,11 @@ def _some(operations: Sequence[OperationCurve]) -> Iterator[OperationCurve]:
 
 
 def _interference(profile: Profile) -> Section:
-    """Return the table of the speeds that a page draws as a figure."""
+    """Return the table of the speeds that a page draws as a figure, and losses by size."""
+    losses = tuple(_losses(profile))
     if profile.interference.is_none:
-        words = "No interference is known: overlapped operations run at full speed."
-        return Section(name="interference", paragraphs=(words,))
+        nothing = "No interference is known: overlapped operations run at full speed."
+        return Section(name="interference", paragraphs=losses or (nothing,))
     table = Table(
         name="interference",
         header=("speed of", *(f"with {one}" for one in OVERLAPPED)),
@@ -335,7 +239,20 @@ def _interference(profile: Profile) -> Section:
             for one, name in CLASSES.items()
         ),
     )
-    return Section(name="interference", title="Interference", tables=(table,))
+    return Section(
+        name="interference", title="Interference", paragraphs=losses, tables=(table,)
+    )  # fmt: skip
+
+
+def _losses(profile: Profile) -> Iterator[str]:
+    """Yield what an exchange takes from computation, where its sizes were measured."""
+    lost = ProfileIndex(profile).comp_loss
+    if lost is not None:
+        each = ", ".join(
+            f"{format_seconds(seconds)} at {format_bytes(round(size))}"
+            for size, seconds in zip(lost.sizes, lost.seconds, strict=True)
+        )
+        yield f"An exchange takes time from the computation beside it: {each}."
 
 
 def _steps(profile: Profile) -> Iterator[Section]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from moetune.domain.targets import find_target
+from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument, TrainingLayout
 from moetune.domain.units import format_bytes
 from moetune.report.section import (
@@ -119,14 +120,17 @@ def _graphs(plan: TrainingDocument) -> str:
 
 
 def _offloaded(best: TrainingAnswer) -> str:
+    what = host_words(best.layout)
+    return f"{what}, {format_bytes(best.memory.host_bytes)} a device" if what else "nothing"
+
+
+def host_words(layout: TrainingLayout | FoldedLayout) -> str:
+    """Return "activations of 25 % of the blocks and 50 % of the optimizer"; "" for nothing."""
     kept = (
-        (best.layout.offload_activations, "activations of {} of the blocks"),
-        (best.layout.offload_optimizer, "{} of the optimizer"),
+        (layout.offload_activations, "activations of {} of the blocks"),
+        (layout.offload_optimizer, "{} of the optimizer"),
     )
-    what = [words.format(percent(share, digits=0)) for share, words in kept if share]
-    if not what:
-        return "nothing"
-    return f"{' and '.join(what)}, {format_bytes(best.memory.host_bytes)} a device"
+    return " and ".join(words.format(percent(share, digits=0)) for share, words in kept if share)
 
 
 def _pipeline(layout: TrainingLayout) -> list[tuple[str, str]]:
@@ -178,10 +182,12 @@ def _front(plan: TrainingDocument) -> Table:
         if before is not None:
             more = Cell.size(peak - before.memory.peak_bytes)
             saved = Cell.share(1 - step / before.predicted.step_seconds)
+        on_host = host_words(one.layout)
         rows.append(
             (
                 replace(Cell.size(peak), mark="" if peak <= limit else "suspect"),
-                Cell.seconds(step), more, saved, Cell.words(one.words),
+                Cell.seconds(step), more, saved,
+                Cell.words(f"{one.words}; on the host {on_host}" if on_host else one.words),
                 Cell.words(_recompute(one.layout)), Cell.words(one.layout.overlap),
             )
         )  # fmt: skip

@@ -6,7 +6,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from moetune.domain.model import MODELS
-from moetune.domain.plan import Confidence, Plan, TransformerPlan
+from moetune.domain.model_plan import Confidence, TransformerPlan
+from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile, ProfileQuality, SuspectGroup
 from moetune.domain.throughput import Throughput, throughput_of
 from moetune.domain.training_document import AnyPlan, TrainingDocument

@@ -1,6 +1,7 @@
 """The measurements worth their time to a plan, and the plan that followed, as sections."""
 
-from moetune.domain.plan import Confidence, Plan
+from moetune.domain.model_plan import Confidence
+from moetune.domain.plan import Plan
 from moetune.domain.units import format_seconds
 from moetune.report.section import Cell, Section, Table, percent, plural
 from moetune.workflows.profile_for import ImprovedPlan, confidence_in

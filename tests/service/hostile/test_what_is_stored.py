@@ -15,7 +15,7 @@ from moetune.config import Settings
 from moetune.report.section import Figure
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.planner import ServicePlanner
+from moetune.workflows.open_planner import ServicePlanner
 from moetune.workflows.report import write_report
 from moetune.workflows.wiring import find_store
 from tests.service.asking import client_of

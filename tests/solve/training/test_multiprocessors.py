@@ -17,7 +17,8 @@ from moetune.solve.training.posted import posted_chunks
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices, StepSeconds
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.training import TrainingRequest, plan_training
+from moetune.workflows.training import plan_training
+from moetune.workflows.training_plan import TrainingRequest
 from moetune.workflows.training_prices import device_prices
 
 H100, EFA, H800, B200 = (

@@ -9,7 +9,8 @@ from moetune.domain.targets import find_target, target_rules
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_rules import check_layout
 from moetune.huggingface.registry import named_model
-from moetune.workflows.training import TrainingRequest, plan_training
+from moetune.workflows.training import plan_training
+from moetune.workflows.training_plan import TrainingRequest
 from tests.solve.training.test_search import H100, OLMOE, search_of
 
 JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=64, length=4096)

@@ -11,7 +11,8 @@ from moetune.huggingface.registry import named_model
 from moetune.solve.training.stand_ins import stand_in_words
 from moetune.solve.training.uncertainty import P05_RATIO, P95_RATIO, confidence_of
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.training import TrainingPlan, TrainingRequest, plan_training
+from moetune.workflows.training import plan_training
+from moetune.workflows.training_plan import TrainingPlan, TrainingRequest
 
 
 def doubt(operation: str, stand_in: str, size: float = 1.0) -> Doubt:

@@ -1,0 +1,137 @@
+"""Plans of a book: read from files, and found by the group's first rank for all of its ranks.
+
+A book is loaded on the group's first rank and broadcast, so that no two ranks can decide
+differently; ranks that have other files themselves are an error.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from moetune.comm.agree import agree_on_digest, decide_on_first
+from moetune.comm.gloo import communicator_of
+from moetune.comm.hierarchical import can_relay
+from moetune.comm.launched import ranks_per_node
+from moetune.domain.document import canonical_json, decode
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.records import Settled
+from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.plans.compare import OwnPlans, check_own_plans, found_own
+from moetune.runtime.plans.lost_time import BUDGET_SECONDS
+from moetune.runtime.plans.reports import StepReporter
+from moetune.runtime.plans.search import OnlineSearch
+from moetune.runtime.plans.tuner import Tuner
+
+
+def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:
+    """Return the plans in plan files, and in all `*.json` of folders.
+
+    Raises:
+        InputError: a path is missing or is no plan.
+    """
+    plans: list[Plan] = []
+    for path in paths:
+        files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        for file in files:
+            try:
+                text = file.read_bytes()
+            except OSError as error:
+                raise InputError(f"plan {file} cannot be read: {error.strerror}") from None
+            plans.append(plan_from_json(text, str(file)))
+    return tuple(plans)
+
+
+def plans_of(plan: Plan | str | os.PathLike[str]) -> tuple[Plan, ...]:
+    """Return a plan as it is, or those of a path, as `read_plans` does.
+
+    Raises:
+        InputError: it is neither, or the path is missing or is no plan.
+    """
+    if isinstance(plan, Plan):
+        return (plan,)
+    if isinstance(plan, (str, os.PathLike)):
+        return read_plans([Path(plan)])
+    raise InputError(
+        f"{plan!r} is neither the plan of a layer or of a paper's model, nor a path",
+        "make one with moetune.plan, or give the path of a plan file",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPlans:
+    """Plans that the group's first rank found.
+
+    Args:
+        settled: decisions of earlier searches for them, oldest first.
+        is_complete, reporter: as in `PlanBook`.
+    """
+
+    plans: Sequence[Plan]
+    settled: Sequence[Settled] = ()
+    is_complete: bool = True
+    reporter: StepReporter | None = None
+
+
+def share_plans(
+    find: Callable[[], FoundPlans],
+    *,
+    find_own: Callable[[], Sequence[OwnPlans | None]] = tuple,
+    make_tuner: Callable[[], Tuner] | None = None,
+    budget_seconds: float = BUDGET_SECONDS,
+    group: dist.ProcessGroup | None = None,
+) -> PlanBook:
+    """Return the same book on every rank: the group's first rank finds the plans and sends them.
+
+    Args:
+        find: called on the group's first rank only; only that one reports measured steps.
+        find_own: called on every rank, for what it has itself under each source.
+        make_tuner: for a book that searches online, see `OnlineSearch`; None for one that does not.
+        budget_seconds: that its searches may lose.
+
+    Raises:
+        MoetuneError: raised by `find`; raised on every rank.
+        RankMismatchError: a rank has another book, or other plans than the first one itself.
+    """
+    communicator = communicator_of(group)
+    found_here: list[FoundPlans] = []
+
+    def find_documents() -> tuple[list[str], list[str], bool]:
+        try:
+            found_here.append(find())
+        except MoetuneError:
+            raise
+        except Exception as error:
+            # `decide_on_first` sends only a MoetuneError: after another, other ranks would hang.
+            raise MoetuneError(f"plans cannot be loaded: {error!r}") from error
+        (found,) = found_here
+        plans, settled = map(canonical_json, found.plans), map(canonical_json, found.settled)
+        return list(plans), list(settled), found.is_complete
+
+    plans, settled, is_complete = decide_on_first(
+        communicator, find_documents, "the sharing of plans"
+    )
+    search, reporter = None, found_here[0].reporter if found_here else None
+    if make_tuner is not None:
+        known = [decode(Settled, json.loads(text), "settled") for text in settled]
+        here = can_relay(
+            communicator.members, ranks_per_node=ranks_per_node(communicator.num_ranks)
+        )
+        everywhere = communicator.all_gather_object(here, "the exchange of the ranks' nodes")
+        search = OnlineSearch(
+            make_tuner=make_tuner, known=known, group=group, budget_seconds=budget_seconds,
+            can_relay=all(everywhere), report=None if reporter is None else reporter.settled,
+        )  # fmt: skip
+    book = PlanBook(
+        (plan_from_json(text, "plan from the first rank") for text in plans),
+        search=search,
+        reporter=reporter,
+        is_complete=is_complete,
+    )
+    own = found_own(find_own) if communicator.num_ranks > 1 else ()
+    check_own_plans(agree_on_digest(communicator, book.digest, "plan books", own))
+    return book

@@ -1,0 +1,39 @@
+"""Selective checkpointing: a layer of experts is recomputed as a whole, or not at all.
+
+`torch.utils.checkpoint.create_selective_checkpoint_contexts` keeps single operations' results, and
+hands these out in place of a repeated operation. Here operations write into buffers that others
+fill again, and exchanges of a repeated pass are not those of the first, so that what was kept would
+stand for something else. Its modes do not see the layer.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.utils import _python_dispatch as dispatch
+from torch.utils import checkpoint
+
+_SELECTIVE = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)  # noqa: SLF001
+
+
+@contextmanager
+def unseen_by_selective_checkpoints() -> Iterator[None]:
+    """Run without the modes of selective checkpointing; those of others stay."""
+    if not torch._C._len_torch_dispatch_stack():  # noqa: SLF001 - no mode, as nearly always
+        yield
+        return
+    modes = [dispatch._pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]  # noqa: SLF001
+    others = [mode for mode in modes if not isinstance(mode, _SELECTIVE)]
+    _push(others)
+    try:
+        yield
+    finally:
+        for _ in others:
+            dispatch._pop_mode()  # noqa: SLF001
+        _push(modes)
+
+
+def _push(modes: list[dispatch.TorchDispatchMode]) -> None:
+    """Push modes that were popped in this order."""
+    for mode in reversed(modes):
+        dispatch._push_mode(mode)  # noqa: SLF001

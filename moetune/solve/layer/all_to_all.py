@@ -1,0 +1,203 @@
+"""Costs of a chunk whose tokens travel to the experts and back: two collectives."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from moetune.domain.arrays import is_many
+from moetune.domain.constraints import Order
+from moetune.domain.costs import Estimate, LinearCost
+from moetune.domain.layer import LayerKey, Phase
+from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp
+from moetune.domain.units import dtype_bytes
+from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.degree import best_degree, makespan
+from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES
+from moetune.solve.layer.quantized import dispatched_bytes, once_a_phase, quantized_chunk
+from moetune.solve.layer.timeline import Task, pipeline_tasks
+from moetune.solve.layer.totals import longer, shorter, total
+from moetune.solve.runtime import StateBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllToAllCosts(LayerCosts):
+    """Costs where tokens travel to the experts: dispatch and combine are all-to-alls."""
+
+    @property
+    def exchange_op(self) -> CollectiveOp:
+        """The collective of dispatch and combine."""
+        return "all_to_all" if self.dispatcher == "flat" else "all_to_all_2d"
+
+    @property
+    def key(self) -> LayerKey:
+        """Of layers with all-to-alls."""
+        return self.key_of("all_to_all")
+
+    @property
+    def num_transfers(self) -> int:
+        """Dispatch and combine."""
+        return 2
+
+    @property
+    def bytes_per_row(self) -> float:
+        """One row's M values; with a quantized wire the mean of dispatch and combine."""
+        combined = self.layer.d_model * dtype_bytes(self.dtype)
+        packed = None if self.quantization is None else dispatched_bytes(self, self.quantization)
+        return combined if packed is None else (packed + combined) / 2
+
+    @property
+    def sorts_rows(self) -> bool:
+        """Whether several local experts receive rows from several ranks."""
+        return self.world_size > 1 and self.local_experts > 1
+
+    def _transfer(self, rows: float, degree: int) -> Estimate:
+        """Return one chunk's dispatch, which is also its combine.
+
+        A phase's chunks are in flight together, and a collective in a queue of several is not
+        as long as one alone: the profile has both. What pauses of the link are worth is shared
+        among the exchanges of the phase.
+        """
+        if is_many(degree):
+            in_flight = cast("int", np.where(np.asarray(degree) <= ALONE_CHUNKS, 1, degree))
+        else:
+            in_flight = 1 if degree <= ALONE_CHUNKS else degree
+        found = self.collective(self.exchange_op, rows * self.bytes_per_row, in_flight=in_flight)
+        burst = self.costs.burst(
+            op=self.exchange_op, group_size=self.world_size, num_nodes=self.num_nodes
+        )
+        if not burst.seconds:
+            return found
+        most = shorter(burst.seconds, burst.share * degree * found.seconds)
+        pauses = self._pause_seconds(rows, degree, found.seconds)
+        ahead = sum(shorter(most, pause) for pause in pauses) / (self.num_transfers * degree)
+        return Estimate(seconds=found.seconds - ahead, trust=found.trust, doubts=found.doubts)
+
+    def _pause_seconds(self, rows: float, degree: int, seconds: float) -> tuple[float, float]:
+        """Return how long the link pauses before a phase, and while it waits for experts.
+
+        Args:
+            seconds: of one exchange.
+        """
+        moves = (self.rows_op(op, rows * degree, self.layer.d_model) for op in ROW_MOVES)
+        moves_seconds = sum((move.seconds for move in moves if move is not None), 0.0)
+        experts_seconds = degree * self.compute(phase="forward", rows=rows).seconds
+        overlapped_seconds = (self.num_transfers * degree - 2) * seconds
+        return moves_seconds, longer(experts_seconds - overlapped_seconds, 0.0)
+
+    def gathering(self, *, tokens: float) -> Estimate:  # noqa: ARG002 - of sequence shards
+        """Return 0: a rank dispatches its own tokens."""
+        return NOTHING
+
+    def _compute(self, phase: Phase, rows: float) -> Estimate:
+        """Return one chunk's GEMMs, activation, and the sorting of its rows by expert.
+
+        The backward pass evaluates the activation again: the layer saves pre-activations.
+        """
+        recipe, sorting = self.quantization, self.sorting(rows)
+        if recipe is None:
+            gemms = self.gemms(phase, rows)
+        else:
+            gemms = quantized_chunk(self, recipe, phase, rows=rows)
+        return total(*gemms, self.activation(phase, rows), sorting, sorting)
+
+    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Return gate and permutation, forward the opening exchanges, backward replicas' sums."""
+        rows = tokens * self.layer.top_k
+        ends = self.opening(tokens=tokens) if phase == "forward" else self.replica_sums()
+        once: tuple[Estimate, ...] = ()
+        if self.quantization is not None:
+            once = tuple(once_a_phase(self, self.quantization, phase, rows=self.rows(tokens)))
+        return total(
+            self.gate(phase, tokens=tokens),
+            *(self.rows_op(op, rows, self.layer.d_model) for op in ROW_MOVES),
+            ends,
+            *once,
+        )
+
+    def opening(self, *, tokens: float) -> Estimate:
+        """Return the two small exchanges before a forward phase; 0 where the gate is not measured.
+
+        They are of the ranks' numbers of tokens, and of the counts of all chunks; in a hierarchical
+        exchange also of the counts of rows that pass through.
+        """
+        if self.gate("forward", tokens=tokens) is NOTHING:
+            return NOTHING
+        ops: tuple[CollectiveOp, ...] = ("all_to_all", self.exchange_op)
+        if self.dispatcher == "hierarchical":
+            ops = (*ops, self.exchange_op)
+        return total(*(self.collective(op, self.layer.num_experts * COUNT_BYTES) for op in ops))
+
+    def replica_sums(self) -> Estimate:
+        """Return the sums of replicas' gradients behind a backward phase: two exchanges.
+
+        The busiest rank's bytes are priced as an all-to-all in which each rank sends as many to the
+        others. Each expert's gradient is read once and added once where that was measured.
+        """
+        if not self.summed_experts:
+            return NOTHING
+        values = self.layer.num_gemms * self.macs_per_row
+        sent_bytes = self.summed_experts / 2 * values * StateBytes.of_layer(self.dtype).gradient
+        exchange = self.collective(
+            "all_to_all", sent_bytes * self.world_size / (self.world_size - 1)
+        )
+        rows = self.summed_experts * values / self.layer.d_model
+        moves = (self.rows_op(op, rows, self.layer.d_model) for op in ROW_MOVES)
+        return total(exchange, exchange, *moves)
+
+    def makespan(
+        self, *, degree: int, rows: float, transfer_seconds: float, compute_seconds: float,
+        order: Order,
+    ) -> float:  # fmt: skip
+        """Return the time of a phase: `degree.makespan`."""
+        speeds = self.speeds(rows=rows, transfer_seconds=transfer_seconds)
+        return makespan(
+            degree=degree,
+            transfer_seconds=transfer_seconds,
+            compute_seconds=compute_seconds,
+            comm_speed=speeds.comm,
+            comp_speed=speeds.comp,
+            order=order,
+        )
+
+    def tasks(
+        self,
+        *,
+        transfer_seconds: Sequence[float],
+        compute_seconds: Sequence[float],
+        gather_seconds: float,  # noqa: ARG002 - of sequence shards
+        order: Order,
+    ) -> list[Task]:
+        """Return dispatches, experts and combines."""
+        return pipeline_tasks(
+            dispatch_seconds=transfer_seconds,
+            compute_seconds=compute_seconds,
+            combine_seconds=transfer_seconds,
+            order=order,
+        )
+
+    def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
+        """Return the lines of all-to-all and GEMMs; None where rows are sorted, too."""
+        transfer = self.collective_line(self.exchange_op)
+        compute = self.gemm_line(phase)
+        if transfer is None or compute is None or self.sorting(1.0).seconds:
+            return None
+        expected = transfer.seconds(self.bytes_per_row)
+        alone_and_several = (self.transfer(rows=1.0, degree=degree) for degree in (1, 2))
+        if not all(math.isclose(one.seconds, expected) for one in alone_and_several):
+            return None  # the closed form has one line, for one in flight and for several
+        return transfer, compute
+
+    def best_degree(
+        self, lines: tuple[LinearCost, LinearCost], *, rows: float, max_degree: int
+    ) -> int:
+        """Return the closed form's degree: `degree.best_degree`."""
+        return best_degree(
+            transfer=lines[0],
+            payload_bytes=rows * self.bytes_per_row,
+            compute=lines[1],
+            macs=rows * self.macs_per_row,
+            max_degree=max_degree,
+        )

@@ -1,0 +1,207 @@
+"""The operations of an MoE layer on one rank, each priced alone: GEMMs, rows, collectives.
+
+T tokens per rank, k experts per token, M d_model, H d_hidden, E experts, r chunks.
+`solve.layer.costs` makes chunks and phases of them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moetune.domain.arrays import Floats, array_of, is_many
+from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
+from moetune.domain.quantization import Quantization, measured_dtype
+from moetune.domain.samples import CollectiveOp, GemmForm
+from moetune.solve.layer.totals import total
+
+COUNT_BYTES = 8
+"""Of a number of tokens, which ranks exchange as int64."""
+PHASE_GEMMS: Mapping[Phase, tuple[GemmForm, ...]] = MappingProxyType(
+    {"forward": ("forward",), "backward": ("grad_input", "grad_weight")}
+)
+"""The forms of GEMM that each phase computes for each weight."""
+_PRODUCTS: tuple[GemmForm, GemmForm, GemmForm] = ("forward", "grad_input", "grad_weight")
+ROW_MOVES = ("gather", "scatter_add")
+"""Outside the pipeline: rows are brought into the order of experts, and back."""
+NOTHING = Estimate(seconds=0.0, trust="measured")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerOperations:
+    """A layer on so many ranks, and what its operations take there.
+
+    Args:
+        world_size: P, the ranks that share the experts.
+        num_nodes: that the ranks are spread over evenly; 0 for consecutive ranks.
+        quantization: of the experts' products and of the wire; None for neither.
+        places: experts of a rank, replicas among them; 0 for an equal part of the experts.
+        chunk_parts: pieces of a forward and of a backward chunk, as `LayerCosts.in_chunks` counts
+            them.
+    """
+
+    layer: LayerShape
+    world_size: int
+    dtype: str
+    costs: Costs
+    num_nodes: int = 0
+    quantization: Quantization | None = None
+    places: int = 0
+    chunk_parts: tuple[float, float] = (1.0, 1.0)
+
+    @property
+    def local_experts(self) -> int:
+        """Experts of a rank."""
+        return self.places or self.layer.num_experts // self.world_size
+
+    @property
+    def macs_per_row(self) -> int:
+        """Multiply-accumulates of one row in one GEMM: M·H."""
+        return self.layer.d_model * self.layer.d_hidden
+
+    def key_of(self, kind: ExpertParallel, *, sequence_parallel: bool = False) -> LayerKey:
+        """Return the key where the ranks share the experts in that way."""
+        return LayerKey(
+            layer=self.layer,
+            num_ranks=self.world_size,
+            dtype=self.dtype,
+            expert_parallel=kind,
+            sequence_parallel=sequence_parallel,
+            quantization=str(self.quantization or ""),
+        )
+
+    def gate(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Return scores, softmax and choice of the experts; 0 where not measured."""
+        experts = self.layer.num_experts
+        choice = self.rows_op("gate", tokens, experts)
+        if choice is None:
+            return NOTHING
+        if phase == "backward":
+            choice = self.rows_op("gate_backward", tokens, experts)
+        gemms = (
+            self.costs.gemm(
+                dtype=self.dtype,
+                product=product,
+                num_experts=1,
+                rows=tokens,
+                d_in=self.layer.d_model,
+                d_out=experts,
+            )
+            for product in PHASE_GEMMS[phase]
+        )
+        return total(choice, *gemms)
+
+    def gemm(
+        self, product: GemmForm, *, rows: float, is_second: bool = False, parts: float = 1.0
+    ) -> Estimate:
+        """Return one GEMM of all local experts, `rows` rows in all.
+
+        Args:
+            is_second: with W₂ instead of W₁ (or, for swiglu, W₃).
+            parts: into which the rows are cut, each with a GEMM of its own.
+
+        Raises:
+            ProfileError: nothing is known about the dtype.
+        """
+        sizes = self.layer.d_model, self.layer.d_hidden
+        d_in, d_out = sizes[::-1] if is_second else sizes
+        local_experts = self.local_experts
+        found = self.costs.gemm(
+            dtype=self.product_dtype(product),
+            product=product,
+            num_experts=local_experts,
+            rows=rows / local_experts / parts,
+            d_in=d_in,
+            d_out=d_out,
+        )
+        return found if parts == 1 else found.scaled(parts)
+
+    def gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
+        """Yield all GEMMs of the local experts; backward two for each of the forward pass."""
+        for product in PHASE_GEMMS[phase]:
+            yield from self.products(product, rows, parts=self.parts(phase))
+
+    def products(self, product: GemmForm, rows: float, *, parts: float = 1.0) -> Iterator[Estimate]:
+        """Yield the GEMMs of one form, with each of an expert's matrices."""
+        yield from (self.gemm(product, rows=rows, parts=parts),) * (self.layer.num_gemms - 1)
+        yield self.gemm(product, rows=rows, is_second=True, parts=parts)
+
+    def parts(self, phase: Phase) -> float:
+        """Return into how many pieces the GEMMs of a phase's chunk are cut."""
+        return self.chunk_parts[PHASES.index(phase)]
+
+    def product_dtype(self, product: GemmForm) -> str:
+        """Return the element type of an expert's product: its format, or the dtype of the step."""
+        recipe = self.quantization
+        if recipe is None:
+            return self.dtype
+        form = dict(zip(_PRODUCTS, recipe.products, strict=True))[product]
+        return self.dtype if form is None else measured_dtype(form, emulate=recipe.emulate)
+
+    def gemm_line(self, phase: Phase) -> LinearCost | None:
+        """Return the line of all GEMMs of a chunk over the MACs of one of them.
+
+        The local experts are one GEMM: t_e = g·α + g·β·T·k·M·H/r, with g = 2 forward (3 for
+        swiglu) and twice that backward (PipeMoE Eq. 14).
+
+        Returns:
+            None where experts compute more than GEMMs, or GEMMs were measured as curves.
+        """
+        gemm = self.costs.gemm_line(dtype=self.dtype)
+        if gemm is None or self.quantization is not None or self.activation(phase, 1.0).seconds:
+            return None
+        num_gemms = self.layer.num_gemms * (1 if phase == "forward" else 2)
+        return LinearCost(
+            alpha_seconds=num_gemms * gemm.alpha_seconds,
+            beta_seconds=num_gemms * gemm.beta_seconds,
+        )
+
+    def activation(self, phase: Phase, rows: float) -> Estimate:
+        """Return the activation; backward it is evaluated again, and then its gradient."""
+        name, width = self.layer.activation, self.layer.d_hidden
+        backward = self.rows_op(f"{name}_backward", rows, width) if phase == "backward" else None
+        return total(self.rows_op(name, rows, width), backward)
+
+    def rows_op(self, op: str, rows: float, width: int) -> Estimate | None:
+        """Return a memory-bound operation; None where it was not measured."""
+        return self.costs.rows_op(op=op, dtype=self.dtype, rows=rows, width=width)
+
+    def collective(self, op: CollectiveOp, num_bytes: float, *, in_flight: int = 1) -> Estimate:
+        """Return one collective of the ranks; 0 on one rank.
+
+        Args:
+            num_bytes, in_flight: or arrays of them.
+
+        Raises:
+            ProfileError: such a group was not measured.
+        """
+        if self.world_size == 1:
+            return NOTHING
+        if is_many(in_flight):
+            return self._collectives(op, np.asarray(num_bytes), np.asarray(in_flight))
+        return self.costs.collective(
+            op=op,
+            group_size=self.world_size,
+            num_bytes=num_bytes,
+            in_flight=in_flight,
+            num_nodes=self.num_nodes,
+        )
+
+    def _collectives(
+        self, op: CollectiveOp, num_bytes: Floats, in_flight: NDArray[np.int64]
+    ) -> Estimate:
+        seconds = np.empty(num_bytes.shape)
+        for several in np.unique(in_flight).tolist():
+            alike = in_flight == several
+            found = self.collective(op, array_of(num_bytes[alike]), in_flight=several)
+            seconds[alike] = found.seconds
+        return Estimate(seconds=array_of(seconds), trust="measured")
+
+    def collective_line(self, op: CollectiveOp) -> LinearCost | None:
+        """Return the line of one collective of the ranks; None where it was measured as a curve."""
+        return self.costs.collective_line(
+            op=op, group_size=self.world_size, num_nodes=self.num_nodes
+        )

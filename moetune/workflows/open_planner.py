@@ -1,0 +1,96 @@
+"""Planners opened with their stores: the service's, and the command line's."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+from moetune.config import Settings
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.ports import Store
+from moetune.domain.profile import Profile
+from moetune.workflows import wiring
+from moetune.workflows.planner import Planner
+from moetune.workflows.profiles import is_path
+from moetune.workflows.solvers import Solver, ThreadSolver
+from moetune.workflows.sources import LocalSources, StoredSources
+
+PATIENCE_SECONDS = 5.0
+"""Longest wait of the service for a lock on the database."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServicePlanner(Planner):
+    """A planner with open stores, which the service also lists and writes rows of.
+
+    Args:
+        reading: the same database as `store`, opened read-only.
+    """
+
+    store: Store
+    reading: Store
+
+    def problems(self) -> tuple[str, ...]:
+        """Return the reasons why the database cannot be used now; empty when it can."""
+        found = []
+        for store in (self.store, self.reading):
+            try:
+                store.check_ready()
+            except MoetuneError as error:
+                found.append(f"{error.what}: {error.hint}" if error.hint else error.what)
+        return tuple(dict.fromkeys(found))
+
+
+@contextmanager
+def open_planner(settings: Settings, *, solver: Solver | None = None) -> Iterator[ServicePlanner]:
+    """Open the service's planner; a database is made where there is none.
+
+    Args:
+        solver: None to solve in the calling threads.
+
+    Raises:
+        InputError: the setting `profile` is a file.
+        SchemaMismatchError: the database has another schema.
+        MoetuneError: it cannot be opened, or made.
+    """
+    if settings.profile is not None and is_path(settings.profile):
+        raise InputError(
+            f"the setting profile is the file {settings.profile}, and the service plans only with "
+            "profiles of the store",
+            f"import it with `moetune profiles import {settings.profile}`, and name it",
+        )
+    with (
+        wiring.open_store(settings, patience_seconds=PATIENCE_SECONDS) as store,
+        wiring.open_store(settings, read_only=True, patience_seconds=PATIENCE_SECONDS) as reading,
+    ):
+        sources = StoredSources(store=store, reading=reading, default_profile=settings.profile)
+        yield ServicePlanner(
+            sources=sources, dtype=settings.dtype, solver=solver or ThreadSolver(), store=store,
+            reading=reading,
+        )  # fmt: skip
+
+
+@contextmanager
+def local_planner(
+    settings: Settings, *, profile: str | Profile | None = None, saves: bool = False
+) -> Iterator[Planner]:
+    """Open the command line's planner: it also reads files, and opens the store when needed.
+
+    Args:
+        profile: file, name or the profile itself; None for the setting with new plans, and for a
+            known plan's own.
+        saves: store new plans; a database is made where there is none.
+
+    Raises:
+        SchemaMismatchError: the database has another schema.
+        MoetuneError: it cannot be opened, or made.
+    """
+    with ExitStack() as stack:
+        store = stack.enter_context(wiring.open_store(settings)) if saves else None
+        stores = (
+            partial(wiring.find_store, settings) if store is None else partial(nullcontext, store)
+        )
+        sources = LocalSources(
+            stores=stores, store=store, named=profile, default_profile=settings.profile
+        )
+        yield Planner(sources=sources, dtype=settings.dtype)

@@ -1,0 +1,204 @@
+"""A plan for training a decoder of the registry, or of a `config.json`, and what was asked for."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from moetune.domain.data_sheets import peak_flops
+from moetune.domain.document import encode
+from moetune.domain.model_plan import Confidence
+from moetune.domain.pipeline import stage_words
+from moetune.domain.profile import ProfileQuality
+from moetune.domain.targets import Target
+from moetune.domain.throughput import Throughput
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
+from moetune.domain.training_document import (
+    TrainingAnswer,
+    TrainingDocument,
+    TrainingInputs,
+    TrainingLayout,
+    TrainingMemory,
+    TrainingStep,
+)
+from moetune.solve.training.ties import PricedLayout
+from moetune.solve.training.uncertainty import confidence_of
+from moetune.workflows.training_prices import StandIns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRequest:
+    """A question for the layout of a decoder's training.
+
+    Args:
+        target: the runtime that it is for.
+        memory_limit_bytes: of one device; None for the machine's usable memory.
+    """
+
+    job: TrainingJob
+    pins: LayoutRequest
+    target: Target
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """The best layout of a request, with the next ones.
+
+    Args:
+        profile: its name; `profile_fingerprint` is its digest.
+        trust: the least in any number behind the choice.
+        found: the chosen layout first.
+        host_bytes: memory of a node's host, as far as the profile has it.
+        stand_ins: what the profile does not have of the chosen layout's operations.
+        front: the fastest layout for each memory, least memory first; empty where not asked for.
+        quality: of the profile; None where it says nothing of its errors.
+        device: name of the machine's devices.
+    """
+
+    request: TrainingRequest
+    profile: str
+    profile_fingerprint: str
+    limit_bytes: int
+    trust: str
+    found: tuple[PricedLayout, ...]
+    stand_ins: StandIns
+    quality: ProfileQuality | None = None
+    device: str = ""
+    host_bytes: float = inf
+    ranks_per_node: int = 1
+    front: tuple[PricedLayout, ...] = ()
+
+    @property
+    def best(self) -> PricedLayout:
+        """The chosen layout."""
+        return self.found[0]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the chosen layout fits into the memory."""
+        return self.best.memory.peak_bytes <= self.limit_bytes and self.fits_host
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether a node's host has room for the activations of its devices."""
+        return self.best.memory.host_bytes * self.ranks_per_node <= self.host_bytes
+
+    @property
+    def confidence(self) -> Confidence:
+        """Confidence in the choice among the layouts found, by the record of public runs."""
+        seconds = [one.step.seconds for one in self.found]
+        return confidence_of(seconds, ratios=self.stand_ins.ratios)
+
+    @property
+    def id(self) -> str:
+        """Digest of the inputs, with what their names stand for."""
+        job = self.request.job
+        return _id_of({**self.inputs, "decoder": repr(job.decoder), "loads": job.routing.loads})
+
+    def tokens_per_second(self, one: PricedLayout) -> float:
+        """Return the tokens a second of one device with a layout."""
+        job = self.request.job
+        return job.tokens / one.step.seconds / job.world_size
+
+    def throughput(self, one: PricedLayout) -> Throughput:
+        """Return the model FLOPs a second of one device with a layout, of the dtype's peak."""
+        job = self.request.job
+        found = self.tokens_per_second(one) * job.decoder.flops_per_token(job.length).total
+        peak = peak_flops(self.device, job.dtype)
+        return Throughput(flops_per_second=found, mfu=None if peak is None else found / peak)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The question, in plain values."""
+        job = self.request.job
+        return {
+            "model": job.decoder.name,
+            "world_size": job.world_size,
+            "global_batch": job.global_batch,
+            "seq": job.length,
+            "dtype": job.dtype,
+            "routing": job.routing.name,
+            "optimizer": job.optimizer,
+            "profile": self.profile,
+            "profile_fingerprint": self.profile_fingerprint,
+            "target": self.request.target.name,
+            "pins": encode(self.request.pins),
+            "memory_limit_bytes": self.limit_bytes,
+        }
+
+    @property
+    def stored(self) -> TrainingDocument:
+        """The plan as stores and files keep it."""
+        best = self._answer(self.best)
+        return TrainingDocument(
+            id=self.id,
+            inputs=TrainingInputs(**{**self.inputs, "pins": self.request.pins}),
+            layout=best.layout,
+            predicted=best.predicted,
+            memory=best.memory,
+            confidence=self.confidence,
+            fits=self.fits,
+            trust=self.trust,
+            profile_quality=self.quality,
+            warnings=self.stand_ins.words,
+            alternatives=tuple(map(self._answer, self.found[1:])),
+            front=tuple(map(self._answer, self.front)),
+        )
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The JSON document of `moetune plan`."""
+        return self.stored.document
+
+    def _answer(self, one: PricedLayout) -> TrainingAnswer:
+        job, memory = self.request.job, one.memory
+        speed = self.throughput(one)
+        return TrainingAnswer(
+            layout=_layout(one.layout, job),
+            predicted=TrainingStep(
+                step_seconds=one.step.seconds,
+                parts=dict(one.step.parts),
+                tokens_per_second_per_device=self.tokens_per_second(one),
+                model_tflops_per_device=speed.flops_per_second / 1e12,
+                model_flops_per_second_per_device=speed.flops_per_second,
+                mfu=speed.mfu,
+                saved_by_overlap_seconds=one.saved_seconds,
+            ),
+            memory=TrainingMemory(
+                peak_bytes=round(memory.peak_bytes),
+                host_bytes=round(memory.host_bytes),
+                rank=memory.rank,
+                parts={name: round(size) for name, size in memory.parts.items()},
+                activations={
+                    name: round(size) for name, size in memory.activations.items() if size
+                },
+            ),
+        )
+
+
+def layout_words(layout: FoldedLayout) -> str:
+    """Return "dp 8 · tp 2 · pp 4 · vpp 2 · ep 8 · micro-batch 1", sizes of 1 omitted."""
+    names = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp")
+    sizes = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
+    return " · ".join([*sizes, f"micro-batch {layout.micro_batch}"])
+
+
+def _layout(layout: FoldedLayout, job: TrainingJob) -> TrainingLayout:
+    return TrainingLayout(
+        dp=layout.dp, cp=layout.cp, tp=layout.tp, pp=layout.pp, vpp=layout.vpp, ep=layout.ep,
+        etp=layout.etp, edp=layout.edp, micro_batch=layout.micro_batch,
+        recompute=layout.recompute or ("none",), dispatcher=layout.dispatcher,
+        overlap=layout.overlap, zero=layout.zero, cuda_graphs=layout.cuda_graphs,
+        offload_activations=layout.offload_activations,
+        offload_optimizer=layout.offload_optimizer, schedule=layout.order,
+        stages=stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None,
+        degree=layout.degree, dispatcher_sms=layout.dispatcher_sms or None,
+    )  # fmt: skip
+
+
+def _id_of(inputs: Mapping[str, object]) -> str:
+    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

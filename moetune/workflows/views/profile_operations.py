@@ -1,0 +1,108 @@
+"""Operations of a profile as a table: each with its fitted line, its points and its errors."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from moetune.domain.profile import FitError, GemmLine, Profile
+from moetune.report.operations import OperationCurve, operations_of
+from moetune.report.section import EMPTY, Cell, Section, Table
+
+_RATES = {"bytes": (1e9, "GB/s"), "MACs": (1e12, "TMAC/s"), "elements": (1e9, "G/s")}
+
+
+def operations_section(
+    operations: Sequence[OperationCurve],
+    profile: Profile,
+    *,
+    shown: OperationCurve | None = None,
+    here: str = "",
+) -> Section:
+    """Return every operation with its line and its error.
+
+    Args:
+        shown: the one that is drawn.
+        here: address to which an operation's key is appended; "" for no links.
+    """
+    drawn = (_operation(one, shown=shown, here=here) for one in operations)
+    rows = [*drawn, *_lines_of(profile, operations)]
+    return Section(name="operations", title="Operations", tables=(_table(rows),))
+
+
+def lines_section(profile: Profile) -> Section:
+    """Return one row for each line; what is known by points alone is counted."""
+    operations = operations_of(profile)
+    rows, points = list(_lines_of(profile, operations)), Counter[str]()
+    for one in operations:
+        if one.line is None or one.is_shape:
+            points[one.kind] += 1
+        else:
+            rows.append(_operation(one))
+    counted = ", ".join(f"{kind} ({count:,})" for kind, count in points.items())
+    known = "measured" if profile.samples else "known"
+    notes = (f"Also {known}, by shape: {counted}.",) if counted else ()
+    table = replace(_table(rows), notes=notes)
+    return Section(name="operations", title="Operations", tables=(table,))
+
+
+def _table(rows: Sequence[tuple[Cell, ...]]) -> Table:
+    return Table(
+        name="operations",
+        header=("operation", "start-up", "rate", "points", "error", "p95", "quality"),
+        rows=tuple(rows),
+        wide=("points",),
+        empty="The profile has no operations.",
+    )
+
+
+def _operation(
+    one: OperationCurve, *, shown: OperationCurve | None = None, here: str = ""
+) -> tuple[Cell, ...]:
+    line = one.line
+    is_shown = shown is not None and one.key == shown.key
+    return (
+        Cell.words(
+            one.name,
+            href=f"{here}{one.key}#fit" if here else "",
+            mark="chosen" if is_shown else "",
+        ),
+        Cell.seconds(line.alpha_seconds if line else None),
+        _rate(line.beta_seconds, one.unit) if line else EMPTY,
+        Cell.count(one.num_points),
+        *_errors(one.error),
+    )
+
+
+def _lines_of(profile: Profile, operations: Sequence[OperationCurve]) -> Iterator[tuple[Cell, ...]]:
+    """Yield the lines over MACs of dtypes that were measured by shape."""
+    drawn = {one.name for one in operations}
+    for line in profile.gemm:
+        if f"gemm {line.dtype}" not in drawn:
+            yield _gemm(line)
+
+
+def _gemm(line: GemmLine) -> tuple[Cell, ...]:
+    return (
+        Cell.words(f"gemm {line.dtype}"),
+        Cell.seconds(line.alpha_seconds),
+        _rate(line.beta_seconds_per_mac, "MACs"),
+        EMPTY,
+        *_errors(line.error),
+    )
+
+
+def _rate(beta_seconds: float, unit: str) -> Cell:
+    factor, name = _RATES.get(unit, (1.0, ""))
+    if not beta_seconds or not name:
+        return EMPTY
+    return Cell(text=f"{1 / beta_seconds / factor:.3g} {name}", value=1 / beta_seconds)
+
+
+def _errors(error: FitError | None) -> tuple[Cell, Cell, Cell]:
+    if error is None:
+        return EMPTY, EMPTY, Cell(text="not known")
+    median, p95 = (
+        Cell(text=f"{100 * one:{'.3g' if one < 1 else ',.0f'}} %", value=one, unit="1")
+        for one in (error.median, error.p95)
+    )
+    return median, p95, Cell.words(error.quality, mark=error.quality)
