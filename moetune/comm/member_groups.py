@@ -30,9 +30,9 @@ def group_of_members(
         description, backend, timeout, options: as of `torch.distributed.new_group`.
 
     Raises:
-        CollectiveError: a rank of the group did not come.
+        CollectiveError: a rank of the group did not come within the timeout.
     """
-    _even_out(ranks, description)
+    _even_out(ranks, description, timeout)
     group: dist.ProcessGroup = dist.new_group(
         list(ranks), timeout=timeout, backend=backend, use_local_synchronization=True,
         group_desc=description, pg_options=options,
@@ -40,10 +40,10 @@ def group_of_members(
     return group
 
 
-def _even_out(ranks: Sequence[int], description: str) -> None:
+def _even_out(ranks: Sequence[int], description: str, timeout: dt.timedelta | None) -> None:
     """Bring all members into as many groups: those in fewer make groups of themselves."""
     own = len(distributed_c10d._world.pg_names)  # noqa: SLF001 - what torch makes the name of
-    most = max(_told_by_all(ranks, own, description))
+    most = max(_told_by_all(ranks, own, description, timeout))
     me = dist.get_rank()
     for _ in range(most - own):
         dist.new_group(
@@ -52,7 +52,9 @@ def _even_out(ranks: Sequence[int], description: str) -> None:
         )  # fmt: skip
 
 
-def _told_by_all(ranks: Sequence[int], number: int, description: str) -> list[int]:
+def _told_by_all(
+    ranks: Sequence[int], number: int, description: str, timeout: dt.timedelta | None
+) -> list[int]:
     """Return the number of each member, given this one's."""
     store = distributed_c10d._get_default_store()  # noqa: SLF001 - no group has just these members
     me, prefix = dist.get_rank(), "moetune/groups/" + "_".join(map(str, ranks))
@@ -60,7 +62,7 @@ def _told_by_all(ranks: Sequence[int], number: int, description: str) -> list[in
     keys = [f"{prefix}/{turn}/{rank}" for rank in ranks]
     store.set(keys[list(ranks).index(me)], str(number))
     try:
-        store.wait(keys)
+        store.wait(keys, *([] if timeout is None else [timeout]))
     except RuntimeError as error:  # a file store has no class of its own
         raise CollectiveError(
             f"rank {me} waits for ranks {', '.join(map(str, ranks))} to make a group with it, and "

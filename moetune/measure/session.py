@@ -157,10 +157,11 @@ def _affordable(
     most = math.inf
     if budget_seconds is not None:
         most = max(_LARGEST_SHARE * budget_seconds, _SHORT_SECONDS)
-    return tiers(
-        *([one for one in points if seconds[one] <= most] for points in
-          (assignment.needed, assignment.others))
-    )  # fmt: skip
+    needed, others = (
+        [one for one in points if seconds[one] <= most]
+        for points in (assignment.needed, assignment.others)
+    )
+    return tiers(needed, others)
 
 
 def _estimates(

@@ -13,27 +13,29 @@ import torch
 from torch.utils import _python_dispatch as dispatch
 from torch.utils import checkpoint
 
-_SELECTIVE = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)  # noqa: SLF001
+# Nothing public of torch names these modes, or leaves out one of several that are active.
+# ruff: noqa: SLF001
+_SELECTIVE = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)
 
 
 @contextmanager
 def unseen_by_selective_checkpoints() -> Iterator[None]:
     """Run without the modes of selective checkpointing; those of others stay."""
-    if not torch._C._len_torch_dispatch_stack():  # noqa: SLF001 - no mode, as nearly always
+    if not torch._C._len_torch_dispatch_stack():  # as nearly always
         yield
         return
-    modes = [dispatch._pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]  # noqa: SLF001
+    modes = [dispatch._pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
     others = [mode for mode in modes if not isinstance(mode, _SELECTIVE)]
     _push(others)
     try:
         yield
     finally:
         for _ in others:
-            dispatch._pop_mode()  # noqa: SLF001
+            dispatch._pop_mode()
         _push(modes)
 
 
 def _push(modes: list[dispatch.TorchDispatchMode]) -> None:
     """Push modes that were popped in this order."""
     for mode in reversed(modes):
-        dispatch._push_mode(mode)  # noqa: SLF001
+        dispatch._push_mode(mode)

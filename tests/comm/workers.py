@@ -356,4 +356,4 @@ def members_of_different_numbers_of_groups_meet() -> None:
 def a_member_does_not_come() -> None:
     if dist.get_rank() == 0:
         with pytest.raises(CollectiveError, match=r"ranks 0, 1 to make a group.*a pair"):
-            new_communicator([0, 1], purpose="a pair")
+            new_communicator([0, 1], purpose="a pair", timeout_seconds=1)

@@ -79,7 +79,7 @@ class MirrorWorld:
             monkeypatch.setattr(module, "new_group", self._new_group)
             monkeypatch.setattr(module, "batch_isend_irecv", self._batched(c10d.batch_isend_irecv))
         # Peers are in as many groups as this rank.
-        monkeypatch.setattr(member_groups, "_told_by_all", lambda _, number, __: [number])
+        monkeypatch.setattr(member_groups, "_told_by_all", lambda _, number, *__: [number])
         # Builds of torch for the CPU lack it.
         monkeypatch.setattr(dist, "ProcessGroupNCCL", NcclGroup, raising=False)
         monkeypatch.setattr(dist, "all_gather_object", self._gathered(dist.all_gather_object))

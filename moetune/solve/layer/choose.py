@@ -55,6 +55,7 @@ class DegreeChooser:
     def __post_init__(self) -> None:
         forward, backward = self.bounds.forward_degree, self.bounds.backward_degree
         if forward is not None and backward is not None:
+            # All that is asked of the costs is then of these degrees.
             object.__setattr__(self, "costs", self.costs.in_chunks(forward, backward))
         closed = self.costs.costs.interference.is_none and self.strategy == "none"
         closed &= self.bounds.chosen_order == "dispatch_first" and self.costs.world_size > 1

@@ -198,9 +198,7 @@ class Fitting:
     ) -> Iterator[FoldedLayout]:
         """Yield a layout with a share of the optimizer, and each number of blocks' activations."""
         num = self.space.job.decoder.num_layers
-        one = layout if share == layout.offload_optimizer else replace(
-            layout, offload_optimizer=share
-        )  # fmt: skip
+        one = replace(layout, offload_optimizer=share)
         yield one
         if self._with_most_waiting(layout, pins) is layout:
             return

@@ -141,7 +141,7 @@ class _Sweep:
         for share in search.fitting.shares(layout, self.pins):
             added = seconds + search.prices.host_seconds(layout, share)
             if added > most_seconds:
-                return
+                return  # larger shares take longer
             for one in search.fitting.waiting(layout, share, self.pins):
                 peak, host = search.memory.needs(one)
                 if search.fitting.fits_host(host):
