@@ -34,11 +34,17 @@ reads it twice, first for the largest value of all (Transformer Engine, `NVFP4Qu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPrices:
-    """Prices of a decoder's blocks under a layout."""
+    """Prices of a decoder's blocks under a layout.
+
+    Args:
+        repeats_activations: whether experts compute their activation again in every backward pass
+            (`KeptByExperts.activations`), which is then a part of that pass.
+    """
 
     job: TrainingJob
     layout: FoldedLayout
     device: DevicePrices
+    repeats_activations: bool = False
 
     @property
     def decoder(self) -> Decoder:
@@ -247,7 +253,8 @@ class BlockPrices:
 
     def _expert_activation(self, part: RoutedExperts, rows: float) -> Passes:
         width = max(1, part.d_hidden // self.layout.etp)
-        return self._activation(rows * width, part.num_gemms)
+        once = self._activation(rows * width, part.num_gemms)
+        return once + Passes(grad_input=once.forward * self.repeats_activations)
 
     def _permute(self, part: RoutedExperts, rows: float) -> Passes:
         """Return the order by expert before the exchange and behind it, and the sums back.

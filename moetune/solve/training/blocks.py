@@ -128,7 +128,7 @@ class BlockTable:
         shape = _shape(layout)
         found = self._chunks.get(shape)
         if found is None:
-            prices = BlockPrices(job=self.job, layout=layout, device=self.device)
+            prices = self._prices(layout)
             known = {part: chunked_passes(prices, part) for part in {*self._routed}}
             found = self._chunks[shape] = tuple(known[part] for part in self._routed)
         repeats = repeats_exchange(layout)
@@ -137,9 +137,17 @@ class BlockTable:
             for one, (_, _, slack) in zip(found, self._on_device(layout), strict=True)
         )
 
+    def _prices(self, layout: FoldedLayout) -> BlockPrices:
+        return BlockPrices(
+            job=self.job,
+            layout=layout,
+            device=self.device,
+            repeats_activations=not self.target.kept_by_experts.activations,
+        )
+
     def _together(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
         """Return the blocks' times, of which layouts share what does not depend on the rest."""
-        prices = BlockPrices(job=self.job, layout=layout, device=self.device)
+        prices = self._prices(layout)
         key = layout.tp, layout.cp, layout.micro_batch
         local = self._local_times.get(key)
         if local is None:
@@ -168,7 +176,7 @@ class BlockTable:
         """Yield each kind's modules, its passes, and by how long they are longer than the host."""
         host = self._host_seconds(layout)
         for times, launched in zip(self._times_of_kinds(layout), host, strict=True):
-            device = device_passes(times, layout, self.target.kept_by_experts)
+            device = device_passes(times, layout)
             yield times, device, device.forward + device.backward - launched
 
     def _host_seconds(self, layout: FoldedLayout) -> tuple[float, ...]:

@@ -5,9 +5,8 @@ from typing import NamedTuple
 from moetune.domain.architecture import Block, Part
 from moetune.domain.attention import LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
-from moetune.domain.targets import KeptByExperts, Target
+from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingDtype
-from moetune.solve.training.activations import AS_MEGATRON
 from moetune.solve.training.block_times import BlockTimes
 from moetune.solve.training.modules import ModuleName
 
@@ -114,13 +113,9 @@ class DevicePasses(NamedTuple):
     recomputed: float
 
 
-def device_passes(
-    times: BlockTimes, layout: FoldedLayout, kept: KeptByExperts = AS_MEGATRON
-) -> DevicePasses:
+def device_passes(times: BlockTimes, layout: FoldedLayout) -> DevicePasses:
     """Return the seconds that a block's passes keep the device."""
     recomputed = _recomputed(times, layout)
-    if not kept.activations and "moe_act" not in layout.recompute:
-        recomputed += times.passes("moe_act").forward
     compute, exchange = times.compute, times.passes("exchange")
     other = times.communication.forward - exchange.forward
     other_back = times.communication.grad_input - exchange.grad_input

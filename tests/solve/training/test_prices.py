@@ -78,6 +78,13 @@ def test_recomputation_takes_no_less_time_and_no_more_memory(name: str, module: 
     assert peak_of(job, again) <= peak_of(job, layout)
 
 
+def test_what_the_layer_computes_again_in_any_case_is_no_recomputation() -> None:
+    job, layout = job_of("qwen3-30b-a3b"), FoldedLayout(dp=64, ep=8)
+    kept, again = (step_of(job, layout, target).parts for target in ("megatron", "moetune"))
+    assert "recompute" not in again and "recompute" not in kept
+    assert again["moe_act"] > kept["moe_act"]
+
+
 def test_more_ranks_for_a_sequence_an_expert_and_the_widths_take_less_memory() -> None:
     job, layout = job_of("qwen3-30b-a3b"), FoldedLayout(dp=64, ep=8)
     for other in (
