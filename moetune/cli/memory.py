@@ -55,7 +55,7 @@ def memory(
 ) -> None:
     """Say which layouts of a model's training fit, and where the memory goes."""
     from moetune.domain.targets import find_target
-    from moetune.workflows.memory import MemoryQuestion, fit_memory
+    from moetune.workflows.memory import MOST_LAYOUTS, MemoryQuestion, fit_memory
     from moetune.workflows.models import find_decoder_model
     from moetune.workflows.training import check_names
     from moetune.workflows.views.memory import memory_document, memory_sections
@@ -83,7 +83,7 @@ def memory(
         target=runtime,
         device_bytes=parsed(device_memory, parse_device_memory, "--device-memory") or 0,
     )  # fmt: skip
-    answer = fit_memory(question)
+    answer = fit_memory(question, most_layouts=None if all_ else MOST_LAYOUTS)
     session.screen.answer(memory_sections(answer), memory_document(answer), as_json=json)
     if not answer.fits:
         if world_size is not None and not json:

@@ -116,16 +116,16 @@ def diff(
     all_: All = False,
     json: Json = False,
 ) -> None:
-    """Show every field in which two plans differ."""
+    """Say how two plans differ, and show every field in which they do."""
     from moetune.workflows.training_files import find_any_plan
-    from moetune.workflows.views.comparison import plan_differences
+    from moetune.workflows.views.comparison import difference_sections
 
     session = session_of(context, all_rows=all_)
     left, right = (find_any_plan(one, stores=session.find_store) for one in (first, second))
     names = (left.id[:6], right.id[:6]) if left.id != right.id else (first, second)
     document = {"schema": "moetune.plans.diff/1", "first": left.id, "second": right.id}
-    section = plan_differences(left, right, names=names)
-    session.screen.answer((section,), document, as_json=json)
+    sections = difference_sections(left, right, names=names)
+    session.screen.answer(sections, document, as_json=json)
 
 
 @app.command("remove", epilog=example("moetune plans remove 1a2b3c"))

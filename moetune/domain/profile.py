@@ -8,7 +8,7 @@ from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.corrections import Correction
 from moetune.domain.costs import NO_BURST, Interference, LinearCost
 from moetune.domain.document import UNLESS_DEFAULT, decode_schema, digest, encode
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, check_positive
 from moetune.domain.quantization import check_product_dtype
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample
@@ -16,6 +16,12 @@ from moetune.domain.step_errors import StepRecord
 
 PROFILE_SCHEMA = 1
 Provenance = Literal["measured", "published", "modelled"]
+
+
+def _check_group(line: "CollectiveLine | LinkBurst") -> None:
+    check_positive(line, "group_size")
+    if line.num_nodes < 0:
+        raise InputError(f"num_nodes must be at least 0, got {line.num_nodes}")
 
 
 def _check_line(alpha_seconds: float, beta_seconds: float) -> None:
@@ -103,6 +109,8 @@ class CollectiveLine:
 
     def __post_init__(self) -> None:
         _check_line(self.alpha_seconds, self.beta_seconds_per_byte)
+        _check_group(self)
+        check_positive(self, "in_flight")
 
     @property
     def cost(self) -> LinearCost:
@@ -129,6 +137,7 @@ class LinkBurst:
             raise InputError(f"a burst must take more than 0 s, got {self.seconds}")
         if not 0 < self.share < 1:
             raise InputError(f"a burst's share must be between 0 and 1, got {self.share}")
+        _check_group(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

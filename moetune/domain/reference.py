@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moetune.domain.document import UNLESS_DEFAULT
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, check_positive
 from moetune.domain.quantization import check_product_dtype
 from moetune.domain.samples import CollectiveOp, GemmForm
 
@@ -156,6 +156,7 @@ class Network:
         )  # fmt: skip
         if min(rest) < 0:
             raise InputError("a loss, a start-up and a chunk's time must be at least 0")
+        check_positive(self, "most_nodes")
         _check_spread(self.spread)
 
     def bytes_per_second(self, num_nodes: int = 0) -> float:

@@ -7,7 +7,10 @@ from moetune.domain.training import FoldedLayout
 from moetune.export.planned import Export, Planned, refuse, remarks
 
 _FILE = "moetune_layout.py"
-
+_WHOLE = (
+    "moetune.parallelize(model, plan) does all of this for a decoder of your own.",
+    "moetune.adapt(model, plan) runs the experts of a transformers model by the plan.",
+)
 
 _TEXT = """\
 {remarks}import torch
@@ -73,7 +76,7 @@ def layer_export(planned: Planned) -> Export:
         raise refuse(planned, what, "the export is of layers of experts: use another --to")
     missing = tuple(_not_expressed(layout))
     text = _TEXT.format(
-        remarks=remarks(planned, missing), sequences=job.global_batch // layout.dp,
+        remarks=remarks(planned, missing, *_WHOLE), sequences=job.global_batch // layout.dp,
         names="FoldedLayout" if layout.degree is None else "Degrees, FoldedLayout",
         length=job.length, layout=_written(layout), layer=layer, bias=experts.biases > 0,
         dtype=job.dtype,

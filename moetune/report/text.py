@@ -19,6 +19,8 @@ NARROWEST = 20
 _GOES_ON = " \\"
 _COMMAND = re.compile(r":\s+(moetune [^`]*?)\.?$")
 """A command at the end of a sentence, without its full stop."""
+_SHORT_COMMAND = re.compile(r"`moetune [^`]{1,40}`")
+"""In a sentence, which is not cut; a longer one goes on as a shell reads it."""
 _HARD_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[mµn]?s|[KMGT]?i?B|[GT]FLOP/s)\b|%)")
 
@@ -136,8 +138,9 @@ def _wrapped(text: str, width: int) -> list[str]:
     if found:
         lead, command = text[: found.start()] + ":", found[1]
         return [*_wrapped(lead, width), *_continued(command, width)]
+    kept = _SHORT_COMMAND.sub(lambda found: found[0].replace(" ", _HARD_SPACE), text)
     lines = textwrap.wrap(
-        _UNIT.sub(_HARD_SPACE, text),
+        _UNIT.sub(_HARD_SPACE, kept),
         width - (len(_GOES_ON) if "`moetune " in text else 0),
         break_long_words=False,
         break_on_hyphens=False,

@@ -82,20 +82,25 @@ class MemoryAnswer:
         return self.num_fitting > 0
 
 
-def fit_memory(question: MemoryQuestion) -> MemoryAnswer:
+def fit_memory(
+    question: MemoryQuestion, *, most_layouts: int | None = MOST_LAYOUTS
+) -> MemoryAnswer:
     """Return the layouts that fit: of each shape the lowest ZeRO stage, and the least recomputed.
+
+    Args:
+        most_layouts: that are returned; None for all.
 
     Raises:
         InputError: the pins break a rule on every number of GPUs.
     """
     if question.world_size is not None:
-        return _fit(question, question.world_size)
+        return _fit(question, question.world_size, most_layouts)
     last: MemoryAnswer | None = None
     problem: InputError | None = None
     ranks = 1
     while ranks <= MOST_RANKS:
         try:
-            last = _fit(question, ranks)
+            last = _fit(question, ranks, most_layouts)
         except InputError as error:  # such as more stages than GPUs
             problem = error
         if last is not None and last.fits:
@@ -106,7 +111,7 @@ def fit_memory(question: MemoryQuestion) -> MemoryAnswer:
     return last
 
 
-def _fit(question: MemoryQuestion, ranks: int) -> MemoryAnswer:
+def _fit(question: MemoryQuestion, ranks: int, most_layouts: int | None) -> MemoryAnswer:
     job = question.job(ranks)
     memory = memory_model(job, question.target, DecoderStages(question.decoder))
     space = LayoutSpace(job=job, target=question.target)
@@ -123,7 +128,7 @@ def _fit(question: MemoryQuestion, ranks: int) -> MemoryAnswer:
     if smallest is None:
         raise contradiction(space, question.pins)
     fitting.sort(key=_plainness)
-    found_layouts = tuple(fitting[:MOST_LAYOUTS]) or (smallest,)
+    found_layouts = tuple(fitting[:most_layouts]) or (smallest,)
     return MemoryAnswer(question=question, job=job, found=found_layouts, num_fitting=len(fitting))
 
 

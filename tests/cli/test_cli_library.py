@@ -111,7 +111,7 @@ def test_a_plan_is_shown_exported_and_compared(
     assert cli("plans", "show", str(file), "--json").document == document
     found = cli("plans", "diff", str(file), large[:8], "--json").document
     assert (found["first"], found["second"]) == (small, large)
-    (table,) = found["sections"][0]["tables"]
+    (table,) = found["sections"][-1]["tables"]
     assert "inputs.model" in [row[0] for row in table["rows"]]
     assert cli("plans", "show", "zzz").code == 2
     assert "differ" in cli("plans", "diff", str(file), str(file)).out.lower()

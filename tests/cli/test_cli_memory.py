@@ -70,6 +70,14 @@ def test_words_say_what_fits_and_the_next_command(cli: Cli) -> None:
     assert "moetune plan --model olmoe" in found.err
 
 
+def test_all_layouts_that_fit_are_printed_when_asked(cli: Cli) -> None:
+    asked = ("memory", "mixtral-8x7b", "--device-memory", "80G")
+    few, every = (cli(*asked, *more, "--json").document for more in ((), ("--all",)))
+    assert len(few["layouts"]) < len(every["layouts"]) == every["num_fitting"]
+    assert f"{few['num_fitting'] - len(few['layouts'])} more: --all" in cli(*asked).out
+    assert "more: --all" not in cli(*asked, "--all").out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

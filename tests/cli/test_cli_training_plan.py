@@ -312,7 +312,9 @@ def test_a_training_plan_is_stored_and_known_by_its_id(cli: Cli, tmp_path: Path)
         )
         assert by_id == by_file
     other = cli(*QWEN, "--world-size", "32", "--target", "megatron", "--json").document["id"]
-    assert "inputs.world_size" in cli("plans", "diff", short, other[:8]).out
+    words, table = cli("plans", "diff", short, other[:8]).out.split("Differences")
+    assert "a step" in words
+    assert "inputs.world_size" in table
     for refusing in (("verify", short), ("whatif", short, "--tokens", "8"), ("trace", short)):
         refused = cli(*refusing)
         assert refused.code == 2

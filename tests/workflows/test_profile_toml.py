@@ -1,5 +1,6 @@
 """The reader of profile files: each wrong input is one error that names its place."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,8 @@ POINTS = (
     "[[tables]]\nkind = 'collective'\nlabel = 'modelled'\nsource = 'x'\nop = 'send'\n"
     "group_size = 2\npoints = "
 )
+
+_NUMBER = re.compile(r'(?m)^(\w+) = (-?[0-9][0-9_.e+-]*|"[0-9.]+ ?[A-Za-z/]+")')
 
 
 def load(folder: Path, text: str) -> Profile:
@@ -128,3 +131,16 @@ def test_what_is_no_text_or_too_much_is_refused(content: bytes, words: str, tmp_
 def test_a_device_without_an_end_is_refused() -> None:
     with pytest.raises(InputError, match="larger than"):
         load_profile_file(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("name", ["h100-x8", "rtx2080ti-x64"])
+def test_no_number_of_a_profile_may_be_negative_endless_or_none(name: str, tmp_path: Path) -> None:
+    text = Path(str(bundled_profiles()[name])).read_text(encoding="utf-8")
+    firsts = {found[1]: found for found in reversed([*_NUMBER.finditer(text)])}
+    file = tmp_path / "wrong.toml"
+    for key, found in firsts.items():
+        for wrong in ("nan", "-1", "inf"):
+            file.write_text(text[: found.start(2)] + wrong + text[found.end(2) :], encoding="utf-8")
+            with pytest.raises(InputError) as raised:
+                load_profile_file(file)
+            assert "wrong.toml" in str(raised.value), (key, wrong)

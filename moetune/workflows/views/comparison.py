@@ -58,11 +58,16 @@ def comparison_sections(
     figures = () if first.id == second.id or len(plans) < len(names) else _both(plans)
     if isinstance(first, TrainingDocument) and isinstance(second, TrainingDocument):
         figures = tuple(training_figures({names[0]: first, names[1]: second}))
-    return (
-        Section(name="answer", paragraphs=tuple(_words(first, second, names))),
-        Section(name="both", figures=figures),
-        plan_differences(first, second, names=names),
-    )
+    words, differences = difference_sections(first, second, names=names)
+    return words, Section(name="both", figures=figures), differences
+
+
+def difference_sections(
+    first: AnyPlan, second: AnyPlan, *, names: tuple[str, str]
+) -> tuple[Section, Section]:
+    """Return how the second plan differs from the first: in words, then field by field."""
+    words = Section(name="answer", paragraphs=tuple(_words(first, second, names)))
+    return words, plan_differences(first, second, names=names)
 
 
 def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[str]:

@@ -77,7 +77,7 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
 
 
 def _layouts(answer: MemoryAnswer) -> Table:
-    more = answer.num_fitting - len(answer.found)
+    more = max(0, answer.num_fitting - len(answer.found))
     return Table(
         name="layouts",
         header=("layout", "zero", "recompute", "memory", "states", "activations"),
@@ -92,7 +92,7 @@ def _layouts(answer: MemoryAnswer) -> Table:
             )
             for one in answer.found
         ),
-        notes=(f"… and {more:,} more: pin sizes with --tp, --pp, --ep, --cp",) if more > 0 else (),
+        num_more=more,
     )
 
 
