@@ -45,8 +45,6 @@ def list_(
     since = "" if newer_than is None else time_ago(parse_age(newer_than))
     wanted = PlanFilter(model=model, profile=profile, since=since)
     with session.find_store() as store:
-        if store is None and session.db is not None:
-            session.screen.note(f"there is no store at {session.db} yet")
         found = list_plans(store, wanted)
         shown = found if all_ or json else found[:MOST_ROWS]
         read = read_plans(store, shown)

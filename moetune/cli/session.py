@@ -1,8 +1,8 @@
 """Session of one run: the options before the command, and options that commands share."""
 
 import shlex
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,8 @@ from moetune.cli.completers import plan_ids, profile_names
 from moetune.domain.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from moetune.cli.render import Screen
     from moetune.config import Configuration, Settings
     from moetune.domain.ports import Store
@@ -58,6 +60,7 @@ class Session:
     Args:
         arguments: all of this run, for commands that say how to go on.
         most_rows: of a table; None for all, as of commands without `--all`.
+        is_missing_said: that the store which was named is not there, which is said once.
     """
 
     arguments: tuple[str, ...] = ()
@@ -68,6 +71,7 @@ class Session:
     quiet: bool = False
     color: bool = True
     most_rows: int | None = None
+    is_missing_said: bool = field(default=False, init=False)
 
     @property
     def screen(self) -> "Screen":
@@ -89,11 +93,16 @@ class Session:
         """The settings."""
         return self.configuration().settings
 
-    def find_store(self) -> "AbstractContextManager[Store | None]":
-        """Open the store to read, None where none was made yet."""
+    @contextmanager
+    def find_store(self) -> "Iterator[Store | None]":
+        """Open the store to read, None where none was made yet, and say so where one was named."""
         from moetune.workflows import wiring
 
-        return wiring.find_store(self.settings)
+        with wiring.find_store(self.settings) as store:
+            if store is None and self.db is not None and not self.is_missing_said:
+                self.screen.note(f"there is no store at {self.db} yet")
+                self.is_missing_said = True
+            yield store
 
 
 def command_again(session: Session, *more: str, without: tuple[str, ...] = ()) -> str:

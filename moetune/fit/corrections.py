@@ -14,6 +14,7 @@ from moetune.domain.corrections import (
     CorrectedOp,
     Correction,
 )
+from moetune.domain.units import format_bytes
 
 MIN_CALLS, MIN_BATCHES = 5, 2
 """Fewer may be one bad minute."""
@@ -183,4 +184,5 @@ def _deviation(logs: Sequence[float]) -> float:
 
 def _name(one: Evidence) -> str:
     ranks = f" of {one.group_size} ranks" if one.group_size else ""
-    return f"{one.op}{ranks} around {one.size:.3g} {'bytes' if one.group_size else 'MACs'}"
+    size = format_bytes(one.size) if one.group_size else f"{one.size:.3g} MACs"
+    return f"{one.op}{ranks} around {size}"

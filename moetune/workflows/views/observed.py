@@ -32,6 +32,7 @@ def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...
     table = Table(
         name="steps",
         header=("", "strategy", "forward", "backward", "predicted", "measured", "error", "FLOP/s"),
+        wide=("FLOP/s",),  # of the plan, they stand in the sentence above
         rows=tuple(_step(one, _speed(plan, one.step_seconds)) for one in found.steps),
         notes=(
             (
@@ -52,6 +53,10 @@ def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...
     return (Section(name="verification", paragraphs=(words, *moved), tables=(table,)),)
 
 
+WIDE = 2.0
+"""A range's end over its beginning, from which on nearly every step would be inside."""
+
+
 def verdict(plan: Plan, found: Verification) -> str:
     """Return a sentence on whether the plan holds here, the gravest fault first."""
     name, took = f"plan {plan.id[:6]}", format_seconds(found.planned.step_seconds)
@@ -66,7 +71,19 @@ def verdict(plan: Plan, found: Verification) -> str:
     inside = f"its step of {took} is inside its range{where}"
     if found.range_seconds is None:
         inside = f"its step takes {took}, and it promised no range"
-    return f"{name[0].upper()}{name[1:]} holds here: {inside}, and one chunk is no faster."
+    holds = f"{name[0].upper()}{name[1:]} holds here: {inside}, and one chunk is no faster."
+    return f"{holds}{_of_wide(found.range_seconds)}"
+
+
+def _of_wide(seconds: tuple[float, float] | None) -> str:
+    """Return what a plan's range is worth where it promises little; "" where it does not."""
+    if seconds is None or seconds[1] <= WIDE * seconds[0]:
+        return ""
+    factor = seconds[1] / seconds[0]
+    return (
+        f" But a range whose end is {factor:.2g} times its beginning promises little: "
+        "measure again on an idle machine, and plan with that."
+    )
 
 
 def _span(seconds: tuple[float, float]) -> str:
