@@ -12,14 +12,17 @@ from moetune.cli.session import (
     Oversubscribe,
     PlanArgument,
     ProfileOption,
+    TrainedModelOption,
     example,
+    refuse_model,
     session_of,
 )
-from moetune.domain.errors import ProfileError
+from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.units import format_share
 
 if TYPE_CHECKING:
     from moetune.config import Launch
+    from moetune.domain.training_document import TrainingDocument
     from moetune.workflows.planner import Planner
     from moetune.workflows.trace import Overlap, Trace
 
@@ -36,33 +39,41 @@ def trace(
     output: Annotated[Path, typer.Option(metavar="FILE", help="File of the Chrome trace.")] = Path(
         "trace.json"
     ),
+    model: TrainedModelOption = None,
     profile: ProfileOption = None,
     *,
     oversubscribe: Oversubscribe = False,
     json: Json = False,
 ) -> None:
-    """Write a plan's timelines for Perfetto."""
+    """Write a plan's timelines for Perfetto.
+
+    Of a layer its streams, predicted and with --nproc also recorded; of a whole model the passes of
+    every pipeline rank, and of a Hugging Face model one block besides.
+    """
     from moetune import config
+    from moetune.domain.training_document import TrainingDocument
     from moetune.workflows.files import write_text
     from moetune.workflows.open_planner import local_planner
+    from moetune.workflows.training_files import find_any_plan
 
     session = session_of(context)
     environ = config.environment()
     launch = config.launch(environ)
+    is_recorded = nproc is not None or launch is not None
+    wanted = find_any_plan(plan, stores=session.find_store)
+    if not isinstance(wanted, TrainingDocument):
+        refuse_model(model)
+    found: Trace | None
     with local_planner(session.settings, profile=profile) as planner:
-        is_predicted = nproc is None and launch is None
-        found = (
-            _predicted(planner, plan)
-            if is_predicted
-            else _recorded(
-                planner,
-                plan,
-                num_ranks=nproc,
-                launch=launch,
-                environ=environ,
+        if isinstance(wanted, TrainingDocument):
+            found = _of_training(planner, wanted, model, is_recorded=is_recorded)
+        elif is_recorded:
+            found = _recorded(
+                planner, plan, num_ranks=nproc, launch=launch, environ=environ,
                 oversubscribe=oversubscribe,
-            )
-        )
+            )  # fmt: skip
+        else:
+            found = _predicted(planner, plan)
     if found is None:
         return
     write_text(output, dump(found.document))
@@ -73,6 +84,8 @@ def trace(
     for name, overlap in (("Predicted", found.predicted), ("Measured", found.measured)):
         if overlap is not None:
             screen.say(f"{name}: {_words(overlap)}")
+    for note in found.notes:
+        screen.say(note)
     screen.line(f"Written to {output}. Open it in ui.perfetto.dev or chrome://tracing.")
 
 
@@ -83,6 +96,17 @@ def _predicted(planner: "Planner", plan: str) -> "Trace":
         raise ProfileError(
             error.what, "name its profile with --profile, or record a real step with --nproc"
         ) from None
+
+
+def _of_training(
+    planner: "Planner", plan: "TrainingDocument", model: str | None, *, is_recorded: bool
+) -> "Trace":
+    if is_recorded:
+        raise InputError(
+            f"plan {plan.id[:6]} is a training plan, whose steps only its target runs",
+            "omit --nproc: the trace has what the plan predicts",
+        )
+    return planner.trace_training(plan, model=model)
 
 
 def _recorded(

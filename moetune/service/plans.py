@@ -163,7 +163,12 @@ def _add_trace(app: FastAPI, pools: WorkerPools) -> None:
     async def trace(plan_id: str) -> Response:
         """Return a Chrome trace for ui.perfetto.dev."""
         await _require(pools, plan_id)
-        found = await pools.solve(pools.planner.trace, plan_id)
+        training = await pools.read(pools.planner.reading.training_plan, plan_id)
+        found = await (
+            pools.solve(pools.planner.trace, plan_id)
+            if training is None
+            else pools.solve(pools.planner.trace_training, training)
+        )
         name = f'attachment; filename="trace-{plan_id[:6]}.json"'
         return document(found.document, headers={"Content-Disposition": name})
 

@@ -25,12 +25,10 @@ from moetune.solve.layer.budget import MemoryBudget
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.timeline import Timeline
 from moetune.solve.predict import plan_timelines
-from moetune.solve.training.block_timeline import block_timeline
 from moetune.solve.training.front import LARGE, SLOW, front_within
 from moetune.solve.training.memory import RankMemory
-from moetune.solve.training.pipeline import PassSpan, pass_spans
+from moetune.solve.training.pipeline import PassSpan
 from moetune.solve.training.search import FoldedSearch
-from moetune.solve.training.step import StepPrices
 from moetune.solve.training.ties import PricedLayout
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.export import PlanExport, export_training
@@ -40,6 +38,7 @@ from moetune.workflows.plan import KnownCosts, plan_of, solve_layer, sound_numbe
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.training import search_training, training_job
 from moetune.workflows.training_plan import TrainingPlan, TrainingRequest
+from moetune.workflows.training_step import draw_step
 
 _MOST_PASSES = 320
 """Of a drawn pipeline: more are too thin to be told apart."""
@@ -265,40 +264,16 @@ def _decoder(model: str | PastedConfig) -> tuple[str, str, Decoder]:
 
 
 def _drawn(solved: _Solved, profile: Profile) -> ModelDraft:
-    plan, prices = solved.plan, solved.search.prices
+    plan = solved.plan
     layout = plan.best.layout
-    pipeline = prices.pipeline(layout)
-    shown = _few(pipeline.num_micro_batches, pipeline.pp, len(pipeline.stages))
-    block, forward, backward = _block(plan, prices)
+    step = draw_step(solved.search.prices, layout, most_passes=_MOST_PASSES)
     return ModelDraft(
         plan=plan, title=solved.title, ranks=solved.search.memory.of_every_rank(layout),
-        passes=pass_spans(pipeline, shown) if layout.pp > 1 else (),
-        num_shown=shown, num_micro_batches=pipeline.num_micro_batches,
-        block=block, forward=forward, backward=backward,
+        passes=step.passes if layout.pp > 1 else (),
+        num_shown=step.num_shown, num_micro_batches=step.num_micro_batches,
+        block=step.block, forward=step.forward, backward=step.backward,
         exports=tuple(_exports(plan, solved.source, profile)),
     )  # fmt: skip
-
-
-def _few(num: int, pp: int, num_stages: int) -> int:
-    """Return the micro-batches to draw: whole rounds of the ranks, and not too many passes."""
-    rounds = max(1, _MOST_PASSES // (2 * num_stages * pp))
-    few = rounds * pp + num % pp
-    return min(num, few)
-
-
-def _block(plan: TrainingPlan, prices: StepPrices) -> tuple[str, Timeline, Timeline]:
-    """Return the kind of block that the model has most of, those with experts first."""
-    decoder, layout = plan.request.job.decoder, plan.best.layout
-    kinds = decoder.kinds
-    at = max(
-        range(len(kinds)),
-        key=lambda one: (kinds[one].routed is not None, decoder.blocks.count(kinds[one])),
-    )
-    num, total = decoder.blocks.count(kinds[at]), decoder.num_layers
-    kind = "with experts" if kinds[at].routed is not None else "without experts"
-    words = f"a block {kind}, one of {num} alike among {total}"
-    times, seconds = prices.blocks.times(layout)[at], prices.blocks.seconds(layout)[at]
-    return words, *block_timeline(times, seconds)
 
 
 def _exports(plan: TrainingPlan, source: str, profile: Profile) -> Iterator[TargetExport]:

@@ -25,6 +25,7 @@ from moetune.workflows.solvers import Solver, ThreadSolver
 from moetune.workflows.sources import PlanSources
 from moetune.workflows.trace import Trace, predicted_trace
 from moetune.workflows.training_sensitivity import training_sensitivity
+from moetune.workflows.training_trace import training_trace
 from moetune.workflows.training_why_not import compare_layouts, kept_layout
 from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
 from moetune.workflows.why_not import WhyNot, answer_from_plan, compare_choices
@@ -139,6 +140,19 @@ class Planner:
         plan = self.plan(wanted)
         profile = None if plan.transformer is not None else self.profile_behind(plan)
         return self._run(plan.inputs.profile, predicted_trace, plan, profile=profile)
+
+    def trace_training(self, plan: TrainingDocument, *, model: str | None = None) -> Trace:
+        """Return a training plan's predicted passes, and one block of its model.
+
+        Args:
+            model: the `config.json` of a plan whose model has no name.
+
+        Raises:
+            InputError: another version of moetune has made the plan, or its model is another one.
+            ProfileError: the plan's profile is missing or has changed.
+        """
+        profile = self.profile_behind(plan)
+        return self._run(profile.name, training_trace, plan, profile=profile, model=model)
 
     def whatif(self, question: WhatIf) -> WhatIfAnswer:
         """Return a plan, and the plan for changed inputs or another machine.

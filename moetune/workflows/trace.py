@@ -46,11 +46,13 @@ class Trace:
 
     Args:
         predicted, measured: None where these events are missing; measured is of the first rank.
+        notes: what has to be known about the events.
     """
 
     events: tuple[Mapping[str, object], ...]
     predicted: Overlap | None
     measured: Overlap | None
+    notes: tuple[str, ...] = ()
 
     @property
     def document(self) -> dict[str, object]:

@@ -315,7 +315,8 @@ def test_a_training_plan_is_stored_and_known_by_its_id(cli: Cli, tmp_path: Path)
     words, table = cli("plans", "diff", short, other[:8]).out.split("Differences")
     assert "a step" in words
     assert "inputs.world_size" in table
-    for refusing in (("verify", short), ("whatif", short, "--tokens", "8"), ("trace", short)):
+    recorded = ("trace", short, "--nproc", "2")
+    for refusing in (("verify", short), ("whatif", short, "--tokens", "8"), recorded):
         refused = cli(*refusing)
         assert refused.code == 2
         assert "is a training plan" in refused.err

@@ -145,6 +145,7 @@ def _training_page(plan: TrainingDocument) -> Page:
             "profile_address": address("profiles", inputs.profile),
             "compare_address": address("compare", what="plans", first=plan.id),
             "document": f"/v1/plans/{plan.id}",
+            "trace": f"/v1/plans/{plan.id}/trace" if known else "",
             "model_address": address("models", known) if known else "",
             "new_address": _asked_anew(plan, known) if known else "",
             "commands": {
