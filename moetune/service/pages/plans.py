@@ -100,7 +100,7 @@ def plan_page(library: Library, plan_id: str) -> Page:
     """
     wanted = library.any_plan(plan_id)
     if isinstance(wanted, TrainingDocument):
-        return _training_page(wanted)
+        return _training_page(library, wanted)
     explanation = library.planner.explain_plan(wanted)
     plan = explanation.plan
     found = seen(library.store.observation_page(plan.id, limit=500))
@@ -131,9 +131,10 @@ def plan_page(library: Library, plan_id: str) -> Page:
     )
 
 
-def _training_page(plan: TrainingDocument) -> Page:
+def _training_page(library: Library, plan: TrainingDocument) -> Page:
     sections, inputs = training_page(plan), plan.inputs
     known = resolve_name(inputs.model)
+    can_trace = known and library.planner.profile_if_known(plan) is not None
     return Page(
         template="training.html",
         title=f"{sections[0].title}, plan {plan.id[:6]}",
@@ -145,7 +146,7 @@ def _training_page(plan: TrainingDocument) -> Page:
             "profile_address": address("profiles", inputs.profile),
             "compare_address": address("compare", what="plans", first=plan.id),
             "document": f"/v1/plans/{plan.id}",
-            "trace": f"/v1/plans/{plan.id}/trace" if known else "",
+            "trace": f"/v1/plans/{plan.id}/trace" if can_trace else "",
             "model_address": address("models", known) if known else "",
             "new_address": _asked_anew(plan, known) if known else "",
             "commands": {
