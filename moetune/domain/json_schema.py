@@ -1,5 +1,7 @@
 """The JSON schema of a document, read from the dataclass that `encode` writes and `decode` reads.
 
+Documents that are put together from values have `Keys` with the values' types.
+
 Source: JSON Schema, draft 2020-12. What no annotation says (ranges, hashes) `decode` checks alone.
 """
 
@@ -20,6 +22,54 @@ _SCALARS: Mapping[object, dict[str, object]] = types.MappingProxyType(
         Any: {},
     }
 )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Keys:
+    """An object that is put together: its keys with their types, and no others.
+
+    Args:
+        of: a dataclass, whose keys it has besides.
+        optional: keys that may be missing.
+        is_nullable: whether null may stand in its place.
+    """
+
+    keys: Mapping[str, Any]
+    of: type | None = None
+    optional: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    is_nullable: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ListOf:
+    """A list of objects that are put together."""
+
+    keys: Keys
+
+
+def schema_of_keys(tag: str, *forms: Keys) -> dict[str, object]:
+    """Return the JSON schema of a document that is put together, in one of several forms.
+
+    Args:
+        tag: value of its key `schema`, which stands before the others.
+    """
+    definitions: dict[str, object] = {}
+    objects = []
+    for form in forms:
+        one = _put_together(form, definitions)
+        one["properties"] = {"schema": {"const": tag}, **one["properties"]}
+        one["required"] = ["schema", *one["required"]]
+        objects.append(one)
+    whole: dict[str, object] = objects[0] if len(objects) == 1 else {"anyOf": objects}
+    return {"$schema": DIALECT, "title": tag, **whole, "$defs": definitions}
+
+
+def _put_together(keys: Keys, definitions: dict[str, object]) -> dict[str, Any]:
+    whole = _object(keys.of, definitions) if keys.of is not None else _no_keys()
+    for name, kind in {**keys.keys, **keys.optional}.items():
+        whole["properties"][name] = _schema(kind, definitions)
+    whole["required"] += [*keys.keys]
+    return whole
 
 
 def schema_of(
@@ -47,6 +97,10 @@ def schema_of(
         whole["properties"][name] = _schema(one, definitions)
         whole["required"].append(name)
     return {"$schema": DIALECT, "title": tag or kind.__name__, **whole, "$defs": definitions}
+
+
+def _no_keys() -> dict[str, Any]:
+    return {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 
 
 def _object(
@@ -77,8 +131,16 @@ def _schema(kind: Any, definitions: dict[str, object]) -> dict[str, object]:  # 
     if origin is not None:
         return {"type": "object", "additionalProperties": _schema(inner[1], definitions)}
     if dataclasses.is_dataclass(kind):
-        return _reference(kind, definitions)
+        written = _reference if isinstance(kind, type) else _of_values
+        return written(kind, definitions)
     return dict(_SCALARS[kind])
+
+
+def _of_values(kind: Any, definitions: dict[str, object]) -> dict[str, object]:  # noqa: ANN401 - Keys or ListOf
+    if isinstance(kind, ListOf):
+        return {"type": "array", "items": _put_together(kind.keys, definitions)}
+    found = _put_together(kind, definitions)
+    return {"anyOf": [found, _SCALARS[types.NoneType]]} if kind.is_nullable else found
 
 
 def _array(kinds: tuple[Any, ...], definitions: dict[str, object]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""JSON schemas of the documents that are dataclasses, by name."""
+"""JSON schemas of all documents, by name."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,6 +13,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.routing_record import RoutingRecord
 from moetune.domain.spelling import nearest_or
 from moetune.domain.training_document import TrainingDocument
+from moetune.workflows.answer_schemas import ANSWERS
 from moetune.workflows.compared import (
     WHY_NOT_SCHEMA,
     ComparedVerdict,
@@ -30,7 +31,7 @@ _WORDS = tuple[str, ...]
 _COMPARISON = MappingProxyType(
     {"verdict": ComparedVerdict, "difference": StepDifference | None, "words": _WORDS}
 )
-SCHEMAS: Mapping[str, Callable[[], dict[str, object]]] = MappingProxyType(
+_OF_CLASSES: Mapping[str, Callable[[], dict[str, object]]] = MappingProxyType(
     {
         "doctor": partial(schema_of, Diagnosis, tag=DOCTOR_SCHEMA),
         "error": partial(schema_of, ErrorDocument),
@@ -48,6 +49,9 @@ SCHEMAS: Mapping[str, Callable[[], dict[str, object]]] = MappingProxyType(
         "verification": partial(schema_of, Verification, tag=VERIFICATION_SCHEMA, more=_VERDICTS),
         "why-not": partial(schema_of, WhyNotAnswer, tag=WHY_NOT_SCHEMA, more=_COMPARISON),
     }
+)
+SCHEMAS: Mapping[str, Callable[[], dict[str, object]]] = MappingProxyType(
+    dict(sorted({**_OF_CLASSES, **ANSWERS}.items()))
 )
 
 

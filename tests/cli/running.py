@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.documents import check_document
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -14,9 +16,10 @@ class Result:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The one JSON document on stdout."""
+        """The one JSON document on stdout, of the form that its schema says."""
         found = json.loads(self.out)
         assert isinstance(found, dict)
+        check_document(found)
         return found
 
 

@@ -17,6 +17,8 @@ import httpx
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from starlette.types import ASGIApp
 
+from tests.documents import check_document
+
 ROOT = Path(__file__).resolve().parents[2]
 BASE_URL = "http://127.0.0.1:8642"
 TIMEOUT_SECONDS = 120.0
@@ -40,6 +42,8 @@ class Client:
             return await self.http.request(method, path, **more)
 
         answer: httpx.Response = self.portal.call(send)
+        if "json" in answer.headers.get("content-type", "") and answer.content:
+            check_document(answer.json())
         return answer
 
     def get(self, path: str, **more: Any) -> httpx.Response:

@@ -1,0 +1,22 @@
+"""Every document that a test reads is held against its published JSON schema."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+
+PUBLISHED = Path(__file__).resolve().parents[1] / "docs" / "schemas"
+
+
+@cache
+def _validator(name: str) -> Any:
+    return jsonschema_rs.validator_for(json.loads((PUBLISHED / f"{name}.json").read_text()))
+
+
+def check_document(document: Any) -> None:
+    """Raise where a document with a key `schema` has no published schema, or another form."""
+    tag = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(tag, str) and tag.startswith("moetune."):
+        _validator(tag.removeprefix("moetune.").partition("/")[0]).validate(document)
