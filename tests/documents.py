@@ -20,3 +20,10 @@ def check_document(document: Any) -> None:
     tag = document.get("schema") if isinstance(document, dict) else None
     if isinstance(tag, str) and tag.startswith("moetune."):
         _validator(tag.removeprefix("moetune.").partition("/")[0]).validate(document)
+
+
+def read_document(text: str) -> Any:
+    """Return the document of a text, which has the form that its schema says."""
+    document = json.loads(text)
+    check_document(document)
+    return document

@@ -1,11 +1,10 @@
 """Run the command line in this process, as the program does."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.documents import check_document
+from tests.documents import read_document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,9 +16,8 @@ class Result:
     @property
     def document(self) -> dict[str, Any]:
         """The one JSON document on stdout, of the form that its schema says."""
-        found = json.loads(self.out)
+        found = read_document(self.out)
         assert isinstance(found, dict)
-        check_document(found)
         return found
 
 

@@ -9,8 +9,10 @@ import pytest
 
 from moetune.domain.document import encode
 from moetune.domain.routing_record import record_of
+from moetune.domain.samples import CopyPoint
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.schemas import SCHEMAS
+from moetune.workflows.staleness import Check, CheckedPoint
 from tests.cli.running import Cli
 from tests.workflows.test_observed_views import ALONE, PLANNED, verification
 
@@ -76,6 +78,11 @@ def test_other_documents(cli: Cli) -> None:
     check("doctor", cli("doctor", "--json").document)
     check("profile", load_profile_file(bundled_profiles()["h100-x8"]))
     check("verification", verification(ALONE, PLANNED).document)
+    assert cli("completion", "bash", "--json").document["shell"] == "bash"
+    point = CopyPoint(direction="h2d", pinned=True, num_bytes=1024)
+    one = CheckedPoint(point=point, profiled_seconds=1e-3, seconds=1.1e-3)
+    held = Check(verdict="keep", points=(one,))
+    check("profile-check", {"schema": "moetune.profile-check/1", "name": "lab", **encode(held)})
 
 
 def test_an_unknown_document_is_refused_by_name(cli: Cli) -> None:

@@ -1,6 +1,5 @@
 """`moetune profile` with real ranks and a real database, interrupted in every way."""
 
-import json
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ from moetune.cli import app
 from moetune.domain.records import RunInfo
 from moetune.domain.samples import Sample
 from moetune.store import open_store
+from tests.documents import read_document
 
 TIMEOUT_SECONDS = 240
 SMALL_LAYER = (
@@ -103,7 +103,10 @@ def test_a_killed_profile_keeps_its_points_and_resume_measures_only_the_rest(
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    killed = planner.start(*SMALL_LAYER, "--nproc", "2", TMPDIR=str(temporary))
+    killed = planner.start(
+        *SMALL_LAYER, "--nproc", "2", TMPDIR=str(temporary),
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "torch"),  # which torch makes where it is imported
+    )  # fmt: skip
     planner.wait_for_samples(3)
     ranks = descendants(killed.pid)
     assert len(ranks) >= 2
@@ -118,7 +121,7 @@ def test_a_killed_profile_keeps_its_points_and_resume_measures_only_the_rest(
     resumed = planner.start(*SMALL_LAYER, "--nproc", "2", "--resume", "--budget", "8s", "--json")
     answer, words = resumed.communicate(timeout=TIMEOUT_SECONDS)
     assert resumed.returncode == 0, words
-    document = json.loads(answer)
+    document = read_document(answer)
     after = planner.samples()
     assert after[: len(before)] == before
     added = {sample.point for sample in after[len(before) :]}
@@ -168,7 +171,7 @@ def test_ranks_of_a_launch_make_one_profile(planner: Desk) -> None:
     ]
     answers = [process.communicate(timeout=TIMEOUT_SECONDS) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], answers
-    assert json.loads(answers[0][0])["machine"]["num_devices"] == 2
+    assert read_document(answers[0][0])["machine"]["num_devices"] == 2
     assert answers[1][0] == ""
     (run,) = planner.runs()
     assert run.num_samples >= 3
@@ -178,7 +181,7 @@ def test_plan_only_measures_nothing(planner: Desk) -> None:
     process = planner.start(*SMALL_LAYER, "--plan-only", "--json")
     answer, words = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0, words
-    document = json.loads(answer)
+    document = read_document(answer)
     assert document["num_points"] == len(document["points"]) > 20
     assert document["seconds"] == pytest.approx(sum(one["seconds"] for one in document["points"]))
     assert planner.runs() == ()
@@ -189,7 +192,7 @@ def test_plan_only_of_a_whole_model_counts_its_attention(planner: Desk) -> None:
     process = planner.start(*SMALL_LAYER, *whole, "--plan-only", "--json")
     answer, words = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0, words
-    points = [one["point"] for one in json.loads(answer)["points"]]
+    points = [one["point"] for one in read_document(answer)["points"]]
     attention = [point for point in points if point["kind"] == "attention"]
     assert {(one["num_heads"], one["head_dim"], one["length"]) for one in attention} == {
         (4, 16, 64)

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from moetune.cli import app as program
+from tests.documents import read_document
 from tests.service.asking import Served, command, environment, served
 from tests.service.certificates import make_certificate
 
@@ -92,7 +93,7 @@ def test_ready_as_json_is_one_document_and_the_interrupt_key_ends_with_130(tmp_p
     ) as process:  # fmt: skip
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "}\n")
-        document = json.loads("".join(lines) + "}")
+        document = read_document("".join(lines) + "}")
         assert document["schema"] == "moetune.serve/1"
         assert httpx.get(f"{document['url']}/healthz", timeout=120).status_code == 200
         process.send_signal(signal.SIGINT)
