@@ -68,6 +68,8 @@ class Cell:
 
 
 EMPTY = Cell(text="")
+_MOST_ON_A_PHONE = 3
+"""Columns that fit beside each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,11 @@ class Table:
     empty: str = "Nothing yet."
     is_narrow: bool = False
     num_more: int = 0
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether a phone shows the cells of a row below each other, each with its heading."""
+        return len(self.header) > _MOST_ON_A_PHONE
 
     @property
     def numbers(self) -> frozenset[int]:
@@ -230,8 +237,12 @@ def facts(
 
 
 def sentence(text: str) -> str:
-    """Return the text with a capital letter and a full stop, without one after a command."""
-    start = text[:1].upper() if text[:2].isalpha() else text[:1]
+    """Return the text with a capital letter and a full stop, without one after a command.
+
+    A name such as all_to_all keeps its letters.
+    """
+    is_word = text[:2].isalpha() and "_" not in text.partition(" ")[0]
+    start = text[:1].upper() if is_word else text[:1]
     return start + text[1:] + ("" if text.endswith((".", "`")) else ".")
 
 

@@ -16,7 +16,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.timeline import COMPUTE, LINK, Span, Timeline
+from moetune.solve.layer.timeline import COMPUTE, LINK, Span, Timeline, operation_and_chunk
 from moetune.solve.model.stages import stage_timeline
 
 PREDICTED = 0
@@ -120,7 +120,7 @@ def layer_spans(
     )
     for phase, degree, timeline in phases:
         for span in timeline.spans:
-            operation, chunk = _operation_and_chunk(span.name)
+            operation, chunk = operation_and_chunk(span.name)
             own = span._replace(
                 name=operation,
                 start_seconds=start_seconds + span.start_seconds,
@@ -129,7 +129,8 @@ def layer_spans(
             size = gathered_bytes(workload) if operation == GATHER else bytes_of_all / degree
             found.append(
                 chunk_span(
-                    own, phase=phase, chunk=chunk, tokens=workload.tokens_per_rank, degree=degree,
+                    own, phase=phase, chunk=chunk or 0, tokens=workload.tokens_per_rank,
+                    degree=degree,
                     num_bytes=round(size) if span.resource == "comm" else None,
                 )
             )  # fmt: skip
@@ -140,12 +141,6 @@ def layer_spans(
 def gathered_bytes(workload: Workload) -> int:
     """Return what a rank gives to a phase's gathering: its own tokens."""
     return workload.own_tokens * workload.layer.d_model * dtype_bytes(workload.dtype)
-
-
-def _operation_and_chunk(name: str) -> tuple[str, int]:
-    """Return the parts of a simulated task's name; chunk 0 for what is no chunk's."""
-    operation, _, chunk = name.rpartition(" ")
-    return (operation, int(chunk)) if operation else (name, 0)
 
 
 def stage_spans(whole: TransformerPlan) -> list[TraceSpan]:

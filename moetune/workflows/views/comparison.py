@@ -37,7 +37,7 @@ from moetune.workflows.whatif import WhatIfAnswer, compare_plans, input_changes,
 
 _MOST_OVERLAYS = 6
 _NOW, _CHANGED = "now", "changed"
-_LARGE = 100
+_SMALL, _LARGE = 0.01, 100
 _SIZES = ("memory.parts.", "memory.activations.")
 _TIMES = ("predicted.parts.",)
 _SHARES = ("probability_best", "expected_regret", ".mfu", "_ratio")
@@ -231,7 +231,10 @@ def _flat(where: str, value: object) -> Iterator[tuple[str, object]]:
             yield from _flat(f"{where}.{key}", item)
     elif isinstance(value, list):
         is_long = where.endswith(("ranges", "parts", "stages"))
-        yield where, plural(len(value), "entry", "entries") if is_long else str(value)
+        yield (
+            where,
+            plural(len(value), "entry", "entries") if is_long else ", ".join(map(str, value)),
+        )
     else:
         yield where, value
 
@@ -295,4 +298,7 @@ def _ratio(first: object, second: object) -> Cell:
     if len(numbers) != len((first, second)) or not numbers[0]:
         return EMPTY
     ratio = numbers[1] / numbers[0]
-    return Cell(text=f"{ratio:,.{2 if ratio < _LARGE else 0}f} ×", value=ratio, unit="1")
+    text = f"{ratio:,.{2 if ratio < _LARGE else 0}f} ×"
+    if 0 < ratio < _SMALL:
+        text = f"under {_SMALL} ×"
+    return Cell(text=text, value=ratio, unit="1")

@@ -116,10 +116,8 @@ def why_not(plan: TrainingPlan, other: PricedLayout) -> str:
     longest = sorted((-seconds, name) for name, seconds in more.items() if seconds > _LEAST * step)[
         :_NAMED
     ]
-    said = " and ".join(
-        f"{name} takes {percent(-seconds / step)} of the step more" for seconds, name in longest
-    )
-    return sentence(f"{percent(slower)} slower: {said}")
+    said = " and ".join(f"{percent(-seconds / step)} for {name}" for seconds, name in longest)
+    return sentence(f"{percent(slower)} slower: of the step {said} more")
 
 
 def _tie(plan: TrainingPlan, other: PricedLayout) -> str:

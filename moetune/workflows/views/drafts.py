@@ -14,7 +14,7 @@ from moetune.report.charts import (
 )
 from moetune.report.section import Cell, Highlight, Section, Table, sentence
 from moetune.solve.layer.memory import device_bytes
-from moetune.solve.layer.timeline import Timeline
+from moetune.solve.layer.timeline import Timeline, shown_name
 from moetune.solve.training.block_timeline import HIDDEN
 from moetune.solve.training.pipeline import PassSpan
 from moetune.workflows.drafts import LayerDraft, ModelDraft
@@ -22,7 +22,7 @@ from moetune.workflows.training_plan import layout_words
 from moetune.workflows.views.draft_front import options_chart
 from moetune.workflows.views.draft_tables import choices, layouts, memory_table, step_table
 from moetune.workflows.views.plan import page_sections
-from moetune.workflows.views.words import how_sure_of_layout, mfu_words
+from moetune.workflows.views.words import how_sure_of_layout, mfu_words, speed_cell
 
 _TONES = ("1", "2", "4", "5", "6", "7", "8", "3", "9")
 _OF_CLASS = {"comp": "1", "comm": "2", "mem": "3"}
@@ -145,7 +145,6 @@ def _answer(draft: ModelDraft) -> Section:
     plan = draft.plan
     job, best, sure = plan.request.job, plan.best, plan.confidence
     per_device, speed = plan.tokens_per_second(best), plan.throughput(best)
-    flops = speed.flops_per_second
     low, high = map(format_seconds, (sure.p05_step_seconds, sure.p95_step_seconds))
     binds = max(best.step.parts, key=best.step.parts.__getitem__)
     return Section(
@@ -164,8 +163,8 @@ def _answer(draft: ModelDraft) -> Section:
                 cell=Cell(text=f"{per_device:,.0f}", value=per_device),
             ),
             Highlight(
-                name="Model TFLOP/s", note=f"of each device, {mfu_words(speed)}",
-                cell=Cell(text=f"{flops / 1e12:,.0f}", value=flops / 1e12),
+                name="Model FLOP/s", note=f"on each device, {mfu_words(speed)}",
+                cell=speed_cell(speed),
             ),
             Highlight(
                 name="Memory of one device", cell=Cell.size(round(best.memory.peak_bytes)),
@@ -195,7 +194,8 @@ def _streams(forward: Timeline, backward: Timeline, title: str, words: str) -> L
                 Piece(
                     start=span.start_seconds, length=seconds,
                     tone="9" if span.stream == HIDDEN else _OF_CLASS[span.resource],
-                    label=span.name, words=f"{phase} {span.name}: {format_seconds(seconds)}",
+                    label=shown_name(span.name),
+                    words=f"{phase} {shown_name(span.name)}: {format_seconds(seconds)}",
                 )
             )  # fmt: skip
     passes = (

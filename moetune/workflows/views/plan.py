@@ -139,12 +139,11 @@ def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:
 
 
 def _sure_highlight(what: str, probability: float, regret: float) -> Highlight:
+    slower = f"; {percent(regret)} slower on average" if regret >= LEAST_REGRET else ""
     return Highlight(
-        name=f"No other {what} is better",
+        name="How sure",
         cell=Cell(text=probability_words(probability), value=probability, unit="1"),
-        note=f"on average {percent(regret)} slower than the best"
-        if regret >= LEAST_REGRET
-        else "of refits agree",
+        note=f"that no other {what} is better{slower}",
     )
 
 

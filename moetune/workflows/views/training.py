@@ -62,7 +62,7 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
                     ),
                     ("model FLOP/s per device", speed_words(predicted.throughput, "")),
                     ("memory per device", _memory(plan)),
-                    ("recompute", _recompute(layout)),
+                    ("recompute", _recomputed(best)),
                     ("dispatcher", _dispatcher(layout)),
                     ("overlap of exchanges", _overlap(best)),
                     ("in host memory", _offloaded(best)),
@@ -89,6 +89,13 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
 
 def _recompute(layout: TrainingLayout) -> str:
     return ", ".join(layout.recompute)
+
+
+def _recomputed(best: TrainingAnswer) -> str:
+    """Return the modules that the layout recomputes, or what a runtime does without being told."""
+    if best.layout.recompute == ("none",) and best.predicted.parts.get("recompute"):
+        return "none; activations of experts are not kept, and computed again"
+    return _recompute(best.layout)
 
 
 def _dispatcher(layout: TrainingLayout) -> str:
@@ -150,7 +157,7 @@ def time_table(best: TrainingAnswer) -> Table:
     step = best.predicted.step_seconds
     return Table(
         name="time",
-        header=("part", "seconds", "share"),
+        header=("part", "time", "share"),
         rows=tuple(
             (Cell.words(name), Cell.seconds(seconds), Cell.share(seconds / step))
             for name, seconds in parts
@@ -166,7 +173,7 @@ def _memory_parts(best: TrainingAnswer) -> Iterator[Table]:
     ):  # fmt: skip
         yield Table(
             name=name,
-            header=(first, "bytes"),
+            header=(first, "memory"),
             rows=tuple(
                 (Cell.words(one), Cell.size(round(size))) for one, size in largest_first(sizes)
             ),

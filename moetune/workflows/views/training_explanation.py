@@ -115,7 +115,7 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
         tables=(
             Table(
                 name="memory",
-                header=("part", "bytes"),
+                header=("part", "memory"),
                 rows=tuple(
                     (Cell.words(name), Cell.size(round(size)))
                     for name, size in largest_first(best.memory.parts)
