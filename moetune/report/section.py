@@ -170,6 +170,7 @@ class Section:
         name: of letters, digits and hyphens; unique on its page.
         title: "" for one that continues the previous section.
         scope: one line of sizes, ranks or a machine below the title.
+        doubts: why the answer may be wrong, which is read before it.
         paragraphs: the answer first.
         highlights: the numbers to read first, for a page.
         summary: the same numbers in a sentence, for a terminal.
@@ -179,6 +180,7 @@ class Section:
     name: str
     title: str = ""
     scope: str = ""
+    doubts: tuple[str, ...] = ()
     paragraphs: tuple[str, ...] = ()
     highlights: tuple[Highlight, ...] = ()
     summary: str = ""
@@ -198,7 +200,7 @@ def values_of(section: Section) -> dict[str, object]:
         "name": section.name,
         "title": section.title,
         "scope": section.scope,
-        "paragraphs": list(section.paragraphs),
+        "paragraphs": [*section.doubts, *section.paragraphs],
         "highlights": [
             {"name": one.name, "value": one.cell.value, "unit": one.cell.unit, "note": one.note}
             for one in section.highlights

@@ -360,7 +360,7 @@ def test_observations_are_paged_and_their_file_has_all(
     while address:
         answer = full.get(address)
         seen += re.findall(
-            r"<td class=\" brief\">(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)</td>", answer.text
+            r"<td class=\" brief\"[^>]*>(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)</td>", answer.text
         )
         older = re.search(r'href="([^"]+)">Older observations', answer.text)
         address = unescape(older[1]) if older else ""

@@ -7,7 +7,7 @@ from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.records import PlanInfo
 from moetune.domain.training_document import TrainingDocument
-from moetune.huggingface.registry import resolve_name
+from moetune.huggingface.registry import model_names, resolve_name
 from moetune.report.observed import drift_figure, seen
 from moetune.report.section import Section, Table
 from moetune.service.pages.library import Library
@@ -69,7 +69,7 @@ def plans_page(library: Library, *, wanted: ListFilter, after: str) -> Page:
         context={
             "wanted": wanted,
             "kinds": KIND_WORDS,
-            "models": tuple(MODELS),
+            "models": (*MODELS, *model_names()),
             "profiles": library.profile_names(),
             "newer": address("", **wanted.query) if after else "",
             "older": address("", after=older, **wanted.query) if older else "",

@@ -59,10 +59,19 @@ def comparison_sections(
     if isinstance(first, TrainingDocument) and isinstance(second, TrainingDocument):
         figures = tuple(training_figures({names[0]: first, names[1]: second}))
     return (
-        Section(name="answer", paragraphs=tuple(_words(first, second, names))),
+        Section(
+            name="answer",
+            doubts=tuple(dict.fromkeys(_doubts(first, second))),
+            paragraphs=tuple(_words(first, second, names)),
+        ),
         Section(name="both", figures=figures),
         plan_differences(first, second, names=names),
     )
+
+
+def _doubts(*plans: AnyPlan) -> Iterator[str]:
+    for plan in plans:
+        yield from suspect_words(plan.inputs.profile, plan.profile_quality)
 
 
 def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[str]:
@@ -125,14 +134,13 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
     """
     changes, step, *effects = answer.words
     after = answer.after
-    suspect = suspect_words(after.inputs.profile, after.profile_quality)
     words = Section(
         name="answer",
         title=sentence(changes),
+        doubts=tuple(suspect_words(after.inputs.profile, after.profile_quality)),
         paragraphs=(
             sentence(step),
             plan_decision(answer.after),
-            *suspect,
             *_speeds(answer),
             *map(sentence, effects),
         ),

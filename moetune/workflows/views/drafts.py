@@ -22,7 +22,7 @@ from moetune.workflows.training_plan import layout_words
 from moetune.workflows.views.draft_front import options_chart
 from moetune.workflows.views.draft_tables import choices, layouts, memory_table, step_table
 from moetune.workflows.views.plan import page_sections
-from moetune.workflows.views.words import how_sure_of_layout, mfu_words, speed_cell
+from moetune.workflows.views.words import how_sure_of_layout, mfu_words, speed_cell, suspect_words
 
 _TONES = ("1", "2", "4", "5", "6", "7", "8", "3", "9")
 _OF_CLASS = {"comp": "1", "comm": "2", "mem": "3"}
@@ -152,6 +152,7 @@ def _answer(draft: ModelDraft) -> Section:
         title=f"{draft.title} on {job.world_size:,} ranks",
         scope=f"{job.global_batch:,} sequences of {job.length:,} tokens a step · {job.dtype} · "
         f"{plan.request.target.name} · profile {plan.profile}",
+        doubts=tuple(suspect_words(plan.profile, plan.quality)),
         paragraphs=(_decision(best.layout), how_sure_of_layout(sure)),
         highlights=(
             Highlight(

@@ -95,15 +95,16 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
         name="answer",
         title=plan_name(plan),
         scope=plan_scope(plan, profile=explanation.profile),
-        paragraphs=(plan_decision(plan), *_suspect(plan), *routing_words(plan), *why),
+        doubts=_suspect(plan),
+        paragraphs=(plan_decision(plan), *routing_words(plan), *why),
         highlights=tuple(_layer_highlights(explanation)),
         summary=_layer_summary(explanation),
         tables=(_phases(explanation),),
     )
 
 
-def _suspect(plan: Plan) -> Iterator[str]:
-    yield from suspect_words(plan.inputs.profile, plan.profile_quality)
+def _suspect(plan: Plan) -> tuple[str, ...]:
+    return tuple(suspect_words(plan.inputs.profile, plan.profile_quality))
 
 
 def _uncertainty(plan: Plan) -> Section:
@@ -235,9 +236,9 @@ def _model_answer(explanation: Explanation, transformer: TransformerPlan) -> Sec
         name="answer",
         title=plan_name(plan),
         scope=plan_scope(plan, profile=explanation.profile),
+        doubts=_suspect(plan),
         paragraphs=(
             plan_decision(plan),
-            *_suspect(plan),
             *chunks,
             *layer,
             memory_words(explanation, memory.total_bytes, name_memory(memory)),

@@ -41,11 +41,8 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
     yield Section(
         name="layout",
         title=f"{inputs.model} on {inputs.world_size} ranks: {best.words}",
-        paragraphs=(
-            *suspect_words(inputs.profile, plan.profile_quality),
-            how_sure_of_layout(sure),
-            *map(sentence, plan.warnings),
-        ),
+        doubts=tuple(suspect_words(inputs.profile, plan.profile_quality)),
+        paragraphs=(how_sure_of_layout(sure), *map(sentence, plan.warnings)),
         tables=(
             facts(
                 "layout",

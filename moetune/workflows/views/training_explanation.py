@@ -101,9 +101,9 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
     yield Section(
         name="time",
         title=f"A step of {inputs.model}: {best.words}",
+        doubts=tuple(suspect_words(inputs.profile, plan.profile_quality)),
         paragraphs=(
             f"{span} a step, {speed}: {kinds}. Most of it: {longest}.",
-            *suspect_words(inputs.profile, plan.profile_quality),
             *_saved(best),
             how_sure_of_layout(sure),
         ),

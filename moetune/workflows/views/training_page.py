@@ -11,7 +11,7 @@ from moetune.report.section import Cell, Figure, Highlight, Section, percent, pl
 from moetune.solve.training.front import LARGE, SLOW
 from moetune.workflows.views.training import training_sections
 from moetune.workflows.views.training_explanation import TrainingExplanation
-from moetune.workflows.views.words import how_sure_of_layout, speed_words, suspect_words
+from moetune.workflows.views.words import how_sure_of_layout, speed_words
 
 _STEP_WORDS = "Predicted seconds on the slowest pipeline rank."
 
@@ -36,11 +36,7 @@ def training_page(plan: TrainingDocument) -> tuple[Section, ...]:
             answer,
             title=f"Training {plan.inputs.model}: {plan.best.words}",
             scope=training_scope(plan),
-            paragraphs=(
-                _decision(plan),
-                *suspect_words(plan.inputs.profile, plan.profile_quality),
-                how_sure_of_layout(sure),
-            ),
+            paragraphs=(_decision(plan), how_sure_of_layout(sure)),
             notes=tuple(map(sentence, plan.warnings)),
             tables=(),
             highlights=(
