@@ -71,9 +71,9 @@ class Scale:
 
     def _round_numbers(self, wanted: float | None, template: str) -> tuple[Tick, ...]:
         low, high = sorted((self.low, self.high))
-        step = wanted or _round_step((high - low) / _MOST_TICKS)
+        step = wanted or round_step((high - low) / _MOST_TICKS)
         if wanted and (high - low) / wanted > 2 * _MOST_TICKS:
-            step = _round_step((high - low) / _MOST_TICKS)
+            step = round_step((high - low) / _MOST_TICKS)
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         values = [at * step for at in range(first, last + 1)]
         return tuple(Tick(share=self.share(one), text=_text(one, step, template)) for one in values)
@@ -143,7 +143,8 @@ def _padded(numbers: Sequence[float], *, to_zero: bool, kind: Kind) -> tuple[flo
     )
 
 
-def _round_step(least: float) -> float:
+def round_step(least: float) -> float:
+    """Return the smallest of 1, 2 and 5 times a power of ten that is at least so much."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(one for one in _STEPS if one * power >= least * (1 - 1e-9)) * power
 

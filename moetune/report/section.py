@@ -7,7 +7,7 @@ Jinja, and `--json` prints their values.
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from moetune.domain.units import format_bytes, format_seconds, format_share
@@ -118,6 +118,17 @@ class Table:
         return frozenset(
             at for at in range(len(self.header)) if any(row[at].is_number for row in self.rows)
         )
+
+
+def without_empty_columns(table: Table) -> Table:
+    """Return the table without the columns in which no row says anything."""
+    kept = [at for at in range(len(table.header)) if any(row[at].text for row in table.rows)]
+    return replace(
+        table,
+        header=tuple(table.header[at] for at in kept),
+        rows=tuple(tuple(row[at] for at in kept) for row in table.rows),
+        wide=tuple(name for name in table.wide if table.header.index(name) in kept),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

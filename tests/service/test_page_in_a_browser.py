@@ -225,6 +225,10 @@ def test_no_page_is_wider_than_a_phone(
                 draw_all(page)
                 width = page.evaluate("document.documentElement.scrollWidth")
                 assert width <= 390, f"{path} is {width} wide"
+                cut = page.locator(".table.cut").evaluate_all(
+                    "all => all.map(one => one.dataset.table)"
+                )
+                assert cut == [], f"tables of {path} are cut"
             page.get_by_role("link", name="Machines").first.click()
             assert page.locator("h1").inner_text() == "Machines"
 

@@ -463,13 +463,27 @@ def test_files_of_the_services_machine_are_no_models(client: Client, name: str) 
     assert client.get(f"/models/{name}").status_code == 404
 
 
+def test_a_browser_at_an_unknown_address_gets_a_page_and_a_program_a_problem(
+    steady: Client,
+) -> None:
+    page = steady.get("/nothing", headers={"Accept": "text/html,*/*"})
+    assert page.status_code == 404
+    assert page.headers["content-type"].startswith("text/html")
+    assert "/nothing does not exist" in page.text
+    for address, accept in (("/nothing", "*/*"), ("/v1/nothing", "text/html")):
+        problem = steady.get(address, headers={"Accept": accept})
+        assert problem.status_code == 404
+        assert problem.json()["detail"] == f"{address} does not exist"
+
+
 def test_a_profile_says_how_good_it_is_and_what_to_measure_next(full: Client) -> None:
     measured = unescape(full.get("/profiles/lab").text)
     assert "Suspect: the worst fit, of " in measured
-    assert "moetune profile --name lab --nproc 8 --preset full" in measured
+    assert "torchrun --nnodes 2 --nproc-per-node 4 -m moetune profile --name lab" in measured
     published = unescape(full.get("/profiles/rtx2080ti-x64").text)
     assert "Its quality is not known" in published
     assert "Measure next" not in published
+    assert "torchrun --nnodes 16 --nproc-per-node 4 -m moetune profile" in published
 
 
 def test_a_training_plan_leads_with_its_memory_and_to_a_new_plan(full: Client) -> None:

@@ -84,6 +84,9 @@ const fields = () => {
   }
   const isPasted = found.get("kind") === "model" && found.get("decoder") === PASTED;
   if (!isPasted) found.delete("config_text");
+  const text = found.get("config_text");
+  // A longer one is refused, however it goes on.
+  if (text) found.set("config_text", text.slice(0, Number(form.elements.config_text.dataset.most) + 1));
   return found;
 };
 

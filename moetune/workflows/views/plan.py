@@ -115,9 +115,19 @@ def _uncertainty(plan: Plan) -> Section:
         paragraphs = (how_sure(plan),)
     elif transformer.confidence is not None:
         paragraphs = (how_sure_of_layout(transformer.confidence),)
-    return Section(
-        name="uncertainty", paragraphs=paragraphs, notes=tuple(map(sentence, plan.warnings))
-    )
+    notes = map(sentence, (*plan.warnings, *_too_fast(plan)))
+    return Section(name="uncertainty", paragraphs=paragraphs, notes=tuple(notes))
+
+
+def _too_fast(plan: Plan) -> Iterator[str]:
+    """Yield that the profile's products are faster than the device can be."""
+    speed = throughput_of(plan)
+    if speed is not None and speed.mfu is not None and speed.mfu > 1:
+        yield (
+            f"an MFU above 100 %: the profile {plan.inputs.profile!r} multiplies in "
+            f"{plan.inputs.dtype} faster than the data sheet's peak, and may have been measured in "
+            "another element type"
+        )
 
 
 def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:
