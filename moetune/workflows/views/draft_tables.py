@@ -42,6 +42,7 @@ def layouts(plan: TrainingPlan) -> Table:
             )
             for one in plan.found
         ),
+        notes=("Why not: shares are of the plan's step.",),
     )  # fmt: skip
 
 
@@ -116,8 +117,8 @@ def why_not(plan: TrainingPlan, other: PricedLayout) -> str:
     longest = sorted((-seconds, name) for name, seconds in more.items() if seconds > _LEAST * step)[
         :_NAMED
     ]
-    said = " and ".join(f"{percent(-seconds / step)} for {name}" for seconds, name in longest)
-    return sentence(f"{percent(slower)} slower: of the step {said} more")
+    said = " and ".join(f"{percent(-seconds / step)} more for {name}" for seconds, name in longest)
+    return sentence(f"{percent(slower)} slower: {said}")
 
 
 def _tie(plan: TrainingPlan, other: PricedLayout) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moetune.domain.training import FoldedLayout
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.charts import (
     FrontChart,
@@ -22,6 +21,7 @@ from moetune.workflows.training_plan import layout_words
 from moetune.workflows.views.draft_front import options_chart
 from moetune.workflows.views.draft_tables import choices, layouts, memory_table, step_table
 from moetune.workflows.views.plan import page_sections
+from moetune.workflows.views.training import decision_words
 from moetune.workflows.views.words import how_sure_of_layout, mfu_words, speed_cell, suspect_words
 
 _TONES = ("1", "2", "4", "5", "6", "7", "8", "3", "9")
@@ -153,7 +153,9 @@ def _answer(draft: ModelDraft) -> Section:
         scope=f"{job.global_batch:,} sequences of {job.length:,} tokens a step · {job.dtype} · "
         f"{plan.request.target.name} · profile {plan.profile}",
         doubts=tuple(suspect_words(plan.profile, plan.quality)),
-        paragraphs=(_decision(best.layout), how_sure_of_layout(sure)),
+        paragraphs=(
+            decision_words(layout_words(best.layout), best.layout), how_sure_of_layout(sure),
+        ),
         highlights=(
             Highlight(
                 name="One step of the model", cell=Cell.seconds(best.step.seconds),
@@ -175,14 +177,6 @@ def _answer(draft: ModelDraft) -> Section:
         ),
         notes=tuple(map(sentence, plan.stand_ins.words)),
     )  # fmt: skip
-
-
-def _decision(layout: FoldedLayout) -> str:
-    again = ", ".join(layout.recompute) or "nothing"
-    return (
-        f"Lay it out as {layout_words(layout)}; recompute {again}, exchange with "
-        f"{layout.dispatcher}, overlap {layout.overlap}, schedule {layout.order}."
-    )
 
 
 def _streams(forward: Timeline, backward: Timeline, title: str, words: str) -> LaneChart:

@@ -137,6 +137,22 @@ def host_words(layout: TrainingLayout | FoldedLayout) -> str:
     return " and ".join(words.format(percent(share, digits=0)) for share, words in kept if share)
 
 
+def decision_words(words: str, layout: TrainingLayout | FoldedLayout) -> str:
+    """Return what a layout does, in a sentence or two.
+
+    Args:
+        words: its sizes.
+    """
+    again = ", ".join(one for one in layout.recompute if one != "none") or "nothing"
+    overlap = "no overlap" if layout.overlap == "none" else f"overlap by {layout.overlap}"
+    kept = host_words(layout)
+    on_host = f" Keep {kept} in host memory." if kept else ""
+    return (
+        f"Lay it out as {words}; recompute {again}, exchange with {layout.dispatcher} and "
+        f"{overlap}.{on_host}"
+    )
+
+
 def _pipeline(layout: TrainingLayout) -> list[tuple[str, str]]:
     if layout.pp == 1:
         return []
