@@ -490,7 +490,11 @@ def test_a_training_plan_leads_with_its_memory_and_to_a_new_plan(full: Client) -
     page = full.get(f"/plans/{TRAINING}").text
     figures = re.findall(r'data-figure="([\w-]+)"', page)
     assert figures[:2] == ["memory-parts", "phases"]
-    assert "/new?kind=model" in page
+    anew = re.search(r'href="(/new\?kind=model[^"]+)"', page)
+    assert anew is not None
+    asked = httpx.URL(unescape(anew[1])).params
+    assert asked["memory_limit"] == f"{training_plan().inputs.memory_limit_bytes}B"
+    assert asked["training_dtype"] == "bfloat16"
     rows = list(csv.DictReader(full.get(f"/plans/{TRAINING}/memory-parts.csv").text.splitlines()))
     plan = training_plan()
     sizes = {row["part"]: int(float(row["bytes"])) for row in rows}

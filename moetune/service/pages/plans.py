@@ -1,6 +1,7 @@
 """Pages of plans: the list, one plan, and two plans or profiles side by side."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from moetune.domain.errors import InputError, NotFoundError
@@ -100,7 +101,7 @@ def plan_page(library: Library, plan_id: str) -> Page:
     """
     wanted = library.any_plan(plan_id)
     if isinstance(wanted, TrainingDocument):
-        return _training_page(wanted)
+        return _training_page(library, wanted)
     explanation = library.planner.explain_plan(wanted)
     plan = explanation.plan
     found = seen(library.store.observation_page(plan.id, limit=500))
@@ -131,7 +132,7 @@ def plan_page(library: Library, plan_id: str) -> Page:
     )
 
 
-def _training_page(plan: TrainingDocument) -> Page:
+def _training_page(library: Library, plan: TrainingDocument) -> Page:
     sections, inputs = training_page(plan), plan.inputs
     known = resolve_name(inputs.model)
     return Page(
@@ -146,7 +147,7 @@ def _training_page(plan: TrainingDocument) -> Page:
             "compare_address": address("compare", what="plans", first=plan.id),
             "document": f"/v1/plans/{plan.id}",
             "model_address": address("models", known) if known else "",
-            "new_address": _asked_anew(plan, known) if known else "",
+            "new_address": _asked_anew(library, plan, known) if known else "",
             "commands": {
                 f"Give it to {inputs.target}": (
                     f"moetune export {plan.id[:12]} --to {inputs.target}"
@@ -158,13 +159,17 @@ def _training_page(plan: TrainingDocument) -> Page:
     )
 
 
-def _asked_anew(plan: TrainingDocument, model: str) -> str:
+def _asked_anew(library: Library, plan: TrainingDocument, model: str) -> str:
     """Return the address of New plan with the plan's inputs, without its pins."""
     inputs = plan.inputs
+    limit = f"{inputs.memory_limit_bytes}B"
+    with suppress(NotFoundError):  # of a profile that is there its own limit goes without saying
+        machine = library.profile(inputs.profile).profile.machine
+        limit = "" if machine.plannable_bytes == inputs.memory_limit_bytes else limit
     return address(
         "new", kind="model", decoder=model, profile=inputs.profile, target=inputs.target,
         world_size=str(inputs.world_size), global_batch=str(inputs.global_batch),
-        seq=str(inputs.seq),
+        seq=str(inputs.seq), training_dtype=inputs.dtype, memory_limit=limit,
     )  # fmt: skip
 
 

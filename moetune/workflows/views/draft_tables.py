@@ -15,6 +15,7 @@ from moetune.workflows.training_plan import TrainingPlan, layout_words
 from moetune.workflows.views.training import host_words
 
 WHY = "why not this one"
+SHARES = f"{WHY}: shares are of the plan's step."
 _NAMED, _LEAST = 2, 0.001
 """Parts of a difference that a sentence names, if they are no smaller than this of the step."""
 
@@ -42,7 +43,7 @@ def layouts(plan: TrainingPlan) -> Table:
             )
             for one in plan.found
         ),
-        notes=("Why not: shares are of the plan's step.",),
+        notes=(SHARES,),
     )  # fmt: skip
 
 
