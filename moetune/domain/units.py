@@ -43,6 +43,7 @@ _FLOPS = MappingProxyType(
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-zµμ/]*)\s*")
 _LOOKS_LIKE_BITS = re.compile(r"[KMGT]i?b")
 _BITS_OR_BYTES = re.compile(r"([kKmMgGtT]?)[bB](?:/s|ps)")
+_LEAST_SECONDS = 1e-12
 _SURELY_BYTES = 10**6
 """A bare number from here on is hardly one of MiB."""
 _Factors = MappingProxyType[str, int] | MappingProxyType[str, float]
@@ -167,11 +168,14 @@ def parse_age(text: str) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration with three significant digits: "21.4 ms", "87.3 µs", "1.25 s"."""
+    """Return a duration with three significant digits: "21.4 ms", "87.3 µs", "1.25 s".
+
+    Less than a picosecond is the rounding of a sum, and shown as 0.
+    """
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= factor:
             return f"{_three_digits(seconds / factor)} {unit}"
-    return f"{_three_digits(seconds / 1e-9)} ns" if seconds else "0 s"
+    return f"{_three_digits(seconds / 1e-9)} ns" if abs(seconds) >= _LEAST_SECONDS else "0 s"
 
 
 def format_rate(bytes_per_second: float) -> str:

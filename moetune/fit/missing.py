@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from moetune.domain.cluster import Group, nodes_of
+from moetune.domain.cluster import Group, Machine, nodes_of
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp, Direction
@@ -66,13 +66,16 @@ def _name(profile: Profile) -> str:
     return "--name NAME"
 
 
-def _launch(profile: Profile, group: Group) -> str:
-    """Return the command whose ranks make up such groups, on whole nodes."""
-    machine = profile.machine
+def launcher(group: Group, machine: Machine) -> str:
+    """Return the beginning of the command whose ranks make up such groups, on whole nodes."""
     per_node, nodes = machine.devices_per_node, nodes_of(group, machine)
     size, num_nodes = group
     is_one_host = machine.kind == "cpu" and machine.num_devices <= per_node
     if not num_nodes and (nodes == 1 or is_one_host):
-        return f"moetune profile --nproc {size} {_name(profile)}"
+        return f"moetune profile --nproc {size}"
     here = per_node if num_nodes else math.ceil(size / nodes)
-    return f"torchrun --nnodes {nodes} --nproc-per-node {here} -m moetune profile {_name(profile)}"
+    return f"torchrun --nnodes {nodes} --nproc-per-node {here} -m moetune profile"
+
+
+def _launch(profile: Profile, group: Group) -> str:
+    return f"{launcher(group, profile.machine)} {_name(profile)}"

@@ -128,7 +128,9 @@ def _json(text: str) -> Mapping[str, object]:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise InputError(f"{_WHERE} holds characters that are none", _PASTE) from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InputError(f"{_WHERE} is nested too deeply for a model's", _PASTE) from None
+    except ValueError as error:
         raise InputError(f"{_WHERE} is not valid JSON: {error}", _PASTE) from None
     if not isinstance(document, Mapping):
         raise InputError(f"{_WHERE} is not an object of fields", _PASTE)

@@ -6,23 +6,29 @@ every `Figure` from plotly's JSON, with its axes and panels: a lane is a row of 
 and its total, which the stylesheet lays out, and the page New plan draws them at every change.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from moetune.domain.units import format_bytes, format_seconds
+from moetune.report.chart_axis import (
+    ROOM,
+    Axis,
+    AxisMark,
+    binary_unit,
+    percentage,
+    size_words,
+    time_words,
+)
 from moetune.report.plan_figures import Option, pareto_front
 
 _PHONE, _DESK = 2.4, 8.0
 """Pixels of one percent of a lane on a phone and on a desk."""
 _LETTER = 7.0
-_TICKS = 4
 _NEAR = 2.0
 """Multiple of the largest memory up to which a limit is drawn; a farther one would squeeze it."""
 _MANY_BARS = 80
 """From which on bars have no edges: these would hide them."""
-_ROOM = 1.06
-"""Of the longest bar, and of the farthest point: what an axis has in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +78,6 @@ class Lane:
     def is_dense(self) -> bool:
         """Whether the bars' edges would hide them."""
         return len(self.bars) > _MANY_BARS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AxisMark:
-    """A mark of an axis, in percent."""
-
-    at: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +156,7 @@ def seconds_chart(
             _lane(key, some, longest, format_seconds(known[key]) if key in known else "")
             for key, some in lanes.items()
         ),
-        ticks=_Axis(0.0, longest).ticks(format_seconds),
+        ticks=Axis(0.0, longest).ticks(time_words),
     )  # fmt: skip
 
 
@@ -173,7 +171,7 @@ def bytes_chart(
     """
     largest = max((sum(parts.values()) for parts in lanes.values()), default=0.0) or 1.0
     is_near = limit_bytes is not None and limit_bytes <= _NEAR * largest
-    longest = _ROOM * (max(largest, limit_bytes or 0.0) if is_near else largest)
+    longest = ROOM * (max(largest, limit_bytes or 0.0) if is_near else largest)
     far = f" The limit is {format_bytes(limit_bytes)}." if limit_bytes and not is_near else ""
     used = [key for key in tones if any(parts.get(key) for parts in lanes.values())]
     return LaneChart(
@@ -183,8 +181,8 @@ def bytes_chart(
             _lane(key, [*_stacked(parts, tones)], longest, format_bytes(sum(parts.values())))
             for key, parts in lanes.items()
         ),
-        ticks=_Axis(0.0, longest).ticks(format_bytes),
-        limit=_percent((limit_bytes or 0.0) / longest) if is_near else "",
+        ticks=Axis(0.0, longest).ticks(size_words, unit=binary_unit(longest)),
+        limit=percentage((limit_bytes or 0.0) / longest) if is_near else "",
         limit_words=f"limit {format_bytes(limit_bytes or 0)}",
     )  # fmt: skip
 
@@ -193,14 +191,14 @@ def front_chart(words: str, options: Sequence[Option]) -> FrontChart:
     """Return options by memory and time, groups in colours, and the chosen one larger."""
     groups = list(dict.fromkeys(one.group for one in options))
     tones = {group: str(1 + at % 9) for at, group in enumerate(groups)}
-    memory = _Axis.of([one.memory_bytes for one in options])
-    time = _Axis.of([one.step_seconds for one in options])
+    memory = Axis.of([one.memory_bytes for one in options])
+    time = Axis.of([one.step_seconds for one in options])
 
     def dot(one: Option) -> Dot:
         step, size = format_seconds(one.step_seconds), format_bytes(one.memory_bytes)
         return Dot(
-            x=_percent(memory.share(one.memory_bytes)),
-            y=_percent(1 - time.share(one.step_seconds)),
+            x=percentage(memory.share(one.memory_bytes)),
+            y=percentage(1 - time.share(one.step_seconds)),
             tone=tones[one.group],
             words=f"{one.name}: {step}, {size}",
             is_chosen=one.is_chosen,
@@ -212,40 +210,10 @@ def front_chart(words: str, options: Sequence[Option]) -> FrontChart:
         words=words,
         dots=tuple(map(dot, sorted(options, key=lambda one: one.is_chosen))),
         front=tuple(_stairs([dot(one) for one in pareto_front(options)])),
-        x_ticks=memory.ticks(format_bytes),
-        y_ticks=tuple(
-            AxisMark(at=_percent(1 - at / _TICKS), text=format_seconds(time.value(at / _TICKS)))
-            for at in range(1, _TICKS + 1)
-        ),
+        x_ticks=memory.ticks(size_words, unit=binary_unit(memory.high)),
+        y_ticks=time.ticks(time_words, is_upward=True),
         legend=tuple((tones[group], group) for group in groups),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """A stretch of numbers: from 0, unless all of them are far from it."""
-
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "_Axis":
-        least, most = min(values), max(values)
-        margin = (_ROOM - 1) * most if least < most / 2 else max((most - least) / 5, most / 50)
-        return cls(0.0 if least < most / 2 else least - margin, most + margin)
-
-    def share(self, value: float) -> float:
-        return (value - self.low) / ((self.high - self.low) or 1.0)
-
-    def value(self, share: float) -> float:
-        return self.low + share * (self.high - self.low)
-
-    def ticks(self, words: Callable[[float], str]) -> tuple[AxisMark, ...]:
-        shares = [at / _TICKS for at in range(_TICKS + 1)]
-        return tuple(
-            AxisMark(at=_percent(one), text=words(self.value(one)) if self.value(one) else "0")
-            for one in shares
-        )
 
 
 def _stairs(dots: Sequence[Dot]) -> Iterable[Stroke]:
@@ -263,8 +231,8 @@ def _bar(one: Piece, longest: float) -> Bar:
     needed = _LETTER * len(one.label) + 4
     room = "" if share * _PHONE >= needed else "roomy" if share * _DESK >= needed else "none"
     return Bar(
-        x=_percent(one.start / longest), width=_percent(one.length / longest),
-        middle=_percent((one.start + one.length / 2) / longest),
+        x=percentage(one.start / longest), width=percentage(one.length / longest),
+        middle=percentage((one.start + one.length / 2) / longest),
         tone=one.tone, label=one.label if room != "none" else "", room=room, words=one.words,
     )  # fmt: skip
 
@@ -277,7 +245,3 @@ def _stacked(parts: Mapping[str, float], tones: Mapping[str, str]) -> Iterable[P
                 start=at, length=size, tone=tone, label=key, words=f"{key}: {format_bytes(size)}"
             )
             at += size
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3f}%"

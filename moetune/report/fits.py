@@ -273,6 +273,7 @@ def _words(operation: OperationCurve) -> str:
             "errors of its start-up time and its rate."
         )
     return (
-        f"{operation.name} at {operation.num_points} sizes. The curve passes through the medians; "
-        "90 % of draws from the measurement's noise and the fit's error lie in the band."
+        f"{operation.name} at {operation.num_points} sizes. The curve follows the medians and "
+        "never falls; 90 % of draws from the measurement's noise and the fit's error lie in the "
+        "band."
     )

@@ -116,7 +116,7 @@ def drift_figure(found: Sequence[Seen]) -> Figure:
         title="Drift",
         words=(
             "Predicted over observed, minus 1: below 0 for slower steps. The line is the median "
-            f"of {WINDOW} observations and ends at {percent(drift[-1], sign=True)}. If it "
+            f"of the last {WINDOW} observations and ends at {percent(drift[-1], sign=True)}. If it "
             "stays away from 0, the machine's speed is "
             f"no longer that of the profile.{_thinning(len(found), len(shown))}"
         ),

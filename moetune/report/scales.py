@@ -14,6 +14,8 @@ _PADDING = 0.03
 _NEARLY = 1e-9
 _LEAST_SPREAD = 1e-9
 """Of values that count as equal, relative to them."""
+_AROUND_A_DATE = 1800.0
+"""Seconds that an axis has on each side of a date that is alone."""
 _MOST_TICKS = 6
 _STEPS = (1.0, 2.0, 5.0, 10.0)
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -69,9 +71,9 @@ class Scale:
 
     def _round_numbers(self, wanted: float | None, template: str) -> tuple[Tick, ...]:
         low, high = sorted((self.low, self.high))
-        step = wanted or _round_step((high - low) / _MOST_TICKS)
+        step = wanted or round_step((high - low) / _MOST_TICKS)
         if wanted and (high - low) / wanted > 2 * _MOST_TICKS:
-            step = _round_step((high - low) / _MOST_TICKS)
+            step = round_step((high - low) / _MOST_TICKS)
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         values = [at * step for at in range(first, last + 1)]
         return tuple(Tick(share=self.share(one), text=_text(one, step, template)) for one in values)
@@ -130,7 +132,8 @@ def _padded(numbers: Sequence[float], *, to_zero: bool, kind: Kind) -> tuple[flo
         low, high = min(low, 0.0), max(high, 0.0)
     size = max(abs(low), abs(high))
     if high - low <= _LEAST_SPREAD * size:
-        low, high = low - (size / 2 or 0.5), high + (size / 2 or 0.5)
+        around = _AROUND_A_DATE if kind == "date" else size / 2 or 0.5
+        low, high = low - around, high + around
         low = max(low, 0.0) if to_zero and high > 0 else low
     pad = _PADDING * (high - low)
     stands = to_zero and kind == "linear"
@@ -140,7 +143,8 @@ def _padded(numbers: Sequence[float], *, to_zero: bool, kind: Kind) -> tuple[flo
     )
 
 
-def _round_step(least: float) -> float:
+def round_step(least: float) -> float:
+    """Return the smallest of 1, 2 and 5 times a power of ten that is at least so much."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(one for one in _STEPS if one * power >= least * (1 - 1e-9)) * power
 

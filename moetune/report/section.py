@@ -7,7 +7,7 @@ Jinja, and `--json` prints their values.
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from moetune.domain.units import format_bytes, format_seconds, format_share
@@ -68,6 +68,8 @@ class Cell:
 
 
 EMPTY = Cell(text="")
+_MOST_ON_A_PHONE = 3
+"""Columns that fit beside each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +108,27 @@ class Table:
     num_more: int = 0
 
     @property
+    def is_stacked(self) -> bool:
+        """Whether a phone shows the cells of a row below each other, each with its heading."""
+        return len(self.header) > _MOST_ON_A_PHONE
+
+    @property
     def numbers(self) -> frozenset[int]:
         """Indices of the columns of numbers."""
         return frozenset(
             at for at in range(len(self.header)) if any(row[at].is_number for row in self.rows)
         )
+
+
+def without_empty_columns(table: Table) -> Table:
+    """Return the table without the columns in which no row says anything."""
+    kept = [at for at in range(len(table.header)) if any(row[at].text for row in table.rows)]
+    return replace(
+        table,
+        header=tuple(table.header[at] for at in kept),
+        rows=tuple(tuple(row[at] for at in kept) for row in table.rows),
+        wide=tuple(name for name in table.wide if table.header.index(name) in kept),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +181,7 @@ class Section:
         name: of letters, digits and hyphens; unique on its page.
         title: "" for one that continues the previous section.
         scope: one line of sizes, ranks or a machine below the title.
+        doubts: why the answer may be wrong, which is read before it.
         paragraphs: the answer first.
         highlights: the numbers to read first, for a page.
         summary: the same numbers in a sentence, for a terminal.
@@ -172,6 +191,7 @@ class Section:
     name: str
     title: str = ""
     scope: str = ""
+    doubts: tuple[str, ...] = ()
     paragraphs: tuple[str, ...] = ()
     highlights: tuple[Highlight, ...] = ()
     summary: str = ""
@@ -191,7 +211,7 @@ def values_of(section: Section) -> dict[str, object]:
         "name": section.name,
         "title": section.title,
         "scope": section.scope,
-        "paragraphs": list(section.paragraphs),
+        "paragraphs": [*section.doubts, *section.paragraphs],
         "highlights": [
             {"name": one.name, "value": one.cell.value, "unit": one.cell.unit, "note": one.note}
             for one in section.highlights
@@ -230,8 +250,12 @@ def facts(
 
 
 def sentence(text: str) -> str:
-    """Return the text with a capital letter and a full stop, without one after a command."""
-    start = text[:1].upper() if text[:2].isalpha() else text[:1]
+    """Return the text with a capital letter and a full stop, without one after a command.
+
+    A name such as all_to_all keeps its letters.
+    """
+    is_word = text[:2].isalpha() and "_" not in text.partition(" ")[0]
+    start = text[:1].upper() if is_word else text[:1]
     return start + text[1:] + ("" if text.endswith((".", "`")) else ".")
 
 

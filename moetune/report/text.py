@@ -60,7 +60,7 @@ class SectionPrinter:
         if title:
             self.say(title, style="bold")
         lead, rest = section.paragraphs[:1], section.paragraphs[1:]
-        words = [*lead, *filter(None, (section.summary,)), *rest]
+        words = [*section.doubts, *lead, *filter(None, (section.summary,)), *rest]
         if title and section.scope and (words or section.tables or section.notes):
             self.say()
         indent = 2 if title or words or section.notes else 0

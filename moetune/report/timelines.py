@@ -8,11 +8,16 @@ from moetune.domain.units import format_seconds
 from moetune.report.operations import CLASSES
 from moetune.report.section import Drawing, Figure, Value
 from moetune.report.theme import axis, drawing, note, seconds_scale
-from moetune.solve.layer.timeline import Span, Timeline
+from moetune.solve.layer.timeline import Span, Timeline, operation_and_chunk, shown_name
 from moetune.solve.model.stages import BACKWARD, FORWARD, SEND, stage_timeline
 
 _COLORS: dict[ResourceClass, str] = {"comp": "@accent", "comm": "@second", "mem": "@third"}
 _TEXT: dict[ResourceClass, str] = {"comp": "@surface", "comm": "@surface", "mem": "@ink"}
+_MEANINGS = {
+    "before": "first half of the experts", "after": "second half", "sum": "sum of the outputs",
+    "save": "copy to the host", "load": "copy back",
+}  # fmt: skip
+"""Of an operation's first word, where that alone does not say it."""
 _DOMAINS = ((0.57, 1.0), (0.0, 0.43))
 
 
@@ -22,7 +27,7 @@ def timeline_figure(
     """Return both phases of a layer's step, one lane per stream, on the same time scale."""
     phases = (("forward", forward), ("backward", backward))
     rows: list[tuple[Value, ...]] = [
-        (phase, span.name, CLASSES[span.resource], span.stream, span.start_seconds,
+        (phase, shown_name(span.name), CLASSES[span.resource], span.stream, span.start_seconds,
          span.end_seconds)
         for phase, timeline in phases
         for span in timeline.spans
@@ -33,8 +38,8 @@ def timeline_figure(
         title=title,
         words=(
             f"The simulated forward pass takes {format_seconds(forward.makespan_seconds)}, the "
-            f"backward pass {format_seconds(backward.makespan_seconds)}. D, E and C are a chunk's "
-            "dispatch, experts and combine."
+            f"backward pass {format_seconds(backward.makespan_seconds)}. "
+            f"{_letters(forward, backward)}"
         ),
         drawing=_chart(phases),
         is_wide=True,
@@ -90,7 +95,7 @@ def _bars(phase: str, timeline: Timeline, at: int, scale: float) -> list[dict[st
                 "textfont": {"size": 11, "color": _TEXT[resource]},
                 "marker": {"color": _COLORS[resource], "line": {"color": "@surface", "width": 1}},
                 "hovertext": [
-                    f"{phase} {span.name}<br>{format_seconds(_seconds(span))}, "
+                    f"{phase} {shown_name(span.name)}<br>{format_seconds(_seconds(span))}, "
                     f"from {format_seconds(span.start_seconds)}"
                     for span in spans
                 ],
@@ -105,9 +110,19 @@ def _seconds(span: Span) -> float:
 
 
 def _short(name: str) -> str:
-    """Return "D1" of "dispatch 0"."""
-    word, _, number = name.rpartition(" ")
-    return f"{word[:1].upper()}{int(number) + 1}" if number.isdecimal() and word else ""
+    """Return "D1" of "dispatch 0"; "" of what is no chunk's."""
+    operation, chunk = operation_and_chunk(name)
+    return "" if chunk is None else f"{operation[:1].upper()}{chunk + 1}"
+
+
+def _letters(*timelines: Timeline) -> str:
+    """Return what the bars' letters stand for, in the order that they appear."""
+    names = [operation_and_chunk(span.name) for one in timelines for span in one.spans]
+    operations = dict.fromkeys(
+        operation.partition(" ")[0] for operation, chunk in names if chunk is not None
+    )
+    meanings = ", ".join(f"{one[:1].upper()} {_MEANINGS.get(one, one)}" for one in operations)
+    return f"Letters with a chunk's number: {meanings}."
 
 
 def _phase_note(phase: str, timeline: Timeline, top: float) -> dict[str, object]:

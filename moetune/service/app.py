@@ -1,5 +1,6 @@
 """The FastAPI application: routes, middleware, error handlers, and the health endpoints."""
 
+from dataclasses import replace
 from http import HTTPStatus
 from importlib.metadata import version
 
@@ -17,8 +18,9 @@ from moetune.service.bodies import document
 from moetune.service.describe import openapi_of
 from moetune.service.login import add_login
 from moetune.service.metrics import CONTENT_TYPE
-from moetune.service.middleware import AuthMiddleware, RequestMiddleware, right_in
+from moetune.service.middleware import AuthMiddleware, RequestMiddleware, right_in, wants_page
 from moetune.service.observations import add_observations
+from moetune.service.pages.page import PageRenderer
 from moetune.service.pages.routes import add_pages
 from moetune.service.plans import add_plans
 from moetune.service.problems import RETRY_AFTER_SECONDS, http_problem, problem_of, problem_response
@@ -94,9 +96,9 @@ def create_app(
     add_observations(app, pools)
     add_health(app, pools, version=own_version)
     add_login(app, access)
-    add_pages(app, pools, access)
+    renderer = add_pages(app, pools, access)
     _add_openapi(app, own_version)
-    _add_problems(app)
+    _add_problems(app, renderer)
     return app
 
 
@@ -109,8 +111,8 @@ def _add_openapi(app: FastAPI, own_version: str) -> None:
         return JSONResponse(app.openapi_schema)
 
 
-def _add_problems(app: FastAPI) -> None:
-    """Answer every error with a problem document."""
+def _add_problems(app: FastAPI, renderer: PageRenderer) -> None:
+    """Answer every error with a problem document, and a browser at no address with a page."""
 
     @app.exception_handler(MoetuneError)
     async def moetune_error(_: Request, error: MoetuneError) -> Response:
@@ -123,7 +125,10 @@ def _add_problems(app: FastAPI) -> None:
             detail = f"{request.url.path} does not exist"
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             detail = f"{request.url.path} does not support {request.method}"
-        return problem_response(http_problem(error.status_code, detail, error.headers))
+        problem = http_problem(error.status_code, detail, error.headers)
+        if wants_page(request.url.path, request.headers.get("accept", "")):
+            return renderer.problem(replace(problem, hint=""))
+        return problem_response(problem)
 
     @app.exception_handler(RequestValidationError)
     async def wrong_query(_: Request, error: RequestValidationError) -> Response:

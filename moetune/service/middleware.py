@@ -169,13 +169,17 @@ def _check_right(scope: Scope, headers: Mapping[bytes, str], right: Right) -> No
 def _ask_to_log_in(scope: Scope, headers: Mapping[bytes, str]) -> Response | None:
     """Return a redirect to the login form for a browser, None for a program."""
     path = scope["path"]
-    wants_page = "text/html" in headers.get(b"accept", "")
     is_page = scope["method"] in _READING or path == UPLOAD_PATH
-    if not wants_page or not is_page or path.startswith("/v1/"):
+    if not is_page or not wants_page(path, headers.get(b"accept", "")):
         return None
     query = scope.get("query_string", b"").decode("latin-1")
     target = f"{path}?{query}" if query else path
     return RedirectResponse(f"{LOGIN_PATH}?next={quote(target)}", HTTPStatus.SEE_OTHER)
+
+
+def wants_page(path: str, accept: str) -> bool:
+    """Return whether a browser asks for what is no address of programs."""
+    return "text/html" in accept and not path.startswith("/v1/")
 
 
 def _first_values(scope: Scope) -> dict[bytes, str]:

@@ -15,8 +15,9 @@ from moetune.domain.model_plan import TransformerPlan
 from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import dtype_bytes
+from moetune.solve.layer.memory import middle_elements
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.timeline import COMPUTE, LINK, Span, Timeline
+from moetune.solve.layer.timeline import COMPUTE, LINK, Span, Timeline, operation_and_chunk
 from moetune.solve.model.stages import stage_timeline
 
 PREDICTED = 0
@@ -84,7 +85,7 @@ def chunk_span(
         chunk: from 0.
         tokens: per rank, of all chunks.
         degree: chunks of the phase.
-        num_bytes: that this rank sends; None for what is no transfer.
+        num_bytes: that this rank sends, or copies to the host or back; None for computations.
     """
     args = {} if num_bytes is None else {"bytes": num_bytes}
     name = f"{phase} {span.name}"
@@ -111,7 +112,7 @@ def layer_spans(
     """
     workload, pipeline = plan.workload, plan.pipeline
     layer = layer_costs(workload=workload, costs=costs, dispatcher=pipeline.dispatcher)
-    bytes_of_all = layer.rows(workload.tokens_per_rank) * layer.bytes_per_row
+    rows_of_all = layer.rows(workload.tokens_per_rank)
     found = []
     start_seconds = 0.0
     phases: tuple[tuple[Phase, int, Timeline], ...] = (
@@ -120,32 +121,49 @@ def layer_spans(
     )
     for phase, degree, timeline in phases:
         for span in timeline.spans:
-            operation, chunk = _operation_and_chunk(span.name)
+            operation, chunk = operation_and_chunk(span.name)
             own = span._replace(
                 name=operation,
                 start_seconds=start_seconds + span.start_seconds,
                 end_seconds=start_seconds + span.end_seconds,
             )
-            size = gathered_bytes(workload) if operation == GATHER else bytes_of_all / degree
             found.append(
                 chunk_span(
-                    own, phase=phase, chunk=chunk, tokens=workload.tokens_per_rank, degree=degree,
-                    num_bytes=round(size) if span.resource == "comm" else None,
+                    own, phase=phase, chunk=chunk or 0, tokens=workload.tokens_per_rank,
+                    degree=degree,
+                    num_bytes=_moved_bytes(
+                        own, workload, rows=rows_of_all / degree, bytes_per_row=layer.bytes_per_row
+                    ),
                 )
             )  # fmt: skip
         start_seconds += timeline.makespan_seconds
     return found
 
 
+def _moved_bytes(
+    span: Span, workload: Workload, *, rows: float, bytes_per_row: float
+) -> int | None:
+    """Return the bytes that a chunk's transfer or copy moves; None for a computation.
+
+    Args:
+        span: named after the operation alone.
+        rows: of one chunk.
+        bytes_per_row: of an exchange.
+    """
+    if span.resource == "comp":
+        return None
+    if span.name == GATHER:
+        return gathered_bytes(workload)
+    if span.resource == "comm":
+        return round(rows * bytes_per_row)
+    layer = workload.layer
+    width = layer.d_model if span.name.endswith("input") else middle_elements(layer)
+    return round(rows * width * dtype_bytes(workload.dtype))
+
+
 def gathered_bytes(workload: Workload) -> int:
     """Return what a rank gives to a phase's gathering: its own tokens."""
     return workload.own_tokens * workload.layer.d_model * dtype_bytes(workload.dtype)
-
-
-def _operation_and_chunk(name: str) -> tuple[str, int]:
-    """Return the parts of a simulated task's name; chunk 0 for what is no chunk's."""
-    operation, _, chunk = name.rpartition(" ")
-    return (operation, int(chunk)) if operation else (name, 0)
 
 
 def stage_spans(whole: TransformerPlan) -> list[TraceSpan]:

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from moetune.domain.layer import PHASES
 from moetune.domain.records import Observation, Stored
 from moetune.domain.storable import is_sound
-from moetune.domain.units import format_seconds
+from moetune.domain.units import format_seconds, format_share
 from moetune.fit.drift import LIMIT, NUM_FIRST, NUM_SKIPPED, Watched, watch
 
 WatchedPhase: TypeAlias = Literal["step", "forward", "backward"]
@@ -56,11 +56,11 @@ class WatchedSeries:
             count = f"{len(self.states)} of the {_NEEDED} times"
             return f"{who}: {count} that the next are compared with are known"
         low, high = map(format_seconds, last.band_seconds)
-        sums = f"its sum is {max(last.longer, last.shorter):.1f} of {LIMIT:g}"
-        near = "nothing changed" if self.share <= 1 / 2 else "it has begun to look changed"
-        middle = format_seconds(last.before_seconds)
-        compared = f"compared with {middle}, of {low} to {high}: {near}, {sums}"
-        return f"{changed}; now it is {compared}" if changed else f"{who} is {compared}"
+        middle, share = format_seconds(last.before_seconds), format_share(self.share, digits=0)
+        near = "unchanged" if self.share <= 1 / 2 else "beginning to look changed"
+        band = f"times from {low} to {high} count as the {middle} before"
+        now = f"{near} ({band}; the alarm's sum is at {share} of its limit)"
+        return f"{changed}; since then it is {now}" if changed else f"{who} is {now}"
 
     @property
     def _changed_words(self) -> str:

@@ -120,7 +120,10 @@ class StoredSources:
         """Return the stored plan."""
         found = self.reading.plan(wanted)
         if found is None:
-            raise NotFoundError(f"no plan has an id that begins with {wanted[:64]!r}")
+            raise NotFoundError(
+                f"no plan has an id that begins with {wanted[:64]!r}",
+                "plans of another store are not known here: this one's are in its list",
+            )
         return found
 
     def profile(self, name: str | None) -> FoundProfile:

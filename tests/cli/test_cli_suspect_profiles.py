@@ -51,7 +51,7 @@ def plan_of(profile: Profile) -> Plan:
 
 
 def said(sections: Iterable[Section]) -> list[str]:
-    return [text for one in sections for text in one.paragraphs if "'lab' is suspect" in text]
+    return [text for one in sections for text in one.doubts if "'lab' is suspect" in text]
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,7 @@ def test_an_unknown_unit_is_answered_with_the_known_ones() -> None:
         (0.0, "0 s"), (1.0, "1.00 s"), (12.34, "12.3 s"), (123.4, "123 s"), (1234.0, "1234 s"),
         (0.1, "100 ms"), (1e-3, "1.00 ms"), (0.9e-3, "900 µs"), (1e-6, "1.00 µs"),
         (0.9e-6, "900 ns"), (1e-9, "1.00 ns"), (-0.0214, "-21.4 ms"),
+        (8.9e-16, "0 s"),
     ],
 )  # fmt: skip
 def test_durations_have_three_digits_in_the_unit_of_their_size(seconds: float, text: str) -> None:

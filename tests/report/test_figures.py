@@ -49,6 +49,7 @@ from moetune.report.plan_figures import (
 from moetune.report.section import Figure, all_figures
 from moetune.report.theme import ROLES, count_text
 from moetune.report.timelines import stages_figure, timeline_figure
+from moetune.solve.layer.timeline import pipeline_tasks, simulate, tensor_parallel_tasks
 from moetune.solve.predict import plan_timelines
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
@@ -258,6 +259,21 @@ def test_the_timeline_has_every_span_and_ends_when_the_plan_says() -> None:
     bars = figure.drawing["data"]
     assert isinstance(bars, list)
     assert sum(len(bar["x"]) for bar in bars) == len(figure.rows)
+
+
+def test_every_letter_of_a_timeline_is_explained_and_its_chunks_count_from_one() -> None:
+    timelines = [
+        simulate(tasks, interference=Interference())
+        for tasks in (
+            pipeline_tasks(dispatch_seconds=[1.0] * 2, compute_seconds=[1.0] * 2,
+                           combine_seconds=[1.0] * 2, order="dispatch_first"),
+            tensor_parallel_tasks(compute_seconds=[1.0] * 2, reduce_seconds=[1.0] * 2),
+        )
+    ]  # fmt: skip
+    figure = timeline_figure(forward=timelines[0], backward=timelines[1])
+    letters = {text[0] for bar in figure.drawing["data"] for text in bar["text"]}  # type: ignore[attr-defined] # of plotly
+    assert {one[0] for one in re.findall(r"\b[A-Z] \w+", figure.words.partition(":")[2])} == letters
+    assert {str(row[1])[-1] for row in figure.rows} == {"1", "2"}
 
 
 option = st.builds(

@@ -166,7 +166,7 @@ def test_dates_have_days_or_hours_as_their_span_needs() -> None:
     assert labels("2026-11-17T00:00:00.000", "2026-11-25T00:00:00.000")[0] == "Nov 17"
     assert "12:30" in labels("2026-11-17T12:10:00.000", "2026-11-17T13:30:00.000")
     assert "12:10:15" in labels("2026-11-17T12:10:02.000", "2026-11-17T12:11:00.000")
-    assert labels("2026-11-17T12:10:00.000")
+    assert 2 <= len(labels("2026-11-17T12:10:00.000")) <= 7
 
 
 def test_drift_has_percentages_and_a_line_at_zero() -> None:

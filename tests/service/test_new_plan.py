@@ -116,7 +116,7 @@ def test_a_model_has_the_numbers_of_its_command_and_its_exports(
         shown = texts(found, rf'id="export-{target}"><code>(.*?)</code>')
         assert bool(shown) == (made.code == 0)
         if not shown:
-            assert re.search(rf"<strong>{target}</strong>: \S+", found.text)
+            assert re.search(rf"<p class=.cannot.>{target} \(\S+", found.text)
             continue
         assert shown[0].strip() == made.out.strip()
 
@@ -212,7 +212,7 @@ def test_the_page_has_its_answer_and_its_address_asks_the_same(steady: Client) -
         (LAYER, {"profile": "/etc/passwd"}, 424, "/etc/passwd"),
         (LAYER, {"dtype": "int3"}, 422, "int3"),
         (LAYER, {"kind": "elephant"}, 422, "Plan for must be"),
-        (MODEL, {"decoder": "nobody"}, 422, "nobody"),
+        (MODEL, {"decoder": "nobody"}, 422, "Model must be a name of the list, got 'nobody'"),
         (MODEL, {"decoder": "/etc"}, 422, "Model must be a name"),
         (MODEL, {"decoder": "gpt-xl"}, 422, "Model must be a name"),
         (MODEL, {"decoder": "pasted"}, 422, "no configuration was pasted"),
@@ -291,6 +291,7 @@ def test_a_configuration_that_no_address_can_hold_is_planned_all_the_same(steady
         ('{"model_type": NaN}', "not valid JSON"),
         ('{"model_type": "qwen3_moe", "num_experts": 1' + "0" * 30 + "}", "larger than any"),
         ('{"a":' * 40 + "1" + "}" * 40, "nested"),
+        ("[" * 100_000, "nested too deeply"),
         (json.dumps({"text_config": {**CONFIG, "num_hidden_layers": 10**7}}), "10,000,000"),
         (json.dumps({**CONFIG, "num_nextn_predict_layers": 10**7}), "10,000,000"),
         ("[1, 2]", "not an object"),

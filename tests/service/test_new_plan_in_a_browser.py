@@ -1,6 +1,7 @@
 """The page New plan in a real browser: with the keyboard alone, on a phone, in the dark, and
 without its script."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from tests.service.browsing import TIMEOUT_MS, focused, tab_to, watched
 from tests.service.test_new_plan import CONFIG
 
 LAYER = "/new?kind=layer&model=gpt-s&profile=rtx2080ti-x64&world_size=64&tokens_per_rank=4096"
+MOST_MOVES = 500
 DESK = {"viewport": {"width": 1280, "height": 900}}
 PHONE = {"viewport": {"width": 390, "height": 844}}
 
@@ -122,6 +124,20 @@ def test_a_pasted_configuration_is_in_the_address(browser: Browser, site: Served
         page.reload()
         assert page.locator("#layouts table").first.inner_text() == shown
         assert json.loads(page.locator("#config_text").input_value()) == CONFIG
+
+
+def test_a_layers_answer_comes_while_its_slider_still_moves(browser: Browser, site: Served) -> None:
+    with watched(browser, site.url, **DESK) as page:
+        page.goto(LAYER)
+        answer = page.locator("[data-answer]")
+        first = answer.get_attribute("data-address")
+        tab_to(page, "tokens_per_rank", "dataset.for")
+        moves = itertools.cycle(("ArrowRight", "ArrowLeft"))
+        for move in itertools.islice(moves, MOST_MOVES):
+            page.keyboard.press(move)
+            if answer.get_attribute("data-address") != first:
+                return
+        raise AssertionError("no answer came before the slider rested")
 
 
 def test_the_last_change_wins_and_a_wrong_one_is_said(browser: Browser, site: Served) -> None:

@@ -112,7 +112,7 @@ def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[P
     timeline = page.locator("[data-figure=timeline]")
     degrees = plans[0].pipeline.forward_degree + plans[0].pipeline.backward_degree
     assert timeline.locator(".area rect").count() == 3 * degrees
-    assert "experts 0" in (timeline.locator(".area rect title").first.text_content() or "")
+    assert "experts 1" in (timeline.locator(".area rect title").first.text_content() or "")
     page.get_by_label("Tokens per rank").fill("16k")
     page.get_by_label("Speed of communication").fill("0.5")
     page.get_by_role("button", name="Plan again").click()
@@ -225,6 +225,10 @@ def test_no_page_is_wider_than_a_phone(
                 draw_all(page)
                 width = page.evaluate("document.documentElement.scrollWidth")
                 assert width <= 390, f"{path} is {width} wide"
+                cut = page.locator(".table.cut").evaluate_all(
+                    "all => all.map(one => one.dataset.table)"
+                )
+                assert cut == [], f"tables of {path} are cut"
             page.get_by_role("link", name="Machines").first.click()
             assert page.locator("h1").inner_text() == "Machines"
 

@@ -360,7 +360,7 @@ def test_observations_are_paged_and_their_file_has_all(
     while address:
         answer = full.get(address)
         seen += re.findall(
-            r"<td class=\" brief\">(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)</td>", answer.text
+            r"<td class=\" brief\"[^>]*>(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)</td>", answer.text
         )
         older = re.search(r'href="([^"]+)">Older observations', answer.text)
         address = unescape(older[1]) if older else ""
@@ -463,20 +463,38 @@ def test_files_of_the_services_machine_are_no_models(client: Client, name: str) 
     assert client.get(f"/models/{name}").status_code == 404
 
 
+def test_a_browser_at_an_unknown_address_gets_a_page_and_a_program_a_problem(
+    steady: Client,
+) -> None:
+    page = steady.get("/nothing", headers={"Accept": "text/html,*/*"})
+    assert page.status_code == 404
+    assert page.headers["content-type"].startswith("text/html")
+    assert "/nothing does not exist" in page.text
+    for address, accept in (("/nothing", "*/*"), ("/v1/nothing", "text/html")):
+        problem = steady.get(address, headers={"Accept": accept})
+        assert problem.status_code == 404
+        assert problem.json()["detail"] == f"{address} does not exist"
+
+
 def test_a_profile_says_how_good_it_is_and_what_to_measure_next(full: Client) -> None:
     measured = unescape(full.get("/profiles/lab").text)
     assert "Suspect: the worst fit, of " in measured
-    assert "moetune profile --name lab --nproc 8 --preset full" in measured
+    assert "torchrun --nnodes 2 --nproc-per-node 4 -m moetune profile --name lab" in measured
     published = unescape(full.get("/profiles/rtx2080ti-x64").text)
     assert "Its quality is not known" in published
     assert "Measure next" not in published
+    assert "torchrun --nnodes 16 --nproc-per-node 4 -m moetune profile" in published
 
 
 def test_a_training_plan_leads_with_its_memory_and_to_a_new_plan(full: Client) -> None:
     page = full.get(f"/plans/{TRAINING}").text
     figures = re.findall(r'data-figure="([\w-]+)"', page)
     assert figures[:2] == ["memory-parts", "phases"]
-    assert "/new?kind=model" in page
+    anew = re.search(r'href="(/new\?kind=model[^"]+)"', page)
+    assert anew is not None
+    asked = httpx.URL(unescape(anew[1])).params
+    assert asked["memory_limit"] == f"{training_plan().inputs.memory_limit_bytes}B"
+    assert asked["training_dtype"] == "bfloat16"
     rows = list(csv.DictReader(full.get(f"/plans/{TRAINING}/memory-parts.csv").text.splitlines()))
     plan = training_plan()
     sizes = {row["part"]: int(float(row["bytes"])) for row in rows}

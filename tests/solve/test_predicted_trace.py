@@ -9,6 +9,7 @@ from moetune.domain.constraints import Bounds, Order, Strategy
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost
 from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
+from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.plan import solve_plan
 from moetune.solve.layer.timeline import Span
 from moetune.solve.predict import overlap_share, plan_timelines
@@ -99,6 +100,23 @@ def test_chunks_have_their_tokens_and_transfers_their_bytes() -> None:
             assert args.get("bytes") == (sent if event["cat"] == "comm" else None)
     experts = [e for e in _events(plan) if "forward experts" in e["name"]]
     assert sum(event["args"]["tokens"] for event in experts) == 4096
+
+
+def test_copies_to_the_host_and_back_have_their_bytes() -> None:
+    plan = solve_plan(
+        inputs=plan_inputs(), costs=WITH_COPIES, resamples=(), device_memory_bytes=2**40,
+        bounds=Bounds(forward_degree=2, backward_degree=2, strategy="S1"), provenance="measured",
+    ).plan  # fmt: skip
+    forward, backward = plan_timelines(plan=plan, costs=WITH_COPIES)
+    spans = layer_spans(plan=plan, costs=WITH_COPIES, forward=forward, backward=backward)
+    workload = plan.workload
+    row_bytes = workload.rows / 2 * dtype_bytes(workload.dtype)
+    widths = {"input": workload.layer.d_model, "middle": workload.layer.d_hidden}
+    copies = [span for span in spans if span.resource == "mem"]
+    assert len(copies) == 8
+    for span in copies:
+        what = span.name.split()[-2]
+        assert span.args["bytes"] == round(row_bytes * widths[what])
 
 
 def test_processes_and_tracks_have_names_and_an_order() -> None:

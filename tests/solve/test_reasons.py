@@ -105,6 +105,19 @@ def test_a_lost_strategy_is_too_large_to_the_byte_or_slower(
     assert found == figures
 
 
+def test_a_faster_strategy_than_a_pinned_one_lost_because_of_the_pin() -> None:
+    other = step(degree=2, seconds=1.9, chunk_seconds=0.4)
+    free, pinned = (
+        explain_strategy_loss(
+            other=other, peak_bytes=1, limit_bytes=1, best=BEST, is_pinned=is_pinned
+        )
+        for is_pinned in (False, True)
+    )
+    assert "pinned" in pinned
+    assert "pinned" not in free
+    assert times_in(free) == times_in(pinned) == ["-5.0 %"]
+
+
 def test_a_lost_strategy_names_each_kind_of_work_that_it_has_more_of() -> None:
     other = step(degree=2, seconds=2.2, chunk_seconds=0.4)
     phase = other.forward
@@ -225,8 +238,18 @@ def test_the_critical_path_has_the_seconds_that_nothing_hides(
         step=chosen, sequential=IN_ONE, runner_up=None, interference=Interference()
     )
     assert times_in(why.partition(". ")[2]) == figures
+
+
+def test_where_memory_binds_nothing_else_is_said_to_bind() -> None:
+    parts = [Estimate(seconds=seconds, trust="measured") for seconds in (0.4, 0.1, 0.05)]
+    phase = PhaseTime(degree=2, seconds=1.0, transfer=parts[0], compute=parts[1], copies=parts[2])
+    chosen = StepTime(
+        forward=phase, backward=phase, overhead=Estimate(seconds=0.0, trust="measured"),
+        strategy="S1",
+    )  # fmt: skip
     tight = explain_strategy(best=chosen, peak_bytes=2**29, without_bytes=2**31, limit_bytes=2**30)
-    assert times_in(tight) == figures
+    assert tight.count("binds") == 1
+    assert times_in(tight) == ["3.20 s", "400 ms", "200 ms"]
     assert re.findall(r"[\d.]+ [MG]iB", tight) == ["2.00 GiB", "1.00 GiB", "512 MiB"]
 
 

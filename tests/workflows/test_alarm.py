@@ -65,8 +65,8 @@ def test_steps_and_operations_of_a_plan_are_series_in_order_and_in_sentences() -
     assert len(step.states) == len(forward.states) == 80
     assert "taken longer since 2026-11-20 00:40 UTC: 20.0 ms, 2.00 × the 10.0 ms" in step.words
     assert "all_to_all of 1.00 MiB (forward, 2 chunks)" in forward.words
-    assert "nothing changed" in watched_series(rows([0.01] * 40))[0].words
-    assert "begun to look changed" in watched_series(rows([0.01] * 40 + [0.02] * 4))[0].words
+    assert "is unchanged" in watched_series(rows([0.01] * 40))[0].words
+    assert "beginning to look changed" in watched_series(rows([0.01] * 40 + [0.02] * 4))[0].words
     assert "10 of the 18 times" in watched_series(rows([0.01] * 10))[0].words
     certain = watched_series(rows([0.01] * 40 + [0.02] * 6))[0].words
     assert certain.endswith("before")

@@ -17,6 +17,7 @@ from moetune.workflows.views.stored_plans import (
 )
 from tests.report.lab import lab_plan
 from tests.solve.clusters import cluster_profile
+from tests.training_plans import TRAINING, training_plan
 
 LINKS = Links(plan="/plans/x", profile="/profiles/y", age="1 day ago", age_seconds=86_400.0)
 
@@ -65,6 +66,15 @@ def test_stages_are_counted_and_never_printed_as_objects(whole: tuple[Plan, Plan
     rows = {row[0].text: row for row in compared(*whole)[2].tables[0].rows}
     assert [cell.text for cell in rows["transformer.stages"][1:3]] == ["4 entries", "8 entries"]
     assert not [cell.text for row in rows.values() for cell in row if "{" in cell.text]
+
+
+def test_lists_of_names_are_no_code() -> None:
+    again = training_plan(
+        id="fedcba98" * 8, layout=TRAINING["layout"] | {"recompute": ["norm", "moe"]}
+    )
+    found = comparison_sections(training_plan(), again, names=("one", "two"))
+    rows = {row[0].text: row for row in found[2].tables[0].rows}
+    assert [cell.text for cell in rows["layout.recompute"][1:3]] == ["none", "norm, moe"]
 
 
 def test_differences_stand_in_words_first(whole: tuple[Plan, Plan]) -> None:

@@ -330,7 +330,7 @@ def test_highlights_have_the_regret_and_the_limit_where_there_is_one() -> None:
         verdict = replace(plan.decision, expected_regret=regret)
         explanation = explain_plan(replace(plan, decision=verdict), profile=None)
         found = {one.name: one.note for one in answer_section(explanation).highlights}
-        notes[regret] = found["No other choice is better"]
+        notes[regret] = found["How sure"]
         assert found["Memory of one device"] == ""
     assert PERCENT.findall(notes[0.0]) == []
     assert PERCENT.findall(notes[0.02]) == ["2.0 %"]

@@ -86,7 +86,7 @@ def test_a_plan_shows_its_predicted_times_and_bytes(layer: Explanation) -> None:
         "Model FLOP/s": times.model_flops_per_second_per_device,
         "Memory of one device": plan.memory.peak_bytes,
         "What binds": plan.decision.binding.capitalize(),
-        "No other choice is better": plan.decision.probability_best,
+        "How sure": plan.decision.probability_best,
     }
     assert len(uncertainty.notes) == len(plan.warnings)
 
@@ -155,13 +155,13 @@ def test_a_model_shows_its_layouts_and_the_parts_of_its_step(model: Explanation)
     shown = {one.name: one.cell.value for one in sections[0].highlights}
     assert shown["Tokens a second"] == whole.tokens_per_second_per_rank
     assert whole.confidence is not None
-    assert shown["No other layout is better"] == whole.confidence.probability_best
+    assert shown["How sure"] == whole.confidence.probability_best
     assert whole.confidence.p05_step_seconds < whole.confidence.p95_step_seconds
     low, high = whole.confidence.p05_step_seconds, whole.confidence.p95_step_seconds
     assert seconds_span(whole.step_seconds, low, high) in sections[0].summary
     older = replace(model, plan=replace(plan, transformer=replace(whole, confidence=None)))
     answer, *_, uncertainty = plan_sections(older)
-    assert "No other layout is better" not in {one.name for one in answer.highlights}
+    assert "How sure" not in {one.name for one in answer.highlights}
     assert uncertainty.paragraphs == ()
     assert len(explanation_sections(older)[-1].paragraphs) < len(
         explanation_sections(model)[-1].paragraphs

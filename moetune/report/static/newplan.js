@@ -45,7 +45,7 @@ for (const pair of pairs) {
   pair.range.addEventListener("input", () => {
     pair.number.value = pair.values[pair.range.value];
     pair.range.setAttribute("aria-valuetext", pair.number.value || pair.range.dataset.empty || "default");
-    later();
+    slid();
   });
   pair.number.addEventListener("input", () => place(pair));
 }
@@ -76,6 +76,7 @@ region.addEventListener("click", ({ target }) => {
 
 let timer = 0;
 let asking = null;
+let isBehind = false;
 
 const fields = () => {
   const found = new URLSearchParams();
@@ -84,6 +85,9 @@ const fields = () => {
   }
   const isPasted = found.get("kind") === "model" && found.get("decoder") === PASTED;
   if (!isPasted) found.delete("config_text");
+  const text = found.get("config_text");
+  // A longer one is refused, however it goes on.
+  if (text) found.set("config_text", text.slice(0, Number(form.elements.config_text.dataset.most) + 1));
   return found;
 };
 
@@ -151,6 +155,8 @@ const addFront = async (mine) => {
 };
 
 const ask = async () => {
+  clearTimeout(timer);
+  isBehind = false;
   asking?.abort();
   const mine = (asking = new AbortController());
   region.setAttribute("aria-busy", "true");
@@ -168,13 +174,24 @@ const ask = async () => {
     if (error.name === "AbortError") return;
     state.textContent = "The service does not answer: change something to try again.";
   } finally {
-    if (asking === mine) region.removeAttribute("aria-busy");
+    if (asking === mine) {
+      region.removeAttribute("aria-busy");
+      if (isBehind) ask();
+    }
   }
 };
 
 const later = () => {
   clearTimeout(timer);
   timer = setTimeout(ask, DEBOUNCE_MS);
+};
+
+// A layer's answer comes while its sliders move: one question at a time, and then the newest. A
+// model's takes longer, and waits until they rest.
+const slid = () => {
+  if (form.elements.kind.value === "model") later();
+  else if (region.hasAttribute("aria-busy")) isBehind = true;
+  else ask();
 };
 
 form.addEventListener("input", ({ target }) => {
@@ -186,7 +203,6 @@ form.addEventListener("submit", (event) => {
   if (event.submitter?.hasAttribute("formaction") && event.submitter.form === form &&
       event.submitter.getAttribute("formaction") !== "/new") return; // a download
   event.preventDefault();
-  clearTimeout(timer);
   ask();
 });
 startButtons();

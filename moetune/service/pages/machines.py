@@ -59,7 +59,7 @@ def machines_page(library: Library, *, upload: Upload) -> Page:
         status=int(problem_of(problem).status) if problem else 200,
         sections=tuple(one for one in sections if one.name != "references" or one.tables[0].rows),
         context={
-            "intro": "The measured machines and the quality of their profiles, which is that of "
+            "intro": "The machines, and the quality of their measured profiles, which is that of "
             "the worst group of operations: good predicts left-out points within 5 %, usable "
             "within 10 %.",
             "upload": upload,

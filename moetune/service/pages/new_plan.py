@@ -20,6 +20,7 @@ from moetune.domain.model import MODELS
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import TRAINING_DTYPES
 from moetune.domain.units import DTYPE_BYTES
+from moetune.huggingface.pasted import MOST_BYTES
 from moetune.huggingface.registry import model_names
 from moetune.service.access import Access
 from moetune.service.bodies import FORM, read_body
@@ -252,6 +253,7 @@ class _Shows:
             "training_dtypes": _same(TRAINING_DTYPES[1:]),
             "activations": _same(ACTIVATIONS),
             "config_text": _shown_config(form),
+            "most_pasted": MOST_BYTES,
         }  # fmt: skip
 
     def _render(self, template: str, context: Mapping[str, object], status: int) -> Response:

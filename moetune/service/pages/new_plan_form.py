@@ -10,7 +10,6 @@ from moetune.domain.constraints import Constraints
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ACTIVATIONS, Activation, LayerShape
-from moetune.domain.model import MODELS
 from moetune.domain.request import (
     LARGEST_BYTES,
     LARGEST_RANKS,
@@ -23,6 +22,7 @@ from moetune.domain.targets import TARGETS, TargetName
 from moetune.domain.training import LayoutRequest
 from moetune.domain.units import full_dtype, parse_bytes, parse_count
 from moetune.huggingface.pasted import PastedConfig, pasted_config, unpacked_config
+from moetune.huggingface.registry import resolve_name
 from moetune.workflows.drafts import ModelQuestion
 
 PASTED, CUSTOM = "pasted", "custom"
@@ -204,7 +204,7 @@ class NewPlanForm:
     def _model(self) -> str | PastedConfig:
         if self["decoder"] != PASTED:
             name = self["decoder"]
-            if name in MODELS or "/" in name or name.endswith(".json"):
+            if "/" in name or resolve_name(name) is None:
                 raise InputError(
                     f"{LABELS['decoder']} must be a name of the list, got {shown(name)}",
                     "choose one, or paste its configuration",

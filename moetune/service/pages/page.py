@@ -20,7 +20,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from moetune.domain.errors import MoetuneError, NotFoundError
 from moetune.report.html import STATIC, age, environment, plotly_script
 from moetune.report.section import Figure, Section, all_figures
-from moetune.service.problems import problem_of
+from moetune.service.problems import Problem, problem_of
 
 _OWN = ("moetune.css", "moetune.js", "moetune.svg", "newplan.css", "newplan.js")
 _FOR_EVER = "public, max-age=31536000, immutable"
@@ -189,14 +189,13 @@ class PageRenderer:
         )  # fmt: skip
         return HTMLResponse(text, page.status, headers=_HEADERS)
 
-    def problem(self, error: MoetuneError) -> HTMLResponse:
+    def problem(self, problem: Problem) -> HTMLResponse:
         """Return an error as a page, with the next thing to do."""
-        problem = problem_of(error)
         answer = self.render(
             Page(
                 template="problem.html",
                 title=problem.title.capitalize(),
-                context={"what": error.what, "hint": error.hint},
+                context={"what": problem.detail, "hint": problem.hint},
                 status=int(problem.status),
             )
         )
@@ -215,7 +214,7 @@ class PageRenderer:
                     try:
                         return await handler(request)
                     except MoetuneError as error:
-                        return problem(error)
+                        return problem(problem_of(error))
 
                 return handle
 

@@ -1,13 +1,14 @@
 """Pages of plans: the list, one plan, and two plans or profiles side by side."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.records import PlanInfo
 from moetune.domain.training_document import TrainingDocument
-from moetune.huggingface.registry import resolve_name
+from moetune.huggingface.registry import model_names, resolve_name
 from moetune.report.observed import drift_figure, seen
 from moetune.report.section import Section, Table
 from moetune.service.pages.library import Library
@@ -69,7 +70,7 @@ def plans_page(library: Library, *, wanted: ListFilter, after: str) -> Page:
         context={
             "wanted": wanted,
             "kinds": KIND_WORDS,
-            "models": tuple(MODELS),
+            "models": (*MODELS, *model_names()),
             "profiles": library.profile_names(),
             "newer": address("", **wanted.query) if after else "",
             "older": address("", after=older, **wanted.query) if older else "",
@@ -148,7 +149,7 @@ def _training_page(library: Library, plan: TrainingDocument) -> Page:
             "document": f"/v1/plans/{plan.id}",
             "trace": f"/v1/plans/{plan.id}/trace" if can_trace else "",
             "model_address": address("models", known) if known else "",
-            "new_address": _asked_anew(plan, known) if known else "",
+            "new_address": _asked_anew(library, plan, known) if known else "",
             "commands": {
                 f"Give it to {inputs.target}": (
                     f"moetune export {plan.id[:12]} --to {inputs.target}"
@@ -160,13 +161,17 @@ def _training_page(library: Library, plan: TrainingDocument) -> Page:
     )
 
 
-def _asked_anew(plan: TrainingDocument, model: str) -> str:
+def _asked_anew(library: Library, plan: TrainingDocument, model: str) -> str:
     """Return the address of New plan with the plan's inputs, without its pins."""
     inputs = plan.inputs
+    limit = f"{inputs.memory_limit_bytes}B"
+    with suppress(NotFoundError):  # of a profile that is there its own limit goes without saying
+        machine = library.profile(inputs.profile).profile.machine
+        limit = "" if machine.plannable_bytes == inputs.memory_limit_bytes else limit
     return address(
         "new", kind="model", decoder=model, profile=inputs.profile, target=inputs.target,
         world_size=str(inputs.world_size), global_batch=str(inputs.global_batch),
-        seq=str(inputs.seq),
+        seq=str(inputs.seq), training_dtype=inputs.dtype, memory_limit=limit,
     )  # fmt: skip
 
 

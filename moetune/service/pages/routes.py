@@ -158,8 +158,8 @@ def _add_upload(
         return RedirectResponse(address("profiles", profile.name), 303)
 
 
-def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> None:
-    """Add the pages and their static files to the application.
+def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
+    """Add the pages and their static files to the application; return what renders them.
 
     Raises:
         MoetuneError: plotly or Jinja2 is not installed.
@@ -173,3 +173,4 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> None:
     app.include_router(static)
     app.include_router(pages)
     app.include_router(new_plan_router(library, renderer, pools, access))
+    return renderer

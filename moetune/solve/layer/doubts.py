@@ -150,4 +150,4 @@ def _span(low: float, high: float, unit: str) -> str:
 
 
 def _size(size: float, unit: str) -> str:
-    return format_bytes(size) if unit == "bytes" else f"{size:,.4g} {unit}"
+    return format_bytes(size) if unit == "bytes" else f"{size:,.0f} {unit}"

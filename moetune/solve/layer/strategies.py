@@ -311,6 +311,7 @@ def _row(
         peak_bytes=device_bytes(one.memory),
         limit_bytes=budget.limit_bytes,
         best=ranked.step,
+        is_pinned=ranked.best.bounds.strategy is not None,
     )
     return StrategyTerms(
         strategy=one.strategy,

@@ -41,6 +41,18 @@ class Span(NamedTuple):
     end_seconds: float
 
 
+def operation_and_chunk(name: str) -> tuple[str, int | None]:
+    """Return the parts of a task's name, a chunk from 0: ("dispatch", 0); None for no chunk's."""
+    operation, _, chunk = name.rpartition(" ")
+    return (operation, int(chunk)) if operation and chunk.isdecimal() else (name, None)
+
+
+def shown_name(name: str) -> str:
+    """Return a task's name as people read it, who count chunks from 1: "dispatch 1"."""
+    operation, chunk = operation_and_chunk(name)
+    return operation if chunk is None else f"{operation} {chunk + 1}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """The spans in order of issue, and when the last one ends."""

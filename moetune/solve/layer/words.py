@@ -118,9 +118,13 @@ def explain_loss(*, other: StepTime, best: StepTime) -> str:
 
 
 def explain_strategy_loss(
-    *, other: StepTime, peak_bytes: int, limit_bytes: int, best: StepTime
+    *, other: StepTime, peak_bytes: int, limit_bytes: int, best: StepTime, is_pinned: bool = False
 ) -> str:
-    """Return why another strategy lost: it does not fit, or its extra work."""
+    """Return why another strategy lost: it does not fit, or its extra work.
+
+    Args:
+        is_pinned: whether the strategy of `best` was given, so that a faster one was no choice.
+    """
     if peak_bytes > limit_bytes:
         return (
             f"does not fit: it peaks at {format_bytes(peak_bytes)}, "
@@ -128,7 +132,8 @@ def explain_strategy_loss(
         )
     slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
     if slower < -TIE:
-        return f"{format_share(slower)}, within what predictions miss"
+        lost = "but the strategy is pinned" if is_pinned else "within what predictions miss"
+        return f"{format_share(slower)}, {lost}"
     if slower <= TIE:
         return "as fast"
     names = ("sends", "computes", "copies")
@@ -152,8 +157,8 @@ def explain_strategy(
     return (
         f"Memory binds: keeping everything peaks at {format_bytes(without_bytes)}, the limit is "
         f"{format_bytes(limit_bytes)}. Strategy {best.strategy} ({STRATEGY_WORDS[best.strategy]}) "
-        f"peaks at {format_bytes(peak_bytes)} and is the fastest one that fits. "
-        f"{_critical_path(best)}"
+        f"peaks at {format_bytes(peak_bytes)} and is the fastest one that fits. Of its times "
+        f"{binding_resource(best)} is the longest: {_busy_words(best)}."
     )
 
 
@@ -194,7 +199,7 @@ def trust_warnings(
             "run `moetune profile` there"
         )
         if assumed_spread:
-            yield f"p05 and p95 assume an error of 5 % in each number of {profile!r}"
+            yield f"the step's range assumes an error of 5 % in each number of {profile!r}"
         if provenance == "published":
             yield from named
     elif named:
@@ -225,11 +230,7 @@ def _chunks(step: StepTime) -> str:
 
 def _critical_path(step: StepTime) -> str:
     if reuses(step):
-        transfers, experts, copies = map(format_seconds, _all_seconds(step))
-        return (
-            f"{binding_resource(step).capitalize()} binds: transfers are {transfers} in all, "
-            f"experts {experts}, copies {copies}."
-        )
+        return f"{binding_resource(step).capitalize()} binds: {_busy_words(step)}."
     link, device = _critical_seconds(step)
     if device == 0:
         return "Communication binds: all experts hide behind the transfers."
@@ -237,6 +238,14 @@ def _critical_path(step: StepTime) -> str:
         f"{binding_resource(step).capitalize()} binds: {format_seconds(link)} of transfers and "
         f"{format_seconds(device)} of experts are on the critical path."
     )
+
+
+def _busy_words(step: StepTime) -> str:
+    """Return the seconds of each resource: "transfers are 82.4 ms in all, experts 41.5 ms"."""
+    link, device, copies = _all_seconds(step)
+    transfers, experts = format_seconds(link), format_seconds(device)
+    copied = f", copies {format_seconds(copies)}" if copies else ""
+    return f"transfers are {transfers} in all, experts {experts}{copied}"
 
 
 def _gain(step: StepTime, sequential: StepTime) -> str:

@@ -24,6 +24,7 @@ from moetune.solve.training.stages import (
 )
 
 _SHARDS_GRADIENTS = 2
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,9 @@ class StepPrices:
         seconds = play(pipeline).seconds
         busiest, slowest, rest = self._rest(layout, pipeline)
         parts = self._parts(slowest, layout, pipeline.num_micro_batches)
-        parts["bubble and sends"] = seconds - pipeline.num_micro_batches * busiest
+        waits = seconds - pipeline.num_micro_batches * busiest
+        # Without a pipeline both are one sum, but of floats in another order.
+        parts["bubble and sends"] = waits if waits > _ROUNDING * seconds else 0.0
         return StepSeconds(
             seconds=seconds + sum(rest.values()), parts=parts | rest
         )  # fmt: skip

@@ -1,24 +1,27 @@
 """Two plans or two profiles side by side, as sections."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from moetune.domain.constraint_texts import constraint_words
 from moetune.domain.document import encode
 from moetune.domain.model_plan import TransformerPlan
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.throughput import throughput_of
 from moetune.domain.training_document import AnyPlan, TrainingDocument
-from moetune.domain.units import format_bytes, format_seconds
+from moetune.domain.units import format_seconds
 from moetune.report.fits import overlay_figure
-from moetune.report.operations import operations_of
+from moetune.report.operations import OperationCurve, operations_of
 from moetune.report.plan_figures import degree_figure, phases_figure, stacked_figure
-from moetune.report.section import EMPTY, Cell, Figure, Section, Table, percent, plural, sentence
+from moetune.report.section import Figure, Section, plural, sentence
 from moetune.solve.layout.words import seconds_by_binding
 from moetune.workflows.explain import explain_plan
+from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import compare_profiles
+from moetune.workflows.views.differences import differences_section
 from moetune.workflows.views.figures import layer_figures, parts_figures
+from moetune.workflows.views.profile import machine_scope
 from moetune.workflows.views.training_page import (
     compare_training,
     training_figures,
@@ -37,11 +40,7 @@ from moetune.workflows.whatif import WhatIfAnswer, compare_plans, input_changes,
 
 _MOST_OVERLAYS = 6
 _NOW, _CHANGED = "now", "changed"
-_LARGE = 100
-_SIZES = ("memory.parts.", "memory.activations.")
-_TIMES = ("predicted.parts.",)
-_SHARES = ("probability_best", "expected_regret", ".mfu", "_ratio")
-_RATES = {"_per_byte": (1e9, "GB"), "_per_mac": (1e12, "TMAC"), "_per_element": (1e9, "G")}
+_KINDS = {"collective": "Collectives", "GEMM": "GEMMs", "copy": "Copies"}
 
 
 def comparison_sections(
@@ -66,8 +65,17 @@ def difference_sections(
     first: AnyPlan, second: AnyPlan, *, names: tuple[str, str]
 ) -> tuple[Section, Section]:
     """Return how the second plan differs from the first: in words, then field by field."""
-    words = Section(name="answer", paragraphs=tuple(_words(first, second, names)))
+    words = Section(
+        name="answer",
+        doubts=tuple(dict.fromkeys(_doubts(first, second))),
+        paragraphs=tuple(_words(first, second, names)),
+    )
     return words, plan_differences(first, second, names=names)
+
+
+def _doubts(*plans: AnyPlan) -> Iterator[str]:
+    for plan in plans:
+        yield from suspect_words(plan.inputs.profile, plan.profile_quality)
 
 
 def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[str]:
@@ -116,10 +124,30 @@ def machine_sections(
         is_drawn: add figures of the operations that both have.
     """
     found = [(one.key, one.first, one.second) for one in compare_profiles(first, second)]
-    differences = _differences(found, names=names)
+    differences = differences_section(found, names=names)
     if not is_drawn:
         return (differences,)
-    return Section(name="both", figures=tuple(_overlays(first, second, names))), differences
+    words, figures = _machine_words(first, second, names), _overlays(first, second, names)
+    return Section(name="both", paragraphs=tuple(words), figures=tuple(figures)), differences
+
+
+def _machine_words(first: Profile, second: Profile, names: tuple[str, str]) -> Iterator[str]:
+    """Yield how good both profiles are, and how much slower each kind of operation is."""
+    labels = ["of unknown quality" if one is None else one.label
+              for one in (quality_of(first), quality_of(second))]  # fmt: skip
+    yield f"{names[0]} is {labels[0]}, {names[1]} is {labels[1]}."
+    if first.machine != second.machine:
+        yield f"{names[0]}: {machine_scope(first)}. {names[1]}: {machine_scope(second)}."
+    ratios: dict[str, list[float]] = {}
+    for one, other in _pairs(first, second):
+        if one.line and other.line and one.line.beta_seconds:
+            ratio = other.line.beta_seconds / one.line.beta_seconds
+            ratios.setdefault(_KINDS.get(one.kind, one.kind), []).append(ratio)
+    for kind, found in ratios.items():
+        yield (
+            f"{kind} of a large size take {statistics.median(found):.2f} × as long on {names[1]}, "
+            f"by the median of {plural(len(found), 'operation')}."
+        )
 
 
 def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Section, ...]:
@@ -130,14 +158,13 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
     """
     changes, step, *effects = answer.words
     after = answer.after
-    suspect = suspect_words(after.inputs.profile, after.profile_quality)
     words = Section(
         name="answer",
         title=sentence(changes),
+        doubts=tuple(suspect_words(after.inputs.profile, after.profile_quality)),
         paragraphs=(
             sentence(step),
             plan_decision(answer.after),
-            *suspect,
             *_speeds(answer),
             *map(sentence, effects),
         ),
@@ -170,7 +197,7 @@ def plan_differences(first: AnyPlan, second: AnyPlan, *, names: tuple[str, str])
     """
     left, right = (dict(_fields(plan)) for plan in (first, second))
     keys = list(dict.fromkeys([*left, *right]))
-    return _differences(
+    return differences_section(
         [(key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)],
         names=names,
     )
@@ -203,10 +230,14 @@ def _step_parts(transformer: TransformerPlan) -> dict[str, float]:
 
 
 def _overlays(first: Profile, second: Profile, names: tuple[str, str]) -> Iterator[Figure]:
-    theirs = {one.name: one for one in operations_of(second)}
-    both = [(one, theirs[one.name]) for one in operations_of(first) if one.name in theirs]
-    for pair in both[:_MOST_OVERLAYS]:
+    for pair in _pairs(first, second)[:_MOST_OVERLAYS]:
         yield overlay_figure(*pair, names)
+
+
+def _pairs(first: Profile, second: Profile) -> list[tuple[OperationCurve, OperationCurve]]:
+    """Return the operations that both profiles have."""
+    theirs = {one.name: one for one in operations_of(second)}
+    return [(one, theirs[one.name]) for one in operations_of(first) if one.name in theirs]
 
 
 def _fields(plan: AnyPlan) -> Iterator[tuple[str, object]]:
@@ -236,68 +267,9 @@ def _flat(where: str, value: object) -> Iterator[tuple[str, object]]:
             yield from _flat(f"{where}.{key}", item)
     elif isinstance(value, list):
         is_long = where.endswith(("ranges", "parts", "stages"))
-        yield where, plural(len(value), "entry", "entries") if is_long else str(value)
+        yield (
+            where,
+            plural(len(value), "entry", "entries") if is_long else ", ".join(map(str, value)),
+        )
     else:
         yield where, value
-
-
-def _differences(found: Sequence[tuple[str, object, object]], *, names: tuple[str, str]) -> Section:
-    table = Table(
-        name="differences",
-        header=("", *names, "ratio"),
-        rows=tuple(
-            (
-                Cell.words(key, mark="code"),
-                _value(key, first),
-                _value(key, second),
-                _ratio(first, second),
-            )
-            for key, first, second in found
-        ),
-        empty=f"None: {names[0]} and {names[1]} are equal.",
-    )
-    return Section(name="differences", title="Differences", tables=(table,))
-
-
-def _value(key: str, value: object) -> Cell:
-    if value is None:
-        return Cell(text="–")
-    if key.endswith("_fingerprint"):
-        return Cell(text=str(value)[:12], value=str(value), mark="code")
-    if isinstance(value, bool):
-        return Cell.words("yes" if value else "no")
-    if not isinstance(value, int | float):
-        return Cell.words(constraint_words(key.rpartition(".constraints.")[2], str(value)))
-    return Cell(text=_number(key, value), value=value)
-
-
-def _number(key: str, value: float) -> str:
-    """Return a number in the unit that its key ends with."""
-    for is_of, words in _UNITS:
-        if is_of(key):
-            return words(value)
-    for ending, (factor, name) in _RATES.items():
-        if key.endswith(ending):
-            return f"{format_seconds(value * factor)} per {name}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-_UNITS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
-    (lambda key: key.endswith("_bytes") or key.startswith(_SIZES), format_bytes),
-    (lambda key: key.endswith("_seconds") or key.startswith(_TIMES), format_seconds),
-    (
-        lambda key: key.endswith("flops_per_second_per_device"),
-        lambda value: f"{value / 1e12:,.3g} TFLOP/s",
-    ),
-    (lambda key: key.endswith(_SHARES), percent),
-    (lambda key: "tokens_per_second" in key, lambda value: f"{value:,.0f}"),
-)
-"""Units of a field's number, by its key."""
-
-
-def _ratio(first: object, second: object) -> Cell:
-    numbers = [one for one in (first, second) if isinstance(one, int | float)]
-    if len(numbers) != len((first, second)) or not numbers[0]:
-        return EMPTY
-    ratio = numbers[1] / numbers[0]
-    return Cell(text=f"{ratio:,.{2 if ratio < _LARGE else 0}f} ×", value=ratio, unit="1")

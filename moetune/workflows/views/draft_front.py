@@ -11,7 +11,7 @@ from moetune.solve.training.front import LARGE, SLOW
 from moetune.solve.training.ties import NOISE, PricedLayout
 from moetune.workflows.drafts import FrontDraft
 from moetune.workflows.training_plan import TrainingPlan, layout_words
-from moetune.workflows.views.draft_tables import WHY, how_words, why_not
+from moetune.workflows.views.draft_tables import SHARES, WHY, how_words, why_not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def _table(plan: TrainingPlan, layouts: Sequence[PricedLayout]) -> Table:
             "layout", "recompute, overlap, schedule", "memory", "step", "as against the plan", WHY,
         ),
         rows=tuple(_rows(plan, layouts)),
-        notes=(f"Steps that save less than {percent(NOISE, digits=0)} are omitted.",),
+        notes=(f"Steps that save less than {percent(NOISE, digits=0)} are omitted.", SHARES),
     )  # fmt: skip
 
 

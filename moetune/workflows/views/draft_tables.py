@@ -15,6 +15,7 @@ from moetune.workflows.training_plan import TrainingPlan, layout_words
 from moetune.workflows.views.training import host_words
 
 WHY = "why not this one"
+SHARES = f"{WHY}: shares are of the plan's step."
 _NAMED, _LEAST = 2, 0.001
 """Parts of a difference that a sentence names, if they are no smaller than this of the step."""
 
@@ -42,6 +43,7 @@ def layouts(plan: TrainingPlan) -> Table:
             )
             for one in plan.found
         ),
+        notes=(SHARES,),
     )  # fmt: skip
 
 
@@ -116,9 +118,7 @@ def why_not(plan: TrainingPlan, other: PricedLayout) -> str:
     longest = sorted((-seconds, name) for name, seconds in more.items() if seconds > _LEAST * step)[
         :_NAMED
     ]
-    said = " and ".join(
-        f"{name} takes {percent(-seconds / step)} of the step more" for seconds, name in longest
-    )
+    said = " and ".join(f"{percent(-seconds / step)} more for {name}" for seconds, name in longest)
     return sentence(f"{percent(slower)} slower: {said}")
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moetune.domain.training import FoldedLayout
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.charts import (
     FrontChart,
@@ -14,7 +13,7 @@ from moetune.report.charts import (
 )
 from moetune.report.section import Cell, Highlight, Section, Table, sentence
 from moetune.solve.layer.memory import device_bytes
-from moetune.solve.layer.timeline import Timeline
+from moetune.solve.layer.timeline import Timeline, shown_name
 from moetune.solve.training.block_timeline import HIDDEN
 from moetune.solve.training.pipeline import PassSpan
 from moetune.workflows.drafts import LayerDraft, ModelDraft
@@ -22,7 +21,8 @@ from moetune.workflows.training_plan import layout_words
 from moetune.workflows.views.draft_front import options_chart
 from moetune.workflows.views.draft_tables import choices, layouts, memory_table, step_table
 from moetune.workflows.views.plan import page_sections
-from moetune.workflows.views.words import how_sure_of_layout, mfu_words
+from moetune.workflows.views.training import decision_words
+from moetune.workflows.views.words import how_sure_of_layout, mfu_words, speed_cell, suspect_words
 
 _TONES = ("1", "2", "4", "5", "6", "7", "8", "3", "9")
 _OF_CLASS = {"comp": "1", "comm": "2", "mem": "3"}
@@ -145,7 +145,6 @@ def _answer(draft: ModelDraft) -> Section:
     plan = draft.plan
     job, best, sure = plan.request.job, plan.best, plan.confidence
     per_device, speed = plan.tokens_per_second(best), plan.throughput(best)
-    flops = speed.flops_per_second
     low, high = map(format_seconds, (sure.p05_step_seconds, sure.p95_step_seconds))
     binds = max(best.step.parts, key=best.step.parts.__getitem__)
     return Section(
@@ -153,7 +152,10 @@ def _answer(draft: ModelDraft) -> Section:
         title=f"{draft.title} on {job.world_size:,} ranks",
         scope=f"{job.global_batch:,} sequences of {job.length:,} tokens a step · {job.dtype} · "
         f"{plan.request.target.name} · profile {plan.profile}",
-        paragraphs=(_decision(best.layout), how_sure_of_layout(sure)),
+        doubts=tuple(suspect_words(plan.profile, plan.quality)),
+        paragraphs=(
+            decision_words(layout_words(best.layout), best.layout), how_sure_of_layout(sure),
+        ),
         highlights=(
             Highlight(
                 name="One step of the model", cell=Cell.seconds(best.step.seconds),
@@ -164,8 +166,8 @@ def _answer(draft: ModelDraft) -> Section:
                 cell=Cell(text=f"{per_device:,.0f}", value=per_device),
             ),
             Highlight(
-                name="Model TFLOP/s", note=f"of each device, {mfu_words(speed)}",
-                cell=Cell(text=f"{flops / 1e12:,.0f}", value=flops / 1e12),
+                name="Model FLOP/s", note=f"on each device, {mfu_words(speed)}",
+                cell=speed_cell(speed),
             ),
             Highlight(
                 name="Memory of one device", cell=Cell.size(round(best.memory.peak_bytes)),
@@ -175,14 +177,6 @@ def _answer(draft: ModelDraft) -> Section:
         ),
         notes=tuple(map(sentence, plan.stand_ins.words)),
     )  # fmt: skip
-
-
-def _decision(layout: FoldedLayout) -> str:
-    again = ", ".join(layout.recompute) or "nothing"
-    return (
-        f"Lay it out as {layout_words(layout)}; recompute {again}, exchange with "
-        f"{layout.dispatcher}, overlap {layout.overlap}, schedule {layout.order}."
-    )
 
 
 def _streams(forward: Timeline, backward: Timeline, title: str, words: str) -> LaneChart:
@@ -195,7 +189,8 @@ def _streams(forward: Timeline, backward: Timeline, title: str, words: str) -> L
                 Piece(
                     start=span.start_seconds, length=seconds,
                     tone="9" if span.stream == HIDDEN else _OF_CLASS[span.resource],
-                    label=span.name, words=f"{phase} {span.name}: {format_seconds(seconds)}",
+                    label=shown_name(span.name),
+                    words=f"{phase} {shown_name(span.name)}: {format_seconds(seconds)}",
                 )
             )  # fmt: skip
     passes = (

@@ -58,9 +58,9 @@ def explanation_sections(explanation: Explanation) -> tuple[Section, ...]:
         name="plan",
         title=plan_name(plan),
         scope=plan_scope(plan, profile=explanation.profile),
+        doubts=tuple(suspect_words(plan.inputs.profile, plan.profile_quality)),
         paragraphs=(
             f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.",
-            *suspect_words(plan.inputs.profile, plan.profile_quality),
             *routing_words(plan),
         ),
     )

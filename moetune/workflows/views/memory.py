@@ -102,7 +102,7 @@ _STATES = ("parameters", "gradients", "optimizer")
 def _parts(one: FittedLayout) -> Table:
     return Table(
         name="parts",
-        header=("part", "bytes", "share"),
+        header=("part", "memory", "share"),
         rows=tuple(
             (
                 Cell.words(name),

@@ -95,15 +95,16 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
         name="answer",
         title=plan_name(plan),
         scope=plan_scope(plan, profile=explanation.profile),
-        paragraphs=(plan_decision(plan), *_suspect(plan), *routing_words(plan), *why),
+        doubts=_suspect(plan),
+        paragraphs=(plan_decision(plan), *routing_words(plan), *why),
         highlights=tuple(_layer_highlights(explanation)),
         summary=_layer_summary(explanation),
         tables=(_phases(explanation),),
     )
 
 
-def _suspect(plan: Plan) -> Iterator[str]:
-    yield from suspect_words(plan.inputs.profile, plan.profile_quality)
+def _suspect(plan: Plan) -> tuple[str, ...]:
+    return tuple(suspect_words(plan.inputs.profile, plan.profile_quality))
 
 
 def _uncertainty(plan: Plan) -> Section:
@@ -114,9 +115,19 @@ def _uncertainty(plan: Plan) -> Section:
         paragraphs = (how_sure(plan),)
     elif transformer.confidence is not None:
         paragraphs = (how_sure_of_layout(transformer.confidence),)
-    return Section(
-        name="uncertainty", paragraphs=paragraphs, notes=tuple(map(sentence, plan.warnings))
-    )
+    notes = map(sentence, (*plan.warnings, *_too_fast(plan)))
+    return Section(name="uncertainty", paragraphs=paragraphs, notes=tuple(notes))
+
+
+def _too_fast(plan: Plan) -> Iterator[str]:
+    """Yield that the profile's products are faster than the device can be."""
+    speed = throughput_of(plan)
+    if speed is not None and speed.mfu is not None and speed.mfu > 1:
+        yield (
+            f"an MFU above 100 %: the profile {plan.inputs.profile!r} multiplies in "
+            f"{plan.inputs.dtype} faster than the data sheet's peak, and may have been measured in "
+            "another element type"
+        )
 
 
 def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:
@@ -139,12 +150,11 @@ def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:
 
 
 def _sure_highlight(what: str, probability: float, regret: float) -> Highlight:
+    slower = f"; {percent(regret)} slower on average" if regret >= LEAST_REGRET else ""
     return Highlight(
-        name=f"No other {what} is better",
+        name="How sure",
         cell=Cell(text=probability_words(probability), value=probability, unit="1"),
-        note=f"on average {percent(regret)} slower than the best"
-        if regret >= LEAST_REGRET
-        else "of refits agree",
+        note=f"that no other {what} is better{slower}",
     )
 
 
@@ -236,9 +246,9 @@ def _model_answer(explanation: Explanation, transformer: TransformerPlan) -> Sec
         name="answer",
         title=plan_name(plan),
         scope=plan_scope(plan, profile=explanation.profile),
+        doubts=_suspect(plan),
         paragraphs=(
             plan_decision(plan),
-            *_suspect(plan),
             *chunks,
             *layer,
             memory_words(explanation, memory.total_bytes, name_memory(memory)),

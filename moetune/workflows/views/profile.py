@@ -11,7 +11,7 @@ from moetune.domain.reference import Table as DataTable
 from moetune.domain.step_errors import StepRecord
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.index import ProfileIndex
-from moetune.fit.missing import group_name
+from moetune.fit.missing import group_name, launcher
 from moetune.report.fits import fit_figure, residual_figure
 from moetune.report.operations import (
     CLASSES,
@@ -126,6 +126,8 @@ def quality_words(profile: Profile) -> Iterator[str]:
             f"Its quality is not known: it is {profile.provenance}, without left-out points to "
             "compare with, so that plans assume an error of 5 % in each number."
         )
+        if profile.provenance != "measured":
+            yield f"Measure it where such a machine is: `{_command(profile)}`."
         return
     error, name = max(known, key=lambda one: one[0].median)
     yield (
@@ -140,16 +142,18 @@ def _next_words(names: Sequence[str], profile: Profile) -> Iterator[str]:
     unique = list(dict.fromkeys(names))
     some = ", ".join(unique[:_MOST_NAMES])
     more = f" and {len(unique) - _MOST_NAMES} more" if len(unique) > _MOST_NAMES else ""
-    ranks = profile.machine.num_devices
     if unique:
-        yield (
-            f"Measure next, on an idle machine: {some}{more}, with "
-            f"`moetune profile --name {profile.name} --nproc {ranks} --preset full`."
-        )
+        yield f"Measure next, on an idle machine: {some}{more}, with `{_command(profile)}`."
     yield (
         "What is worth measuring for one plan, before it is measured: "
         "`moetune profile --for PLAN --plan-only`."
     )
+
+
+def _command(profile: Profile) -> str:
+    """Return the command that measures all of the profile's machine."""
+    machine = profile.machine
+    return f"{launcher((machine.num_devices, 0), machine)} --name {profile.name} --preset full"
 
 
 def _head(found: FoundProfile) -> Section:

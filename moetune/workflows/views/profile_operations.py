@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from moetune.domain.profile import FitError, GemmLine, Profile
 from moetune.report.operations import OperationCurve, operations_of
-from moetune.report.section import EMPTY, Cell, Section, Table
+from moetune.report.section import EMPTY, Cell, Section, Table, without_empty_columns
 
 _RATES = {"bytes": (1e9, "GB/s"), "MACs": (1e12, "TMAC/s"), "elements": (1e9, "G/s")}
 
@@ -26,7 +26,9 @@ def operations_section(
     """
     drawn = (_operation(one, shown=shown, here=here) for one in operations)
     rows = [*drawn, *_lines_of(profile, operations)]
-    return Section(name="operations", title="Operations", tables=(_table(rows),))
+    return Section(
+        name="operations", title="Operations", tables=(without_empty_columns(_table(rows)),)
+    )
 
 
 def lines_section(profile: Profile) -> Section:

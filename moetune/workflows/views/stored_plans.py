@@ -18,13 +18,13 @@ from moetune.workflows.views.words import (
 from moetune.workflows.whatif import needed_bytes, step_seconds
 
 _HEADER = (
-    "plan", "kind", "model", "step", "tokens/s", "FLOP/s", "MFU", "memory", "trust", "layout",
+    "plan", "kind", "model", "step", "tokens/s", "memory", "layout", "trust", "FLOP/s", "MFU",
     "chunks", "profile", "ranks", "tokens per rank", "age",
 )  # fmt: skip
 _NOTE = (
-    "step: of the model, of a layer's plan of that layer. tokens/s: of all ranks together. FLOP/s: "
-    "model FLOPs of one device, MFU: their share of its data sheet's peak. memory: "
-    "of the device that needs the most. chunks: forward and backward."
+    "step: of the model, of a layer's plan of that layer. tokens/s: of all ranks together. memory: "
+    "of the device that needs the most. FLOP/s: model FLOPs of one device, MFU: their share of "
+    "its data sheet's peak. chunks: forward and backward."
 )
 
 
@@ -102,11 +102,11 @@ def _facts(plan: AnyPlan | None) -> tuple[Cell, ...]:
         Cell.words(kind_of(plan)),
         Cell.seconds(step_seconds(plan)),
         EMPTY if tokens is None else Cell(text=f"{tokens:,.0f}", value=tokens),
+        Cell.size(needed_bytes(plan)),
+        Cell.words(layout),
+        Cell.words(trust_words(plan), mark="suspect" if plan.is_suspect else ""),
         speed_cell(speed),
         mfu_cell(speed),
-        Cell.size(needed_bytes(plan)),
-        Cell.words(trust_words(plan), mark="suspect" if plan.is_suspect else ""),
-        Cell.words(layout),
         chunks,
     )
 

@@ -41,11 +41,8 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
     yield Section(
         name="layout",
         title=f"{inputs.model} on {inputs.world_size} ranks: {best.words}",
-        paragraphs=(
-            *suspect_words(inputs.profile, plan.profile_quality),
-            how_sure_of_layout(sure),
-            *map(sentence, plan.warnings),
-        ),
+        doubts=tuple(suspect_words(inputs.profile, plan.profile_quality)),
+        paragraphs=(how_sure_of_layout(sure), *map(sentence, plan.warnings)),
         tables=(
             facts(
                 "layout",
@@ -62,7 +59,7 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
                     ),
                     ("model FLOP/s per device", speed_words(predicted.throughput, "")),
                     ("memory per device", _memory(plan)),
-                    ("recompute", _recompute(layout)),
+                    ("recompute", _recomputed(best)),
                     ("dispatcher", _dispatcher(layout)),
                     ("overlap of exchanges", _overlap(best)),
                     ("in host memory", _offloaded(best)),
@@ -89,6 +86,13 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
 
 def _recompute(layout: TrainingLayout) -> str:
     return ", ".join(layout.recompute)
+
+
+def _recomputed(best: TrainingAnswer) -> str:
+    """Return the modules that the layout recomputes, or what a runtime does without being told."""
+    if best.layout.recompute == ("none",) and best.predicted.parts.get("recompute"):
+        return "none; activations of experts are not kept, and computed again"
+    return _recompute(best.layout)
 
 
 def _dispatcher(layout: TrainingLayout) -> str:
@@ -133,6 +137,22 @@ def host_words(layout: TrainingLayout | FoldedLayout) -> str:
     return " and ".join(words.format(percent(share, digits=0)) for share, words in kept if share)
 
 
+def decision_words(words: str, layout: TrainingLayout | FoldedLayout) -> str:
+    """Return what a layout does, in a sentence or two.
+
+    Args:
+        words: its sizes.
+    """
+    again = ", ".join(one for one in layout.recompute if one != "none") or "nothing"
+    overlap = "no overlap" if layout.overlap == "none" else f"overlap by {layout.overlap}"
+    kept = host_words(layout)
+    on_host = f" Keep {kept} in host memory." if kept else ""
+    return (
+        f"Lay it out as {words}; recompute {again}, exchange with {layout.dispatcher} and "
+        f"{overlap}.{on_host}"
+    )
+
+
 def _pipeline(layout: TrainingLayout) -> list[tuple[str, str]]:
     if layout.pp == 1:
         return []
@@ -150,7 +170,7 @@ def time_table(best: TrainingAnswer) -> Table:
     step = best.predicted.step_seconds
     return Table(
         name="time",
-        header=("part", "seconds", "share"),
+        header=("part", "time", "share"),
         rows=tuple(
             (Cell.words(name), Cell.seconds(seconds), Cell.share(seconds / step))
             for name, seconds in parts
@@ -166,7 +186,7 @@ def _memory_parts(best: TrainingAnswer) -> Iterator[Table]:
     ):  # fmt: skip
         yield Table(
             name=name,
-            header=(first, "bytes"),
+            header=(first, "memory"),
             rows=tuple(
                 (Cell.words(one), Cell.size(round(size))) for one, size in largest_first(sizes)
             ),

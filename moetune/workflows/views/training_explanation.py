@@ -101,9 +101,9 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
     yield Section(
         name="time",
         title=f"A step of {inputs.model}: {best.words}",
+        doubts=tuple(suspect_words(inputs.profile, plan.profile_quality)),
         paragraphs=(
             f"{span} a step, {speed}: {kinds}. Most of it: {longest}.",
-            *suspect_words(inputs.profile, plan.profile_quality),
             *_saved(best),
             how_sure_of_layout(sure),
         ),
@@ -115,7 +115,7 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
         tables=(
             Table(
                 name="memory",
-                header=("part", "bytes"),
+                header=("part", "memory"),
                 rows=tuple(
                     (Cell.words(name), Cell.size(round(size)))
                     for name, size in largest_first(best.memory.parts)

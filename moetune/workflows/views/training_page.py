@@ -9,9 +9,9 @@ from moetune.report.memory_figure import memory_parts_figure
 from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
 from moetune.report.section import Cell, Figure, Highlight, Section, percent, plural, sentence
 from moetune.solve.training.front import LARGE, SLOW
-from moetune.workflows.views.training import training_sections
+from moetune.workflows.views.training import decision_words, training_sections
 from moetune.workflows.views.training_explanation import TrainingExplanation
-from moetune.workflows.views.words import how_sure_of_layout, speed_words, suspect_words
+from moetune.workflows.views.words import how_sure_of_layout, speed_words
 
 _STEP_WORDS = "Predicted seconds on the slowest pipeline rank."
 
@@ -36,11 +36,7 @@ def training_page(plan: TrainingDocument) -> tuple[Section, ...]:
             answer,
             title=f"Training {plan.inputs.model}: {plan.best.words}",
             scope=training_scope(plan),
-            paragraphs=(
-                _decision(plan),
-                *suspect_words(plan.inputs.profile, plan.profile_quality),
-                how_sure_of_layout(sure),
-            ),
+            paragraphs=(decision_words(plan.best.words, plan.layout), how_sure_of_layout(sure)),
             notes=tuple(map(sentence, plan.warnings)),
             tables=(),
             highlights=(
@@ -63,16 +59,6 @@ def training_page(plan: TrainingDocument) -> tuple[Section, ...]:
         Section(name="settings", title="Layout and settings", tables=answer.tables),
         *(_drawn(one, plan) for one in rest),
     )  # fmt: skip
-
-
-def _decision(plan: TrainingDocument) -> str:
-    layout = plan.layout
-    again = "nothing" if layout.recompute == ("none",) else ", ".join(layout.recompute)
-    exchange = "no overlap" if layout.overlap == "none" else f"overlap {layout.overlap}"
-    return (
-        f"Lay it out as {plan.best.words}; recompute {again}, exchange with {layout.dispatcher} "
-        f"and {exchange}."
-    )
 
 
 def _memory_figure(plan: TrainingDocument) -> Figure:

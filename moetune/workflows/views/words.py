@@ -218,7 +218,7 @@ def _headroom(explanation: Explanation) -> Iterator[str]:
         share = percent(free / profile.machine.memory_bytes, digits=0)
         yield (
             f"The limit leaves {format_bytes(free)} ({share}) free for the CUDA context, NCCL and "
-            "fragmentation; --memory-limit sets another."
+            "fragmentation; a memory limit (--memory-limit) sets another."
         )
 
 
@@ -277,7 +277,7 @@ def _model_decision(plan: Plan, transformer: TransformerPlan) -> str:
     experts = ""
     if not transformer.moe_every:
         tensor = f"and {tensor}"
-    elif layout.expert_parallel == "tensor":
+    elif layout.expert_parallel == "tensor" and layout.tp > 1:
         experts = ", and the experts shared by the same ranks, whose outputs are added"
     elif layout.ep == 1:
         experts = ", and all experts on every rank"
