@@ -15,7 +15,7 @@ from moetune.runtime.moe.placement import cut, is_dtensor, local_part
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages
 from moetune.runtime.parallel.tensor import TensorParallelModule
-from tests.runtime.random_layouts import NUM_STEPS, SEED, Trained, World
+from tests.runtime.random_layouts import SEED, Trained, World
 
 SAME = 1e-10
 _WAIT = dt.timedelta(seconds=60)
@@ -73,7 +73,7 @@ def _train(world: World, wanted: Trained) -> tuple[Stages, float]:
     optimizer = stages.optimizer(world.make_optimizer)
     places = ranks.places(world.shape.length)
     shares = []
-    for step in range(NUM_STEPS):
+    for step in range(world.num_steps):
         text_BS = world.text(step).chunk(layout.dp)[ranks.replica]
         shares.append(stages.backward(text_BS[:, :-1][:, places], text_BS[:, 1:][:, places]))
         if world.max_norm is not None:

@@ -46,6 +46,7 @@ class World:
     is_adam: bool
     max_norm: float | None
     seed: int
+    num_steps: int = NUM_STEPS
 
     def text(self, step: int) -> torch.Tensor:
         """Return the global batch (B, S + 1) of a step."""
@@ -95,9 +96,12 @@ def draw_worlds(num_ranks: int, rng: random.Random) -> Iterator[World]:
         )  # fmt: skip
 
 
-def trained_worlds(num_ranks: int, count: int, seed: int) -> list[tuple[World, Trained]]:
+def trained_worlds(
+    num_ranks: int, count: int, seed: int, *, num_steps: int = NUM_STEPS
+) -> list[tuple[World, Trained]]:
     """Return so many worlds, trained by this process, whose choices of experts are clear."""
-    drawn = draw_worlds(num_ranks, random.Random(seed))
+    worlds = draw_worlds(num_ranks, random.Random(seed))
+    drawn = (replace(world, num_steps=num_steps) for world in worlds)
     trained = ((world, train_alone(world)) for world in drawn)
     clear = (pair for pair in trained if pair[1].margin > FAR_FROM_A_TIE)
     return list(itertools.islice(clear, count))
@@ -143,7 +147,7 @@ def _train_alone(world: World) -> Trained:
             module.register_forward_pre_hook(note)
     optimizer = world.make_optimizer([*model.parameters()])
     losses = []
-    for step in range(NUM_STEPS):
+    for step in range(world.num_steps):
         text_BS = world.text(step)
         loss = next_token_loss(model(text_BS[:, :-1]), text_BS[:, 1:])
         optimizer.zero_grad()
