@@ -30,8 +30,9 @@ LONGEST = (
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Measure the coverage of tests that ask the solver itself, and of no drawn examples.
 
-    Measured, a solver takes three times as long, and the others ask whole plans of it. Which lines
-    drawn examples run is luck: a line that they alone run would be covered today and not tomorrow.
+    Measured, a solver takes three times as long: the others ask whole plans of it, and those that
+    are `unmeasured` run the same lines again and again. Which lines drawn examples run is luck: a
+    line that they alone run would be covered today and not tomorrow.
     `make test-thorough` (`--cov-context`) measures every test.
     """
     _sort(items)
@@ -40,7 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     measured = [Path(__file__).parent / folder for folder in MEASURED]
     for item in items:
         is_drawn = isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
-        if is_drawn or not any(folder in item.path.parents for folder in measured):
+        is_left_out = is_drawn or item.get_closest_marker("unmeasured") is not None
+        if is_left_out or not any(folder in item.path.parents for folder in measured):
             item.add_marker(pytest.mark.no_cover)
 
 
