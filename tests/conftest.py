@@ -27,6 +27,16 @@ LONGEST = (
 """Files that begin first: one that begins last leaves the other workers without any."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Stop the measuring that pytest-cov 7.1 starts in a worker before the worker's own.
+
+    Nobody reads it, and it goes on whenever the worker's own pauses: no test would be unmeasured.
+    """
+    plugin = config.pluginmanager.getplugin("_cov")
+    if hasattr(config, "workerinput") and plugin is not None and plugin.cov_controller is not None:
+        plugin.cov_controller.cov.stop()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Measure the coverage of tests that ask the solver itself, and of no drawn examples.
 
