@@ -37,15 +37,17 @@ docs: $(READY)
 # is computed is run by the tests that ask it (`MEASURED` in tests/conftest.py). Workers and the
 # hundreds of processes that tests start keep what Python compiled.
 PURE := moetune/domain/*,moetune/fit/*,moetune/solve/*
+BY_FILE := --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 test: $(READY) postgres chromium check
-	$(BIN)/pytest -n 3 --dist loadfile --cov --cov-report=
+	$(BIN)/pytest -n 3 $(BY_FILE) --cov=moetune.domain --cov=moetune.fit --cov=moetune.solve \
+	    --cov-report=
 	$(BIN)/coverage report --include='$(PURE)' --fail-under=100
 
 # All cases of every test, also those of which the gate keeps fewer; of all lines nine of ten are
 # run, not counting ranks, which are processes of their own.
 test-thorough: $(READY) postgres chromium
-	$(BIN)/pytest -n 3 --dist loadfile -m 'not gpu' --cov --cov-context=test --cov-report=
+	$(BIN)/pytest -n 3 $(BY_FILE) -m 'not gpu' --cov --cov-context=test --cov-report=
 	$(BIN)/coverage report --fail-under=90 --format=total
 
 # The laboratory and the reports of the benchmarks: their own faults, and none of the product's.

@@ -24,12 +24,15 @@ UNLESS_DEFAULT = MappingProxyType({"encoded": "unless default"})
 """Metadata of a field that documents had not from the start: absent while it has its default."""
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 _ZIP = b"PK\x03\x04"
+_SCALARS = frozenset({bool, float, int, str})
 LARGEST = 2**63 - 1
 """The largest whole number of a document: what a database's column holds."""
 
 
 def encode(value: object) -> Any:  # noqa: ANN401 - plain values of any shape
     """Return the value as dicts, lists and scalars: every field, but see `UNLESS_DEFAULT`."""
+    if value is None or type(value) in _SCALARS:
+        return value  # first: a profile has ten thousands of them
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: encode(getattr(value, name)) for name in _encoded_fields(value)}
     if isinstance(value, Mapping):

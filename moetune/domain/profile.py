@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from moetune.domain.cluster import Fingerprint, Machine
@@ -181,9 +182,9 @@ class RowsLine:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One machine's costs and their provenance.
+    """One machine's costs and their provenance. Its hash is its digest's.
 
     Args:
         bursts: of links that pass the first bytes after a pause faster than their rate.
@@ -213,7 +214,10 @@ class Profile:
     tables: tuple[Table, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     network: Network | None = field(default=None, metadata=UNLESS_DEFAULT)
 
-    @property
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @cached_property
     def digest(self) -> str:
         """Hash of all but the name, which a plan made from the profile records.
 

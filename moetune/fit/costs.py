@@ -21,7 +21,7 @@ from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 from moetune.domain.step_errors import StepErrors
 from moetune.fit.corrected import corrected
 from moetune.fit.curve import Line
-from moetune.fit.index import ProfileIndex
+from moetune.fit.index import ProfileIndex, index_of
 from moetune.fit.operations import Operations
 from moetune.fit.pool import AttentionKey, CollectiveKey, RowsKey
 from moetune.fit.predictor import Curves, ExactCurves, Predictor
@@ -36,7 +36,7 @@ def costs_of(profile: Profile, *, allow_modelled: bool = False) -> Costs:
         allow_modelled: estimate a group that was not measured from the nearest one.
     """
     measured = ProfileCosts(
-        index=ProfileIndex(profile), curves=ExactCurves(), allow_modelled=allow_modelled
+        index=index_of(profile), curves=ExactCurves(), allow_modelled=allow_modelled
     )
     return corrected(measured, profile.corrections)
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -220,6 +220,12 @@ class ProfileIndex:
     def attention(self, key: AttentionKey) -> Points:
         """Return the points over sequences of one of the pool's shapes."""
         return _points(f"attention {key}", self.pool.attention[key], None)
+
+
+@lru_cache(maxsize=8)
+def index_of(profile: Profile) -> ProfileIndex:
+    """Return the profile's index, made once: one plan after the other asks the same one."""
+    return ProfileIndex(profile)
 
 
 _AnyLine = GemmLine | CollectiveLine | CopyLine

@@ -14,7 +14,7 @@ from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.draws import curves_through, scaled_curves
 from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
-from moetune.fit.index import Points, ProfileIndex
+from moetune.fit.index import Points, ProfileIndex, index_of
 from moetune.fit.interference import interference_of
 from moetune.fit.line import Floats, resampled_medians
 from moetune.fit.predictor import ExactCurves, Name, Predictor, StandIn
@@ -55,7 +55,7 @@ def resample_costs(
             as if nothing were left to learn about them; the draws of the others are the same.
     """
     draws = _Draws(
-        index=ProfileIndex(profile), noise=_Noise(num=num, seed=seed), known=known,
+        index=index_of(profile), noise=_Noise(num=num, seed=seed), known=known,
         allow_modelled=allow_modelled,
     )  # fmt: skip
     return tuple(_DrawnCosts(draws, draw) for draw in range(num))

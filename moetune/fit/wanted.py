@@ -18,7 +18,7 @@ from moetune.domain.samples import (
     RowsPoint,
 )
 from moetune.fit.costs import ProfileCosts
-from moetune.fit.index import ProfileIndex
+from moetune.fit.index import ProfileIndex, index_of
 from moetune.fit.predictor import ExactCurves, Name, Predictor
 
 
@@ -46,7 +46,7 @@ def wanted_by(
         ask: computes something from nominal costs.
     """
     notes = _Notes()
-    ask(_NotingCosts(ProfileIndex(profile), notes, allow_modelled=allow_modelled))
+    ask(_NotingCosts(index_of(profile), notes, allow_modelled=allow_modelled))
     return tuple(notes.wanted)
 
 

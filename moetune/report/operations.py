@@ -12,7 +12,7 @@ from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine,
 from moetune.domain.samples import GemmForm, ResourceClass
 from moetune.domain.units import format_share
 from moetune.fit.curve import Line
-from moetune.fit.index import Points, ProfileIndex
+from moetune.fit.index import Points, ProfileIndex, index_of
 from moetune.fit.pool import CollectiveKey, CopyKey, Shape
 from moetune.report.section import Figure
 from moetune.report.theme import axis, drawing, note
@@ -63,7 +63,7 @@ class OperationCurve:
 
 def operations_of(profile: Profile) -> tuple[OperationCurve, ...]:
     """Return all operations of the profile, collectives first."""
-    index = ProfileIndex(profile)
+    index = index_of(profile)
     return (
         *_collectives(index),
         *_gemms(index),

@@ -8,6 +8,7 @@ other lane, how many of its operations are over when its own next one begins.
 Lanes also carry a simulated time in seconds, by which events can be read and timelines compared.
 """
 
+import functools
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -205,13 +206,16 @@ class Ledger:
 
     def _touch(self, buffer: Buffer, new: Access) -> None:
         kept = []
+        lane, low, high = new.lane, new.low, new.high
         for old in buffer.accesses:
-            is_apart = old.high <= new.low or new.high <= old.low
+            if old.high <= low or high <= old.low:
+                kept.append(old)
+                continue
             matters = old.is_write or new.is_write
-            is_ordered = new.lane.has_seen(old.lane, old.number)
-            if not is_apart and matters and not is_ordered:
+            is_ordered = lane.has_seen(old.lane, old.number)
+            if matters and not is_ordered:
                 self.fault(f"{buffer.name}, {old.verb}, is {new.verb}, which does not wait for it")
-            is_inside = new.low <= old.low and old.high <= new.high
+            is_inside = low <= old.low and old.high <= high
             # Whatever waits for the new one then waits for the old one, too.
             is_implied = is_ordered if new.is_write else new.lane is old.lane and not old.is_write
             if not (is_inside and is_implied):
@@ -224,9 +228,17 @@ def place() -> str:
     """Return the innermost line outside of the kit and of libraries, as file:line."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        is_own = file.startswith(_OWN) and not Path(file).name.startswith("test_")
-        if file.startswith(str(ROOT)) and not is_own and "site-packages" not in file:
-            return f"{Path(file).relative_to(ROOT)}:{frame.f_lineno}"
+        name = _shown(frame.f_code.co_filename)
+        if name is not None:
+            return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"
+
+
+@functools.cache
+def _shown(file: str) -> str | None:
+    """Return the name of a file within the repository; None for the kit and for libraries."""
+    is_own = file.startswith(_OWN) and not Path(file).name.startswith("test_")
+    if not file.startswith(str(ROOT)) or is_own or "site-packages" in file:
+        return None
+    return str(Path(file).relative_to(ROOT))

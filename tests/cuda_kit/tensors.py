@@ -5,6 +5,7 @@ ledger knows what a GPU might have done instead. Every ATen operation comes by, 
 autograd and of `out=` arguments, with the bytes that it reads and writes by its schema.
 """
 
+import functools
 import threading
 import weakref
 from collections import deque
@@ -98,13 +99,14 @@ class Tensors:
 
     def region(self, tensor: torch.Tensor) -> Region:
         """Return the bytes that a tensor spans."""
-        low = int(tensor.storage_offset()) * tensor.element_size()
-        spans = (
-            (int(size) - 1) * int(stride)
-            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
-        length = 0 if not tensor.numel() else (sum(spans) + 1) * tensor.element_size()
-        return self.buffer_of(tensor), low, low + length
+        width = tensor.element_size()
+        low = int(tensor.storage_offset()) * width
+        if not tensor.numel():
+            return self.buffer_of(tensor), low, low
+        last = 0
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            last += (int(size) - 1) * int(stride)
+        return self.buffer_of(tensor), low, low + (last + 1) * width
 
     def collect(self) -> None:
         """Note the storages that have ended since."""
@@ -140,11 +142,10 @@ class Tensors:
         """Record one operation after it was computed."""
         with self._lock:
             self.collect()
-            schema = func._schema
-            name = schema.name.partition("::")[2]
-            if not schema.name.startswith("aten::") or _is_view(schema):
+            name = _touching(func)
+            if name is None:
                 return
-            inputs, writes = _arguments(schema, args, kwargs)
+            inputs, writes = _arguments(func, args, kwargs)
             made = [one for one in _tensors(result) if not _is_among(one, writes)]
             if any(one.is_meta for one in (*inputs, *writes, *made)):
                 return
@@ -260,6 +261,14 @@ def _real_device(tensor: torch.Tensor) -> torch.device:
     return found
 
 
+@functools.cache
+def _touching(func: Any) -> str | None:
+    """Return an ATen operation's name; None where it touches no memory."""
+    schema = func._schema
+    library, _, name = schema.name.partition("::")
+    return None if library != "aten" or _is_view(schema) else str(name)
+
+
 def _is_view(schema: Any) -> bool:
     """Return whether an operation only looks at memory in another way, or asks for a size."""
     writes = any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
@@ -269,22 +278,32 @@ def _is_view(schema: Any) -> bool:
 
 
 def _arguments(
-    schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the tensors that an operation is given, and those that it changes."""
     inputs: list[torch.Tensor] = []
     writes: list[torch.Tensor] = []
-    for place, argument in enumerate(schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(argument.name)
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
+    for place, (name, is_written) in enumerate(_parameters(func)):
+        value = args[place] if place < len(args) else kwargs.get(name)
         (writes if is_written else inputs).extend(_tensors(value))
     return inputs, writes
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    for leaf in (value,) if isinstance(value, torch.Tensor) else pytree.tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
+@functools.cache
+def _parameters(func: Any) -> tuple[tuple[str, bool], ...]:
+    """Return the names of an operation's arguments, and whether it writes to them."""
+    return tuple(
+        (one.name, one.alias_info is not None and one.alias_info.is_write)
+        for one in func._schema.arguments
+    )
+
+
+def _tensors(value: Any) -> Sequence[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    if value is None or isinstance(value, (int, float, str)):
+        return ()
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _is_among(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:

@@ -24,7 +24,7 @@ from moetune.domain.samples import (
     Sample,
 )
 from moetune.fit.costs import costs_of
-from moetune.fit.index import ProfileIndex
+from moetune.fit.index import ProfileIndex, index_of
 from moetune.fit.profile import fit_profile
 
 MACHINE = Machine(
@@ -596,3 +596,9 @@ def test_a_missing_spread_names_where_as_many_ranks_were_measured() -> None:
         costs.collective(op="all_to_all", group_size=4, num_bytes=1, num_nodes=2)
     with pytest.raises(ProfileError, match=r"for 8 ranks .*has 8 on 2 nodes\)"):
         costs.collective(op="all_to_all", group_size=8, num_bytes=1)
+
+
+def test_equal_profiles_share_one_index() -> None:
+    one, same = (Profile(name="lab", provenance="measured", machine=MACHINE) for _ in range(2))
+    assert index_of(one) is index_of(same)
+    assert index_of(replace(one, name="other")) is not index_of(one)

@@ -277,6 +277,7 @@ class NoisyCosts(LinearCosts):
 NOISY = NoisyCosts(is_measured=True, alone_factor=1.5, ripple=0.1, interference=DISTURBED)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("ripple", [0.0, 0.05, 0.1])
 @pytest.mark.parametrize("transfer_alpha", [1e-5, 2e-4])
 def test_ranges_of_noisy_costs_are_near_the_best_where_chunks_pay_between_solved_sizes(

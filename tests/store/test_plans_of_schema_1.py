@@ -25,6 +25,8 @@ from moetune.workflows.plan import make_plan
 from moetune.workflows.whatif import WhatIf
 from tests.service.asking import client_of
 
+pytestmark = pytest.mark.unmeasured
+
 OLD = Path(__file__).with_name("schema_0004.sql")
 LAB, INTERLEAVED, REUSED, LIMITED = "4df683", "f2db3a", "6d1866", "2f9f27"
 MODEL, CHUNKED, TENSOR = "d6423c", "ba7dae", "1f99c1"

@@ -31,6 +31,8 @@ from moetune.store import (
     upgrade,
 )
 
+pytestmark = pytest.mark.unmeasured
+
 Maker = Callable[[], object]
 
 

@@ -24,6 +24,8 @@ from moetune.store import SqlStore, open_store, rows
 from moetune.store.address import parse_address
 from moetune.store.database import Database
 
+pytestmark = pytest.mark.unmeasured
+
 ProfileMaker = Callable[..., Profile]
 PlanMaker = Callable[..., Plan]
 

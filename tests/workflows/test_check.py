@@ -13,6 +13,8 @@ from moetune.workflows.check import check_profile
 from moetune.workflows.profile import measure_profile
 from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
 
+pytestmark = pytest.mark.unmeasured
+
 SETTING = MeasurementSetting(environment={})
 
 

@@ -26,6 +26,8 @@ from moetune.workflows.files import profile_to_toml
 from moetune.workflows.plan import make_plan
 from tests.fit.measured import FINGERPRINT, measured_profile
 
+pytestmark = pytest.mark.unmeasured
+
 LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=8, top_k=1, activation="gelu")
 PROFILE = measured_profile()
 REQUEST = PlanRequest(layer=LAYER, tokens_per_rank=4096, dtype="float32", world_size=4)

@@ -17,6 +17,8 @@ from moetune.workflows.plan import make_plan
 from moetune.workflows.profiles import compare_profiles
 from tests.solve.clusters import GB, cluster_profile
 
+pytestmark = pytest.mark.unmeasured
+
 LAYER = LayerShape(d_model=64, d_hidden=128, num_experts=64)
 FLOAT64 = GemmLine(dtype="float64", alpha_seconds=1e-5, beta_seconds_per_mac=1e-12)
 BFLOAT16 = replace(FLOAT64, dtype="bfloat16")

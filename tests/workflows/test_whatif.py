@@ -27,6 +27,8 @@ from moetune.workflows.whatif import (
 from tests.fit.measured import measured_profile
 from tests.solve.clusters import GB, cluster_profile
 
+pytestmark = pytest.mark.unmeasured
+
 PROFILE = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
 MEASURED = measured_profile()
 LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=4)

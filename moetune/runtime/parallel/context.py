@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from moetune.comm.group import Communicator
 
@@ -44,6 +43,9 @@ def causal_attention(
         return functional.scaled_dot_product_attention(
             query_BHsK, key_BHsK, value_BHsK, is_causal=True
         )
+    # Only here: it loads torch's compiler, which takes longer than torch itself.
+    from torch.nn.attention.bias import causal_lower_right
+
     pair = torch.stack([key_BHsK, value_BHsK])
     both_2BHSK: torch.Tensor = _Gather.apply(pair, communicator)  # type: ignore[no-untyped-call]
     key_BHSK, value_BHSK = both_2BHSK

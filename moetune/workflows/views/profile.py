@@ -10,7 +10,7 @@ from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
 from moetune.domain.step_errors import StepRecord
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.fit.index import ProfileIndex
+from moetune.fit.index import index_of
 from moetune.fit.missing import group_name, launcher
 from moetune.report.fits import fit_figure, residual_figure
 from moetune.report.operations import (
@@ -250,7 +250,7 @@ def _interference(profile: Profile) -> Section:
 
 def _losses(profile: Profile) -> Iterator[str]:
     """Yield what an exchange takes from computation, where its sizes were measured."""
-    lost = ProfileIndex(profile).comp_loss
+    lost = index_of(profile).comp_loss
     if lost is not None:
         each = ", ".join(
             f"{format_seconds(seconds)} at {format_bytes(round(size))}"

@@ -30,6 +30,7 @@ def least_below(search: FoldedSearch, branch: _Branch) -> float:
     return least
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("target", "quantile"),
     [("megatron", 0.02), ("megatron", 0.5), ("torchtitan", 0.1), ("moetune", 0.1)],
@@ -55,6 +56,7 @@ def test_no_step_is_faster_than_the_bound_of_any_node_above_it(
         assert found[sizes] == pytest.approx(fastest), "a branch left out the fastest of its sizes"
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("may_offload", [False, True])
 @pytest.mark.parametrize("target", ["megatron", "torchtitan", "deepspeed"])
 def test_no_layout_needs_less_memory_than_its_bound(target: str, *, may_offload: bool) -> None:

@@ -15,6 +15,7 @@ from tests.solve.training.test_search import OLMOE, search_of
 JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("target", "pins"),
     [

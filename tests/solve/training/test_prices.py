@@ -69,6 +69,7 @@ def test_no_step_is_faster_than_the_peak_of_the_device(name: str) -> None:
     assert math.isclose(sum(step.parts.values()), step.seconds, rel_tol=1e-9)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-30b-a3b"])
 @pytest.mark.parametrize("module", RECOMPUTES)
 def test_recomputation_takes_no_less_time_and_no_more_memory(name: str, module: Recompute) -> None:

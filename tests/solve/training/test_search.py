@@ -65,6 +65,7 @@ def test_no_combination_of_sizes_is_faster(gib: float) -> None:
     assert best <= found.step.seconds <= best * (1 + NOISE)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("target", "gib", "pins"),
     [
@@ -317,6 +318,7 @@ class _Hopeful(MemoryModel):
         return 0.0
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "gib",
     [2.0, *(pytest.param(one, marks=pytest.mark.thorough) for one in (9.0, 14.0, 30.0)), 20.0],
