@@ -32,8 +32,10 @@ from moetune.domain.targets import find_target, layout_rules
 from moetune.domain.training import Degrees, FoldedLayout
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.placement import EXPERTS
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.width import WIDTH
 from moetune.runtime.parallel.context import places_of_rank
 from moetune.runtime.parallel.sequence import shard_of
 
@@ -54,7 +56,9 @@ class ParallelGroups:
     Args:
         mesh: ("pp", "dp", "tp"), or ("pp", "dp", "cp", "tp") of a folded layout; tp innermost:
             consecutive ranks, which share a node.
-        experts: the group that the experts of a layer are spread over.
+        experts: the group that the experts of a layer, and their widths, are spread over.
+        width: the same ranks as a mesh ("experts", "width"), where some share an expert's width:
+            consecutive ones, which share a node.
         replicas: the ranks with the same experts as this one.
         cut: the ranks with the same parts of tensor-parallel layers as this one.
         whole: the ranks whose gradients of all other parameters are summed.
@@ -66,6 +70,7 @@ class ParallelGroups:
     replicas: dist.ProcessGroup
     cut: dist.ProcessGroup
     whole: dist.ProcessGroup
+    width: DeviceMesh | None = None
 
     @property
     def tensor_communicator(self) -> Communicator:
@@ -139,6 +144,8 @@ class ParallelGroups:
         if isinstance(layout, Layout):
             kind = layout.expert_parallel
         options = {"device": self.mesh.device_type} | options
+        if self.width is not None:
+            options["width"] = self.width
         layer = _LAYERS[kind](
             shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k,
             activation=shape.activation, group=self.experts, **options,
@@ -219,6 +226,7 @@ def join(
         layout=layout,
         experts=made.add("experts", experts), replicas=made.add("replicas of experts", replicas),
         cut=made.add("parts of layers", by_part), whole=made.add("ranks of a stage", whole),
+        width=_width_mesh(layout, experts, made, device_type),
         mesh=mesh or DeviceMesh.from_group(
             [made.named[name] for name in dims], device_type, mesh=ranks, mesh_dim_names=dims
         ),
@@ -271,8 +279,28 @@ def _expert_rows(
     """Return the ranks that share experts, in rows, and those with the same ones."""
     if isinstance(layout, Layout) and layout.expert_parallel == "tensor":
         return ranks.flatten(0, -2), ranks.movedim(1, -1).flatten(0, 1)
-    cut = ranks.reshape(layout.pp, -1, layout.ep)
+    etp = layout.etp if isinstance(layout, FoldedLayout) else 1
+    cut = ranks.reshape(layout.pp, -1, layout.ep * etp)
     return cut.flatten(0, 1), cut.movedim(1, -1).flatten(0, 1)
+
+
+def _width_mesh(
+    layout: Layout | FoldedLayout, experts: torch.Tensor, made: _Groups, device_type: str
+) -> DeviceMesh | None:
+    """Return this rank's group of experts as a mesh with the ranks that share their widths.
+
+    Args:
+        experts: the ranks that share experts, in rows.
+    """
+    if not isinstance(layout, FoldedLayout) or layout.etp == 1:
+        return None
+    every = experts.view(-1, layout.ep, layout.etp)
+    groups = [
+        made.add("shards of experts", every.movedim(1, -1).flatten(0, 1)),
+        made.add("widths of experts", every.flatten(0, 1)),
+    ]
+    [mine] = every[(every == dist.get_rank()).flatten(1).any(1)]
+    return DeviceMesh.from_group(groups, device_type, mesh=mine, mesh_dim_names=(EXPERTS, WIDTH))
 
 
 def _ranks_of(mesh: DeviceMesh, sizes: tuple[int, ...], dims: tuple[str, ...]) -> torch.Tensor:
