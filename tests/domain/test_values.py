@@ -67,6 +67,7 @@ def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sam
         (lambda: CompSpeed(comm=0.0), "comm must be a speed above 0 and at most 1, got 0.0"),
         (lambda: CompSpeed(all=1.5), "all must be a speed above 0 and at most 1, got 1.5"),
         (lambda: LayerShape(d_model=8, d_hidden=8, num_experts=2, top_k=3), "top_k (3) is larger"),
+        (lambda: SHAPE.in_shards(3), "d_hidden (32) does not divide by the 3 ranks"),
         (lambda: Workload(layer=SHAPE, world_size=2, tokens_per_rank=0), "tokens_per_rank must be"),
         (lambda: transformer(num_layers=0), "num_layers must be at least 1, got 0"),
         (lambda: transformer(moe_every=-1), "moe_every must be at least 0, got -1"),

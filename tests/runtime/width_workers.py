@@ -2,18 +2,30 @@
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from moetune.comm.group import OneRank
+from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation
+from moetune.domain.model import Transformer
+from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.plan import Decision
+from moetune.domain.targets import find_target
+from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.runtime.moe.layer import MoELayer
+from moetune.solve.training.activations import block_modules
 from tests.runtime.reference import Weights, dense_moe
+from tests.runtime.test_recompute import Allocations
 from tests.runtime.workers import AUX_SCALE, RELATIVE, TOKENS, relative_error
 
 D_MODEL, D_HIDDEN, NUM_EXPERTS = 8, 12, 4
@@ -119,3 +131,118 @@ def _same(found: torch.Tensor | None, wanted: torch.Tensor | None) -> None:
     assert found is not None
     assert wanted is not None
     assert relative_error(found, wanted) <= RELATIVE
+
+
+def a_layer_keeps_what_the_plan_says() -> None:
+    """Two ranks share widths; both have equal tokens, all of which go to both."""
+    tokens, width, hidden, experts, top_k = 64, 256, 384, 4, 2
+    layer = MoELayer(
+        width, hidden, experts, top_k, activation="swiglu", pipeline=False, width=_pair(),
+        dtype=torch.bfloat16,
+    )  # fmt: skip
+    x = torch.randn(tokens, width, dtype=torch.bfloat16, requires_grad=True)
+    with Allocations() as made:
+        y = layer(x)
+    block = torch.nn.ModuleDict({"ffn": layer})
+    kept = made.kept_bytes(block) - y.nbytes - x.nbytes
+    shape = Transformer(
+        moe=layer.shape, num_layers=1, num_heads=8, length=tokens, vocab_size=32, moe_every=1
+    )
+    decoder = paper_decoder("block", shape)
+    job = TrainingJob(decoder=decoder, world_size=2, global_batch=2, length=tokens)
+    modules = block_modules(
+        decoder.blocks[0], job, FoldedLayout(dp=2, etp=2), find_target("moetune").kept_by_experts
+    )
+    wanted = modules["experts"] + modules["router"]
+    assert abs(kept - wanted) <= 0.04 * wanted + 4096, (kept, wanted)
+
+
+def records_count_whole_experts() -> None:
+    """Two pairs of ranks share widths."""
+    layer, reference = made(2, "gelu", top_k=2), alone("gelu", 2)
+    counts = torch.zeros(NUM_EXPERTS, dtype=torch.int64)
+    for rank in range(4):
+        x = _tokens(rank, TOKENS)[0]
+        chosen = torch.softmax(x @ reference.gate.weight.T, -1).topk(2).indices
+        counts += torch.bincount(chosen.flatten(), minlength=NUM_EXPERTS)
+        if rank == dist.get_rank():
+            layer(x)
+    record = layer.routing_record()
+    assert list(record.loads) == counts.tolist()
+
+
+def load_train_and_save(etp: int, folder: str) -> None:
+    """Continue what another number of ranks has saved, and hold it against one process."""
+    layer = made(etp, "gelu", top_k=2) if etp > 1 else _uncut()
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
+    reference = alone("gelu", 2)
+    wanted = torch.optim.AdamW(reference.parameters(), lr=1e-2)
+    number = Path(folder) / "number"
+    done = int(number.read_text()) if number.exists() else 0
+    if done:
+        state = _state(layer, optimizer)
+        dcp_load(state, checkpoint_id=f"{folder}/{done}")
+        set_state_dict(
+            layer, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+    for step in range(done + 1):
+        _step(reference, wanted, step, range(4))
+    each = 4 // dist.get_world_size()
+    first = dist.get_rank() * each
+    _step(layer, optimizer, done, range(first, first + each))
+    for name, value in layer.experts.named_parameters():
+        whole_one = reference.experts.get_parameter(name).detach()
+        _same(value.detach(), layer.experts.placement.own(name, whole_one))
+    dcp_save(_state(layer, optimizer), checkpoint_id=f"{folder}/{done + 1}")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        number.write_text(str(done + 1))
+
+
+def _state(layer: MoELayer, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    model, states = get_state_dict(layer, optimizer)
+    return {"model": model, "optimizer": states}
+
+
+def _step(
+    layer: MoELayer, optimizer: torch.optim.Optimizer, step: int, parts: Sequence[int]
+) -> None:
+    """Take a step of a global batch of four parts; the gate's gradients are summed over ranks."""
+    optimizer.zero_grad()
+    for part in parts:
+        x, dy = _tokens(10 * step + part, [5] * 100)
+        (layer(x) * dy).sum().backward()
+    if layer.communicator.num_ranks > 1:
+        dist.all_reduce(layer.gate.weight.grad)
+    optimizer.step()
+
+
+def _uncut() -> MoELayer:
+    torch.manual_seed(5)
+    return MoELayer(D_MODEL, D_HIDDEN, NUM_EXPERTS, 2, dtype=torch.float64)
+
+
+def refuse_by_name() -> None:
+    """Two ranks share widths, or would."""
+    both = _pair()
+    for words, options in (
+        (r"d_hidden \(9\) does not divide by the 2 ranks", {"d_hidden": 9}),
+        ("b2 of width 7 does not divide by the 2 ranks", {"d_model": 7}),
+        ("stay in their own order", {"placement": [1, 0, 2, 3]}),
+        ("one of mesh and width", {"mesh": both}),
+        ("cut over ranks", {"communicator": OneRank()}),
+        ("has dimensions", {"width": init_device_mesh("cpu", (2,), mesh_dim_names=("all",))}),
+        (r"d_hidden \(16\)", {"quantization": "mxfp8", "d_hidden": 32, "d_model": 32}),
+    ):
+        given: dict[str, Any] = {
+            "d_model": 8, "d_hidden": 12, "num_experts": 4, "width": both, **options,
+        }  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            MoELayer(**given)
+    local = made(2, "gelu").experts
+    with pytest.raises(InputError, match="load it with torch"):
+        local.load_state_dict(_uncut().experts.state_dict())
+
+
+def _pair() -> DeviceMesh:
+    return init_device_mesh("cpu", (1, 2), mesh_dim_names=("experts", "width"))

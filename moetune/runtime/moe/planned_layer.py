@@ -307,5 +307,6 @@ class PlannedLayer(nn.Module, ABC):
     def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
         return (
             f"{self.shape}, {self.in_shards}, {dtype}, {self.quantization}, "
-            f"{self._decisions.version}, gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
+            f"{self._decisions.version}, gradients {torch.is_grad_enabled()}, "
+            f"of the input {x.requires_grad}"
         )

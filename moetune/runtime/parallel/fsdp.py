@@ -123,8 +123,8 @@ def _placement(parameter: nn.Parameter, num_replicas: int) -> Shard:
         if size % num_replicas == 0:
             return Shard(dim)
     raise InputError(
-        f"experts of shape {tuple(shape)} on each rank cannot be sharded evenly over {num_replicas} "
-        "replicas",
+        f"experts of shape {tuple(shape)} on each rank cannot be sharded evenly over "
+        f"{num_replicas} replicas",
         "spread the experts over more ranks, so that there are fewer replicas",
     )
 
@@ -142,13 +142,13 @@ def _expert_mesh(
         placement = layer.experts.placement
         mine = [group[placement.rank] for group in groups]
         replicas = group_of_members(mine, description="moetune: replicas of experts")
-        spread, names = [placement.process_group], (EXPERTS,)
-        ranks = torch.tensor(groups)
+        spread, ranks = [placement.process_group], torch.tensor(groups)
+        dims: tuple[str, ...] = _REPLICAS, EXPERTS
         if placement.width.mesh is not None:
-            spread, names = placement.width.mesh.get_all_groups(), (EXPERTS, WIDTH)
+            spread, dims = placement.width.mesh.get_all_groups(), (*dims, WIDTH)
             ranks = ranks.view(len(groups), -1, placement.width.num_shards)
         mesh = DeviceMesh.from_group(
-            [replicas, *spread], device_type, mesh=ranks, mesh_dim_names=(_REPLICAS, *names)
+            [replicas, *spread], device_type, mesh=ranks, mesh_dim_names=dims
         )
     names = mesh.mesh_dim_names or ()
     return mesh[names[0]], mesh[names[1:]]
