@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from moetune.domain.training import FoldedLayout
 from tests.ranks import run_ranks
 from tests.runtime import width_workers
 
@@ -32,3 +33,11 @@ def test_checkpoints_load_on_any_cut(tmp_path: Path) -> None:
 
 def test_what_does_not_go_with_a_cut_is_refused_by_name() -> None:
     assert run_ranks(width_workers.refuse_by_name, 2) == [""] * 2
+
+
+@pytest.mark.parametrize("layout", [
+    FoldedLayout(dp=2, tp=2, etp=2), FoldedLayout(dp=4, ep=2, etp=2),
+    FoldedLayout(dp=2, pp=2, etp=2), FoldedLayout(cp=4, etp=4),
+])  # fmt: skip
+def test_ranks_that_share_widths_are_consecutive(layout: FoldedLayout) -> None:
+    assert run_ranks(width_workers.groups_are_those_of, 4, layout) == [""] * 4

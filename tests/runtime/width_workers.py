@@ -16,13 +16,14 @@ from torch.distributed.tensor import DTensor
 
 from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
-from moetune.domain.layer import Activation
+from moetune.domain.layer import Activation, LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.plan import Decision
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel.groups import join
 from moetune.solve.training.activations import block_modules
 from tests.runtime.reference import Weights, dense_moe
 from tests.runtime.test_recompute import Allocations
@@ -242,6 +243,27 @@ def refuse_by_name() -> None:
     local = made(2, "gelu").experts
     with pytest.raises(InputError, match="load it with torch"):
         local.load_state_dict(_uncut().experts.state_dict())
+
+
+def groups_are_those_of(layout: FoldedLayout) -> None:
+    """Ranks of one width are consecutive, and replicas have the same shards."""
+    ranks, mine = join(layout), dist.get_rank()
+    assert ranks.width is not None
+    both = layout.ep * layout.etp
+    first = mine // both * both
+    assert ranks.width.mesh.flatten().tolist() == [*range(first, first + both)]
+    assert ranks.expert_communicator.members == tuple(range(first, first + both))
+    start = mine // layout.etp * layout.etp
+    widths = dist.get_process_group_ranks(ranks.width.get_group("width"))
+    assert widths == [*range(start, start + layout.etp)]
+    stage = mine // layout.stage_ranks * layout.stage_ranks
+    same = range(stage + mine % both, stage + layout.stage_ranks, both)
+    assert dist.get_process_group_ranks(ranks.replicas) == [*same]
+    layer = ranks.expert_layer(
+        LayerShape(d_model=D_MODEL, d_hidden=D_HIDDEN, num_experts=NUM_EXPERTS, top_k=2)
+    )
+    own = NUM_EXPERTS // layout.ep, D_MODEL, D_HIDDEN // layout.etp
+    assert layer.experts.w1.shape == own
 
 
 def _pair() -> DeviceMesh:
