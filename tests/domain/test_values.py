@@ -272,3 +272,8 @@ def test_a_format_of_products_is_no_dtype_of_a_step() -> None:
 def test_sizes_of_a_layer_are_whole_numbers(value: int) -> None:
     with pytest.raises(InputError, match="d_hidden must be a whole number of at least 1"):
         replace(SHAPE, d_hidden=value)
+
+
+def test_shards_of_experts_are_experts_of_their_own() -> None:
+    assert SHAPE.in_shards(1) is SHAPE
+    assert SHAPE.in_shards(4) == LayerShape(d_model=8, d_hidden=8, num_experts=16, top_k=8)

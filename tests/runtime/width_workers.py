@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from moetune.comm.group import OneRank
@@ -240,6 +241,8 @@ def refuse_by_name() -> None:
         }  # fmt: skip
         with pytest.raises(InputError, match=words):
             MoELayer(**given)
+    with pytest.raises(InputError, match=r"call moetune\.prepare_fsdp"):
+        fully_shard(made(2, "gelu"), mesh=init_device_mesh("cpu", (2,)))
     local = made(2, "gelu").experts
     with pytest.raises(InputError, match="load it with torch"):
         local.load_state_dict(_uncut().experts.state_dict())

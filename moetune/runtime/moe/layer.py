@@ -61,7 +61,7 @@ class MoELayer(AllToAllLayer, ExpertLayer):
         sequence_parallel: False; see `TensorExpertLayer`.
         width: the group's ranks as a mesh ("experts", "width"): each expert's d_hidden is cut over
             the last dimension, and experts are spread over the first. A token's rows go to all
-            shards of its experts.
+            shards of its experts, and plans are of the layer of these: see `LayerShape.in_shards`.
         quantization: "fp8_rowwise", "mxfp8" or a `moetune.Quantization`: experts multiply in 8
             bits. All activations are kept, and plans do not know such layers yet.
 
