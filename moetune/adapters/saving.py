@@ -31,9 +31,15 @@ def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
         `moetune.adapt`, experts on the CPU; elsewhere an empty one.
 
     Raises:
+        InputError: ranks share the width of experts, of which this gathers whole ones.
         CollectiveError: a rank left.
     """
     layers = [module for module in model.modules() if isinstance(module, PlannedLayer)]
+    if any(layer.experts.placement.width.num_shards > 1 for layer in layers):
+        raise InputError(
+            "save_pretrained gathers whole experts, and ranks share the widths of this model's",
+            "save its state dict with torch.distributed.checkpoint",
+        )
     owners = {id(each): layer for layer in layers for each in layer.experts.parameters()}
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     state: dict[str, torch.Tensor] = {}

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from moetune.domain.errors import InputError
-from moetune.domain.layout import BrokenRule
+from moetune.domain.layout import BrokenRule, nearest_divisors
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName, optimizer_of
 from moetune.domain.pipeline import SCHEDULES, SPLITTING, Schedule
 from moetune.domain.training import (
@@ -39,7 +39,8 @@ class KeptByExperts:
         activations: whether the activation's results are kept unless "moe_act" is recomputed;
             otherwise they are computed again in any case.
         results: whether a token's results are kept, one for each of its experts, for the gradients
-            of the combine weights; otherwise these are factors of the activation.
+            of the combine weights, and one of each shard where these are experts of their own;
+            otherwise these are factors of the activation.
         gradients_wait: whether those of the up-projections are kept beside them under a schedule
             that splits the backward pass.
         router_copies: of the router's scores in float32; three are the logits, the probabilities
@@ -84,6 +85,9 @@ class Target:
             bfloat16 and in 8 bits: two layers of three GEMMs; rounding of inputs and gradients
             and the order of scales for each of them. 0 where grouped kernels do all at once.
         kept_by_experts: for the backward pass.
+        shards_are_experts: whether the shards of an expert's width, over etp ranks, are experts of
+            their own: each row travels to all of them in the one exchange over ep·etp ranks.
+            Otherwise rows are exchanged over ep ranks, and gathered over the etp ones.
     """
 
     name: TargetName
@@ -113,6 +117,11 @@ class Target:
     kept_by_experts: KeptByExperts = KeptByExperts()
     sets_sms: bool = False
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
+    shards_are_experts: bool = False
+
+    def exchange_ranks(self, layout: FoldedLayout) -> int:
+        """Return the ranks among which a layer's tokens are exchanged."""
+        return layout.ep * layout.etp if self.shards_are_experts else layout.ep
 
 
 def _sizes(**largest: int) -> MappingProxyType[str, int]:
@@ -143,12 +152,12 @@ _KNOWN: dict[TargetName, Target] = {
         dispatchers=("all_to_all", "hierarchical"),
         recompute=("core_attn", "norm", "mlp", "moe", "full"),
         overlaps=("none", "chunks"), zero=(0, 1, 3), dtypes=("bfloat16",),
-        largest=_sizes(etp=1), zero_with_pp=3, zero_with_tp=1, zero_with_split=1,
+        largest=_sizes(), zero_with_pp=3, zero_with_tp=1, zero_with_split=1,
         schedules=SCHEDULES, hides_gradients=False,
         kept_by_experts=KeptByExperts(
             activations=False, results=True, gradients_wait=True, router_copies=1
         ),
-        splits_recomputed=False,
+        splits_recomputed=False, shards_are_experts=True,
     ),
     "megatron": _MEGATRON,
     "bridge": replace(
@@ -201,6 +210,7 @@ def target_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iter
         if value not in known:
             yield _cannot(target, f"{what} {value}", f"--{flag} {' or '.join(known)}")
     yield from _optimizer_rules(layout, target, job)
+    yield from _bias_rules(layout, target, job)
 
 
 def layout_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
@@ -279,7 +289,7 @@ def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]
     `pipeline_parallel/combined_1f1b.py`, NVIDIA/Megatron-LM #3797). With ep 1 there is nothing to
     hide, whatever the runtime.
     """
-    if layout.overlap != "none" and layout.ep == 1:
+    if layout.overlap != "none" and target.exchange_ranks(layout) == 1:
         what = f"overlap {layout.overlap} with ep 1"
         yield _cannot(target, what, "--ep above 1, or --overlap none")
     if layout.overlap != "batch":
@@ -340,6 +350,15 @@ def _optimizer_rules(
         yield _cannot(target, f"{what} ZeRO stage 0", "--zero 1 or --optimizer adam")
     if job.dtype != "bfloat16":
         yield _cannot(target, f"{what} the dtype {job.dtype}", "--optimizer adam")
+
+
+def _bias_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iterator[BrokenRule]:
+    """Yield what of experts' biases cannot be cut: that of a down-projection by its own width."""
+    for part in {block.routed for block in job.decoder.kinds if block.routed is not None}:
+        if target.shards_are_experts and part.biases and part.d_expert % layout.etp:
+            near = " or ".join(map(str, nearest_divisors(part.d_expert, layout.etp)))
+            what = f"etp {layout.etp} with experts that add biases of width {part.d_expert}"
+            yield _cannot(target, what, f"--etp {near}")
 
 
 def _cannot(target: Target, what: str, instead: str) -> BrokenRule:

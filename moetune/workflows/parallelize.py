@@ -93,7 +93,8 @@ def parallelize(
     Raises:
         InputError: there is no process group, or no such plan; it is for another runtime, model or
             number of ranks; it has tensor or context parallelism, or recomputes single modules,
-            which only layers that are made for it know; or the model cannot be cut into its
+            which only layers that are made for it know; it cuts the width of transformers' experts;
+            or the model cannot be cut into its
             stages. On all ranks.
         CollectiveError: a rank left.
     """
@@ -231,6 +232,12 @@ def _adapt(model: "nn.Module", ranks: "ParallelGroups") -> None:
     from moetune.runtime.moe.expert_module import Experts
 
     if any(is_experts(one) and not isinstance(one, Experts) for one in model.modules()):
+        if ranks.width is not None:
+            raise InputError(
+                "the plan cuts experts over ranks (etp), and those of transformers' modules, whose "
+                "gates and up-projections are one matrix, stay whole",
+                "plan with --etp 1, or use moetune.MoELayer",
+            )
         mesh = DeviceMesh.from_group(
             ranks.experts, ranks.mesh.device_type, mesh_dim_names=("experts",)
         )

@@ -33,7 +33,7 @@ def broken(target: str, sizes: dict[str, object]) -> dict[str, str | None]:
          "ZeRO-3 with zero_bubble", "--zero 1"),
         ("moetune", {"pp": 2, "recompute": ("norm",), "schedule": "zero_bubble"},
          "recomputation with zero_bubble", "--recompute none"),
-        ("moetune", {"dp": 2, "etp": 2}, "etp 2", "--etp 1"),
+        ("torchtitan", {"dp": 2, "etp": 2}, "etp 2", "--etp 1"),
         ("moetune", {"dp": 2, "zero": 2}, "ZeRO stage 2", "--zero 0 or 1 or 3"),
         ("moetune", {"pp": 2, "stages": ("Etm", "tL")}, "multi-token prediction", "--stages"),
         ("torchtitan", {"dp": 8, "dispatcher": "all_gather"}, "dispatcher all_gather", "deepep"),
@@ -90,3 +90,26 @@ def test_dtypes_and_optimizers_are_refused_by_name() -> None:
         told = " ".join(one.what for one in target_rules(layout, find_target(target), job))
         for word in words:
             assert word in told
+
+
+def test_biases_of_experts_are_cut_where_their_shards_are_experts() -> None:
+    decoder = named_model("gpt-oss-20b").decoder
+    job = TrainingJob(decoder=decoder, world_size=7, global_batch=7, length=128)
+    cut = FoldedLayout(dp=7, etp=7)
+    found = {
+        target: [one for one in target_rules(cut, find_target(target), job) if "biases" in one.what]
+        for target in ("moetune", "megatron")
+    }
+    assert not found["megatron"]
+    [told] = found["moetune"]
+    assert "etp 7 with experts that add biases of width 2880" in told.what
+    assert "--etp 6 or 8" in told.hint
+
+
+def test_ranks_that_exchange_tokens() -> None:
+    layout = FoldedLayout(dp=8, ep=2, etp=4)
+    assert find_target("moetune").exchange_ranks(layout) == 8
+    assert find_target("megatron").exchange_ranks(layout) == 2
+    assert not broken("moetune", {"dp": 2, "etp": 2, "overlap": "chunks"})
+    [told] = broken("moetune", {"dp": 2, "overlap": "chunks"})
+    assert "overlap chunks with ep 1" in told

@@ -321,7 +321,7 @@ def test_a_machine_that_is_not_there_leaves_the_nodes_to_the_user(tmp_path: Path
         ("transformers", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "tp 2 with ep 1"),
         ("transformers", {**LAYOUT, "dp": 64, "tp": 4, "ep": 2}, "ep 2 with tp 4"),
         ("transformers", {**LAYOUT, "dispatcher": "all_gather"}, "all_gather with ep 32 and tp 1"),
-        ("moetune", {**LAYOUT, "dp": 64, "tp": 4, "ep": 1, "etp": 2, "zero": 1}, "etp 2"),
+        ("torchtitan", {**LAYOUT, "dp": 64, "tp": 4, "ep": 1, "etp": 2, "zero": 2}, "etp 2"),
         ("moetune", {**LAYOUT, "zero": 2}, "ZeRO stage 2"),
     ],
 )

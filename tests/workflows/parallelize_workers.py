@@ -198,17 +198,22 @@ def checkpoints_and_the_meta_device(folder: str) -> None:
     trained.load_state_dict(decoder().state_dict())
     assert _train(trained, losses) < SAME
     save({"model": trained.state_dict()}, checkpoint_id=folder)
-    again = _parallel({"dp": 4, "ep": 4, "zero": 0})
-    loaded = again.state_dict()
-    load({"model": loaded}, checkpoint_id=folder)
-    assert set(loaded) == set(state)
-    for name, value in loaded.items():
-        assert float((whole(value) - state[name]).abs().max()) < SAME, name
+    for layout in (
+        {"dp": 4, "etp": 2, "zero": 3}, {"dp": 4, "ep": 4, "zero": 0}, {"dp": 4, "ep": 2, "etp": 2},
+    ):  # fmt: skip
+        again = _parallel(layout)
+        loaded = again.state_dict()
+        load({"model": loaded}, checkpoint_id=folder)
+        assert set(loaded) == set(state)
+        for name, value in loaded.items():
+            assert float((whole(value) - state[name]).abs().max()) < SAME, (name, layout)
+        folder += "-again"
+        save({"model": loaded}, checkpoint_id=folder)
 
 
 def values_do_not_depend_on_the_layout(folder: str) -> None:
-    """A model on the meta device draws the same values in one stage and in two."""
-    for number, layout in enumerate(({"dp": 2, "ep": 2}, {"pp": 2})):
+    """A model on the meta device draws the same values in one stage, in two, and of cut experts."""
+    for number, layout in enumerate(({"dp": 2, "ep": 2}, {"pp": 2}, {"dp": 2, "etp": 2})):
         with torch.device("meta"):
             model = nn.ModuleDict({"blocks": nn.ModuleList(Block(each) for each in range(2))})
         drawn = _parallel(layout, _Chain(model.double()))
@@ -344,5 +349,7 @@ def refusals() -> None:
     ):
         with pytest.raises(InputError, match=words):
             moetune.parallelize(decoder(), plan, loss_of=loss_of)
+    with pytest.raises(InputError, match="plan cuts experts over ranks"):
+        moetune.parallelize(_decoder_of_transformers(), plan_of(2, dp=2, etp=2), loss_of=loss_of)
     with pytest.raises(InputError, match=r"no nn\.ModuleList 'h'"):
         moetune.parallelize(decoder(), plan_of(2, dp=2), loss_of=loss_of, blocks="h")

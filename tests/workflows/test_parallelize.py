@@ -14,6 +14,7 @@ from tests.workflows import parallelize_workers as own
 TWO: tuple[dict[str, Any], ...] = (
     {"dp": 2, "ep": 2, "zero": 0},
     {"dp": 2, "zero": 1},
+    {"dp": 2, "etp": 2, "overlap": "chunks", "degree": {"forward": 3, "backward": 2}},
     {"dp": 2, "ep": 2, "zero": 3, "overlap": "chunks", "degree": {"forward": 2, "backward": 3}},
     {"dp": 2, "zero": 3, "recompute": ["full"]},
     {"pp": 2, "stages": "E|t*4L"},
@@ -25,6 +26,9 @@ FOUR: tuple[dict[str, Any], ...] = (
     {"dp": 2, "pp": 2, "ep": 2},
     {"dp": 4, "ep": 2, "recompute": ["full"]},
     {"dp": 4, "ep": 2, "zero": 3},
+    {"dp": 4, "ep": 2, "etp": 2},
+    {"dp": 4, "etp": 2, "zero": 3},
+    {"dp": 2, "pp": 2, "etp": 2, "zero": 1},
     {"dp": 2, "pp": 2, "vpp": 2, "zero": 3, "micro_batch": 1, "recompute": ["full"]},
 )
 
@@ -55,8 +59,10 @@ def test_a_model_without_memory_draws_the_same_values_under_every_layout(tmp_pat
     assert run_ranks(worker, 2, str(tmp_path)) == ["", ""]
     one = torch.load(tmp_path / "0-0")
     two = torch.load(tmp_path / "1-0") | torch.load(tmp_path / "1-1")
-    assert one.keys() == two.keys()
+    cut = torch.load(tmp_path / "2-0")
+    assert one.keys() == two.keys() == cut.keys()
     assert all(bool((one[name] == two[name]).all()) for name in one)
+    assert all(bool((one[name] == cut[name]).all()) for name in one)
     assert float(one["inner.blocks.1.ffn.experts.w1"].std()) > 0
 
 

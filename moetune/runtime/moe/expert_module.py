@@ -4,8 +4,9 @@ Layers call it like any module, so that hooks on it fire: FSDP2's, for example.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -23,6 +24,8 @@ from moetune.runtime.moe.wrappers import WrapperCheck, check_dtensor
 if TYPE_CHECKING:
     pass
 
+WIDTH_DIMS: Mapping[str, int] = MappingProxyType({"w1": 2, "b1": 1, "w2": 1, "b2": 1, "w3": 2})
+"""Of each parameter (E, …), the dimension that is cut where ranks share an expert's width."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _SEED_BITS = 63
 
@@ -74,6 +77,9 @@ class LocalExperts(Protocol):
 class Experts(nn.Module):
     """Parameters of the local experts, rank r of P holding places r·E/P … (r+1)·E/P − 1.
 
+    Where S consecutive ranks share each expert's width, rank r of P has shard r mod S of as many
+    experts as r // S of P / S ranks would hold.
+
     A place has the expert of its number, or the one that a plan has put there. The parameters'
     entries in state dicts are those of all ranks, in the experts' own order: see `placement`.
 
@@ -114,7 +120,8 @@ class Experts(nn.Module):
         for name, shape in shapes.items():
             value = None
             if shape is not None:
-                empty = torch.empty((placement.num_local, *shape), device=device, dtype=dtype)
+                local = placement.width.local_shape(name, (placement.num_local, *shape))
+                empty = torch.empty(local, device=device, dtype=dtype)
                 value = nn.Parameter(empty)
                 # Data parallel wrappers must not average what only this rank holds.
                 value.allreduce = is_replicated  # type: ignore[attr-defined] # a tag wrappers read
@@ -171,14 +178,23 @@ class Experts(nn.Module):
             mixed = seed ^ ((expert + 1) * _GOLDEN)
             generator.manual_seed(mixed & (2**_SEED_BITS - 1))
             for name, parameter in self.named_parameters():
-                fan_in = self.w2.shape[1] if name.endswith("2") else self.w1.shape[1]
+                fan_in = self._shape_of("w2" if name.endswith("2") else "w1")[1]
                 bound = 1 / math.sqrt(fan_in)
-                values = torch.empty(parameter.shape[1:], dtype=torch.float64)
+                values = torch.empty((1, *self._shape_of(name)[1:]), dtype=torch.float64)
                 values.uniform_(-bound, bound, generator=generator)
                 local, offsets = local_part(parameter)
                 row = place - (offsets[0] if is_dtensor(parameter) else first)
+                if not is_dtensor(parameter):
+                    values = self.placement.width.own(name, values)
                 if 0 <= row < len(local):
-                    local[row].copy_(cut(values, offsets[1:], local.shape[1:]))
+                    local[row].copy_(cut(values[0], offsets[1:], local.shape[1:]))
+
+    def _shape_of(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a parameter of whole experts."""
+        parameter = self.get_parameter(name)
+        if is_dtensor(parameter):
+            return tuple(parameter.shape)
+        return self.placement.width.whole_shape(name, parameter.shape)
 
     def forward(
         self, x_TD: torch.Tensor, weights_TK: torch.Tensor, policy: MemoryPolicy
@@ -190,8 +206,7 @@ class Experts(nn.Module):
         """
         # w1, b1, w2, b2 and w3, as they were registered
         parameters = [
-            local_experts(self.placement, f"experts.{name}", each)
-            for name, each in self._parameters.items()
+            local_experts(self.placement, name, each) for name, each in self._parameters.items()
         ]
         y_TD: torch.Tensor = ExpertFunction.apply(x_TD, weights_TK, policy, *parameters)  # type: ignore[no-untyped-call]
         return y_TD
@@ -207,11 +222,12 @@ def local_experts(
     """
     if not is_dtensor(parameter):
         return parameter
-    check_dtensor(placement, name, parameter)
+    check_dtensor(placement, f"experts.{name}", parameter)
     local: torch.Tensor = parameter.to_local()
-    if local.shape != (placement.num_local, *parameter.shape[1:]):
+    whole = placement.num_local, *parameter.shape[1:]
+    if local.shape != placement.width.local_shape(name, whole):
         raise InputError(
-            f"{name} is placed {parameter.placements}: {tuple(local.shape)} of "
+            f"experts.{name} is placed {parameter.placements}: {tuple(local.shape)} of "
             f"{tuple(parameter.shape)} are here, not {placement.num_local} whole experts",
             "leave it to moetune.prepare_fsdp, which gathers it for each call",
         )
@@ -232,7 +248,7 @@ def _distribute(
     for name, parameter in experts.named_parameters(recurse=False):
         value = state.get(prefix + name)
         if isinstance(value, torch.Tensor) and not (is_dtensor(value) or value is parameter):
-            state[prefix + name] = placement.distribute(value)
+            state[prefix + name] = placement.distribute(value, name)
 
 
 def _take_own_part(
@@ -247,7 +263,7 @@ def _take_own_part(
     for name, parameter in experts.named_parameters(recurse=False):
         value = state.get(prefix + name)
         if isinstance(value, torch.Tensor) and not is_dtensor(parameter):
-            part = placement.own_part(value, prefix + name)
+            part = placement.own_part(value, name, prefix + name)
             # An assigned slice would keep the memory of all experts.
             is_assigned = metadata.get("assign_to_params_buffers", False)
             state[prefix + name] = part.clone() if is_assigned else part

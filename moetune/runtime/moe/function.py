@@ -159,7 +159,7 @@ class ExpertFunction(torch.autograd.Function):
             if waiting is not None:
                 waiting.put(partial(_add_later, policy, phase.grads, ctx.parameters))
                 return grad_x_TD, grad_weights_TK, None, *(None for _ in parameters)
-            grads = phase.grads.totals()
+            grads = policy.context.width.without_zeros(phase.grads.totals())
             if policy.context.replica_sums is not None:
                 policy.context.replica_sums.add_up(grads)
             policy.context.gradients.sum_replicas(grads)
@@ -171,7 +171,7 @@ def _add_later(
 ) -> None:
     """Make the gradients of the parameters, and add them to theirs."""
     made.finish()
-    grads = made.totals()
+    grads = policy.context.width.without_zeros(made.totals())
     policy.context.gradients.sum_replicas(grads)
     for parameter, grad in zip(parameters, grads, strict=True):
         if parameter is not None and grad is not None:
@@ -200,7 +200,8 @@ def _cast(
     context, scaled = policy.context, None
     if context.quantization is not None and context.quantization.multiplies:
         scaled = ScaledProducts(context.quantization, phase, context.tracker)
-    weights = ExpertWeights.of(context.activation, parameters, dtype, scaled, context.form)
+    own = context.width.with_zeros(parameters)
+    weights = ExpertWeights.of(context.activation, own, dtype, scaled, context.form)
     pairs = zip(weights.parameters, parameters, strict=True)
     copies = [cast for cast, each in pairs if cast is not None and cast.dtype != each.dtype]
     if copies:

@@ -59,6 +59,9 @@ class MoELayer(AllToAllLayer, ExpertLayer):
         device, dtype: of the parameters.
         communicator: in place of the group's, for example one that models a slower wire.
         sequence_parallel: False; see `TensorExpertLayer`.
+        width: the group's ranks as a mesh ("experts", "width"): each expert's d_hidden is cut over
+            the last dimension, and experts are spread over the first. A token's rows go to all
+            shards of its experts, and plans are of the layer of these: see `LayerShape.in_shards`.
         quantization: "fp8_rowwise", "mxfp8" or a `moetune.Quantization`: experts multiply in 8
             bits. All activations are kept, and plans do not know such layers yet.
 
@@ -127,7 +130,7 @@ class MoELayer(AllToAllLayer, ExpertLayer):
         groups = partial(GroupedRows.of, like=x_TD, bias=self.experts.b1 is not None)
         dispatch = padded_dispatch(
             self.places_of(routing.experts_TK), routing.places_TK, capacity=routing.capacity,
-            num_experts=self.shape.num_experts, num_ranks=self.communicator.num_ranks,
+            num_experts=self.in_shards.num_experts, num_ranks=self.communicator.num_ranks,
             degrees=self._degrees, groups=groups if has_grouped(x_TD, self.experts.w1) else None,
         )  # fmt: skip
         return self._policy_of(dispatch, x_TD, context)

@@ -8,6 +8,7 @@ dicts. `torch.distributed.checkpoint.state_dict` takes a step of zeros before it
 import functools
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -20,7 +21,17 @@ from moetune.domain.errors import InputError
 from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
 
 _ZERO = "ZeroRedundancyOptimizer"
-_Convert = Callable[[ExpertPlacement, nn.Parameter, str, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """The place of a parameter's experts, and its name in their module."""
+
+    placement: ExpertPlacement
+    name: str
+
+
+_Convert = Callable[[_Owner, nn.Parameter, str, torch.Tensor], torch.Tensor]
 
 
 def watch_optimizers(experts: nn.Module, placement: ExpertPlacement) -> None:
@@ -91,16 +102,15 @@ class _OptimizerWatch:
         owners, states = self._owners(), dict(state["state"])
         for key, parameter in zip(ids, _parameters(optimizer), strict=False):
             if key in states and id(parameter) in owners:
-                placement = owners[id(parameter)]
-                states[key] = _converted(states[key], placement, parameter, convert)
+                states[key] = _converted(states[key], owners[id(parameter)], parameter, convert)
         return state | {"state": states}
 
-    def _owners(self) -> dict[int, ExpertPlacement]:
-        """Return the placements of plain parameters; DTensors have states that are DTensors."""
+    def _owners(self) -> dict[int, _Owner]:
+        """Return the owners of plain parameters; DTensors have states that are DTensors."""
         return {
-            id(parameter): placement
+            id(parameter): _Owner(placement, name)
             for experts, placement in self.placements.items()
-            for parameter in experts.parameters(recurse=False)
+            for name, parameter in experts.named_parameters(recurse=False)
             if not is_dtensor(parameter)
         }
 
@@ -110,11 +120,11 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def _converted(
-    states: dict[str, Any], placement: ExpertPlacement, parameter: nn.Parameter, convert: _Convert
+    states: dict[str, Any], owner: _Owner, parameter: nn.Parameter, convert: _Convert
 ) -> dict[str, Any]:
     """Return one parameter's states with converted tensors; numbers stay."""
     return {
-        key: convert(placement, parameter, key, value)
+        key: convert(owner, parameter, key, value)
         if isinstance(value, torch.Tensor) and value.dim()
         else value
         for key, value in states.items()
@@ -122,7 +132,7 @@ def _converted(
 
 
 def _distributed(
-    placement: ExpertPlacement, parameter: nn.Parameter, key: str, value: torch.Tensor
+    owner: _Owner, parameter: nn.Parameter, key: str, value: torch.Tensor
 ) -> torch.Tensor:
     """Return a state as a DTensor.
 
@@ -135,21 +145,20 @@ def _distributed(
             "not one row for each expert, so that no state dict of all ranks can have it",
             "use an optimizer with states of the parameters' shape, such as AdamW",
         )
-    return placement.distribute(value, "optimizer")
+    return owner.placement.distribute(value, owner.name, "optimizer")
 
 
-def _own_part(
-    placement: ExpertPlacement, _: nn.Parameter, key: str, value: torch.Tensor
-) -> torch.Tensor:
-    part = placement.own_part(value, f"the optimizer's {key} of experts", "optimizer")
+def _own_part(owner: _Owner, _: nn.Parameter, key: str, value: torch.Tensor) -> torch.Tensor:
+    what = f"the optimizer's {key} of experts"
+    part = owner.placement.own_part(value, owner.name, what, "optimizer")
     # A slice would keep the memory of all experts: torch takes loaded states without a copy.
     return part if is_dtensor(value) else part.clone()
 
 
 def _loaded_part(
-    placement: ExpertPlacement, parameter: nn.Parameter, key: str, value: torch.Tensor
+    owner: _Owner, parameter: nn.Parameter, key: str, value: torch.Tensor
 ) -> torch.Tensor:
     """Return this rank's part of a state that was there before the first step."""
     if not is_dtensor(value) and len(value) == len(parameter):
         return value
-    return _own_part(placement, parameter, key, value)
+    return _own_part(owner, parameter, key, value)

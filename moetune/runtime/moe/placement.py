@@ -5,6 +5,8 @@ together with a model's other parameters. In state dicts, the layer's and the op
 DTensors of all experts, `Shard(0)` over the layer's group, which share the plain tensors' memory:
 `torch.distributed.checkpoint` takes plain tensors of one name for replicas, and keeps one rank's.
 
+Where each expert's width is cut, too (`width`), they are sharded over both dimensions of a mesh.
+
 Experts that a plan has placed otherwise travel to their places in the natural order when a state
 dict is made, and back when one is loaded: a checkpoint does not tell where its experts were.
 """
@@ -23,6 +25,7 @@ from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.errors import InputError
 from moetune.domain.placement import EMPTY, has_replicas, places_of, replicas_of
+from moetune.runtime.moe.width import WHOLE, WIDTH, ExpertWidth
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -103,7 +106,7 @@ def _sent_from(group: dist.ProcessGroup, local: torch.Tensor) -> torch.device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPlacement:
-    """Experts on the ranks, equally many each.
+    """Experts on the ranks, equally many each; or, of experts that are cut, of their shards.
 
     Args:
         num_experts: of all ranks.
@@ -112,6 +115,7 @@ class ExpertPlacement:
         group: None for one rank, or for a communicator that is no process group.
         order: expert of each place, of which rank r has the r-th of equal parts; empty for the
             natural order. A hot expert may have several places; see `domain.placement`.
+        width: of experts that are cut over consecutive ranks, always in the natural order.
     """
 
     num_experts: int
@@ -119,18 +123,23 @@ class ExpertPlacement:
     members: tuple[int, ...]
     group: dist.ProcessGroup | None = None
     order: tuple[int, ...] = ()
+    width: ExpertWidth = WHOLE
     copies: StateCopies = field(default_factory=StateCopies, compare=False, repr=False)
 
     @classmethod
     def of(
-        cls, communicator: Communicator, num_experts: int, order: tuple[int, ...] = ()
+        cls,
+        communicator: Communicator,
+        num_experts: int,
+        order: tuple[int, ...] = (),
+        width: ExpertWidth = WHOLE,
     ) -> "ExpertPlacement":
         """Return the placement of experts over a communicator's ranks."""
         is_natural = order == tuple(range(num_experts)) or communicator.num_ranks == 1
         return cls(
             num_experts=num_experts, rank=communicator.rank, members=communicator.members,
             group=communicator.group if isinstance(communicator, GroupCommunicator) else None,
-            order=() if is_natural else order,
+            order=() if is_natural else order, width=width,
         )  # fmt: skip
 
     @property
@@ -141,12 +150,12 @@ class ExpertPlacement:
     @property
     def num_local(self) -> int:
         """Experts of each rank, replicas and empty places among them."""
-        return (len(self.order) or self.num_experts) // self.num_ranks
+        return (len(self.order) or self.num_experts) * self.width.num_shards // self.num_ranks
 
     @property
     def first(self) -> int:
         """This rank's first place, in the natural order its first expert."""
-        return self.rank * self.num_local
+        return self.rank // self.width.num_shards * self.num_local
 
     @property
     def experts(self) -> tuple[int, ...]:
@@ -189,20 +198,27 @@ class ExpertPlacement:
                 "moetune.replicate",
             )
 
-    def distribute(self, local: torch.Tensor, kind: StateKind = "parameters") -> torch.Tensor:
+    def own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """Return a view of this rank's part of a parameter of all experts, in the natural order."""
+        return self.width.own(name, whole[self.first : self.first + self.num_local])
+
+    def distribute(
+        self, local: torch.Tensor, name: str, kind: StateKind = "parameters"
+    ) -> torch.Tensor:
         """Return a DTensor of all experts (E, …) in the memory of this rank's.
 
         Experts in another than the natural order are copies, from an exchange of all ranks.
 
         Args:
-            local: (E / ranks, …).
+            local: (E / ranks, …), or this rank's shards.
+            name: of the parameter in its module.
             kind: of a state dict.
 
         Raises:
             InputError: the layer's communicator is no process group.
             CollectiveError: the exchange failed.
         """
-        from torch.distributed.tensor import DTensor, Shard
+        from torch.distributed.tensor import DTensor
 
         if self.order and local.is_meta:
             local = local.new_empty((self.num_experts // self.num_ranks, *local.shape[1:]))
@@ -210,10 +226,12 @@ class ExpertPlacement:
             self._check_replicas(local, kind)
             local = self._moved(local, places_of(self.order))
             self.copies.add(kind, local)
-        return DTensor.from_local(local, self._mesh(local), [Shard(0)], run_check=False)
+        return DTensor.from_local(
+            local, self._mesh(local), self.width.placements(name), run_check=False
+        )
 
     def own_part(
-        self, value: torch.Tensor, name: str, kind: StateKind = "parameters"
+        self, value: torch.Tensor, name: str, what: str, kind: StateKind = "parameters"
     ) -> torch.Tensor:
         """Return this rank's experts of a state dict's value.
 
@@ -223,7 +241,8 @@ class ExpertPlacement:
         Args:
             value: a DTensor, as `distribute` made it on a rank of this index in a group of this
                 size, or a plain tensor of all experts, as in a layer on one rank.
-            name: of the value, for errors.
+            name: of the parameter in its module.
+            what: the value is, for errors.
             kind: of the state dict.
 
         Raises:
@@ -232,7 +251,7 @@ class ExpertPlacement:
         """
         self.copies.forget(kind)
         if is_dtensor(value):
-            part = self._own_part_of(value, name)
+            part = self._own_part_of(value, name, what)
             if not self.order:
                 return part
             if part.is_meta:
@@ -242,24 +261,25 @@ class ExpertPlacement:
         if num_found == self.num_experts:
             if self.order:
                 return value[[max(expert, 0) for expert in self.experts]]
-            return value[self.first : self.first + self.num_local]
+            return self.own(name, value)
         if num_found == self.num_local:
             raise InputError(
-                f"{name} has {num_found} of {self.num_experts} experts, and does not tell of which "
+                f"{what} has {num_found} of {self.num_experts} experts, and does not tell of which "
                 f"of the {self.num_ranks} ranks",
                 "load the state dict that the layer gives, or one with all experts",
             )
         return value  # torch names both shapes in its error
 
-    def _own_part_of(self, value: "DTensor", name: str) -> torch.Tensor:
-        mesh = value.device_mesh
+    def _own_part_of(self, value: "DTensor", name: str, what: str) -> torch.Tensor:
+        mesh, shards = value.device_mesh, self.width.num_shards
+        mine = (self.rank,) if shards == 1 else divmod(self.rank, shards)
         # A mesh from a file still has the coordinate of the rank that wrote the file.
-        is_own = tuple(mesh.get_coordinate() or ()) == (self.rank,)
-        if is_own and mesh.size() == self.num_ranks and value.placements[0].is_shard(0):
+        is_own = tuple(mesh.get_coordinate() or ()) == mine and mesh.size() == self.num_ranks
+        if is_own and list(value.placements) == self.width.placements(name):
             local: torch.Tensor = value.to_local()
             return local
         raise InputError(
-            f"{name} is a DTensor {value.placements} at {mesh.get_coordinate()} of {mesh}, and "
+            f"{what} is a DTensor {value.placements} at {mesh.get_coordinate()} of {mesh}, and "
             f"this is rank {self.rank} of {self.num_ranks}",
             "load it with torch.distributed.checkpoint, which moves experts between ranks",
         )
@@ -345,4 +365,9 @@ class ExpertPlacement:
         group, kind = self.process_group, local.device.type
         if local.is_meta:
             kind = group._device_types[0].type  # noqa: SLF001 - torch has no public name
-        return DeviceMesh.from_group(group, kind, mesh_dim_names=(EXPERTS,))
+        both = self.width.mesh
+        if both is None:
+            return DeviceMesh.from_group(group, kind, mesh_dim_names=(EXPERTS,))
+        return DeviceMesh.from_group(
+            both.get_all_groups(), kind, mesh=both.mesh, mesh_dim_names=(EXPERTS, WIDTH)
+        )

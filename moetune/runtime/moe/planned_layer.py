@@ -34,6 +34,7 @@ from moetune.runtime.moe.inputs import input_dtype, input_problem, is_capturing
 from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.quantized import check_keeps
 from moetune.runtime.moe.replica_sums import ReplicaSums
+from moetune.runtime.moe.shards import to_shards
 from moetune.runtime.moe.turns import current_batch, current_turn
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.timers import NoWatch, Watch
@@ -62,12 +63,14 @@ class PlannedLayer(nn.Module, ABC):
     """Experts that are spread over the ranks of a group, without their gate.
 
     Args:
-        shape: of the layer, as plans have it.
+        shape: of the layer, as plans have it. Plans of a layer whose ranks share an expert's width
+            are of its shards (`in_shards`), experts of their own.
         experts: of this rank; kinds of layers register them as a module, or leave that to others.
         decisions: of the layer.
         tracker: of the device's memory.
 
     Attributes:
+        in_shards: the layer of the experts' shards, whose rows and products the ranks have.
         expert_parallel: the kind of expert parallelism, as in its plans.
         sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
         quantization: of the experts' products and of the rows on the wire; None for neither.
@@ -93,8 +96,11 @@ class PlannedLayer(nn.Module, ABC):
         quantization: Quantization | None = None,
     ) -> None:
         super().__init__()
-        check_divisible(shape.num_experts, communicator.num_ranks)
+        width = experts.placement.width
+        width.check_members(communicator.members)
+        check_divisible(shape.num_experts, communicator.num_ranks // width.num_shards)
         self.shape, self.quantization = shape, quantization
+        self.in_shards = shape.in_shards(width.num_shards)
         self.sequence_parallel = sequence_parallel
         self.communicator, self.mesh = communicator, mesh
         self._hierarchical: Communicator | None = None
@@ -142,7 +148,8 @@ class PlannedLayer(nn.Module, ABC):
             note=self._decisions.note(dtype),
         )  # fmt: skip
         with self._tracker.explain("a forward pass"):
-            step = self._prepare(x, opening, dtype, route)
+            placement = self.experts.placement
+            step = self._prepare(x, opening, dtype, lambda: to_shards(route(), placement))
             routing = step.routing
             x_TD = routing.x_TD.to(dtype)
             watch: Watch = NoWatch()
@@ -216,8 +223,11 @@ class PlannedLayer(nn.Module, ABC):
                 "a layer that pads to its capacity has no counts to record",
                 "record with pad_to_capacity=False",
             )
-        record = self._loads.record(self.communicator, top_k=self.shape.top_k)
-        return record.in_order_of(self.experts.placement.order)
+        placement = self.experts.placement
+        record = self._loads.record(
+            self.communicator, top_k=self.shape.top_k, shards=placement.width.num_shards
+        )
+        return record.in_order_of(placement.order)
 
     def forget_routing(self) -> None:
         """Begin the record of the routing anew, on all ranks alike."""
@@ -270,7 +280,7 @@ class PlannedLayer(nn.Module, ABC):
             workspace=self._workspaces[current_batch()], gradients=self.experts.gradients,
             quantization=self.quantization, gradient_queue=self.gradient_queue,
             turn=current_turn(), form=self.experts.form, weight_gradients=self.weight_gradients,
-            replica_sums=self._replica_sums,
+            replica_sums=self._replica_sums, width=self.experts.placement.width,
         )  # fmt: skip
 
     @property
@@ -296,6 +306,7 @@ class PlannedLayer(nn.Module, ABC):
 
     def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
         return (
-            f"{self.shape}, {dtype}, {self.quantization}, {self._decisions.version}, "
-            f"gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
+            f"{self.shape}, {self.in_shards}, {dtype}, {self.quantization}, "
+            f"{self._decisions.version}, gradients {torch.is_grad_enabled()}, "
+            f"of the input {x.requires_grad}"
         )

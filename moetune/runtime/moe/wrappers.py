@@ -5,6 +5,7 @@ DistributedDataParallel without `prepare_ddp`, FSDP2's `fully_shard` without `pr
 """
 
 import weakref
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+_PREPARE = "call moetune.prepare_fsdp(model, mesh) first, and fully_shard the model then"
 
 
 class WrapperCheck:
@@ -72,13 +78,27 @@ def check_dtensor(placement: ExpertPlacement, name: str, value: torch.Tensor) ->
     Raises:
         InputError: it has not the experts of all ranks, or they are placed by a plan.
     """
-    if is_dtensor(value):
-        placement.check_natural(f"experts.{name} as a DTensor")
-    if is_dtensor(value) and len(value) != placement.num_experts:
+    if not is_dtensor(value):
+        return
+    placement.check_natural(f"experts.{name} as a DTensor")
+    if placement.width.num_shards > 1:
+        _check_cut(placement, name, value)
+    if len(value) != placement.num_experts:
         ranks = sorted(value.device_mesh.mesh.flatten().tolist())
         raise InputError(
             f"{name} would be a DTensor of {len(value)} experts over ranks {ranks}, but "
             f"each of the ranks {list(placement.members)} has others of the layer's "
             f"{placement.num_experts}",
-            "call moetune.prepare_fsdp(model, mesh) first, and fully_shard the model then",
+            _PREPARE,
+        )
+
+
+def _check_cut(placement: ExpertPlacement, name: str, value: "DTensor") -> None:
+    """Raise InputError where a DTensor takes shards of experts for whole ones."""
+    wanted = placement.width.placements(name.rpartition(".")[2])
+    if list(value.placements)[-len(wanted) :] != wanted:
+        raise InputError(
+            f"{name} would be a DTensor placed {value.placements}, but the ranks "
+            f"{list(placement.members)} have shards of the experts' widths: {wanted}",
+            _PREPARE,
         )

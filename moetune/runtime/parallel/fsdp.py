@@ -16,8 +16,9 @@ from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.moe.expert_module import LocalExperts
-from moetune.runtime.moe.placement import EXPERTS, is_dtensor
+from moetune.runtime.moe.placement import EXPERTS, is_dtensor, local_part
 from moetune.runtime.moe.planned_layer import PlannedLayer
+from moetune.runtime.moe.width import WIDTH
 from moetune.runtime.parallel.replicas import (
     check_placements,
     equalize,
@@ -84,7 +85,8 @@ def _communicator(mesh: DeviceMesh) -> Communicator:
 def _distribute(experts: LocalExperts, mesh: DeviceMesh) -> None:
     """Make DTensors of the parameters, in their memory."""
     for name, parameter in tuple(experts.module.named_parameters()):
-        whole = DTensor.from_local(parameter.detach(), mesh, [Shard(0)], run_check=False)
+        placements = experts.placement.width.placements(name)
+        whole = DTensor.from_local(parameter.detach(), mesh, placements, run_check=False)
         setattr(experts.module, name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
 
 
@@ -103,26 +105,26 @@ def _fully_shard(
     ignored = set(experts.parameters()) if is_whole else None
     fully_shard(
         experts.module, mesh=replicas, ignored_params=ignored,
-        shard_placement_fn=lambda parameter: _placement(parameter, experts, replicas.size()),
+        shard_placement_fn=lambda parameter: _placement(parameter, replicas.size()),
         **options,
     )  # fmt: skip
     dtype: torch.dtype | None = None if policy is None else policy.param_dtype
     return dtype
 
 
-def _placement(parameter: nn.Parameter, experts: LocalExperts, num_replicas: int) -> Shard:
+def _placement(parameter: nn.Parameter, num_replicas: int) -> Shard:
     """Return the first dimension that divides evenly: whole experts where they do.
 
     Raises:
         InputError: none does; torch's checkpoints would misplace uneven shards.
     """
-    shape = experts.local_experts, *parameter.shape[1:]
+    shape = local_part(parameter)[0].shape
     for dim, size in enumerate(shape):
         if size % num_replicas == 0:
             return Shard(dim)
     raise InputError(
-        f"experts of shape {shape} on each rank cannot be sharded evenly over {num_replicas} "
-        "replicas",
+        f"experts of shape {tuple(shape)} on each rank cannot be sharded evenly over "
+        f"{num_replicas} replicas",
         "spread the experts over more ranks, so that there are fewer replicas",
     )
 
@@ -130,16 +132,23 @@ def _placement(parameter: nn.Parameter, experts: LocalExperts, num_replicas: int
 def _expert_mesh(
     layer: PlannedLayer, data_parallel: Communicator, device_type: str
 ) -> tuple[DeviceMesh, DeviceMesh]:
-    """Return one mesh's dimensions of replicas and of experts, the layer's own where it has it."""
+    """Return one mesh's dimensions of replicas and of experts, the layer's own where it has it.
+
+    Where ranks share an expert's width, the experts have two dimensions.
+    """
     groups = expert_groups(layer, data_parallel)
     mesh = mesh_of_replicas(layer, groups)
     if mesh is None or mesh.device_type != device_type or not mesh.mesh_dim_names:
         placement = layer.experts.placement
         mine = [group[placement.rank] for group in groups]
         replicas = group_of_members(mine, description="moetune: replicas of experts")
+        spread, ranks = [placement.process_group], torch.tensor(groups)
+        dims: tuple[str, ...] = _REPLICAS, EXPERTS
+        if placement.width.mesh is not None:
+            spread, dims = placement.width.mesh.get_all_groups(), (*dims, WIDTH)
+            ranks = ranks.view(len(groups), -1, placement.width.num_shards)
         mesh = DeviceMesh.from_group(
-            [replicas, placement.process_group], device_type, mesh=torch.tensor(groups),
-            mesh_dim_names=(_REPLICAS, EXPERTS),
-        )  # fmt: skip
+            [replicas, *spread], device_type, mesh=ranks, mesh_dim_names=dims
+        )
     names = mesh.mesh_dim_names or ()
-    return mesh[names[0]], mesh[names[1]]
+    return mesh[names[0]], mesh[names[1:]]

@@ -35,6 +35,7 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.parallel.context import places_of_rank
+from moetune.runtime.parallel.group_rows import GroupsByRows, expert_rows, width_mesh
 from moetune.runtime.parallel.sequence import shard_of
 
 _DIMS, _FOLDED_DIMS = ("pp", "dp", "tp"), ("pp", "dp", "cp", "tp")
@@ -54,7 +55,9 @@ class ParallelGroups:
     Args:
         mesh: ("pp", "dp", "tp"), or ("pp", "dp", "cp", "tp") of a folded layout; tp innermost:
             consecutive ranks, which share a node.
-        experts: the group that the experts of a layer are spread over.
+        experts: the group that the experts of a layer, and their widths, are spread over.
+        width: the same ranks as a mesh ("experts", "width"), where some share an expert's width:
+            consecutive ones, which share a node.
         replicas: the ranks with the same experts as this one.
         cut: the ranks with the same parts of tensor-parallel layers as this one.
         whole: the ranks whose gradients of all other parameters are summed.
@@ -66,6 +69,7 @@ class ParallelGroups:
     replicas: dist.ProcessGroup
     cut: dist.ProcessGroup
     whole: dist.ProcessGroup
+    width: DeviceMesh | None = None
 
     @property
     def tensor_communicator(self) -> Communicator:
@@ -139,6 +143,8 @@ class ParallelGroups:
         if isinstance(layout, Layout):
             kind = layout.expert_parallel
         options = {"device": self.mesh.device_type} | options
+        if self.width is not None:
+            options["width"] = self.width
         layer = _LAYERS[kind](
             shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k,
             activation=shape.activation, group=self.experts, **options,
@@ -207,11 +213,11 @@ def join(
     ranks = torch.arange(dist.get_world_size()).view(sizes)
     if mesh is not None:
         ranks = _ranks_of(mesh, sizes, dims)
-    made = _Groups(timeout)
+    made = GroupsByRows(timeout)
     for dim, name in enumerate(dims):
         rows = ranks.movedim(dim, -1).flatten(0, -2)
         made.add(name, rows, None if mesh is None else mesh.get_group(name))
-    experts, replicas = _expert_rows(layout, ranks)
+    experts, replicas = expert_rows(layout, ranks)
     attention = ranks.flatten(1, -2)  # (pp, dp·cp, tp)
     by_part = attention.movedim(1, -1).flatten(0, 1)
     whole = ranks.flatten(1) if isinstance(layout, FoldedLayout) else by_part
@@ -219,6 +225,7 @@ def join(
         layout=layout,
         experts=made.add("experts", experts), replicas=made.add("replicas of experts", replicas),
         cut=made.add("parts of layers", by_part), whole=made.add("ranks of a stage", whole),
+        width=width_mesh(layout, experts, made, device_type),
         mesh=mesh or DeviceMesh.from_group(
             [made.named[name] for name in dims], device_type, mesh=ranks, mesh_dim_names=dims
         ),
@@ -238,41 +245,6 @@ def _check_folded(layout: FoldedLayout, world_size: int) -> None:
         raise InputError(f"ep·etp ({experts}) does not divide dp·cp·tp ({ranks})", f"use ep {near}")
     for broken in layout_rules(layout, find_target("moetune")):
         raise InputError(broken.what, broken.hint)
-
-
-class _Groups:
-    """Groups of ranks by their rows: equal rows are one group."""
-
-    def __init__(self, timeout: dt.timedelta | None) -> None:
-        self._timeout = timeout
-        self.named: dict[str, dist.ProcessGroup] = {}
-        self._by_rows: dict[str, dist.ProcessGroup] = {}
-
-    def add(
-        self, name: str, rows: torch.Tensor, known: dist.ProcessGroup | None = None
-    ) -> dist.ProcessGroup:
-        """Return this rank's group of the rows, each of which is a group."""
-        listed = rows.tolist()
-        key = str(sorted(listed))
-        found = known or self._by_rows.get(key)
-        if found is None:
-            found, _ = dist.new_subgroups_by_enumeration(
-                listed, timeout=self._timeout, group_desc=f"moetune: {name}"
-            )
-        assert found is not None  # noqa: S101 - the rows have all ranks
-        self._by_rows.setdefault(key, found)
-        self.named[name] = found
-        return found
-
-
-def _expert_rows(
-    layout: Layout | FoldedLayout, ranks: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ranks that share experts, in rows, and those with the same ones."""
-    if isinstance(layout, Layout) and layout.expert_parallel == "tensor":
-        return ranks.flatten(0, -2), ranks.movedim(1, -1).flatten(0, 1)
-    cut = ranks.reshape(layout.pp, -1, layout.ep)
-    return cut.flatten(0, 1), cut.movedim(1, -1).flatten(0, 1)
 
 
 def _ranks_of(mesh: DeviceMesh, sizes: tuple[int, ...], dims: tuple[str, ...]) -> torch.Tensor:

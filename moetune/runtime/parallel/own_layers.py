@@ -86,10 +86,10 @@ def spread_experts(model: nn.Module, ranks: ParallelGroups, kept: Iterable[nn.Mo
         if id(layer) in mine:
             spread = _spread(layer, ranks)
             with torch.no_grad():
-                for parameter, values in zip(spread.experts.parameters(), whole, strict=True):
+                named = spread.experts.named_parameters()
+                for (own, parameter), values in zip(named, whole, strict=True):
                     if values is not None:
-                        first = spread.experts.placement.first
-                        parameter.copy_(values[first : first + len(parameter)])
+                        parameter.copy_(spread.experts.placement.own(own, values))
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, spread)
 

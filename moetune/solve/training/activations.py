@@ -61,7 +61,8 @@ def workspace_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> flo
     routed = block.routed
     widest = job.decoder.d_model
     if routed is not None:
-        widest = round(most_rows(routed, job, layout) * 2 * (routed.d_expert + routed.d_hidden))
+        hidden = routed.d_hidden / layout.etp
+        widest = round(most_rows(routed, job, layout) * 2 * (routed.d_expert + hidden))
     return ELEMENT * tokens * widest
 
 
@@ -122,7 +123,7 @@ def _routed_modules(
         "experts": ELEMENT * rows * (part.d_expert + width),
     }
     if kept.results:
-        found["experts"] += ELEMENT * tokens * part.mean_top_k * part.d_expert
+        found["experts"] += ELEMENT * tokens * part.mean_top_k * layout.etp * part.d_expert
     if part.shared is not None and "shared_experts" not in layout.recompute:
         found["shared_experts"] = _ffn_bytes(part.shared, tokens)
     return found

@@ -39,12 +39,14 @@ class BlockPrices:
     Args:
         repeats_activations: whether experts compute their activation again in every backward pass
             (`KeptByExperts.activations`), which is then a part of that pass.
+        shards_are_experts: as in `Target`.
     """
 
     job: TrainingJob
     layout: FoldedLayout
     device: DevicePrices
     repeats_activations: bool = False
+    shards_are_experts: bool = False
 
     @property
     def decoder(self) -> Decoder:
@@ -60,6 +62,17 @@ class BlockPrices:
     def own_tokens(self) -> float:
         """Tokens of a micro-batch on one rank."""
         return self.tokens / self.layout.tp
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether tokens travel to experts on other ranks."""
+        return self.layout.ep > 1 or (self.shards_are_experts and self.layout.etp > 1)
+
+    def exchanged_rows(self, part: RoutedExperts) -> float:
+        """Return the rows of a rank that one dispatch sends, on average."""
+        return (
+            self.own_tokens * part.mean_top_k * (self.layout.etp if self.shards_are_experts else 1)
+        )
 
     def times(self, block: Block) -> BlockTimes:
         """Return the times of a block."""
@@ -263,16 +276,20 @@ class BlockPrices:
         only put in order behind it, and summed.
         """
         elements = rows * part.d_expert
-        is_ordered_once = self.layout.ep == 1 or self.layout.dispatcher in DEDUPLICATING
+        is_ordered_once = not self.exchanges or self.layout.dispatcher in DEDUPLICATING
         moves = 2 if is_ordered_once else 4
         seconds = self.device.moved(moves * 2 * ELEMENT * elements, kernels=4 + moves)
         return Passes(forward=seconds, grad_input=seconds)
 
     def _exchange(self, part: RoutedExperts, tokens: float) -> Passes:
+        skew = self.job.routing.skew(part.num_experts, part.mean_top_k, self.layout.ep)
         dispatch, combine = (
-            exchange_seconds(self.device, layout=self.layout, part=part, tokens=tokens, phase=phase)
-            * self.job.routing.skew(part.num_experts, part.mean_top_k, self.layout.ep)
+            skew
+            * exchange_seconds(
+                self.device, layout=self.layout, part=part, tokens=tokens, phase=phase,
+                shards_are_experts=self.shards_are_experts,
+            )
             for phase in ("dispatch", "combine")
-        )
+        )  # fmt: skip
         both = dispatch + combine
         return Passes(forward=both, grad_input=both)

@@ -143,6 +143,7 @@ class BlockTable:
             layout=layout,
             device=self.device,
             repeats_activations=not self.target.kept_by_experts.activations,
+            shards_are_experts=self.target.shards_are_experts,
         )
 
     def _together(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:

@@ -87,7 +87,7 @@ class ChunkedBlock:
 
 def chunked_passes(prices: BlockPrices, part: RoutedExperts | None) -> ChunkedPasses | None:
     """Return the passes of a layer in up to 16 chunks; None where no tokens are exchanged."""
-    if part is None or prices.layout.ep == 1:
+    if part is None or not prices.exchanges:
         return None
     chunks = [prices.chunk(part, degree) for degree in range(1, MOST_CHUNKS + 1)]
     gemms = part.num_gemms
@@ -140,7 +140,7 @@ def _makespans(
     Chunks take no less in all than the whole: points of a curve may say so, kernels do not.
     """
     whole_experts, whole_exchange = chunks[0]
-    num_bytes = prices.own_tokens * part.mean_top_k * part.d_expert * ELEMENT
+    num_bytes = prices.exchanged_rows(part) * part.d_expert * ELEMENT
     found = []
     for degree, (experts, exchange) in enumerate(chunks, start=1):
         transfer = max(exchange, whole_exchange / degree) / _TRANSFERS

@@ -51,7 +51,7 @@ class RankedDispatchers:
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
     ) -> tuple[PricedDispatcher, ...]:
         seconds = self.prices.micro_batch_seconds
-        key = layout.tp, layout.ep, layout.overlap
+        key = layout.tp, layout.ep, layout.etp, layout.overlap
         if key not in self._able:
             self._able[key] = self.space.dispatchers(layout, self.pins)
         every = (

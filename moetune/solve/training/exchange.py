@@ -1,9 +1,11 @@
 """Times of the exchanges of tokens with experts on other ranks, by dispatcher.
 
 A rank has t tokens, k experts each, over ep·etp ranks in n nodes. An all-to-all sends each (token,
-expert) pair. DeepEP and HybridEP send a token once to each node, and inside it once to each rank,
-that has one of its experts; the hierarchical exchange sends pairs, across nodes, then inside, where
-the nodes have equally many of the ranks, and is flat elsewhere.
+expert) pair: over ep ranks, with a gather over the etp ones that share an expert's width behind it,
+or over all of them, to every shard, where shards are experts of their own. DeepEP and HybridEP send
+a token once to each node, and inside it once to each rank, that has one of its experts; the
+hierarchical exchange sends pairs, across nodes, then inside, where the nodes have equally many of
+the ranks, and is flat elsewhere.
 Where hosts post the messages, DeepEP and HybridEP are taken to send the same chunks (`posted`).
 """
 
@@ -39,15 +41,22 @@ def exchange_seconds(
     part: RoutedExperts,
     tokens: float,
     phase: TransferPhase,
+    shards_are_experts: bool = False,
 ) -> float:
     """Return one dispatch or combine of a micro-batch's tokens.
 
     Args:
         tokens: of the rank.
+        shards_are_experts: as in `Target`.
     """
     span = device.span(layout.ep, layout.etp)
     row_bytes = part.d_expert * ELEMENT
-    seconds = _shared_width(device, layout, tokens * part.mean_top_k * row_bytes, phase)
+    num_bytes = tokens * part.mean_top_k * row_bytes
+    seconds = 0.0
+    if shards_are_experts:
+        span, num_bytes = device.span(layout.ep * layout.etp, 1), num_bytes * layout.etp
+    else:
+        seconds = _shared_width(device, layout, num_bytes, phase)
     if span.size == 1:
         return seconds
     if layout.dispatcher == "all_gather":
@@ -56,7 +65,6 @@ def exchange_seconds(
         return seconds + device.collective("reduce_scatter", span, tokens * row_bytes * span.size)
     if layout.dispatcher in DEDUPLICATING:
         return seconds + _deduplicated(device, layout, part, tokens, phase)
-    num_bytes = tokens * part.mean_top_k * row_bytes
     if layout.dispatcher == "all_to_all" or span.nodes == 1 or span.size % span.nodes:
         return seconds + device.collective("all_to_all", span, num_bytes)
     return seconds + _in_two_steps(device, span, across_bytes=num_bytes, inside_bytes=num_bytes)

@@ -89,8 +89,12 @@ class LayoutSpace:
         for overlap in [pins.overlap] if pins.overlap else self.target.overlaps:
             if (sizes.overlap, sizes.recompute) == (overlap, first):
                 yield sizes
-            elif overlap == "none" or sizes.ep > 1 or pins.overlap:  # else nothing is there to hide
+            elif overlap == "none" or self._exchanges(sizes) or pins.overlap:
                 yield replace(sizes, recompute=first, overlap=overlap)
+
+    def _exchanges(self, layout: FoldedLayout) -> bool:
+        """Return whether there are exchanges, which may be hidden or have other dispatchers."""
+        return self.target.exchange_ranks(layout) > 1
 
     def pipelines(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield sizes with each number of stages and each schedule."""
@@ -205,7 +209,9 @@ class LayoutSpace:
 
     def dispatchers(self, layout: FoldedLayout, pins: LayoutRequest) -> list[TokenDispatcher]:
         """Return the dispatchers that go with a layout; without other ranks they are one."""
-        every: Sequence[TokenDispatcher] = self.target.dispatchers[: 1 if layout.ep == 1 else None]
+        every: Sequence[TokenDispatcher] = self.target.dispatchers
+        if not self._exchanges(layout):
+            every = every[:1]
         if pins.dispatcher:
             every = (pins.dispatcher,)
         is_plain = layout.overlap == "none" and layout.dispatcher_sms is None

@@ -210,6 +210,11 @@ def test_nothing_is_cut_without_an_exchange() -> None:
     alone = BlockPrices(job=job, layout=FoldedLayout(dp=64), device=device)
     assert chunked_passes(alone, job.decoder.blocks[0].routed) is None
     assert chunked_passes(BlockPrices(job=job, layout=CHUNKED, device=device), None) is None
+    cut = replace(alone, layout=FoldedLayout(dp=64, etp=2))
+    assert chunked_passes(cut, job.decoder.blocks[0].routed) is None
+    travelling = chunked_passes(replace(cut, shards_are_experts=True), job.decoder.blocks[0].routed)
+    assert travelling is not None
+    assert travelling.forward.seconds[0] > 0
 
 
 def test_only_moetune_cuts_exchanges_and_only_where_there_are_some() -> None:

@@ -121,9 +121,10 @@ def test_experts_are_cut_as_far_as_attention_where_the_runtime_can() -> None:
         target: {(one.tp, one.etp) for one in search_of(job, target=target).space.shapes(
             LayoutRequest(micro_batch=1, pp=1)
         )}
-        for target in ("megatron", "torchtitan")
+        for target in ("megatron", "torchtitan", "moetune")
     }  # fmt: skip
     assert found["torchtitan"] == {(1, 1), (2, 1), (4, 1), (8, 1)}
+    assert found["megatron"] == found["moetune"]
     assert found["megatron"] == {(tp, etp) for tp in (1, 2, 4, 8) for etp in (1, 2, 4, 8)
                                  if etp <= tp}  # fmt: skip
 
@@ -161,7 +162,7 @@ def test_what_a_search_answers_is_among_all_layouts() -> None:
 @pytest.mark.parametrize(
     ("target", "pins", "what"),
     [
-        ("moetune", LayoutRequest(tp=2, etp=2), "etp 2"),
+        ("torchtitan", LayoutRequest(tp=2, etp=2), "etp 2"),
         (
             "moetune",
             LayoutRequest(pp=2, schedule="zero_bubble", recompute=("full",)),
