@@ -82,31 +82,31 @@ def fewest_runs(
 ) -> tuple[list[int], list[_Degrees]]:
     """Return the index of each range's first size, and the smallest degrees good in all of it.
 
-    The smallest degree that is good so far only grows as a range goes on.
+    A range goes on while both phases have a degree that is good in all of it; 0 stands where the
+    first size of a range has none.
     """
 
-    def smallest(phase: Good, first: int, at: int, least: int) -> int:
-        """Return the smallest degree from `least` on that is good from first to at; 0 for none."""
-        for degree in range(least, max_degree + 1):
-            if phase(at, degree) and all(phase(one, degree) for one in range(first, at)):
-                return degree
-        return 0
+    def among(phase: Good, at: int, degrees: Sequence[int]) -> list[int]:
+        return [degree for degree in degrees if phase(at, degree)]
 
-    def both(first: int, at: int, least: _Degrees) -> _Degrees:
-        forward, backward = (
-            smallest(phase, first, at, degree) for phase, degree in zip(good, least, strict=True)
-        )
-        return forward, backward
-
-    firsts, chosen = [0], [both(0, 0, (1, 1))]
+    every = range(1, max_degree + 1)
+    firsts = [0]
+    left = [among(phase, 0, every) for phase in good]
+    chosen = [_smallest(left)]
     for at in range(1, num_sizes):
-        longer = both(firsts[-1], at, chosen[-1])
+        longer = [among(phase, at, each) for phase, each in zip(good, left, strict=True)]
         if all(longer):
-            chosen[-1] = longer
+            left, chosen[-1] = longer, _smallest(longer)
         else:
+            left = [among(phase, at, every) for phase in good]
             firsts.append(at)
-            chosen.append(both(at, at, (1, 1)))
+            chosen.append(_smallest(left))
     return firsts, chosen
+
+
+def _smallest(left: Sequence[Sequence[int]]) -> _Degrees:
+    forward, backward = (each[0] if each else 0 for each in left)
+    return forward, backward
 
 
 def _change(chooser: DegreeChooser, low: int, high: int, before: _Degrees, after: _Degrees) -> int:
@@ -201,7 +201,8 @@ def _evaluated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
     good = [_good(each, NOISE if chooser.is_measured else TOLERANCE) for each in compared]
     if chooser.is_measured:
         few = [_fewest(each) for each in compared]
-        around = np.array([chooser.costs.overhead(tokens=size).seconds for size in sizes])
+        tokens = array_of(np.asarray(sizes, float))
+        around = np.zeros(len(sizes)) + chooser.costs.overhead(tokens=tokens).seconds
         worth_it = _chunks_are_worth_it(compared, few, around)
         good = [np.where(worth_it[:, None], many, one) for many, one in zip(good, few, strict=True)]
     tables = [each.tolist() for each in good]

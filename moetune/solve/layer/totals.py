@@ -28,7 +28,7 @@ def doubts_of(parts: Iterable[Estimate]) -> tuple[Doubt, ...]:
     doubted = [part for part in parts if part.doubts]
     if not doubted:
         return ()
-    doubted.sort(key=lambda part: -part.seconds)
+    doubted.sort(key=lambda part: -np.max(part.seconds))  # of many sizes, by the longest
     return tuple(dict.fromkeys(doubt for part in doubted for doubt in part.doubts))
 
 
