@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import product
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -67,15 +68,6 @@ class ManyPhases:
         )  # fmt: skip
 
 
-def speeds_of(table: Interference) -> tuple[float, ...]:
-    """Return the table's nine speeds: of comp, comm and mem beside both others, and all."""
-    return tuple(
-        getattr(victim, one.name)
-        for victim in (table.comp, table.comm, table.mem)
-        for one in fields(victim)
-    )
-
-
 def _places() -> dict[tuple[str, str], int]:
     table = Interference()
     names = [
@@ -87,8 +79,15 @@ def _places() -> dict[tuple[str, str], int]:
 
 
 _PLACES = _places()
+_SPEEDS = attrgetter(*(f"{victim}.{beside}" for victim, beside in _PLACES))
 COMP_BESIDE_COMM, COMM_BESIDE_COMP = _PLACES["comp", "comm"], _PLACES["comm", "comp"]
 """Places of the two speeds that depend on the exchange's size among those of `speeds_of`."""
+
+
+def speeds_of(table: Interference) -> tuple[float, ...]:
+    """Return the table's nine speeds: of comp, comm and mem beside both others, and all."""
+    found: tuple[float, ...] = _SPEEDS(table)
+    return found
 
 
 @np.errstate(over="ignore", invalid="ignore")
