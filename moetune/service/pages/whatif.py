@@ -11,7 +11,10 @@ from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, address
 from moetune.service.problems import problem_of
 from moetune.workflows.views.comparison import whatif_sections
-from moetune.workflows.views.words import plan_name, plan_scope
+from moetune.workflows.views.words import (
+    plan_name,
+    plan_scope,
+)
 from moetune.workflows.whatif import WhatIf, WhatIfAnswer
 
 SPEEDS = ("computation", "communication", "copies")
