@@ -291,6 +291,10 @@ def test_the_first_operation_shown_is_an_exchange_and_another_can_be_chosen(full
     assert drawn(full.get("/profiles/lab?operation=d2h-pinned")) == "d2h pinned"
     unknown = full.get("/profiles/lab?operation=no-such-thing")
     assert drawn(unknown).startswith("all_to_all")
+    said = "This profile has no operation 'no-such-thing': all_to_all, 8 ranks on 2 nodes"
+    assert said in unescape(unknown.text)
+    assert "has no operation" not in full.get("/profiles/lab?operation=d2h-pinned").text
+    assert "has no operation" not in full.get("/profiles/lab").text
 
 
 def test_what_if_shows_both_plans_and_saves_none(
