@@ -65,7 +65,8 @@ def plotly_script() -> PlotlyScript:
 
 
 _COLORS = re.compile(r"--\w+: light-dark\(.*\);")
-_TICKED = re.compile(r"`([^`]+)`")
+_COMMAND = re.compile(r"`([^`]+)`|(?<=:  )((?:moetune|torchrun|git|pip) .*?)(?=\.?$)", re.MULTILINE)
+_FLAG = re.compile(r"--[a-z][a-z-]*")
 _AGES = (
     (86400 * 365, "year"), (86400 * 30, "month"), (86400, "day"), (3600, "hour"), (60, "minute"),
 )  # fmt: skip
@@ -193,7 +194,11 @@ def _data_url(text: str) -> str:
 
 
 def _ticked(text: str) -> str:
-    """Return escaped text with words in backticks set as code."""
+    """Return escaped text with words in backticks, and commands that end a line, set as code."""
     from markupsafe import Markup, escape
 
-    return Markup(_TICKED.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped
+    def code(found: re.Match[str]) -> str:
+        words = _FLAG.sub(r'<span class="whole">\g<0></span>', found[1] or found[2])
+        return f"<code>{words}</code>"
+
+    return Markup(_COMMAND.sub(code, str(escape(text))))  # noqa: S704 - escaped
