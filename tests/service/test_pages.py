@@ -316,13 +316,13 @@ def test_what_if_shows_both_plans_and_saves_none(
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("tokens_per_rank=many", "tokens_per_rank: count 'many'"),
-        ("memory_limit_bytes=40XB", "memory_limit_bytes: size '40XB'"),
-        ("communication=fast", "communication must be a number"),
+        ("tokens_per_rank=many", "Tokens per rank: count 'many'"),
+        ("memory_limit_bytes=40XB", "Memory limit: size '40XB'"),
+        ("communication=fast", "Speed of communication must be a number"),
         ("communication=-1", "communication"),
         ("communication=nan", "communication"),
         ("world_size=7", "7"),
-        ("memory_limit_bytes=1", "memory"),
+        ("memory_limit_bytes=1", "Memory limit"),
         ("dtype=int3", "int3"),
     ],
 )
@@ -481,10 +481,10 @@ def test_a_browser_at_an_unknown_address_gets_a_page_and_a_program_a_problem(
 
 
 def test_a_profile_says_how_good_it_is_and_what_to_measure_next(full: Client) -> None:
-    measured = unescape(full.get("/profiles/lab").text)
+    measured = words(full.get("/profiles/lab"))
     assert "Suspect: the worst fit, of " in measured
     assert "torchrun --nnodes 2 --nproc-per-node 4 -m moetune profile --name lab" in measured
-    published = unescape(full.get("/profiles/rtx2080ti-x64").text)
+    published = words(full.get("/profiles/rtx2080ti-x64"))
     assert "Its quality is not known" in published
     assert "Measure next" not in published
     assert "torchrun --nnodes 16 --nproc-per-node 4 -m moetune profile" in published
