@@ -23,7 +23,7 @@ def missing_collective(
     """Return the error for a group; the hint offers the estimate where there is one."""
     hint = f"measure it on the cluster:  {_launch(profile, group)}"
     if known:
-        hint += "\n  or accept an estimate:      moetune plan … --allow-modelled"
+        hint += "\n  or accept an estimate with --allow-modelled"
     group_size, num_nodes = group
     # Groups of as many ranks differ in their nodes, so these are named; else the sizes are enough.
     alike = [group_name(one) for one in known if one[0] == group_size]
@@ -72,7 +72,7 @@ def launcher(group: Group, machine: Machine) -> str:
     size, num_nodes = group
     is_one_host = machine.kind == "cpu" and machine.num_devices <= per_node
     if not num_nodes and (nodes == 1 or is_one_host):
-        return f"moetune profile --nproc {size}"
+        return "moetune profile" + (f" --nproc {size}" if size > 1 else "")
     here = per_node if num_nodes else math.ceil(size / nodes)
     return f"torchrun --nnodes {nodes} --nproc-per-node {here} -m moetune profile"
 

@@ -65,7 +65,9 @@ def plotly_script() -> PlotlyScript:
 
 
 _COLORS = re.compile(r"--\w+: light-dark\(.*\);")
-_TICKED = re.compile(r"`([^`]+)`")
+_COMMAND = re.compile(r"`([^`]+)`|(?<=:  )((?:moetune|torchrun|git|pip) .*?)(?=\.?$)", re.MULTILINE)
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|×|[mµn]?s|[KMGT]i?B|[KMGTP]?FLOP/s)(?![\w/]))")
+_FLAG = re.compile(r"--[a-z][a-z-]*")
 _AGES = (
     (86400 * 365, "year"), (86400 * 30, "month"), (86400, "day"), (3600, "hour"), (60, "minute"),
 )  # fmt: skip
@@ -193,7 +195,15 @@ def _data_url(text: str) -> str:
 
 
 def _ticked(text: str) -> str:
-    """Return escaped text with words in backticks set as code."""
+    """Return escaped text with commands set as code, and numbers that stay beside their units.
+
+    Commands are words in backticks, and those that end a line behind a colon and two spaces.
+    """
     from markupsafe import Markup, escape
 
-    return Markup(_TICKED.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped
+    def code(found: re.Match[str]) -> str:
+        words = _FLAG.sub(r'<span class="whole">\g<0></span>', found[1] or found[2])
+        return f"<code>{words}</code>"
+
+    kept = _UNIT.sub("\u00a0", str(escape(text)))
+    return Markup(_COMMAND.sub(code, kept))  # noqa: S704 - escaped

@@ -89,14 +89,14 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     pools = WorkerPools.of(planner, limits)
-    app.add_middleware(AuthMiddleware, access=access)
-    app.add_middleware(RequestMiddleware, metrics=pools.metrics)
     add_plans(app, pools)
     add_profiles(app, pools)
     add_observations(app, pools)
     add_health(app, pools, version=own_version)
     add_login(app, access)
     renderer = add_pages(app, pools, access)
+    app.add_middleware(AuthMiddleware, access=access, page=renderer.problem)
+    app.add_middleware(RequestMiddleware, metrics=pools.metrics)
     _add_openapi(app, own_version)
     _add_problems(app, renderer)
     return app

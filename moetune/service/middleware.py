@@ -7,7 +7,7 @@
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from time import perf_counter
 from urllib.parse import quote
@@ -23,6 +23,7 @@ from moetune.service.callers import RequestCaller
 from moetune.service.metrics import Metrics
 from moetune.service.problems import (
     ForbiddenError,
+    Problem,
     UnknownHostError,
     defect,
     http_problem,
@@ -52,11 +53,16 @@ _MAX_LENGTH_DIGITS = 18
 
 
 class AuthMiddleware:
-    """Inner middleware: refuses requests that `Access` does not allow, and limits bodies."""
+    """Inner middleware: refuses requests that `Access` does not allow, and limits bodies.
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    Args:
+        page: shows a refusal to a browser.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, page: Callable[[Problem], Response]) -> None:
         self._app = app
         self._access = access
+        self._page = page
         self._hosts = frozenset(access.hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,15 +87,19 @@ class AuthMiddleware:
             scope[_RIGHT] = right
             _check_right(scope, headers, right)
         except NotAuthorisedError as error:
-            return _ask_to_log_in(scope, headers) or problem_response(problem_of(error))
+            return _ask_to_log_in(scope, headers) or self._refused(problem_of(error), scope)
         except MoetuneError as error:
-            return problem_response(problem_of(error))
+            return self._refused(problem_of(error), scope)
         if not _fits(headers.get(b"content-length", "0"), self._access.max_body_bytes):
-            problem = too_large(self._access.max_body_bytes)
-            return problem_response(
-                http_problem(problem.status_code, problem.detail, {"Connection": "close"})
-            )
+            large = too_large(self._access.max_body_bytes)
+            problem = http_problem(large.status_code, large.detail, large.headers)
+            return self._refused(problem, scope)
         return None
+
+    def _refused(self, problem: Problem, scope: Scope) -> Response:
+        accept = _first_values(scope).get(b"accept", "")
+        shown = self._page if wants_page(scope["path"], accept) else problem_response
+        return shown(problem)
 
     def _check_host(self, host: str) -> None:
         name = _without_port(host).lower()

@@ -26,6 +26,7 @@ from moetune.domain.throughput import with_throughput
 from moetune.domain.units import dtype_bytes, full_dtype, parse_bytes
 from moetune.fit.corrected import corrected
 from moetune.fit.costs import costs_of
+from moetune.fit.missing import launcher
 from moetune.fit.model_error import OF_MODELS
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.solve.layer.placed import solve_placed
@@ -255,6 +256,7 @@ def solve_layer(
             bounds=constraints.bounds,
             device_memory_bytes=profile.machine.plannable_bytes,
             provenance=profile.provenance,
+            launch=launcher((inputs.world_size, 0), profile.machine),
             has_ranges=has_ranges,
         )
     )
@@ -275,6 +277,7 @@ def layout_problem(inputs: PlanInputs, model: Transformer, profile: Profile) -> 
         device_memory_bytes=machine.plannable_bytes,
         host_memory_bytes=host_memory_bytes(profile),
         provenance=profile.provenance,
+        launch=launcher((inputs.world_size, 0), machine),
         error=OF_MODELS,
     )
 

@@ -20,7 +20,10 @@ from moetune.workflows.views.observed import observed_figures
 from moetune.workflows.views.plan import page_sections
 from moetune.workflows.views.profile import machine_scope, profile_report
 from moetune.workflows.views.training_page import training_page, training_scope
-from moetune.workflows.views.words import plan_name, plan_scope
+from moetune.workflows.views.words import (
+    plan_name,
+    plan_scope,
+)
 from moetune.workflows.wiring import StoreFinder
 
 NUM_PLANS = 5

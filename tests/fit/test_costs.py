@@ -189,7 +189,7 @@ def test_missing_group_size_names_what_is_there_and_how_to_measure_it() -> None:
         'no all_to_all measured for 16 ranks (profile "lab" has 2, 4)\n'
         "  measure it on the cluster:  torchrun --nnodes 2 --nproc-per-node 8"
         " -m moetune profile --name lab --resume\n"
-        "  or accept an estimate:      moetune plan … --allow-modelled"
+        "  or accept an estimate with --allow-modelled"
     )
     assert seen.value.exit_code == 5
 

@@ -213,3 +213,24 @@ def test_a_command_that_is_cut_goes_on_as_a_shell_reads_it() -> None:
         assert max(map(len, lines)) <= WIDTH
         typed = "\n".join(lines).partition("moetune")[2].partition("`")[0].replace("\\\n", "")
         assert shlex.split(f"moetune{typed}") == ["moetune", "profile", *flags.split()]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("run `moetune doctor` <now>", "moetune doctor"),
+        (
+            "1 more; measure it:  moetune profile --top-k 1 --name lab.",
+            "moetune profile --top-k 1 --name lab",
+        ),
+        ("Measure it:  torchrun -m moetune profile\n  or not", "torchrun -m moetune profile"),
+        ("moetune cannot run pp 2: moetune", ""),
+    ],
+)
+def test_a_page_sets_commands_as_code_and_keeps_their_flags_whole(words: str, code: str) -> None:
+    page = str(environment().filters["ticked"](words))
+    found = "".join(re.findall("<code>(.*?)</code>", page))
+    assert re.sub("<[^>]*>", "", found) == code
+    flags = re.findall(r"--[a-z-]+", code)
+    assert re.findall('<span class="whole">(.*?)</span>', page) == flags
+    assert unescape(re.sub("</?(?:code|span)[^>]*>", "", page)) == words.replace("`", "")

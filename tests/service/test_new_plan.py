@@ -238,6 +238,22 @@ def test_a_wrong_field_is_named_with_its_status(
     assert said in html.unescape(page.text)
 
 
+@pytest.mark.parametrize(
+    ("base", "change", "hint"),
+    [
+        (LAYER, {"world_size": "32"}, 'or accept an estimate with "Estimate numbers of GPUs"'),
+        (MODEL, {"pp": "3"}, "nearest that agree: Pipeline ranks 4"),
+        (MODEL, {"global_batch": "7", "tp": "1", "pp": "1"}, "Tensor parallel 8, Pipeline ranks 1"),
+        (MODEL, {"micro_batch": "5"}, "nearest that agree: Micro-batch 4"),
+    ],
+)  # fmt: skip
+def test_a_hint_names_fields_of_the_page(
+    steady: Client, base: dict[str, str], change: dict[str, str], hint: str
+) -> None:
+    for path in ("/new/answer", *(["/new/front"] if base is MODEL else [])):
+        assert hint in html.unescape(steady.get(path, params={**base, **change}).text)
+
+
 def post(client: Client, path: str, fields: dict[str, str], **more: Any) -> httpx.Response:
     return client.ask("POST", path, data=fields, **more)
 

@@ -291,6 +291,10 @@ def test_the_first_operation_shown_is_an_exchange_and_another_can_be_chosen(full
     assert drawn(full.get("/profiles/lab?operation=d2h-pinned")) == "d2h pinned"
     unknown = full.get("/profiles/lab?operation=no-such-thing")
     assert drawn(unknown).startswith("all_to_all")
+    said = "This profile has no operation 'no-such-thing': all_to_all, 8 ranks on 2 nodes"
+    assert said in unescape(unknown.text)
+    assert "has no operation" not in full.get("/profiles/lab?operation=d2h-pinned").text
+    assert "has no operation" not in full.get("/profiles/lab").text
 
 
 def test_what_if_shows_both_plans_and_saves_none(
@@ -312,13 +316,13 @@ def test_what_if_shows_both_plans_and_saves_none(
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("tokens_per_rank=many", "tokens_per_rank: count 'many'"),
-        ("memory_limit_bytes=40XB", "memory_limit_bytes: size '40XB'"),
-        ("communication=fast", "communication must be a number"),
+        ("tokens_per_rank=many", "Tokens per rank: count 'many'"),
+        ("memory_limit_bytes=40XB", "Memory limit: size '40XB'"),
+        ("communication=fast", "Speed of communication must be a number"),
         ("communication=-1", "communication"),
         ("communication=nan", "communication"),
         ("world_size=7", "7"),
-        ("memory_limit_bytes=1", "memory"),
+        ("memory_limit_bytes=1", "Memory limit"),
         ("dtype=int3", "int3"),
     ],
 )
@@ -477,10 +481,10 @@ def test_a_browser_at_an_unknown_address_gets_a_page_and_a_program_a_problem(
 
 
 def test_a_profile_says_how_good_it_is_and_what_to_measure_next(full: Client) -> None:
-    measured = unescape(full.get("/profiles/lab").text)
+    measured = words(full.get("/profiles/lab"))
     assert "Suspect: the worst fit, of " in measured
     assert "torchrun --nnodes 2 --nproc-per-node 4 -m moetune profile --name lab" in measured
-    published = unescape(full.get("/profiles/rtx2080ti-x64").text)
+    published = words(full.get("/profiles/rtx2080ti-x64"))
     assert "Its quality is not known" in published
     assert "Measure next" not in published
     assert "torchrun --nnodes 16 --nproc-per-node 4 -m moetune profile" in published

@@ -43,6 +43,15 @@ def test_a_body_that_comes_in_chunks_is_cut_off_at_the_limit(narrow: Client, pat
     assert beyond.headers["content-type"] == "application/problem+json"
 
 
+def test_a_browser_gets_a_page_about_a_body_that_is_too_long(narrow: Client) -> None:
+    for path, kind in (("/new", "text/html"), ("/machines", "text/html"), (POSTS[0], "json")):
+        headers = {**JSON, "Accept": "text/html,*/*;q=0.8"}
+        answer = narrow.post(path, content=b" " * 1001, headers=headers)
+        assert (answer.status_code, answer.headers["connection"]) == (413, "close")
+        assert kind in answer.headers["content-type"]
+        assert "1,000 bytes" in answer.text
+
+
 @pytest.mark.parametrize("length", ["1001", "99999999999999999999", "-1", "x", "1_0"])
 def test_a_length_that_is_too_large_or_none_is_refused(narrow: Client, length: str) -> None:
     answer = narrow.post(POSTS[0], content=b"{}", headers={**JSON, "Content-Length": length})

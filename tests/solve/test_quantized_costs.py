@@ -12,7 +12,7 @@ from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.request import PlanRequest
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.doubts import profile_command
+from moetune.solve.layer.doubts import PROFILE, profile_command
 from moetune.solve.layer.parallelism import is_hierarchy_measured, layer_costs
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.plan import solve_plan
@@ -120,14 +120,14 @@ def test_a_plan_names_its_recipe_and_keeps_everything() -> None:
     assert plan.id != solve("").id
     assert plan_from_json(plan_to_json(plan), "plan").workload == plan.workload
     assert plan.predicted.step_seconds > solve("").predicted.step_seconds  # rounding is not free
-    assert "--quantization fp8_rowwise" in profile_command(plan.inputs)
-    assert "--quantization" not in profile_command(solve("").inputs)
+    assert "--quantization fp8_rowwise" in profile_command(plan.inputs, PROFILE)
+    assert "--quantization" not in profile_command(solve("").inputs, PROFILE)
 
 
 def test_a_layer_of_a_named_model_is_profiled_by_the_models_name() -> None:
     inputs = replace(plan_inputs(), model="gpt-xl")
-    assert profile_command(inputs) == (
-        "moetune profile --name by-hand --resume --nproc 8 --model gpt-xl --tokens 4096 "
+    assert profile_command(inputs, "moetune profile --nproc 8") == (
+        "moetune profile --nproc 8 --name by-hand --resume --model gpt-xl --tokens 4096 "
         "--dtype bfloat16"
     )
 

@@ -15,6 +15,8 @@ from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
 from moetune.workflows.profiles import compare_profiles
+from tests.report.lab import LAYER as LAB_LAYER
+from tests.report.lab import lab_profile
 from tests.solve.clusters import GB, cluster_profile
 
 pytestmark = pytest.mark.unmeasured
@@ -65,6 +67,17 @@ def _check_terms(profile: Profile, model: str, order: Order) -> None:
         assert terms.hidden_seconds == pytest.approx(work - terms.seconds, abs=1e-12)
         hidden = terms.total_transfer_seconds - terms.exposed_communication_seconds
         assert terms.hidden_seconds == pytest.approx(hidden, abs=1e-12)
+
+
+def test_what_is_missing_is_measured_on_the_nodes_of_the_plans_ranks() -> None:
+    request = PlanRequest(layer=LAB_LAYER, tokens_per_rank=2**15, dtype="float32")
+    for ranks, launch in (
+        (8, "torchrun --nnodes 2 --nproc-per-node 4 -m moetune profile"),
+        (4, "moetune profile --nproc 4"),
+    ):
+        asked = replace(request, world_size=ranks, constraints=Constraints(allow_modelled=True))
+        *_, last = make_plan(asked, profile=lab_profile()).warnings
+        assert f"measure what is missing:  {launch} --name lab --resume --d-model 512" in last
 
 
 def test_the_same_request_makes_the_same_plan(profile: Profile) -> None:

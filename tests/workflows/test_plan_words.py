@@ -16,16 +16,14 @@ from moetune.domain.request import PlanRequest
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
+from moetune.workflows.views.decision import how_sure, plan_decision, probability_words
 from moetune.workflows.views.explanation import explanation_sections, reasons
 from moetune.workflows.views.plan import answer_section, page_sections, plan_sections
 from moetune.workflows.views.words import (
     device_word,
-    how_sure,
     memory_words,
-    plan_decision,
     plan_name,
     plan_scope,
-    probability_words,
 )
 from tests.report.lab import LAYER, MACHINE, lab_plan, lab_profile
 from tests.solve.clusters import GB, cluster_profile

@@ -154,6 +154,10 @@ const addFront = async (mine) => {
   }
 };
 
+// A request that the service refuses before it answers: a page, of which the problem is shown.
+const problemOf = (text) =>
+  new DOMParser().parseFromString(text, "text/html").querySelector(".problem").outerHTML;
+
 const ask = async () => {
   clearTimeout(timer);
   isBehind = false;
@@ -166,7 +170,8 @@ const ask = async () => {
     const isPage = (answer.headers.get("content-type") ?? "").startsWith("text/html");
     if (answer.redirected) location.reload(); // the session has ended
     else if (isPage) {
-      show(await answer.text());
+      const text = await answer.text();
+      show(text.includes("data-answer") ? text : problemOf(text));
       addFront(mine);
     }
     else state.textContent = (await answer.json()).detail;

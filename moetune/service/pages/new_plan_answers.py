@@ -49,7 +49,8 @@ async def answer_of(pools: WorkerPools, form: NewPlanForm) -> Answer:
     Raises:
         MoetuneError: a field is wrong, nothing fits, or the profile lacks an operation.
     """
-    return await (_model(pools, form) if form.is_model else _layer(pools, form))
+    with form.labelled():
+        return await (_model(pools, form) if form.is_model else _layer(pools, form))
 
 
 async def model_draft(pools: WorkerPools, form: NewPlanForm) -> ModelDraft:
@@ -82,7 +83,8 @@ async def front_of(pools: WorkerPools, form: NewPlanForm) -> FrontView:
     def solve() -> FrontDraft:
         return planner.solver.run(draft_front, question, planner.sources.profile(form.profile))
 
-    return front_view(await pools.solve(solve))
+    with form.labelled():
+        return front_view(await pools.solve(solve))
 
 
 async def _layer(pools: WorkerPools, form: NewPlanForm) -> Answer:

@@ -1,6 +1,7 @@
 """Fields of the page New plan: their texts as questions, and as the address that asks the same."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
@@ -8,7 +9,7 @@ from typing import cast
 from moetune.domain.constraint_texts import encode_constraints
 from moetune.domain.constraints import Constraints
 from moetune.domain.document import shown
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import ACTIVATIONS, Activation, LayerShape
 from moetune.domain.request import (
     LARGEST_BYTES,
@@ -52,14 +53,30 @@ _OF_MODELS = frozenset(
     }
 )  # fmt: skip
 _SIZES = frozenset({"d_model", "d_hidden", "num_experts", "top_k", "activation"})
-_AS_LABELS = Spelling(
+_OF_BOTH = {
+    "world_size": LABELS["world_size"], "memory_limit_bytes": LABELS["memory_limit"],
+    "profile": LABELS["profile"],
+}  # fmt: skip
+_LAYERS_LABELS = Spelling(
     key="{}", constraint="{}",
     names=MappingProxyType(
         {
-            "world_size": LABELS["world_size"], "tokens_per_rank": LABELS["tokens_per_rank"],
-            "memory_limit_bytes": LABELS["memory_limit"], "layer.d_model": LABELS["d_model"],
-            "layer.d_hidden": LABELS["d_hidden"], "layer.num_experts": LABELS["num_experts"],
-            "layer.top_k": LABELS["top_k"], "dtype": LABELS["dtype"], "model": LABELS["model"],
+            **_OF_BOTH, "tokens_per_rank": LABELS["tokens_per_rank"],
+            "layer.d_model": LABELS["d_model"], "layer.d_hidden": LABELS["d_hidden"],
+            "layer.num_experts": LABELS["num_experts"], "layer.top_k": LABELS["top_k"],
+            "dtype": LABELS["dtype"], "model": LABELS["model"],
+            "allow-modelled": '"Estimate numbers of GPUs"',
+        }
+    ),
+)  # fmt: skip
+_MODELS_LABELS = Spelling(
+    key="{}", constraint="{}",
+    names=MappingProxyType(
+        {
+            **_OF_BOTH, "model": LABELS["decoder"], "target": LABELS["target"],
+            "global-batch": LABELS["global_batch"], "seq": LABELS["seq"],
+            "dtype": LABELS["training_dtype"], "tp": LABELS["tp"], "pp": LABELS["pp"],
+            "ep": LABELS["ep"], "micro-batch": LABELS["micro_batch"],
         }
     ),
 )  # fmt: skip
@@ -102,6 +119,16 @@ class NewPlanForm:
     def is_model(self) -> bool:
         """Whether it asks for a whole model."""
         return self["kind"] == "model"
+
+    @contextmanager
+    def labelled(self) -> Iterator[None]:
+        """Name the form's fields in errors of the solvers, which name flags."""
+        spelling = _MODELS_LABELS if self.is_model else _LAYERS_LABELS
+        try:
+            yield
+        except MoetuneError as error:
+            error.what, error.hint = spelling.respell(error.what), spelling.respell(error.hint)
+            raise
 
     @property
     def profile(self) -> str | None:
@@ -154,7 +181,7 @@ class NewPlanForm:
             dtype=full_dtype(self["dtype"]) if self["dtype"] else None,
             memory_limit_bytes=self._memory(),
             constraints=Constraints(allow_modelled=self["modelled"] == "1"),
-            spelling=_AS_LABELS,
+            spelling=_LAYERS_LABELS,
         )
         request.check_sizes()
         return request

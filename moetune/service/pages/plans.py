@@ -20,7 +20,10 @@ from moetune.workflows.views.explanation import reasons
 from moetune.workflows.views.plan import page_sections
 from moetune.workflows.views.stored_plans import Links, stored_plans_table
 from moetune.workflows.views.training_page import training_page
-from moetune.workflows.views.words import KIND_WORDS, kind_of
+from moetune.workflows.views.words import (
+    KIND_WORDS,
+    kind_of,
+)
 
 PAGE_SIZE = 50
 

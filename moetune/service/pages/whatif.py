@@ -2,20 +2,33 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
-from moetune.domain.spelling import AS_FIELDS
+from moetune.domain.spelling import Spelling
 from moetune.domain.units import DTYPE_BYTES, parse_bytes, parse_count
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, address
 from moetune.service.problems import problem_of
 from moetune.workflows.views.comparison import whatif_sections
-from moetune.workflows.views.words import plan_name, plan_scope
+from moetune.workflows.views.words import (
+    plan_name,
+    plan_scope,
+)
 from moetune.workflows.whatif import WhatIf, WhatIfAnswer
 
 SPEEDS = ("computation", "communication", "copies")
-FIELDS = ("tokens_per_rank", "world_size", "memory_limit_bytes", "dtype", *SPEEDS)
+LABELS = MappingProxyType(
+    {
+        "tokens_per_rank": "Tokens per rank", "world_size": "Ranks",
+        "memory_limit_bytes": "Memory limit", "dtype": "Element type",
+        **{name: f"Speed of {name}" for name in SPEEDS},
+    }
+)  # fmt: skip
+"""Every field by its name in an address, as the page and its errors call it."""
+FIELDS = tuple(LABELS)
+_AS_LABELS = Spelling(key="{}", constraint="{}", names=LABELS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +53,7 @@ class WhatIfForm:
             plan_id=plan.id,
             changes=dict(self._changes()),
             speeds=dict(self._speeds()),
-            spelling=AS_FIELDS,
+            spelling=_AS_LABELS,
         )
 
     def _changes(self) -> Mapping[str, object]:
@@ -54,7 +67,7 @@ class WhatIfForm:
                 try:
                     found[name] = read(text)
                 except InputError as error:
-                    raise InputError(f"{name}: {error.what}", error.hint) from None
+                    raise InputError(f"{LABELS[name]}: {error.what}", error.hint) from None
         return found
 
     def _speeds(self) -> Mapping[str, float]:
@@ -65,7 +78,7 @@ class WhatIfForm:
                     found[name] = float(text)
                 except ValueError:
                     raise InputError(
-                        f"{name} must be a number, got {text!r}", "2 is twice as fast"
+                        f"{LABELS[name]} must be a number, got {text!r}", "2 is twice as fast"
                     ) from None
         return found
 
@@ -76,6 +89,7 @@ def form_context(plan: Plan | None, fields: Mapping[str, str]) -> dict[str, obje
         "form": {"plan": plan.id if plan else "", **fields},
         "inputs": plan.inputs if plan else None,
         "dtypes": tuple(DTYPE_BYTES),
+        "labels": LABELS,
     }
 
 

@@ -14,6 +14,7 @@ from moetune.solve.layer.refits import refits_of
 from moetune.solve.layer.stacked import each, stacked
 from moetune.solve.layer.times import StepTime, step_time
 
+PROFILE = "moetune profile"
 NUM_NAMED = 5
 """Most operations that a plan's warnings name one by one."""
 
@@ -97,15 +98,14 @@ def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:
     yield f"{more}the plan's range allows for that; measure what is missing:  {command}"
 
 
-def profile_command(inputs: PlanInputs, model: Transformer | None = None) -> str:
+def profile_command(inputs: PlanInputs, launch: str, model: Transformer | None = None) -> str:
     """Return the command that adds a plan's own sizes to its profile.
 
     Args:
+        launch: its beginning, which starts the plan's ranks.
         model: the whole model; None for a layer.
     """
     flags = [f"--name {inputs.profile} --resume"]
-    if inputs.world_size > 1:
-        flags.append(f"--nproc {inputs.world_size}")
     if inputs.model is not None:
         flags.append(f"--model {inputs.model}")
     else:
@@ -113,7 +113,7 @@ def profile_command(inputs: PlanInputs, model: Transformer | None = None) -> str
     flags += [f"--tokens {inputs.tokens_per_rank}", f"--dtype {inputs.dtype}"]
     if recipe := inputs.pinned.quantization:
         flags.append(f"--quantization {recipe}")
-    return f"moetune profile {' '.join(flags)}"
+    return f"{launch} {' '.join(flags)}"
 
 
 def _sizes(layer: LayerShape, model: Transformer | None) -> Iterator[str]:

@@ -14,6 +14,7 @@ from moetune.domain.request import PlanInputs
 from moetune.domain.terms import LayerTerms, StrategyTerms
 from moetune.solve.layer.choose import check_pins
 from moetune.solve.layer.doubts import (
+    PROFILE,
     decline_chunks,
     doubt_warnings,
     in_one_chunk,
@@ -168,6 +169,7 @@ def solve_plan(
     bounds: Bounds,
     device_memory_bytes: int,
     provenance: Provenance,
+    launch: str = PROFILE,
     num_nodes: int = 0,
     has_ranges: bool = True,
 ) -> SolvedPlan:
@@ -179,6 +181,7 @@ def solve_plan(
         bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
         device_memory_bytes: the limit where the inputs set none.
         provenance: of the profile.
+        launch: begins the command that measures the inputs' ranks.
         num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
         has_ranges: solve for other numbers of tokens too; a plan without them is a draft, which
             takes half as long, and is not to be stored.
@@ -188,8 +191,8 @@ def solve_plan(
     """
     layer = LayerProblem(
         inputs=inputs, costs=costs, resamples=resamples, bounds=bounds,
-        device_memory_bytes=device_memory_bytes, provenance=provenance, num_nodes=num_nodes,
-        has_ranges=has_ranges,
+        device_memory_bytes=device_memory_bytes, provenance=provenance, launch=launch,
+        num_nodes=num_nodes, has_ranges=has_ranges,
     )  # fmt: skip
     return layer.solved(layer.ranked())
 
@@ -204,6 +207,7 @@ class LayerProblem:
     bounds: Bounds
     device_memory_bytes: int
     provenance: Provenance
+    launch: str = PROFILE
     num_nodes: int = 0
     has_ranges: bool = True
 
@@ -240,9 +244,24 @@ class LayerProblem:
             decision=verdict_of(ranked, confidence, others),
             alternatives=tuple(alternatives_of(ranked, others)),
             warnings=(
-                *_trust_warnings(ranked, inputs, self.provenance, has_refits=bool(self.resamples)),
+                *self._trust_warnings(ranked),
                 *layer_warnings(ranking),
             ),
+        )
+
+    def _trust_warnings(self, ranked: RankedLayer) -> Iterator[str]:
+        ranking, inputs = ranked.best, self.inputs
+        compared = [ranking.best, ranking.sequential]
+        if ranked.declined is not None:
+            compared.append(ranked.declined.step)
+        doubts = (doubt for step in compared for doubt in step.doubts)
+        command = profile_command(inputs, self.launch) if self.provenance == "measured" else ""
+        yield from trust_warnings(
+            trust=ranking.best.trust,
+            provenance=self.provenance,
+            profile=inputs.profile,
+            assumed_spread=bool(self.resamples) and not ranking.chooser.is_measured,
+            doubts=doubt_warnings(doubts, command=command),
         )
 
 
@@ -267,25 +286,6 @@ def layer_warnings(ranking: Ranking) -> Iterator[str]:
     if offloads and ranking.costs.costs.copy_mode == "pageable":
         yield PAGEABLE
     yield from ranking.pin_warnings()
-
-
-def _trust_warnings(
-    ranked: RankedLayer, inputs: PlanInputs, provenance: Provenance, *, has_refits: bool
-) -> Iterator[str]:
-    ranking = ranked.best
-    compared = [ranking.best, ranking.sequential]
-    if ranked.declined is not None:
-        compared.append(ranked.declined.step)
-    doubts = (doubt for step in compared for doubt in step.doubts)
-    yield from trust_warnings(
-        trust=ranking.best.trust,
-        provenance=provenance,
-        profile=inputs.profile,
-        assumed_spread=has_refits and not ranking.chooser.is_measured,
-        doubts=doubt_warnings(
-            doubts, command=profile_command(inputs) if provenance == "measured" else ""
-        ),
-    )
 
 
 def _pipeline(ranking: Ranking, *, has_ranges: bool) -> Pipeline:

@@ -11,6 +11,7 @@ from moetune.domain.model import Transformer
 from moetune.domain.model_plan import Confidence
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
+from moetune.solve.layer.doubts import PROFILE
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layer.strategies import UNLIMITED
@@ -33,6 +34,7 @@ class LayoutProblem:
         per_node: devices of a node.
         device_memory_bytes: the limit where the inputs set none.
         host_memory_bytes: of one node; None where unknown.
+        launch: begins the command that measures the inputs' ranks.
         error: of a predicted step of the model, besides that of its costs.
         runs_ahead: whether the host starts operations while the device still computes others.
     """
@@ -47,6 +49,7 @@ class LayoutProblem:
     device_memory_bytes: int
     provenance: Provenance
     runs_ahead: bool
+    launch: str = PROFILE
     runtime: TargetRuntime = MOETUNE
     host_memory_bytes: int | None = None
     error: ModelError = NO_ERROR
@@ -191,5 +194,6 @@ def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> Sol
         bounds=replace(bounds, strategy="none", dispatcher="flat"),
         device_memory_bytes=UNLIMITED,
         provenance=problem.provenance,
+        launch=problem.launch,
         num_nodes=trial.groups.experts.num_nodes,
     )

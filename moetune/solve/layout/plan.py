@@ -237,7 +237,7 @@ def _warnings(chosen: ChosenLayout) -> Iterator[str]:
             assumed_spread=False,
             doubts=doubt_warnings(
                 doubts_in(best),
-                command=profile_command(inputs, problem.model)
+                command=profile_command(inputs, problem.launch, problem.model)
                 if problem.provenance == "measured"
                 else "",
             ),

@@ -19,6 +19,7 @@ from moetune.solve.layout.words import seconds_by_binding
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import compare_profiles
+from moetune.workflows.views.decision import plan_decision
 from moetune.workflows.views.differences import differences_section
 from moetune.workflows.views.figures import layer_figures, parts_figures
 from moetune.workflows.views.profile import machine_scope
@@ -30,7 +31,6 @@ from moetune.workflows.views.training_page import (
 from moetune.workflows.views.words import (
     KIND_WORDS,
     kind_of,
-    plan_decision,
     plan_name,
     plan_scope,
     speed_words,
@@ -157,11 +157,10 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
         is_drawn: add figures of both plans, and every field in which they differ.
     """
     changes, step, *effects = answer.words
-    after = answer.after
     words = Section(
         name="answer",
         title=sentence(changes),
-        doubts=tuple(suspect_words(after.inputs.profile, after.profile_quality)),
+        doubts=tuple(suspect_words(answer.before.inputs.profile, answer.after.profile_quality)),
         paragraphs=(
             sentence(step),
             plan_decision(answer.after),

@@ -18,11 +18,16 @@ from moetune.solve.training.block_timeline import HIDDEN
 from moetune.solve.training.pipeline import PassSpan
 from moetune.workflows.drafts import LayerDraft, ModelDraft
 from moetune.workflows.training_plan import layout_words
+from moetune.workflows.views.decision import how_sure_of_layout
 from moetune.workflows.views.draft_front import options_chart
 from moetune.workflows.views.draft_tables import choices, layouts, memory_table, step_table
 from moetune.workflows.views.plan import page_sections
 from moetune.workflows.views.training import decision_words
-from moetune.workflows.views.words import how_sure_of_layout, mfu_words, speed_cell, suspect_words
+from moetune.workflows.views.words import (
+    mfu_words,
+    speed_cell,
+    suspect_words,
+)
 
 _TONES = ("1", "2", "4", "5", "6", "7", "8", "3", "9")
 _OF_CLASS = {"comp": "1", "comm": "2", "mem": "3"}

@@ -20,14 +20,16 @@ from moetune.report.section import (
 )
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.workflows.explain import Explanation
-from moetune.workflows.views.figures import layer_figures, memory_figures
-from moetune.workflows.views.layouts import layouts_section, parts_section
-from moetune.workflows.views.words import (
+from moetune.workflows.views.decision import (
     how_sure,
     how_sure_of_layout,
     is_one_chunk,
-    is_tensor,
     model_span,
+)
+from moetune.workflows.views.figures import layer_figures, memory_figures
+from moetune.workflows.views.layouts import layouts_section, parts_section
+from moetune.workflows.views.words import (
+    is_tensor,
     plan_name,
     plan_scope,
     routing_words,

@@ -7,7 +7,12 @@ from moetune.domain.storable import is_sound
 from moetune.report.observed import seen
 from moetune.report.section import EMPTY, Cell, Section, Table
 from moetune.workflows.library import StoredPlan
-from moetune.workflows.views.words import mfu_cell, plan_speed, tflops_cell, trust_words
+from moetune.workflows.views.words import (
+    mfu_cell,
+    plan_speed,
+    tflops_cell,
+    trust_words,
+)
 from moetune.workflows.whatif import step_seconds
 
 

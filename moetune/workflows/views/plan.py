@@ -22,22 +22,24 @@ from moetune.report.section import (
 from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layout.words import BINDING_WORDS, name_memory, seconds_by_binding
 from moetune.workflows.explain import Explanation
-from moetune.workflows.views.layouts import layouts_section, parts_section
-from moetune.workflows.views.words import (
+from moetune.workflows.views.decision import (
     LEAST_REGRET,
     degrees_words,
-    device_word,
     how_sure,
     how_sure_of_layout,
     is_one_chunk,
+    model_span,
+    plan_decision,
+    probability_words,
+)
+from moetune.workflows.views.layouts import layouts_section, parts_section
+from moetune.workflows.views.words import (
+    device_word,
     is_tensor,
     memory_words,
     mfu_words,
-    model_span,
-    plan_decision,
     plan_name,
     plan_scope,
-    probability_words,
     routing_words,
     speed_cell,
     speed_words,

@@ -12,7 +12,7 @@ from moetune.domain.step_errors import StepRecord
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.index import index_of
 from moetune.fit.missing import group_name, launcher
-from moetune.report.fits import fit_figure, residual_figure
+from moetune.report.fits import fit_figure
 from moetune.report.operations import (
     CLASSES,
     OVERLAPPED,
@@ -24,9 +24,13 @@ from moetune.report.operations import (
 from moetune.report.section import EMPTY, Cell, Figure, Section, Table, facts, percent, plural
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile, ProfileInfo
-from moetune.workflows.views.profile_operations import lines_section, operations_section
+from moetune.workflows.views.profile_operations import (
+    fit_section,
+    lines_section,
+    operation_to_draw,
+    operations_section,
+)
 
-_FIRST = "all_to_all"
 _PLACES = {"file": "is a file", "store": "is in the store", "bundled": "comes with moetune"}
 _MOST_OF_A_KIND = 6
 
@@ -50,18 +54,16 @@ def profile_page(
     """Return the profile for a page: one operation drawn, and every operation in a table.
 
     Args:
-        operation: key of the one that is drawn; for an unknown key the all-to-all of the most
-            ranks, else the first operation.
+        operation: key of the one that is drawn; for "" and an unknown key, which is said, the
+            all-to-all of the most ranks, else the first operation.
         here: address to which an operation's key is appended.
     """
     profile = found.profile
     operations = operations_of(profile)
-    shown = next((one for one in operations if one.key == operation), None) or _first(operations)
-    drawn = (fit_figure(shown), residual_figure(shown)) if shown else ()
-    figures = (*drawn, interference_figure(profile.interference))
+    shown = operation_to_draw(operations, operation)
     return (
         _head(found),
-        Section(name="fit", figures=tuple(one for one in figures if one is not None)),
+        fit_section(shown, profile, asked=operation),
         operations_section(operations, profile, shown=shown, here=here),
         *_tables(profile),
         *_steps(profile),
@@ -214,13 +216,6 @@ def _table_name(table: DataTable) -> str:
             return f"{table.op} of {group_name((table.group_size, table.num_nodes))}"
         case DispatcherTable():
             return f"{table.dispatcher} {table.phase} of {table.group_size}"
-
-
-def _first(operations: Sequence[OperationCurve]) -> OperationCurve | None:
-    """Return the all-to-all of the most ranks with one in flight, else the first operation."""
-    exchanges = [one for one in operations if one.name.startswith(_FIRST)]
-    alone = [one for one in exchanges if "in flight" not in one.name]
-    return next(iter([*alone[-1:], *exchanges, *operations]), None)
 
 
 def _some(operations: Sequence[OperationCurve]) -> Iterator[OperationCurve]:

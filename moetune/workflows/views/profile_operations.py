@@ -1,14 +1,45 @@
-"""Operations of a profile as a table: each with its fitted line, its points and its errors."""
+"""Operations of a profile: one of them drawn, and all in a table with their lines and errors."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from moetune.domain.document import shown as shortened
 from moetune.domain.profile import FitError, GemmLine, Profile
-from moetune.report.operations import OperationCurve, operations_of
+from moetune.report.fits import fit_figure, residual_figure
+from moetune.report.operations import OperationCurve, interference_figure, operations_of
 from moetune.report.section import EMPTY, Cell, Section, Table, without_empty_columns
 
 _RATES = {"bytes": (1e9, "GB/s"), "MACs": (1e12, "TMAC/s"), "elements": (1e9, "G/s")}
+_FIRST = "all_to_all"
+
+
+def operation_to_draw(operations: Sequence[OperationCurve], asked: str) -> OperationCurve | None:
+    """Return the operation with that key, else one of those that matter most.
+
+    That is the all-to-all of the most ranks with one in flight, else the first operation.
+    """
+    keyed = [one for one in operations if one.key == asked]
+    exchanges = [one for one in operations if one.name.startswith(_FIRST)]
+    alone = [one for one in exchanges if "in flight" not in one.name]
+    return next(iter([*keyed, *alone[-1:], *exchanges, *operations]), None)
+
+
+def fit_section(drawn: OperationCurve | None, profile: Profile, *, asked: str) -> Section:
+    """Return the figures of one operation, and of what overlapped ones take from each other.
+
+    Args:
+        asked: key of the operation that was asked for; "" for any.
+    """
+    figures = [] if drawn is None else [fit_figure(drawn), residual_figure(drawn)]
+    found = (*figures, interference_figure(profile.interference))
+    doubts: tuple[str, ...] = ()
+    if asked and (drawn is None or drawn.key != asked):
+        instead = "none is drawn" if drawn is None else f"{drawn.name} is drawn instead"
+        doubts = (f"This profile has no operation {shortened(asked)}: {instead}.",)
+    return Section(
+        name="fit", doubts=doubts, figures=tuple(one for one in found if one is not None)
+    )
 
 
 def operations_section(

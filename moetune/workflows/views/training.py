@@ -18,8 +18,8 @@ from moetune.report.section import (
     sentence,
 )
 from moetune.solve.training.ties import NOISE
+from moetune.workflows.views.decision import how_sure_of_layout
 from moetune.workflows.views.words import (
-    how_sure_of_layout,
     largest_first,
     speed_cell,
     speed_words,

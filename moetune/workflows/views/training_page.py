@@ -9,9 +9,10 @@ from moetune.report.memory_figure import memory_parts_figure
 from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
 from moetune.report.section import Cell, Figure, Highlight, Section, percent, plural, sentence
 from moetune.solve.training.front import LARGE, SLOW
+from moetune.workflows.views.decision import how_sure_of_layout
 from moetune.workflows.views.training import decision_words, training_sections
 from moetune.workflows.views.training_explanation import TrainingExplanation
-from moetune.workflows.views.words import how_sure_of_layout, speed_words
+from moetune.workflows.views.words import speed_words
 
 _STEP_WORDS = "Predicted seconds on the slowest pipeline rank."
 

@@ -1,4 +1,4 @@
-"""A plan in words: its name and workload, its decision, and its uncertainty."""
+"""A plan in words: its name and workload, its speed, its memory, and what is suspect of it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -6,19 +6,14 @@ from types import MappingProxyType
 from typing import Literal
 
 from moetune.domain.model import MODELS
-from moetune.domain.model_plan import Confidence, TransformerPlan
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile, ProfileQuality, SuspectGroup
 from moetune.domain.throughput import Throughput, throughput_of
 from moetune.domain.training_document import AnyPlan, TrainingDocument
-from moetune.domain.units import format_bytes, format_flops, format_seconds
-from moetune.report.section import EMPTY, Cell, percent, plural, seconds_span, sentence
-from moetune.solve.layer.words import STRATEGY_WORDS
+from moetune.domain.units import format_bytes, format_flops
+from moetune.report.section import EMPTY, Cell, percent, plural, sentence
 from moetune.workflows.explain import Explanation
 
-LEAST_REGRET = 5e-4
-_CERTAIN = 0.995
-"""Share of refits from which a probability reads "over 99 %": agreement of all is not certainty."""
 Kind = Literal["layer", "tensor", "model", "training"]
 KIND_WORDS: Mapping[Kind, str] = MappingProxyType(
     {
@@ -28,7 +23,6 @@ KIND_WORDS: Mapping[Kind, str] = MappingProxyType(
         "training": "a model's training",
     }
 )
-_ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved"}
 
 
 def plan_name(plan: Plan) -> str:
@@ -140,65 +134,6 @@ def _suspect_group(one: SuspectGroup) -> str:
     )
 
 
-def plan_decision(plan: Plan) -> str:
-    """Return the decision in one or two sentences."""
-    if plan.transformer is not None:
-        return _model_decision(plan, plan.transformer)
-    if is_tensor(plan):
-        return _tensor_decision(plan)
-    pipeline, strategy = plan.pipeline, plan.memory.strategy
-    memory = "keep all activations (strategy none)"
-    if strategy != "none":
-        memory = f"reuse memory with strategy {strategy}: {STRATEGY_WORDS[strategy]}"
-    if is_one_chunk(plan):
-        return f"Leave the tokens in one chunk, forward and backward, and {memory}.{_steps(plan)}"
-    is_usual = pipeline.order == "dispatch_first" or strategy != "none"
-    order = "" if is_usual else f", {_ORDERS[pipeline.order]}"
-    return f"Cut the tokens into {degrees_words(plan)}{order}, and {memory}.{_steps(plan)}"
-
-
-def _steps(plan: Plan) -> str:
-    if plan.pipeline.dispatcher == "flat":
-        return ""
-    return (
-        " Exchange them in two steps, across the nodes and inside each (dispatcher hierarchical)."
-    )
-
-
-def how_sure(plan: Plan) -> str:
-    """Return the probability and the regret of the layer's choice, and the next best one."""
-    verdict, next_best = plan.decision, plan.decision.runner_up
-    text = _sure("choice", verdict.probability_best, verdict.expected_regret)
-    if next_best is None:
-        return f"{text}. There is no other choice."
-    step = plan.predicted.step_seconds
-    slower = next_best.step_seconds / step - 1 if step else 0.0
-    degrees = f"{next_best.forward_degree} and {next_best.backward_degree}"
-    if next_best.strategy != plan.memory.strategy:
-        degrees += f" with strategy {next_best.strategy}"
-    return f"{text}. Next best: {degrees} ({percent(slower, sign=True)})."
-
-
-def model_span(transformer: TransformerPlan) -> str:
-    """Return "21.4 ms (20.6–22.5)", the model's step; of an older plan without the range."""
-    sure, seconds = transformer.confidence, transformer.step_seconds
-    if sure is None:
-        return format_seconds(seconds)
-    return seconds_span(seconds, sure.p05_step_seconds, sure.p95_step_seconds)
-
-
-def how_sure_of_layout(confidence: Confidence) -> str:
-    """Return the probability and the regret of a model's layout."""
-    return f"{_sure('layout', confidence.probability_best, confidence.expected_regret)}."
-
-
-def _sure(what: str, probability: float, regret: float) -> str:
-    text = f"How sure: {probability_words(probability)} that no other {what} is better"
-    if regret >= LEAST_REGRET:
-        text += f"; on average {percent(regret)} slower than the best"
-    return text
-
-
 def memory_words(explanation: Explanation, num_bytes: int, parts: str) -> str:
     """Return the memory of one device, its limit, and its parts."""
     limit = explanation.memory_limit_bytes
@@ -218,25 +153,8 @@ def _headroom(explanation: Explanation) -> Iterator[str]:
         share = percent(free / profile.machine.memory_bytes, digits=0)
         yield (
             f"The limit leaves {format_bytes(free)} ({share}) free for the CUDA context, NCCL and "
-            "fragmentation; a memory limit (--memory-limit) sets another."
+            "fragmentation; a memory limit sets another."
         )
-
-
-def degrees_words(plan: Plan) -> str:
-    """Return "2 chunks forward and 5 backward"."""
-    pipeline = plan.pipeline
-    forward = plural(pipeline.forward_degree, "chunk")
-    return f"{forward} forward and {pipeline.backward_degree} backward"
-
-
-def probability_words(share: float) -> str:
-    """Return "84 %", but never 100."""
-    return "over 99 %" if share >= _CERTAIN else f"{100 * share:.0f} %"
-
-
-def is_one_chunk(plan: Plan) -> bool:
-    """Return whether both phases run one chunk, and so hide no communication."""
-    return plan.pipeline.forward_degree == plan.pipeline.backward_degree == 1
 
 
 def is_tensor(plan: Plan) -> bool:
@@ -256,44 +174,6 @@ def kind_of(plan: AnyPlan) -> Kind:
 def device_word(profile: Profile | None) -> str:
     """Return the word for a rank: "GPU" where the profile's machine has them."""
     return "GPU" if profile is not None and profile.machine.kind == "cuda" else "rank"
-
-
-def _tensor_decision(plan: Plan) -> str:
-    in_shards = plan.workload.sequence_parallel
-    if is_one_chunk(plan):
-        exchanges = "one all-gather and one reduce-scatter" if in_shards else "one all-reduce"
-        return f"Leave the tokens in one chunk, forward and backward: {exchanges} each way."
-    how = "each chunk's all-reduce travels"
-    if in_shards:
-        how = "behind one all-gather each way, each chunk's reduce-scatter travels"
-    return f"Cut the tokens into {degrees_words(plan)}: {how} behind the next one's experts."
-
-
-def _model_decision(plan: Plan, transformer: TransformerPlan) -> str:
-    layout = plan.layout
-    replicas = f"{plural(layout.dp, 'replica')} (dp)"
-    stages = "no stages" if layout.pp == 1 else f"{plural(layout.pp, 'stage')} (pp)"
-    tensor = "uncut layers" if layout.tp == 1 else f"layers cut over {layout.tp} ranks (tp)"
-    experts = ""
-    if not transformer.moe_every:
-        tensor = f"and {tensor}"
-    elif layout.expert_parallel == "tensor" and layout.tp > 1:
-        experts = ", and the experts shared by the same ranks, whose outputs are added"
-    elif layout.ep == 1:
-        experts = ", and all experts on every rank"
-    else:
-        experts = f", and experts exchanged among {layout.ep} replicas (ep)"
-    batches = plural(transformer.num_micro_batches, "micro-batch", "micro-batches")
-    ways = [f"{batches} of {plural(transformer.micro_batch_sequences, 'sequence')}"]
-    if transformer.zero and plan.chunks is None:
-        ways.append("optimizer states sharded (ZeRO)")
-    if transformer.recompute:
-        ways.append("blocks are recomputed before their backward pass")
-    if transformer.batches_in_flight > 1:
-        ways.append("two of them in turns (moetune.BatchOverlap)")
-    if transformer.gradients == "between_exchanges":
-        ways.append("gradients between the exchanges (moetune.replicate)")
-    return f"Take {replicas}, {stages}, {tensor}{experts}. Run {', '.join(ways)}."
 
 
 def _every(number: int) -> str:

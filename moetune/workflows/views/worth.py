@@ -5,7 +5,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.units import format_seconds
 from moetune.report.section import Cell, Section, Table, percent, plural
 from moetune.workflows.profile_for import ImprovedPlan, confidence_in
-from moetune.workflows.views.words import plan_decision
+from moetune.workflows.views.decision import plan_decision
 from moetune.workflows.whatif import compare_decisions
 from moetune.workflows.worth import PlanWorth, WorthyOperations
 
