@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
 from types import MappingProxyType
 
@@ -84,16 +84,14 @@ def test_an_answer_that_is_late_is_an_error_and_its_process_is_gone() -> None:
 
 def test_questions_beyond_the_places_are_sent_away(pool: SolverPool) -> None:
     pool.start()
-    with ThreadPoolExecutor(3) as crowd:
-        asked = [crowd.submit(pool.run, time.sleep, 600) for _ in range(3)]
-        wait_until(lambda: pool.num_running == 1)
-        while True:
-            try:
-                pool.run(double, 1)
-            except BusyError:
-                break
+    with ThreadPoolExecutor(4) as crowd:
+        asked = {crowd.submit(pool.run, time.sleep, 600) for _ in range(4)}
+        away, others = wait(asked, return_when=FIRST_COMPLETED)
+        (one,) = away
+        with pytest.raises(BusyError):
+            one.result()
         pool.close()
-        for one in asked:
+        for one in others:
             with pytest.raises(AbandonedError, match="ending"):
                 one.result()
 
