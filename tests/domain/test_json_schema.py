@@ -9,7 +9,7 @@ from jsonschema_rs import validator_for
 
 from moetune.domain.document import UNLESS_DEFAULT, decode, encode
 from moetune.domain.errors import InputError
-from moetune.domain.json_schema import schema_of
+from moetune.domain.json_schema import Keys, ListOf, schema_of, schema_of_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,3 +94,45 @@ def test_keys_besides_are_required_with_their_types() -> None:
         assert not validator.is_valid({**document, **wrong})
     del document["words"]
     assert not validator.is_valid(document)
+
+
+PUT_TOGETHER: dict[str, Any] = {
+    "schema": "list/1", "names": ["a"], "rows": [{"id": 1, **encode(Circle(radius=1.0))}],
+    "last": None,
+}  # fmt: skip
+FORMS = (
+    Keys(
+        {
+            "names": tuple[str, ...],
+            "rows": ListOf(Keys({"id": int}, of=Circle)),
+            "last": Keys({"seconds": float}, is_nullable=True),
+        },
+        optional={"note": str},
+    ),
+    Keys({"file": str}),
+)
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        PUT_TOGETHER, {**PUT_TOGETHER, "note": "b", "last": {"seconds": 0.5}},
+        {"schema": "list/1", "file": "c"},
+    ],
+)  # fmt: skip
+def test_documents_that_are_put_together_have_one_of_their_forms(good: dict[str, Any]) -> None:
+    validator_for(schema_of_keys("list/1", *FORMS)).validate(good)
+    assert not validator_for(schema_of_keys("list/1", FORMS[1])).is_valid(PUT_TOGETHER)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {**PUT_TOGETHER, "schema": "list/2"}, {**PUT_TOGETHER, "file": "c"},
+        {**PUT_TOGETHER, "note": None}, {**PUT_TOGETHER, "last": {}},
+        {**PUT_TOGETHER, "rows": [{"id": 1}]},
+        {**PUT_TOGETHER, "rows": [{**PUT_TOGETHER["rows"][0], "more": 1}]}, {"schema": "list/1"},
+    ],
+)  # fmt: skip
+def test_other_keys_and_types_are_refused(wrong: dict[str, Any]) -> None:
+    assert not validator_for(schema_of_keys("list/1", *FORMS)).is_valid(wrong)

@@ -17,7 +17,7 @@ from moetune.domain.layout import Layout, check_ranks, rank_rules
 from moetune.domain.model import Transformer
 from moetune.domain.optimizers import OPTIMIZERS, optimizer_of
 from moetune.domain.plan import plan_from_json
-from moetune.domain.profile import CopyLine, GemmLine
+from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
 from moetune.domain.records import Observation
 from moetune.domain.request import PlanRequest
 from moetune.domain.samples import AttentionPoint, CollectivePoint, CopyPoint, Sample
@@ -48,6 +48,12 @@ def observation(*, tokens: int = 1, seconds: tuple[float, ...] = (1.0,)) -> Obse
     )  # fmt: skip
 
 
+def spread_over(num_nodes: int) -> CollectiveLine:
+    return CollectiveLine(
+        op="send", group_size=2, num_nodes=num_nodes, alpha_seconds=1e-5, beta_seconds_per_byte=1e-9
+    )
+
+
 def gemm_line(alpha_seconds: float, beta_seconds: float) -> GemmLine:
     return GemmLine(dtype="float32", alpha_seconds=alpha_seconds, beta_seconds_per_mac=beta_seconds)
 
@@ -72,6 +78,7 @@ def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sam
         (lambda: transformer(num_layers=0), "num_layers must be at least 1, got 0"),
         (lambda: transformer(moe_every=-1), "moe_every must be at least 0, got -1"),
         (lambda: transformer(moe_every=5), "moe_every (5) is larger than num_layers (4)"),
+        (lambda: spread_over(-1), "num_nodes must be at least 0, got -1"),
         (lambda: gemm_line(0.0, 0.0), "alpha and beta must be at least 0, and one of them"),
         (lambda: gemm_line(-1.0, 2.0), "alpha and beta must be at least 0, and one of them"),
         (lambda: observation(tokens=0), "tokens_per_rank must be at least 1, got 0"),
