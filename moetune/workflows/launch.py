@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import secrets
 import signal
 import socket
 import subprocess
@@ -33,6 +34,9 @@ from moetune import config
 from moetune.config import Launch
 from moetune.domain.errors import CollectiveError, InputError, MoetuneError
 from moetune.hardware.facts import num_cores
+
+_QUIET_PORTS = (20_000, 32_000)
+"""Linux gives ports from 32,768 on to connections of their own accord."""
 
 _TIMEOUT = dt.timedelta(minutes=5)
 _GRACE_SECONDS = 3.0
@@ -285,9 +289,14 @@ def _process_group(launch: Launch) -> Iterator[None]:
 
 
 def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Return a port below those of outgoing connections, which might take it before rank 0 does."""
+    ports = range(*_QUIET_PORTS)
+    for _ in ports:
+        port = ports[secrets.randbelow(len(ports))]
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise CollectiveError(f"no port from {ports.start} to {ports.stop - 1} is free")
 
 
 def _main() -> None:
