@@ -27,7 +27,6 @@ from moetune.solve.layer.timeline import Timeline
 from moetune.solve.predict import plan_timelines
 from moetune.solve.training.front import LARGE, SLOW, front_within
 from moetune.solve.training.memory import RankMemory
-from moetune.solve.training.pipeline import PassSpan
 from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.ties import PricedLayout
 from moetune.workflows.explain import Explanation, explain_plan
@@ -38,7 +37,7 @@ from moetune.workflows.plan import KnownCosts, plan_of, solve_layer, sound_numbe
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.training import search_training, training_job
 from moetune.workflows.training_plan import TrainingPlan, TrainingRequest
-from moetune.workflows.training_step import draw_step
+from moetune.workflows.training_step import DrawnStep, draw_step
 
 _MOST_PASSES = 320
 """Of a drawn pipeline: more are too thin to be told apart."""
@@ -99,20 +98,12 @@ class ModelDraft:
     Args:
         title: of the model.
         ranks: memory of each pipeline rank.
-        passes: of the first micro-batches, of each rank; empty without a pipeline.
-        num_shown: those micro-batches, of `num_micro_batches`.
-        block: what the drawn block is.
     """
 
     plan: TrainingPlan
     title: str
     ranks: tuple[RankMemory, ...]
-    passes: tuple[PassSpan, ...]
-    num_shown: int
-    num_micro_batches: int
-    block: str
-    forward: Timeline
-    backward: Timeline
+    step: DrawnStep
     exports: tuple[TargetExport, ...]
 
 
@@ -266,12 +257,9 @@ def _decoder(model: str | PastedConfig) -> tuple[str, str, Decoder]:
 def _drawn(solved: _Solved, profile: Profile) -> ModelDraft:
     plan = solved.plan
     layout = plan.best.layout
-    step = draw_step(solved.search.prices, layout, most_passes=_MOST_PASSES)
     return ModelDraft(
         plan=plan, title=solved.title, ranks=solved.search.memory.of_every_rank(layout),
-        passes=step.passes if layout.pp > 1 else (),
-        num_shown=step.num_shown, num_micro_batches=step.num_micro_batches,
-        block=step.block, forward=step.forward, backward=step.backward,
+        step=draw_step(solved.search.prices, layout, most_passes=_MOST_PASSES),
         exports=tuple(_exports(plan, solved.source, profile)),
     )  # fmt: skip
 

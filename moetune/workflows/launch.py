@@ -36,7 +36,7 @@ from moetune.domain.errors import CollectiveError, InputError, MoetuneError
 from moetune.hardware.facts import num_cores
 
 _QUIET_PORTS = (20_000, 32_000)
-"""Linux gives ports from 32,768 on to connections of their own accord."""
+"""Below 32,768, from which on Linux gives ports to connections that name none."""
 
 _TIMEOUT = dt.timedelta(minutes=5)
 _GRACE_SECONDS = 3.0

@@ -14,6 +14,7 @@ from moetune.domain.training_document import TrainingDocument
 from moetune.solve.layer.timeline import COMPUTE, LINK, Timeline
 from moetune.solve.trace import TraceEvent, TraceSpan, process_events
 from moetune.solve.training.pipeline import PassSpan
+from moetune.solve.training.schedule import PASS_WORDS
 from moetune.workflows.planned_training import read_planned_training
 from moetune.workflows.trace import Trace
 from moetune.workflows.training_sensitivity import TrainingSubject
@@ -21,8 +22,6 @@ from moetune.workflows.training_step import DrawnStep, draw_step
 
 _MOST_PASSES = 20_000
 """Perfetto opens that many at once."""
-_PASSES: Mapping[str, str] = {"F": "forward", "B": "backward", "I": "gradients of inputs",
-                              "W": "gradients of weights"}  # fmt: skip
 
 
 def training_trace(plan: TrainingDocument, *, profile: Profile, model: str | None = None) -> Trace:
@@ -53,7 +52,7 @@ def training_trace(plan: TrainingDocument, *, profile: Profile, model: str | Non
 
 def _pass(one: PassSpan, tokens: int) -> TraceSpan:
     return TraceSpan(
-        f"{_PASSES[one.kind]} {one.batch + 1}", "comp", COMPUTE, one.start_seconds,
+        f"{PASS_WORDS[one.kind]} {one.batch + 1}", "comp", COMPUTE, one.start_seconds,
         one.end_seconds, {"micro_batch": one.batch + 1, "stage": one.stage + 1, "tokens": tokens},
     )  # fmt: skip
 

@@ -233,6 +233,7 @@ def refuse_by_name() -> None:
         ("stay in their own order", {"placement": [1, 0, 2, 3]}),
         ("one of mesh and width", {"mesh": both}),
         ("cut over ranks", {"communicator": OneRank()}),
+        ("must be a DeviceMesh .* got int", {"width": 2}),
         ("has dimensions", {"width": init_device_mesh("cpu", (2,), mesh_dim_names=("all",))}),
         (r"d_hidden \(16\)", {"quantization": "mxfp8", "d_hidden": 32, "d_model": 32}),
     ):

@@ -188,8 +188,13 @@ def _cut(
     """Return the cut of experts' widths over ranks.
 
     Raises:
-        InputError: something was given that does not go with it.
+        InputError: it is no mesh, or something was given that does not go with it.
     """
+    if not isinstance(width, DeviceMesh):
+        raise InputError(
+            f"width must be a DeviceMesh of (experts, width), got {type(width).__name__}",
+            'as init_device_mesh("cuda", (4, 2), mesh_dim_names=("experts", "width"))',
+        )
     if mesh is not None:
         raise InputError("give one of mesh and width", "width has all ranks of the group")
     if placement is not None:

@@ -4,15 +4,19 @@ p pipeline ranks, v stages of each, m micro-batches. Stage s is on rank s mod p;
 schedules rank r has the stages r and 2p − 1 − r.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import chain, repeat
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
 from moetune.domain.pipeline import Schedule
 
 Pass = Literal["F", "B", "I", "W"]
-"""Forward; backward as a whole; its gradients of the inputs, and those of the weights."""
+PASS_WORDS: Mapping[Pass, str] = MappingProxyType(
+    {"F": "forward", "B": "backward", "I": "gradients of inputs", "W": "gradients of weights"}
+)
+"""A backward pass is whole, or its gradients of inputs and those of weights are two passes."""
 
 
 class Action(NamedTuple):

@@ -16,6 +16,7 @@ from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.timeline import Timeline, shown_name
 from moetune.solve.training.block_timeline import HIDDEN
 from moetune.solve.training.pipeline import PassSpan
+from moetune.solve.training.schedule import PASS_WORDS
 from moetune.workflows.drafts import LayerDraft, ModelDraft
 from moetune.workflows.training_plan import layout_words
 from moetune.workflows.views.decision import how_sure_of_layout
@@ -31,10 +32,7 @@ from moetune.workflows.views.words import (
 
 _TONES = ("1", "2", "4", "5", "6", "7", "8", "3", "9")
 _OF_CLASS = {"comp": "1", "comm": "2", "mem": "3"}
-_PASSES = {
-    "F": ("1", "forward"), "B": ("2", "backward"), "I": ("2", "gradients of inputs"),
-    "W": ("4", "gradients of weights"),
-}  # fmt: skip
+_PASS_TONES = {"F": "1", "B": "2", "I": "2", "W": "4"}
 _OF_MODELS = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "workspace", "logits",
     "optimizer step", "fragmentation", "libraries",
@@ -117,12 +115,12 @@ def model_view(draft: ModelDraft) -> DraftView:
         for at, (name, seconds) in enumerate((name, one) for name, one in parts if one > 0)
     ]
     block = _streams(
-        draft.forward, draft.backward, "One block",
-        f"Modules of {draft.block}, for one micro-batch on one rank. Each is drawn once; exchanges "
-        "that another computation hides are below it.",
+        draft.step.forward, draft.step.backward, "One block",
+        f"Modules of {draft.step.block}, for one micro-batch on one rank. Each is drawn once; "
+        "exchanges that another computation hides are below it.",
     )  # fmt: skip
     kept = {f"rank {at}": one.parts for at, one in enumerate(draft.ranks)}
-    stages = (_stages(draft),) if draft.passes else ()
+    stages = (_stages(draft),) if best.layout.pp > 1 else ()
     step = _step_chart(
         pieces, f"{format_seconds(best.step.seconds)} on the slowest pipeline rank, by what takes "
         "it, the longest first.",
@@ -207,25 +205,27 @@ def _streams(forward: Timeline, backward: Timeline, title: str, words: str) -> L
 
 def _stages(draft: ModelDraft) -> LaneChart:
     lanes: dict[str, list[Piece]] = {}
-    for one in sorted(draft.passes, key=lambda span: (span.rank, span.start_seconds)):
+    step = draft.step
+    for one in sorted(step.passes, key=lambda span: (span.rank, span.start_seconds)):
         lanes.setdefault(f"rank {one.rank}", []).append(_pass(one))
-    shown, num = draft.num_shown, draft.num_micro_batches
+    shown, num = step.num_shown, step.num_micro_batches
     which = f"the first {shown} of {num}" if shown < num else f"all {num}"
-    kinds = dict.fromkeys(one.kind for one in draft.passes)
+    kinds = dict.fromkeys(one.kind for one in step.passes)
     return seconds_chart(
         "stages", "Pipeline",
         f"Passes of {which} micro-batches on each pipeline rank, as the schedule "
         f"{draft.plan.best.layout.order} has them; numbers are micro-batches, gaps are waiting.",
-        lanes, legend=[_PASSES[kind] for kind in _PASSES if kind in kinds], totals={},
+        lanes, legend=[(_PASS_TONES[kind], PASS_WORDS[kind]) for kind in PASS_WORDS if kind in kinds],
+        totals={},
     )  # fmt: skip
 
 
 def _pass(one: PassSpan) -> Piece:
-    tone, name = _PASSES[one.kind]
+    tone, name = _PASS_TONES[one.kind], PASS_WORDS[one.kind]
     seconds = one.end_seconds - one.start_seconds
     return Piece(
         start=one.start_seconds, length=seconds, tone=tone, label=str(one.batch + 1),
-        words=f"{name} of micro-batch {one.batch + 1}, stage {one.stage}: "
+        words=f"{name} of micro-batch {one.batch + 1}, stage {one.stage + 1}: "
         f"{format_seconds(seconds)}",
     )  # fmt: skip
 
