@@ -210,13 +210,13 @@ def _stages(draft: ModelDraft) -> LaneChart:
         lanes.setdefault(f"rank {one.rank}", []).append(_pass(one))
     shown, num = step.num_shown, step.num_micro_batches
     which = f"the first {shown} of {num}" if shown < num else f"all {num}"
-    kinds = dict.fromkeys(one.kind for one in step.passes)
+    kinds = {one.kind for one in step.passes}
+    legend = [(_PASS_TONES[one], words) for one, words in PASS_WORDS.items() if one in kinds]
     return seconds_chart(
         "stages", "Pipeline",
         f"Passes of {which} micro-batches on each pipeline rank, as the schedule "
         f"{draft.plan.best.layout.order} has them; numbers are micro-batches, gaps are waiting.",
-        lanes, legend=[(_PASS_TONES[kind], PASS_WORDS[kind]) for kind in PASS_WORDS if kind in kinds],
-        totals={},
+        lanes, legend=legend, totals={},
     )  # fmt: skip
 
 
