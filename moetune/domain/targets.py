@@ -209,8 +209,15 @@ def target_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iter
     ):
         if value not in known:
             yield _cannot(target, f"{what} {value}", f"--{flag} {' or '.join(known)}")
+    yield from _host_optimizer_rules(layout, target, job)
     yield from _optimizer_rules(layout, target, job)
     yield from _bias_rules(layout, target, job)
+
+
+def host_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iterator[BrokenRule]:
+    """Yield what of a layout's shares in host memory the runtime cannot run."""
+    yield from _offload_rules(layout, target)
+    yield from _host_optimizer_rules(layout, target, job)
 
 
 def layout_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
@@ -332,17 +339,22 @@ def _offload_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]
         yield _cannot(target, f"{what} with CUDA graphs", "--cuda-graphs none")
 
 
+def _host_optimizer_rules(
+    layout: FoldedLayout, target: Target, job: TrainingJob
+) -> Iterator[BrokenRule]:
+    """Yield what a host's share is not for: it is computed in float32, by Adam."""
+    if layout.offload_optimizer and (job.optimizer != "adam" or job.dtype != "bfloat16"):
+        what = f"an offloaded optimizer with the optimizer {job.optimizer} and {job.dtype}"
+        yield _cannot(target, what, "--optimizer adam --dtype bfloat16")
+
+
 def _optimizer_rules(
     layout: FoldedLayout, target: Target, job: TrainingJob
 ) -> Iterator[BrokenRule]:
     """Yield what Megatron-Core's precision-aware optimizer is not for (`optimizer_config.py`).
 
-    Beside 8-bit GEMMs it keeps another master copy, whose bytes are not known here. A host's share
-    is computed by the same code, in float32, of sharded states that FSDP does not keep.
+    Beside 8-bit GEMMs it keeps another master copy, whose bytes are not known here.
     """
-    if layout.offload_optimizer and (job.optimizer != "adam" or job.dtype != "bfloat16"):
-        what = f"an offloaded optimizer with the optimizer {job.optimizer} and {job.dtype}"
-        yield _cannot(target, what, "--optimizer adam --dtype bfloat16")
     if not optimizer_of(job.optimizer).is_precision_aware:
         return
     what = f"the optimizer {job.optimizer} with"
@@ -354,8 +366,10 @@ def _optimizer_rules(
 
 def _bias_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iterator[BrokenRule]:
     """Yield what of experts' biases cannot be cut: that of a down-projection by its own width."""
+    if not target.shards_are_experts or layout.etp == 1:
+        return
     for part in {block.routed for block in job.decoder.kinds if block.routed is not None}:
-        if target.shards_are_experts and part.biases and part.d_expert % layout.etp:
+        if part.biases and part.d_expert % layout.etp:
             near = " or ".join(map(str, nearest_divisors(part.d_expert, layout.etp)))
             what = f"etp {layout.etp} with experts that add biases of width {part.d_expert}"
             yield _cannot(target, what, f"--etp {near}")

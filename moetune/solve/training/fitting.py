@@ -159,7 +159,7 @@ class Fitting:
         most = self._with_most_waiting(layout, pins)
         if self.memory.needs(most, on_host=1.0)[0] > self.limit_bytes:
             return None  # whatever is allowed
-        if not self.space.is_allowed(most):
+        if not self.space.may_use_host(most):
             most = layout
         for share in self.shares(layout, pins):
             is_plain = most is layout and share == layout.offload_optimizer
@@ -171,9 +171,10 @@ class Fitting:
         """Return the shares of the optimizer that the host may keep."""
         if pins.offload_optimizer is not None:
             return (pins.offload_optimizer,)
+        if not self.space.target.offloads_optimizer or layout.zero != 1:
+            return (0.0,)
         one = replace(layout, offload_optimizer=OPTIMIZER_SHARES[0])
-        is_able = self.space.target.offloads_optimizer and self.space.is_allowed(one)
-        return (0.0, *OPTIMIZER_SHARES) if is_able else (0.0,)
+        return (0.0, *OPTIMIZER_SHARES) if self.space.may_use_host(one) else (0.0,)
 
     def offloaded(self, layout: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield a layout with as few blocks in host memory as make it fit.
@@ -198,14 +199,13 @@ class Fitting:
     ) -> Iterator[FoldedLayout]:
         """Yield a layout with a share of the optimizer, and each number of blocks' activations."""
         num = self.space.job.decoder.num_layers
-        one = replace(layout, offload_optimizer=share)
+        one = replace(layout, offload_optimizer=share) if share else layout
         yield one
-        if self._with_most_waiting(layout, pins) is layout:
+        most = self._with_most_waiting(one, pins)
+        if most is one or not self.space.may_use_host(most):
             return
         for count in range(1, num):
-            found = replace(one, offload_activations=count / num)
-            if self.space.is_allowed(found):
-                yield found
+            yield replace(one, offload_activations=count / num)
 
     def _with_activations(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout | None:
         """Return a layout with the fewest blocks' activations in host memory; None where no fit."""

@@ -1,14 +1,14 @@
 """Pareto front of a job's layouts: for every memory of a device the fastest step that it allows.
 
-What is looked at next is what may take least memory. Sizes of the ranks, then their pipelines with
-what they recompute, then how these are cut and sharded have the least bytes and seconds of any
-layout among them; those whose seconds do not beat the fastest step so far are left out. Each layout
-that does is on the front. Steps that save less than `NOISE` of the one before are omitted.
+What is looked at next is what may take least memory. Sizes of the ranks have the least bytes of any
+layout among them; their pipelines with what they recompute, and then how these are cut and sharded,
+the least seconds, too: those that do not beat the fastest step so far are left out. Each layout
+that does is on the front. Steps that save little of the one before are omitted.
 """
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -19,8 +19,9 @@ from moetune.solve.training.pins import contradiction
 from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.ties import NOISE, PricedLayout
 
-SLOW, LARGE = 4.0, 1.5
-"""Multiples of a plan's step, and of its limit of memory, up to which pages show a front."""
+SLOW, LARGE, SAVING = 4.0, 1.5, 0.03
+"""Multiples of a plan's step, and of its limit of memory, up to which pages show a front, and the
+share of a step that its next one saves."""
 
 
 def memory_front(search: FoldedSearch, pins: LayoutRequest) -> tuple[PricedLayout, ...]:
@@ -39,9 +40,14 @@ def memory_front(search: FoldedSearch, pins: LayoutRequest) -> tuple[PricedLayou
 
 
 def front_within(
-    search: FoldedSearch, pins: LayoutRequest, *, slowest_seconds: float, most_bytes: float
-) -> tuple[PricedLayout, ...]:
-    """Return the part of the front that is as fast and as small as this; it may be empty."""
+    search: FoldedSearch, pins: LayoutRequest, *, slowest_seconds: float, most_bytes: float,
+    saving: float = NOISE,
+) -> tuple[PricedLayout, ...]:  # fmt: skip
+    """Return the part of the front that is as fast and as small as this; it may be empty.
+
+    Args:
+        saving: share of a step that the next layout saves at least.
+    """
     front: dict[float, PricedLayout] = {}
     sweep = _Sweep(search=search, pins=pins, table=search.dispatchers(pins))
     worth, open_ends = slowest_seconds, [*sweep.roots()]
@@ -58,7 +64,7 @@ def front_within(
             priced = search.priced(one.layout)
             if priced.step.seconds <= worth:
                 front[one.peak_bytes] = priced  # in place of a slower one of that memory
-                worth = priced.step.seconds * (1 - NOISE)
+                worth = priced.step.seconds * (1 - saving)
     return tuple(map(search.told, front.values()))
 
 
@@ -88,28 +94,20 @@ class _Sweep:
 
     def roots(self) -> Iterator[_Branch]:
         """Yield the sizes of the ranks."""
-        search, recomputes = self.search, self.search.space.recomputes(self.pins)
-        for sizes in search.space.sizes(self.pins):
-            overlapped = [*search.space.overlapped(sizes, self.pins)]
-            least = min(
-                self.table.seconds(one, recompute) for one in overlapped for recompute in recomputes
-            )
-            peak = search.fitting.least_of_states(sizes, self.pins, may_offload=True)
-            yield self._branch(
-                peak, least * search.prices.rounds(sizes), sizes,
-                partial(self._pipelines, overlapped, recomputes),
-            )  # fmt: skip
+        for sizes in self.search.space.sizes(self.pins):
+            peak = self.search.fitting.least_of_states(sizes, self.pins, may_offload=True)
+            yield self._branch(peak, 0.0, sizes, partial(self._pipelines, sizes))
 
-    def _pipelines(
-        self, every_overlap: Sequence[FoldedLayout], recomputes: Sequence[tuple[Recompute, ...]],
-        most_seconds: float,
-    ) -> Iterator[_Branch]:  # fmt: skip
+    def _pipelines(self, sizes: FoldedLayout, most_seconds: float) -> Iterator[_Branch]:
         """Yield the pipelines of sizes, with each recomputation."""
-        fitting, prices = self.search.fitting, self.search.prices
-        for overlapped in every_overlap:
-            every = [*self.search.space.pipelines(overlapped, self.pins)]
-            bounds = fitting.least_bytes(every, recomputes, self.pins, may_offload=True)
+        fitting, prices, space = self.search.fitting, self.search.prices, self.search.space
+        recomputes = space.recomputes(self.pins)
+        for overlapped in space.overlapped(sizes, self.pins):
             seconds = [self.table.seconds(overlapped, one) for one in recomputes]
+            if min(seconds) * prices.rounds(sizes) > most_seconds:
+                continue
+            every = [*space.pipelines(overlapped, self.pins)]
+            bounds = fitting.least_bytes(every, recomputes, self.pins, may_offload=True)
             for one, row in zip(every, bounds.tolist(), strict=True):
                 rounds = prices.rounds_at_least(one)
                 for recompute, least, each in zip(recomputes, row, seconds, strict=True):
@@ -123,29 +121,42 @@ class _Sweep:
     ) -> Iterator[_Branch]:
         """Yield a pipeline with each cut, ZeRO stage and dispatcher."""
         search = self.search
-        for cut in search.cuts(layout, recompute, self.pins, self.table):
-            rounds = search.prices.rounds_at_least(cut)
-            for to in self.table.ranked(cut, recompute):
-                seconds = to.seconds * rounds
-                if seconds > most_seconds:
-                    break
-                one = replace(cut, dispatcher=to.dispatcher)
-                least = search.fitting.least_offloaded(one, self.pins)
-                yield self._branch(least, seconds, one, partial(self._offloaded, one, seconds))
+        able = search.with_fastest(layout, recompute, self.table)
+        for cut in search.fitting.cuts(able, self.pins) if able else ():
+            least = search.prices.least_of_pipeline(cut)  # with other dispatchers it is longer
+            if least > most_seconds:
+                continue
+            for one in search.fitting.sharded(cut, self.pins):
+                yield from self._dispatched(one, least, most_seconds)
 
-    def _offloaded(
-        self, layout: FoldedLayout, seconds: float, most_seconds: float
+    def _dispatched(
+        self, cut: FoldedLayout, least_seconds: float, most_seconds: float
     ) -> Iterator[_Branch]:
+        """Yield a cut with each dispatcher."""
+        rounds = self.search.prices.rounds_at_least(cut)
+        for to in self.table.ranked(cut, cut.recompute):
+            seconds = max(least_seconds, to.seconds * rounds)
+            if seconds > most_seconds:
+                break
+            is_fastest = to.dispatcher == cut.dispatcher
+            one = cut if is_fastest else replace(cut, dispatcher=to.dispatcher)
+            least = self.search.fitting.least_offloaded(one, self.pins)
+            yield self._branch(least, seconds, one, partial(self._offloaded, one))
+
+    def _offloaded(self, layout: FoldedLayout, most_seconds: float) -> Iterator[_Branch]:
         """Yield a cut with all that may be in host memory, which tells its memory."""
-        search = self.search
-        for share in search.fitting.shares(layout, self.pins):
-            added = seconds + search.prices.host_seconds(layout, share)
-            if added > most_seconds:
-                return  # larger shares take longer
-            for one in search.fitting.waiting(layout, share, self.pins):
-                peak, host = search.memory.needs(one)
-                if search.fitting.fits_host(host):
-                    yield self._branch(peak, added, one)
+        fitting, prices = self.search.fitting, self.search.prices
+        passes = prices.least_of_passes(layout)
+        if passes > most_seconds:
+            return
+        for share in fitting.shares(layout, self.pins):
+            seconds = passes + prices.optimizer_seconds(layout, share)
+            if seconds > most_seconds:
+                continue
+            for one in fitting.waiting(layout, share, self.pins):
+                peak, host = self.search.memory.needs(one)
+                if fitting.fits_host(host):
+                    yield self._branch(peak, seconds, one)
 
     def _branch(
         self,

@@ -29,10 +29,9 @@ def offloaded_share(layout: FoldedLayout, job: TrainingJob) -> float:
     return layout.offloaded_layers(job.decoder) / job.decoder.num_layers
 
 
-def offloaded_bytes(layout: FoldedLayout, job: TrainingJob) -> float:
-    """Return the bytes that a micro-batch copies to the host, without a pipeline."""
+def bytes_without_pipeline(layout: FoldedLayout, job: TrainingJob) -> float:
+    """Return the bytes of all blocks' activations for one micro-batch."""
     decoder = job.decoder
-    whole = math.fsum(
+    return math.fsum(
         decoder.blocks.count(kind) * block_bytes(kind, job, layout) for kind in decoder.kinds
     )
-    return offloaded_share(layout, job) * whole

@@ -70,6 +70,14 @@ class StagePipeline:
             found[rank] += stage.forward + stage.grad_input + stage.grad_weight
         return tuple(self.num_micro_batches * seconds for seconds in found)
 
+    @property
+    def busiest_passes(self) -> tuple[float, float]:
+        """Seconds of the busiest rank's forward and backward passes for one micro-batch."""
+        busy = self.busy
+        busiest = busy.index(max(busy))
+        own = [one for rank, one in zip(self.ranks, self.stages, strict=True) if rank == busiest]
+        return sum(one.forward for one in own), sum(one.backward for one in own)
+
 
 @cache
 def _ranks_of_stages(schedule: Schedule, pp: int, num_stages: int) -> tuple[int, ...]:
@@ -143,7 +151,7 @@ def least_seconds(pipeline: StagePipeline) -> float:
     send, num = pipeline.send_seconds, pipeline.num_micro_batches
     whole = pipeline.schedule not in SPLITTING
     least = before = 0.0
-    for rank, (busy, sends) in enumerate(zip(pipeline.busy, _sends(pipeline), strict=True)):
+    for rank, (busy, sends) in enumerate(zip(pipeline.busy, _sends(pipeline.ranks), strict=True)):
         own = 0.0 if pipeline.hides_sends else send * (num * sends - (whole and rank > 0))
         least = max(least, busy + own + before)
         stage = pipeline.stages[rank]
@@ -151,14 +159,15 @@ def least_seconds(pipeline: StagePipeline) -> float:
     return least
 
 
-def _sends(pipeline: StagePipeline) -> list[int]:
-    """Return how often each rank sends for one micro-batch."""
-    found = [0] * pipeline.pp
-    for here, there in pairwise(pipeline.ranks):
+@cache
+def _sends(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how often each rank sends for one micro-batch, by the ranks of the stages."""
+    found = [0] * (max(ranks) + 1)
+    for here, there in pairwise(ranks):
         if here != there:
             found[here] += 1
             found[there] += 1
-    return found
+    return tuple(found)
 
 
 def _last_end(pipeline: StagePipeline, num_micro_batches: int) -> float:

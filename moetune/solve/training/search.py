@@ -34,6 +34,8 @@ class FoldedSearch:
         limit_bytes: usable memory of a device.
         target: the runtime, which bounds the layouts.
         host_bytes: memory of a node's host.
+        space: the layouts that the rules and the target allow.
+        fitting: those that fit into memory.
     """
 
     job: TrainingJob
@@ -42,19 +44,20 @@ class FoldedSearch:
     limit_bytes: float
     target: Target
     host_bytes: float = float("inf")
+    space: LayoutSpace = field(init=False)
+    fitting: Fitting = field(init=False)
+    _tables: dict[tuple[object, ...], RankedDispatchers] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
-    @property
-    def space(self) -> LayoutSpace:
-        """The layouts that the rules and the target allow."""
-        return LayoutSpace(job=self.job, target=self.target)
-
-    @property
-    def fitting(self) -> Fitting:
-        """Those that fit into memory."""
-        return Fitting(
-            space=self.space, prices=self.prices, memory=self.memory,
+    def __post_init__(self) -> None:
+        space = LayoutSpace(job=self.job, target=self.target)
+        fitting = Fitting(
+            space=space, prices=self.prices, memory=self.memory,
             limit_bytes=self.limit_bytes, host_bytes=self.host_bytes,
         )  # fmt: skip
+        object.__setattr__(self, "space", space)
+        object.__setattr__(self, "fitting", fitting)
 
     def priced(self, layout: FoldedLayout) -> PricedLayout:
         """Return a layout with its price and memory, whether it fits or not."""
@@ -143,8 +146,14 @@ class FoldedSearch:
         return able if self.space.is_allowed(able) else None
 
     def dispatchers(self, pins: LayoutRequest) -> RankedDispatchers:
-        """Return the dispatchers of its layouts."""
-        return RankedDispatchers(space=self.space, prices=self.prices, pins=pins)
+        """Return the dispatchers of its layouts, as ranked by earlier questions."""
+        of_dispatcher = pins.dispatcher, pins.dispatcher_sms, pins.cuda_graphs
+        found = self._tables.get(of_dispatcher)
+        if found is None:
+            found = self._tables[of_dispatcher] = RankedDispatchers(
+                space=self.space, prices=self.prices, pins=pins
+            )
+        return found
 
     def told(self, one: PricedLayout) -> PricedLayout:
         """Return an answer with its degrees, and with what its overlap saves."""

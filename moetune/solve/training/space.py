@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.layout import divisors
 from moetune.domain.pipeline import SCHEDULES, Schedule, most_stages
-from moetune.domain.targets import Target, dispatcher_rules, target_rules
+from moetune.domain.targets import Target, dispatcher_rules, host_rules, target_rules
 from moetune.domain.training import (
     FoldedLayout,
     LayoutRequest,
@@ -156,6 +156,10 @@ class LayoutSpace:
         if next(broken_rules(layout, self.job), None) is not None:
             return False
         return next(target_rules(layout, self.target, self.job), None) is None
+
+    def may_use_host(self, layout: FoldedLayout) -> bool:
+        """Return whether what an allowed layout has in host memory breaks no rule either."""
+        return next(host_rules(layout, self.target, self.job), None) is None
 
     def zeros(self, pins: LayoutRequest, pp: int) -> Sequence[ZeroStage]:
         """Return the pinned stage, or those that go with the pipeline, ascending.

@@ -2,8 +2,8 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.pipeline import StageLetters, rank_of_stage, stages_of_sizes
@@ -39,14 +39,24 @@ class RankBlocks(StageBlocks):
     ranks: tuple[int, ...]
 
 
+class Cut(NamedTuple):
+    """Stages of a pipeline.
+
+    Args:
+        distinct: the stages, of equal ones the first.
+        which: the index of each stage in `distinct`.
+    """
+
+    distinct: tuple[StageBlocks, ...]
+    which: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderStages:
     """A decoder's stages, each cut made once. Not safe for several threads."""
 
     decoder: Decoder
-    _stages: dict[tuple[object, ...], tuple[StageBlocks, ...]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _cuts: dict[tuple[object, ...], Cut] = field(default_factory=dict, init=False, repr=False)
     _ranks: dict[tuple[object, ...], tuple[RankBlocks, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -57,12 +67,14 @@ class DecoderStages:
         [whole] = self.ranks(_ALONE)
         return whole
 
-    def stages(self, layout: FoldedLayout) -> tuple[StageBlocks, ...]:
+    def cut(self, layout: FoldedLayout) -> Cut:
         """Return the blocks of each stage."""
         key = layout.num_stages, layout.stages
-        found = self._stages.get(key)
+        found = self._cuts.get(key)
         if found is None:
-            found = self._stages[key] = self._cut(layout.stages_of(self.decoder))
+            stages = self._stages(layout.stages_of(self.decoder))
+            distinct = tuple(dict.fromkeys(stages))
+            found = self._cuts[key] = Cut(distinct, tuple(map(distinct.index, stages)))
         return found
 
     def ranks(self, layout: FoldedLayout) -> tuple[RankBlocks, ...]:
@@ -70,10 +82,10 @@ class DecoderStages:
         key = layout.pp, layout.vpp, layout.order, layout.stages
         found = self._ranks.get(key)
         if found is None:
-            found = self._ranks[key] = _by_rank(self.stages(layout), layout)
+            found = self._ranks[key] = _by_rank(self.cut(layout), layout)
         return found
 
-    def _cut(self, letters: StageLetters) -> tuple[StageBlocks, ...]:
+    def _stages(self, letters: StageLetters) -> list[StageBlocks]:
         kinds = {block: index for index, block in enumerate(self.decoder.kinds)}
         order = [kinds[block] for block in self.decoder.blocks]
         found, first = [], 0
@@ -87,7 +99,7 @@ class DecoderStages:
                     has_embedding="E" in word, has_head="L" in word, has_predictions="m" in word,
                 )
             )  # fmt: skip
-        return tuple(found)
+        return found
 
 
 def block_counts(stage: StageBlocks, num: int) -> tuple[int, ...]:
@@ -99,10 +111,10 @@ def block_counts(stage: StageBlocks, num: int) -> tuple[int, ...]:
     return *stage.counts, *predictions
 
 
-def _by_rank(stages: Sequence[StageBlocks], layout: FoldedLayout) -> tuple[RankBlocks, ...]:
+def _by_rank(cut: Cut, layout: FoldedLayout) -> tuple[RankBlocks, ...]:
     own: list[list[StageBlocks]] = [[] for _ in range(layout.pp)]
-    for index, stage in enumerate(stages):
-        own[rank_of_stage(index, layout.pp, layout.order)].append(stage)
+    for stage, which in enumerate(cut.which):
+        own[rank_of_stage(stage, layout.pp, layout.order)].append(cut.distinct[which])
     same: dict[tuple[tuple[int, ...], bool, bool, bool], list[int]] = {}
     for rank, parts in enumerate(own):
         counts = tuple(map(sum, zip(*(part.counts for part in parts), strict=True)))

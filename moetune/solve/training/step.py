@@ -11,7 +11,11 @@ from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import GEMM_FORMS
 from moetune.solve.training.blocks import BlockTable
 from moetune.solve.training.machine import DevicePrices
-from moetune.solve.training.offload import HOST_ADAM_SECONDS, offloaded_bytes
+from moetune.solve.training.offload import (
+    HOST_ADAM_SECONDS,
+    bytes_without_pipeline,
+    offloaded_share,
+)
 from moetune.solve.training.parameters import rank_parameters
 from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds
 from moetune.solve.training.pipeline import StagePipeline, StageSeconds, least_seconds, play
@@ -62,6 +66,8 @@ class StepPrices:
         default_factory=dict, init=False, repr=False
     )
     _micro_batches: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
+    _seconds: dict[StagePipeline, float] = field(default_factory=dict, init=False, repr=False)
+    _copied: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
     _parameters: dict[_Key, tuple[float, float]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -75,7 +81,7 @@ class StepPrices:
     def step(self, layout: FoldedLayout) -> StepSeconds:
         """Return the time of a step."""
         pipeline = self.pipeline(layout)
-        seconds = play(pipeline).seconds
+        seconds = self._played(pipeline)
         busiest, slowest, rest = self._rest(layout, pipeline)
         parts = self._parts(slowest, layout, pipeline.num_micro_batches)
         waits = seconds - pipeline.num_micro_batches * busiest
@@ -87,8 +93,17 @@ class StepPrices:
 
     def least(self, layout: FoldedLayout) -> float:
         """Return seconds that the step takes at least, without playing its pipeline."""
+        passes = self.least_of_passes(layout)
+        return passes + self.optimizer_seconds(layout, layout.offload_optimizer)
+
+    def least_of_passes(self, layout: FoldedLayout) -> float:
+        """Return seconds of the pipeline and the gradients at least, without the optimizer."""
         pipeline = self.pipeline(layout)
-        return least_seconds(pipeline) + sum(self._rest(layout, pipeline)[2].values())
+        return least_seconds(pipeline) + self._gradients(layout, pipeline)
+
+    def least_of_pipeline(self, layout: FoldedLayout) -> float:
+        """Return seconds that its pipeline takes at least, without gradients and optimizer."""
+        return least_seconds(self.pipeline(layout))
 
     def floor(self, layout: FoldedLayout) -> float:
         """Return seconds that the step takes at least, whatever the stages have.
@@ -136,12 +151,9 @@ class StepPrices:
     def pipeline(self, layout: FoldedLayout) -> StagePipeline:
         """Return the layout's pipeline."""
         blocks, ends = self.blocks.seconds(layout), self._ends(layout)
-        known: dict[StageBlocks, StageSeconds] = {}
-        stages = []
-        for one in self.stages.stages(layout):
-            if one not in known:
-                known[one] = self._stage(one, blocks, ends)
-            stages.append(known[one])
+        cut = self.stages.cut(layout)
+        distinct = [self._stage(one, blocks, ends) for one in cut.distinct]
+        stages = [distinct[which] for which in cut.which]
         first = stages[0]
         if layout.offload_activations:
             out, back = self._waits_for_copies(layout, first)
@@ -160,7 +172,11 @@ class StepPrices:
 
     def _waits_for_copies(self, layout: FoldedLayout, stage: StageSeconds) -> tuple[float, float]:
         """Return what copies of activations take longer than the pass that they run beside."""
-        size = offloaded_bytes(layout, self.job)
+        key = layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch
+        whole = self._copied.get(key)
+        if whole is None:
+            whole = self._copied[key] = bytes_without_pipeline(layout, self.job)
+        size = offloaded_share(layout, self.job) * whole
         out, back = self.device.copied("d2h", size), self.device.copied("h2d", size)
         return max(0.0, out - stage.forward), max(0.0, back - stage.backward)
 
@@ -187,8 +203,8 @@ class StepPrices:
         ranks = [(busy[one.ranks[0]], one) for one in self.stages.ranks(layout)]
         busiest, slowest = max(ranks, key=lambda pair: pair[0])
         rest = {
-            "gradients": self._gradients(layout, busiest, pipeline.num_micro_batches),
-            "optimizer": self._optimizer(layout),
+            "gradients": self._gradients(layout, pipeline),
+            "optimizer": self.optimizer_seconds(layout, layout.offload_optimizer),
         }
         return busiest, slowest, rest
 
@@ -206,6 +222,13 @@ class StepPrices:
                 weight += count * one.weight
                 grad_input += count * (one.backward - one.weight)
         return StageSeconds(forward=forward, grad_input=grad_input, grad_weight=weight)
+
+    def _played(self, pipeline: StagePipeline) -> float:
+        """Return the seconds of a pipeline, which layouts share that differ in their states."""
+        found = self._seconds.get(pipeline)
+        if found is None:
+            found = self._seconds[pipeline] = play(pipeline).seconds
+        return found
 
     def _parts(self, rank: RankBlocks, layout: FoldedLayout, batches: int) -> dict[str, float]:
         blocks, ends = self.blocks.seconds(layout), self._ends(layout)
@@ -249,14 +272,13 @@ class StepPrices:
         span = self.device.span(2, layout.stage_ranks)
         return self.device.collective("send", span, ELEMENT * tokens * self.job.decoder.d_model)
 
-    def _gradients(
-        self, layout: FoldedLayout, micro_batch_seconds: float, num_micro_batches: int
-    ) -> float:
+    def _gradients(self, layout: FoldedLayout, pipeline: StagePipeline) -> float:
         """Return the exposed time of the reduction of gradients and the gathering of parameters.
 
-        They run beside the last micro-batch's backward pass and the first one's forward pass as
-        far as these are long. Sharded gradients are reduced after each micro-batch, and sharded
-        parameters gathered before each pass.
+        They run beside the last micro-batch's backward pass and the first one's forward pass on
+        the busiest rank, as far as these are long. Sharded gradients are reduced after each
+        micro-batch. Sharded parameters are gathered before each pass, and before a backward pass
+        on the links of its reduction.
         """
         dense, experts = self._most_parameters(layout)
         data = self.device.span(layout.dp * layout.cp, layout.tp)
@@ -266,20 +288,19 @@ class StepPrices:
         for count, span in ((dense, data), (experts, replicas)):
             reduced += self.device.collective("reduce_scatter", span, summed * count)
             gathered += self.device.collective("all_gather", span, ELEMENT * count / span.size)
-        forward = FORWARD_OF_BOTH * micro_batch_seconds * self.target.hides_gradients
-        first = max(0.0, reduced - 2 * forward) + max(0.0, gathered - forward)
-        again = 0.0
-        if layout.zero >= _SHARDS_GRADIENTS:
-            again += max(0.0, reduced - 2 * forward)
+        forward, backward = pipeline.busiest_passes if self.target.hides_gradients else (0.0, 0.0)
+        num, ahead = pipeline.num_micro_batches, max(0.0, gathered - forward)
         if layout.zero > _SHARDS_GRADIENTS:
-            again += 2 * max(0.0, gathered - forward)
-        return first + (num_micro_batches - 1) * again
+            return num * (ahead + max(0.0, reduced + gathered - backward))
+        behind = max(0.0, reduced - backward)
+        return ahead + behind * (num if layout.zero == _SHARDS_GRADIENTS else 1)
 
-    def _optimizer(self, layout: FoldedLayout) -> float:
+    def optimizer_seconds(self, layout: FoldedLayout, on_host: float) -> float:
+        """Return the optimizer's seconds with a share of it on the host."""
         dense, experts = self._most_parameters(layout)
         shards = (layout.dp * layout.cp, layout.edp) if layout.zero else (1, 1)
         each = optimizer_of(self.job.optimizer).moved_bytes
-        count, on_host = dense / shards[0] + experts / shards[1], layout.offload_optimizer
+        count = dense / shards[0] + experts / shards[1]
         device = self.device.moved((1 - on_host) * each * count)
         return device + on_host * count * HOST_ADAM_SECONDS
 

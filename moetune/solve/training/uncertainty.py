@@ -13,7 +13,7 @@ from moetune.domain.model_plan import Confidence
 
 P05_RATIO, P95_RATIO = 0.86, 1.59
 """Quantiles of measured over predicted seconds, each set of runs counted once."""
-OWN_SPREAD = 0.06
+OWN_SPREAD = 0.05
 """Of the logarithm, between layouts of a set: 1.4826 times the median deviation."""
 _WIDTH, _POINTS = 5.0, 400
 

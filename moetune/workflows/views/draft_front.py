@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from moetune.domain.training import FoldedLayout
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.charts import FrontChart, front_chart
 from moetune.report.plan_figures import Option
 from moetune.report.section import EMPTY, Cell, Table, percent
-from moetune.solve.training.front import LARGE, SLOW
-from moetune.solve.training.ties import NOISE, PricedLayout
+from moetune.solve.training.front import LARGE, SAVING, SLOW
+from moetune.solve.training.ties import PricedLayout
 from moetune.workflows.drafts import FrontDraft
 from moetune.workflows.training_plan import TrainingPlan, layout_words
 from moetune.workflows.views.draft_tables import SHARES, WHY, how_words, why_not
@@ -39,10 +40,20 @@ def front_view(draft: FrontDraft) -> FrontView:
         chart=options_chart(
             [_option(one, is_chosen=one is best) for one in (*on_front, *others)],
             f"The fastest layout for each memory up to {LARGE:g} × the limit and {SLOW:g} × the "
-            "plan's step; off the line are the next layouts of other sizes.",
+            f"plan's step, {_on_devices(best.layout)}; off the line are the next layouts of other "
+            "sizes.",
         ),
         table=_table(plan, on_front),
     )
+
+
+def _on_devices(layout: FoldedLayout) -> str:
+    """Return what none of the front has in host memory, as `FrontDraft` has it."""
+    if layout.offload_optimizer and layout.offload_activations:
+        return "some in host memory"
+    if layout.offload_optimizer:
+        return "no activations in host memory"
+    return f"{'no optimizer' if layout.offload_activations else 'nothing'} in host memory"
 
 
 def _is_beside(one: PricedLayout, best: PricedLayout) -> bool:
@@ -80,7 +91,7 @@ def _table(plan: TrainingPlan, layouts: Sequence[PricedLayout]) -> Table:
             "layout", "recompute, overlap, schedule", "memory", "step", "as against the plan", WHY,
         ),
         rows=tuple(_rows(plan, layouts)),
-        notes=(f"Steps that save less than {percent(NOISE, digits=0)} are omitted.", SHARES),
+        notes=(f"Steps that save less than {percent(SAVING, digits=0)} are omitted.", SHARES),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from moetune.domain.units import format_share
 from moetune.report.section import EMPTY, Cell, Table, percent, sentence
 from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.words import STRATEGY_WORDS
-from moetune.solve.training.ties import NOISE, PricedLayout
+from moetune.solve.training.ties import NOISE, PricedLayout, on_host
 from moetune.workflows.drafts import LayerDraft
 from moetune.workflows.training_plan import TrainingPlan, layout_words
 from moetune.workflows.views.training import host_words
@@ -123,8 +123,7 @@ def why_not(plan: TrainingPlan, other: PricedLayout) -> str:
 
 
 def _tie(plan: TrainingPlan, other: PricedLayout) -> str:
-    on_host = other.layout.offload_activations + other.layout.offload_optimizer
-    if on_host > plan.best.layout.offload_activations + plan.best.layout.offload_optimizer:
+    if on_host(other.layout) > on_host(plan.best.layout):
         return "the chosen one keeps less in host memory"
     roomy = plan.limit_bytes * (1 - HEADROOM)
     if other.memory.peak_bytes > roomy >= plan.best.memory.peak_bytes:
