@@ -67,6 +67,7 @@ def plotly_script() -> PlotlyScript:
 _COLORS = re.compile(r"--\w+: light-dark\(.*\);")
 _COMMAND = re.compile(r"`([^`]+)`|(?<=:  )((?:moetune|torchrun|git|pip) .*?)(?=\.?$)", re.MULTILINE)
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|×|[mµn]?s|[KMGT]i?B|[KMGTP]?FLOP/s)(?![\w/]))")
+_DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 _FLAG = re.compile(r"--[a-z][a-z-]*")
 _AGES = (
     (86400 * 365, "year"), (86400 * 30, "month"), (86400, "day"), (3600, "hour"), (60, "minute"),
@@ -206,4 +207,5 @@ def _ticked(text: str) -> str:
         return f"<code>{words}</code>"
 
     kept = _UNIT.sub("\u00a0", str(escape(text)))
+    kept = _DATE.sub(r'<span class="whole">\g<0></span>', kept)
     return Markup(_COMMAND.sub(code, kept))  # noqa: S704 - escaped

@@ -104,6 +104,13 @@ def _speed(tokens: float, seconds: float) -> Cell:
     return Cell(text="" if speed is None else f"{speed:,.0f}", value=speed)
 
 
+_PARTS = {
+    "tensor_comm": "tensor-parallel collectives", "context_comm": "context-parallel exchanges",
+    "core_attn": "attention without its projections", "moe_act": "the experts' activation",
+}  # fmt: skip
+"""Of a step, as sentences name them; tables have Megatron's names."""
+
+
 def why_not(plan: TrainingPlan, other: PricedLayout) -> str:
     """Return in a sentence why a layout lost: what takes longer, or what decided a tie."""
     best = plan.best
@@ -118,7 +125,9 @@ def why_not(plan: TrainingPlan, other: PricedLayout) -> str:
     longest = sorted((-seconds, name) for name, seconds in more.items() if seconds > _LEAST * step)[
         :_NAMED
     ]
-    said = " and ".join(f"{percent(-seconds / step)} more for {name}" for seconds, name in longest)
+    said = " and ".join(
+        f"{percent(-seconds / step)} more for {_PARTS.get(name, name)}" for seconds, name in longest
+    )
     return sentence(f"{percent(slower)} slower: {said}")
 
 
