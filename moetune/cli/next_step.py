@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from moetune.config import environment
-from moetune.domain.cluster import Machine
+from moetune.domain.cluster import Machine, torchrun
 from moetune.domain.plan import Plan
 
 
@@ -18,8 +18,8 @@ def how_to_verify(plan: Plan, machine: Machine) -> str:
     nodes = math.ceil(ranks / per_node)
     return (
         f"Verify it on its {ranks} ranks, on each node:\n"
-        f"  torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d \\\n"
-        f"    --rdzv-endpoint NODE0:29500 -m {command}"
+        f"  {torchrun(nodes, per_node)} \\\n"
+        f"    -m {command}"
     )
 
 

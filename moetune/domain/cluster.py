@@ -156,3 +156,11 @@ def members(group: Group, *, num_ranks: int, ranks_per_node: int) -> tuple[tuple
         for first in nodes
         for lane in range(stride)
     )
+
+
+def torchrun(nodes: int | str, per_node: int | str, *, host: str = "NODE0") -> str:
+    """Return the launcher of so many ranks on each node, which meet on one of the hosts."""
+    return (
+        f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d "
+        f"--rdzv-endpoint {host}:29500"
+    )

@@ -5,6 +5,7 @@ from itertools import accumulate, pairwise
 from textwrap import wrap
 
 from moetune.domain.architecture import Decoder
+from moetune.domain.cluster import torchrun
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
@@ -57,10 +58,7 @@ class Planned:
             nodes, each = '"$NNODES"', "gpu"
         else:
             nodes, each = str(ranks // min(width, ranks)), str(min(width, ranks))
-        return (
-            f"torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d "
-            '--rdzv-endpoint "$MASTER_ADDR:29500"'
-        )
+        return torchrun(nodes, each, host='"$MASTER_ADDR"')
 
     @property
     def head(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from moetune.domain.cluster import Group, Machine, nodes_of
+from moetune.domain.cluster import Group, Machine, nodes_of, torchrun
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp, Direction
@@ -74,7 +74,7 @@ def launcher(group: Group, machine: Machine) -> str:
     if not num_nodes and (nodes == 1 or is_one_host):
         return "moetune profile" + (f" --nproc {size}" if size > 1 else "")
     here = per_node if num_nodes else math.ceil(size / nodes)
-    return f"torchrun --nnodes {nodes} --nproc-per-node {here} -m moetune profile"
+    return f"{torchrun(nodes, here)} -m moetune profile"
 
 
 def _launch(profile: Profile, group: Group) -> str:

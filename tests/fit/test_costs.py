@@ -188,7 +188,7 @@ def test_missing_group_size_names_what_is_there_and_how_to_measure_it() -> None:
     assert str(seen.value) == (
         'no all_to_all measured for 16 ranks (profile "lab" has 2, 4)\n'
         "  measure it on the cluster:  torchrun --nnodes 2 --nproc-per-node 8"
-        " -m moetune profile --name lab --resume\n"
+        " --rdzv-backend c10d --rdzv-endpoint NODE0:29500 -m moetune profile --name lab --resume\n"
         "  or accept an estimate with --allow-modelled"
     )
     assert seen.value.exit_code == 5
@@ -231,12 +231,24 @@ def test_a_groups_place_has_times_of_its_own() -> None:
     assert seconds(16, 0) == seconds(16, 2) == 2e-7 * 2**14
 
 
+MEET = "--rdzv-backend c10d --rdzv-endpoint NODE0:29500"
+
+
 @pytest.mark.parametrize(
     ("group", "command"),
     [
-        ((4, 4), "torchrun --nnodes 4 --nproc-per-node 8 -m moetune profile --name lab --resume"),
-        ((4, 2), "torchrun --nnodes 2 --nproc-per-node 8 -m moetune profile --name lab --resume"),
-        ((24, 0), "torchrun --nnodes 3 --nproc-per-node 8 -m moetune profile --name lab --resume"),
+        (
+            (4, 4),
+            f"torchrun --nnodes 4 --nproc-per-node 8 {MEET} -m moetune profile --name lab --resume",
+        ),
+        (
+            (4, 2),
+            f"torchrun --nnodes 2 --nproc-per-node 8 {MEET} -m moetune profile --name lab --resume",
+        ),
+        (
+            (24, 0),
+            f"torchrun --nnodes 3 --nproc-per-node 8 {MEET} -m moetune profile --name lab --resume",
+        ),
         ((8, 0), "moetune profile --nproc 8 --name lab --resume"),
     ],
 )
@@ -256,7 +268,7 @@ def test_missing_place_is_named_with_the_launch_that_measures_it(
 
 @pytest.mark.parametrize(
     ("num_devices", "command"),
-    [(2, "moetune profile --nproc 4 "), (4, "torchrun --nnodes 2 --nproc-per-node 2 -m ")],
+    [(2, "moetune profile --nproc 4 "), (4, f"torchrun --nnodes 2 --nproc-per-node 2 {MEET} -m ")],
 )
 def test_missing_group_of_cpu_ranks_is_started_here_or_on_the_nodes_there_are(
     num_devices: int, command: str

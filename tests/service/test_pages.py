@@ -483,11 +483,12 @@ def test_a_browser_at_an_unknown_address_gets_a_page_and_a_program_a_problem(
 def test_a_profile_says_how_good_it_is_and_what_to_measure_next(full: Client) -> None:
     measured = words(full.get("/profiles/lab"))
     assert "Suspect: the worst fit, of " in measured
-    assert "torchrun --nnodes 2 --nproc-per-node 4 -m moetune profile --name lab" in measured
+    meet = "--rdzv-backend c10d --rdzv-endpoint NODE0:29500 -m moetune profile"
+    assert f"torchrun --nnodes 2 --nproc-per-node 4 {meet} --name lab" in measured
     published = words(full.get("/profiles/rtx2080ti-x64"))
     assert "Its quality is not known" in published
     assert "Measure next" not in published
-    assert "torchrun --nnodes 16 --nproc-per-node 4 -m moetune profile" in published
+    assert f"torchrun --nnodes 16 --nproc-per-node 4 {meet}" in published
 
 
 def test_a_training_plan_leads_with_its_memory_and_to_a_new_plan(full: Client) -> None:

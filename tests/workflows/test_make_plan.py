@@ -71,8 +71,9 @@ def _check_terms(profile: Profile, model: str, order: Order) -> None:
 
 def test_what_is_missing_is_measured_on_the_nodes_of_the_plans_ranks() -> None:
     request = PlanRequest(layer=LAB_LAYER, tokens_per_rank=2**15, dtype="float32")
+    meet = "--rdzv-backend c10d --rdzv-endpoint NODE0:29500"
     for ranks, launch in (
-        (8, "torchrun --nnodes 2 --nproc-per-node 4 -m moetune profile"),
+        (8, f"torchrun --nnodes 2 --nproc-per-node 4 {meet} -m moetune profile"),
         (4, "moetune profile --nproc 4"),
     ):
         asked = replace(request, world_size=ranks, constraints=Constraints(allow_modelled=True))
