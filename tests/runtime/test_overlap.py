@@ -27,6 +27,7 @@ def test_one_rank_and_autocast_of_the_caller() -> None:
     net, alone = Net(), Net()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = moetune.BatchOverlap[torch.Tensor](net, partial(loss, net))([batch(0), batch(1)])
+        assert torch.is_autocast_enabled("cpu")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wanted = [loss_of(alone, batch(index)) for index in range(2)]
     for each in wanted:
