@@ -21,6 +21,7 @@ _START_SECONDS = 12.0
 _STEPS_A_DECISION = 16
 _STRATEGIES, _REUSE_DEGREES = 5, 2
 _JOB_SECONDS = 30.0
+_TURNS_SECONDS = 3.0
 _TEST_SECONDS = 40.0
 
 
@@ -79,6 +80,7 @@ class Scale:
             "profile": _START_SECONDS + self.budget_seconds,
             "layers": worlds * _START_SECONDS + steps * macs / _MACS_PER_SECOND,
             "reuse": _START_SECONDS + reused * largest / _MACS_PER_SECOND,
+            "turns": worlds * (_START_SECONDS + _TURNS_SECONDS),
             "chunks": len(self.jobs) * (_START_SECONDS + _JOB_SECONDS),
         }
 

@@ -163,30 +163,39 @@ class OnStreams:
             with torch.cuda.stream(self._arrivals):
                 exchange.finish(buffers, second)
                 done = self._arrivals.record_event()
-        return _StreamedTransfer(done, self._device, (exchange, buffers))
+        owner = torch.cuda.current_stream(self._device)
+        return _StreamedTransfer(done, owner, (exchange, buffers))
 
 
 class _StreamedTransfer:
-    """An exchange in two steps on streams, whose memory is kept until it is waited for."""
+    """An exchange in two steps on streams, whose memory is kept until it is waited for.
 
-    def __init__(self, done: torch.cuda.Event, device: torch.device, kept: object) -> None:
-        self._done, self._device = done, device
+    Args:
+        owner: the stream that its memory is of.
+    """
+
+    def __init__(self, done: torch.cuda.Event, owner: torch.cuda.Stream, kept: object) -> None:
+        self._done, self._owner = done, owner
         self._kept: object = kept
 
     def wait(self) -> None:
         """Order the device's current stream behind both steps."""
         if self._kept is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._done)
+            torch.cuda.current_stream(self._owner.device).wait_event(self._done)
         self._kept = None
 
     def future(self) -> torch.futures.Future[object]:
         """Return a future that is complete at once, as NCCL's; waiting for it orders a stream."""
-        return _Issued(self._done, self._device)
+        return _Issued(self._done, self._owner.device)
 
     def __del__(self) -> None:
-        """Wait, where nobody did because of an error: the memory is about to be freed."""
-        with contextlib.suppress(RuntimeError):
-            self.wait()
+        """Wait, where nobody did because of an error: the memory is about to be freed.
+
+        Any thread may come here, and its own current stream does not matter.
+        """
+        if self._kept is not None:
+            with contextlib.suppress(RuntimeError):
+                self._owner.wait_event(self._done)
 
 
 class _Issued(torch.futures.Future[object]):

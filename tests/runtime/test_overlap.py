@@ -8,13 +8,17 @@ import torch
 import moetune
 from moetune.runtime.moe.turns import BatchTurn, OtherBatchError, Turns, in_turn
 from tests.ranks import run_ranks
-from tests.runtime import overlap_workers
+from tests.runtime import accelerator_worker, overlap_workers
 from tests.runtime.companion_nets import Net, batch, check_equal, loss_of
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_gradients_are_those_of_one_process(num_ranks: int) -> None:
     assert run_ranks(overlap_workers.several_ranks, num_ranks) == [""] * num_ranks
+
+
+def test_torch_runs_both_backward_passes_of_an_accelerator_in_the_batches_own_threads() -> None:
+    assert run_ranks(accelerator_worker.backward_passes_take_turns, 1) == [""]
 
 
 def test_one_rank_and_autocast_of_the_caller() -> None:
@@ -27,6 +31,7 @@ def test_one_rank_and_autocast_of_the_caller() -> None:
     net, alone = Net(), Net()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = moetune.BatchOverlap[torch.Tensor](net, partial(loss, net))([batch(0), batch(1)])
+        assert torch.is_autocast_enabled("cpu")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wanted = [loss_of(alone, batch(index)) for index in range(2)]
     for each in wanted:

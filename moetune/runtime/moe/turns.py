@@ -4,6 +4,9 @@ Each batch runs in a thread of its own, so that the model's code, and autograd's
 A batch gives its turn away where it waits for an exchange, and gets it back when the other batch
 waits. Turns alternate whether or not an exchange has ended: then all ranks issue their exchanges in
 the same order.
+
+Where the host waits, the other batch computes meanwhile. Where a GPU's stream does, which has the
+kernels of both, the wait is issued behind what the other batch issues meanwhile.
 """
 
 import contextlib
@@ -23,9 +26,14 @@ class OtherBatchError(Exception):
 
 
 class Turns:
-    """The alternation of two batches; the first one begins."""
+    """The alternation of two batches; the first one begins.
 
-    def __init__(self) -> None:
+    Args:
+        waits_on_host: a wait for an exchange blocks the host, and not a device's stream.
+    """
+
+    def __init__(self, *, waits_on_host: bool = True) -> None:
+        self.waits_on_host = waits_on_host
         self._changed = threading.Condition()
         self._running = set(range(BATCHES_IN_TURNS))
         self._now = 0
@@ -94,13 +102,17 @@ class _TurnTransfer:
     turn: BatchTurn
 
     def wait(self) -> None:
-        """Give the turn away, wait, and take it back.
+        """Give the turn away and take it back, and wait meanwhile, or in a stream afterwards.
 
         Raises:
             CollectiveError: the collective failed.
             OtherBatchError: the other batch failed.
         """
+        is_on_host = self.turn.turns.waits_on_host
         with self.turn.given():
+            if is_on_host:
+                self.transfer.wait()
+        if not is_on_host:
             self.transfer.wait()
 
     def future(self) -> torch.futures.Future[object] | None:

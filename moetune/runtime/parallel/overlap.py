@@ -3,12 +3,15 @@
 Within a layer only experts can hide an exchange. Between batches everything can: attention, dense
 layers, the loss. FlowMoE and Megatron's batch-level overlap cut the model into pieces by hand;
 here each batch has a thread, and `turns` says whose turn it is.
+
+On a GPU both threads issue to the caller's stream, one at a time, so that kernels run in the order
+of the turns. Exchanges have the streams of their communicators, as without turns.
 """
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from contextvars import copy_context
-from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -20,6 +23,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.runtime.moe.turns import BatchTurn, OtherBatchError, Turns, in_turn
 from moetune.runtime.parallel.replicate import batches_of
+from moetune.runtime.parallel.thread_state import ThreadState
 
 Batch = TypeVar("Batch")
 
@@ -30,12 +34,12 @@ class BatchOverlap(Generic[Batch]):
     Gradients are the sums over both batches, as of two backward passes one after the other.
 
     Args:
-        model: with layers of experts, on CPUs, replicated by `moetune.replicate` or not at all.
+        model: with layers of experts, replicated by `moetune.replicate` or not at all.
         loss_of: returns a batch's loss, a scalar. It is called in two threads, one at a time, and
             all ranks must call the same layers in the same order.
 
     Raises:
-        InputError: the model is on a GPU, or a wrapper's whose backward passes must not overlap.
+        InputError: the model has a wrapper whose backward passes must not overlap.
     """
 
     def __init__(self, model: nn.Module, loss_of: Callable[[Batch], torch.Tensor]) -> None:
@@ -59,12 +63,15 @@ class BatchOverlap(Generic[Batch]):
                 f"two batches overlap, and there are {len(batches)}",
                 "give two, and the next two after them",
             )
-        turns, first, second = Turns(), *batches
+        first, second = batches
+        state = ThreadState.of_this_thread(_devices(self._model))
+        turns = Turns(waits_on_host=state.gpu is None)
         with batches_of(self._model):
-            run, context = partial(self._run, autocast=_autocast()), copy_context()
-            following = self._follower.submit(context.run, run, BatchTurn(turns, 1), second)
+            following = self._follower.submit(
+                copy_context().run, self._run, BatchTurn(turns, 1), second, state
+            )
             try:
-                loss = run(BatchTurn(turns, 0), first)
+                loss = self._run(BatchTurn(turns, 0), first, state)
             except OtherBatchError:
                 following.result()
                 raise
@@ -73,28 +80,29 @@ class BatchOverlap(Generic[Batch]):
                 raise
             return loss, following.result()
 
-    def _run(self, turn: BatchTurn, batch: Batch, *, autocast: torch.autocast) -> torch.Tensor:
-        with in_turn(turn):
-            with autocast:
+    def _run(self, turn: BatchTurn, batch: Batch, state: ThreadState) -> torch.Tensor:
+        with in_turn(turn), state.on_streams(), _backward_in_this_thread():
+            with state.autocast(is_on=True):
                 loss = self._loss_of(batch)
-            loss.backward()
+            with state.autocast(is_on=False):
+                loss.backward()
             return loss.detach()
 
 
-def _autocast() -> torch.autocast:
-    """Return the caller's autocast, which other threads do not have."""
-    return torch.autocast(
-        "cpu", dtype=torch.get_autocast_dtype("cpu"), enabled=torch.is_autocast_enabled("cpu")
-    )
+def _devices(model: nn.Module) -> set[torch.device]:
+    return {each.device for each in (*model.parameters(), *model.buffers())}
+
+
+def _backward_in_this_thread() -> AbstractContextManager[None]:
+    """Let a GPU's backward passes run where they are asked for, as a CPU's do.
+
+    Torch has one thread for all backward passes of a GPU: a batch that waits there for its turn
+    would stop the other one, whose turn it is.
+    """
+    return torch.autograd.set_multithreading_enabled(mode=False)
 
 
 def _check(model: nn.Module) -> None:
-    on_gpu = next((name for name, each in model.named_parameters() if each.is_cuda), None)
-    if on_gpu is not None:
-        raise InputError(
-            f"{on_gpu} is on a GPU, where batches are not overlapped yet",
-            "run one batch after the other there; chunks within a layer overlap on GPUs, too",
-        )
     for module in model.modules():
         if isinstance(module, (DistributedDataParallel, FSDPModule)):
             raise InputError(

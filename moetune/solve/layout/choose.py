@@ -139,10 +139,11 @@ def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
 
 
 def _check_turns(problem: LayoutProblem) -> None:
-    """Raise InputError where batches are to take turns on devices that do not let them."""
+    """Raise InputError where batches are to take turns on devices for which it is not predicted."""
     if problem.pins.overlap == "batch" and problem.runs_ahead:
         raise InputError(
-            "batches take turns on CPUs only, and the profile is of GPUs (moetune.BatchOverlap)",
+            "plans have batches take turns on CPUs only, and the profile is of GPUs, where "
+            "moetune.BatchOverlap was never timed",
             "take --overlap chunks",
         )
 
