@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import moetune
 from moetune.comm.group import OneRank
@@ -186,9 +187,54 @@ def failures() -> None:
         moetune.BatchOverlap[torch.Tensor](wrapped, partial(loss_of, wrapped))
 
 
+class Dropping(nn.Module):
+    """Dropout before, between and behind two layers of experts, in blocks computed again or not."""
+
+    def __init__(self, *, is_checkpointed: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Net(seed=one, num_experts=6, pipeline=2) for one in (1, 2))
+        self.is_checkpointed = is_checkpointed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for net in self.blocks:
+            x = checkpoint(self._block, net, x, use_reentrant=False) if self.is_checkpointed else (
+                self._block(net, x)
+            )  # fmt: skip
+        return x
+
+    @staticmethod
+    def _block(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(net, Net)
+        x = nn.functional.dropout(net.before(x), 0.4)
+        y: torch.Tensor = x + nn.functional.dropout(net.moe(x), 0.4)
+        return y
+
+
+def draws_of_their_own() -> None:
+    """Dropout is that of one batch alone, differs between batches, and is drawn again alike."""
+    rank = dist.get_rank()
+    found = []
+    for is_checkpointed in (False, True):
+        net = moetune.replicate(Dropping(is_checkpointed=is_checkpointed))
+        overlap = moetune.BatchOverlap[torch.Tensor](net, lambda x, net=net: net(x).square().mean())
+        torch.manual_seed(rank)
+        losses = [overlap([batch(rank)] * 2) for _ in range(2)]
+        torch.manual_seed(rank)
+        with moetune.no_sync(net), torch.no_grad():
+            alone = net(batch(rank)).square().mean()
+        assert torch.equal(losses[0][0], alone)
+        assert len({float(one) for both in losses for one in both}) == len(losses) * 2
+        used = {name: each for name, each in grads_of(net).items() if ".after." not in name}
+        found.append((losses, used))
+    (losses, grads), (again, same) = found
+    assert losses == again
+    check_equal(grads, same)
+
+
 def several_ranks() -> None:
     """All of the above in one start of the ranks."""
     equal_gradients()
     other_uses()
     really_beside()
+    draws_of_their_own()
     failures()

@@ -13,12 +13,13 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from moetune.comm.transfer import Transfer
 from moetune.domain.training import BATCHES_IN_TURNS
+from moetune.runtime.moe.draws import Draws
 
 
 class OtherBatchError(Exception):
@@ -77,10 +78,12 @@ class BatchTurn:
 
     Args:
         batch: 0 for the batch that goes first, 1 for the one that follows.
+        draws: its random numbers.
     """
 
     turns: Turns
     batch: int
+    draws: Draws = field(default_factory=Draws)
 
     def during(self, transfer: Transfer) -> Transfer:
         """Return the transfer, whose wait gives the turn away."""
@@ -89,9 +92,11 @@ class BatchTurn:
     @contextlib.contextmanager
     def given(self) -> Iterator[None]:
         """Give the turn away while the body waits."""
+        self.draws.keep()
         self.turns.pass_on(self.batch)
         yield
         self.turns.take(self.batch)
+        self.draws.put()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +149,9 @@ def in_turn(turn: BatchTurn) -> Iterator[None]:
     token = _CURRENT.set(turn)
     try:
         turn.turns.take(turn.batch)
+        turn.draws.put()
         yield
+        turn.draws.keep()
     except BaseException:
         turn.turns.fail()
         raise

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from moetune.domain.errors import InputError
 from moetune.domain.training import BATCHES_IN_TURNS
+from moetune.runtime.moe.draws import Draws, generators_of
 from moetune.runtime.moe.turns import BatchTurn, OtherBatchError, Turns, in_turn
 from moetune.runtime.parallel.replicate import batches_of
 from moetune.runtime.parallel.thread_state import ThreadState
@@ -64,21 +65,24 @@ class BatchOverlap(Generic[Batch]):
                 "give two, and the next two after them",
             )
         first, second = batches
-        state = ThreadState.of_this_thread(_devices(self._model))
+        devices = _devices(self._model)
+        state, generators = ThreadState.of_this_thread(devices), generators_of(devices)
         turns = Turns(waits_on_host=state.gpu is None)
+        leads = BatchTurn(turns, 0, Draws.going_on(generators))
+        follows = BatchTurn(turns, 1, Draws.beside(generators))
         with batches_of(self._model):
-            following = self._follower.submit(
-                copy_context().run, self._run, BatchTurn(turns, 1), second, state
-            )
+            following = self._follower.submit(copy_context().run, self._run, follows, second, state)
             try:
-                loss = self._run(BatchTurn(turns, 0), first, state)
+                loss = self._run(leads, first, state)
             except OtherBatchError:
                 following.result()
                 raise
             except BaseException:
                 following.exception()
                 raise
-            return loss, following.result()
+            losses = loss, following.result()
+        leads.draws.put()
+        return losses
 
     def _run(self, turn: BatchTurn, batch: Batch, state: ThreadState) -> torch.Tensor:
         with in_turn(turn), state.on_streams(), _backward_in_this_thread():
