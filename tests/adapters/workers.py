@@ -84,8 +84,7 @@ def check_step(adapted: Any, whole: Any, wanted: torch.Tensor) -> None:
         assert one.grad is not None, name
         grad = one.grad
         if id(found) in experts:
-            share = len(grad) // num_ranks
-            grad = grad[rank * share : (rank + 1) * share]
+            grad = own_part(adapted, found, grad)
         elif num_ranks > 1:
             found.grad = torch.zeros_like(one) if found.grad is None else found.grad
             dist.all_reduce(found.grad)
@@ -95,15 +94,56 @@ def check_step(adapted: Any, whole: Any, wanted: torch.Tensor) -> None:
         assert grad.abs().max() > TOLERANCE, name
 
 
+def own_part(adapted: Any, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of what all experts of a parameter have, by indices of its own."""
+    layer, name = next(
+        (layer, name)
+        for layer in layers_of(adapted)
+        for name, each in layer.experts.module.named_parameters()
+        if each is parameter
+    )
+    width = layer.experts.placement.width
+    first = layer.communicator.rank // width.num_shards * layer.experts.local_experts
+    own = whole[first : first + layer.experts.local_experts]
+    if width.num_shards == 1:
+        return own
+    dim = width.dims[name]
+    size = whole.shape[dim]
+    columns = torch.arange(size)
+    form, is_up = layer.experts.form, "gate_up" in name
+    assert form is not None
+    if is_up:  # gate and up-projection of one hidden value are of one shard
+        size //= 2
+        columns = columns // 2 if form.is_interleaved else columns % size
+    mine = columns * width.num_shards // size == width.shard
+    return own.index_select(dim, mine.nonzero().flatten())
+
+
+def mesh_of(etp: int) -> DeviceMesh | None:
+    """Return the mesh in which so many ranks share each expert's width."""
+    if etp == 1:
+        return None
+    num_ranks = rank_of()[1]
+    return init_device_mesh("cpu", (num_ranks // etp, etp), mesh_dim_names=("experts", "width"))
+
+
 def equal_models(
     families: Sequence[str],
     degrees: Sequence[tuple[int, int]],
     strategies: Sequence[Strategy] = STRATEGIES,
+    *,
+    etp: int = 1,
+    **changes: Any,
 ) -> None:
-    """Every pair of degrees with every strategy, for models of these families."""
+    """Every pair of degrees with every strategy, for models of these families.
+
+    Args:
+        etp: ranks that share an expert's width.
+        changes: of the models' configurations.
+    """
     for family in families:
-        whole = tiny(family)
-        adapted = moetune.adapt(copy.deepcopy(whole))
+        whole = tiny(family, **changes)
+        adapted = moetune.adapt(copy.deepcopy(whole), mesh=mesh_of(etp))
         wanted = reference(whole)
         layers = layers_of(adapted)
         assert layers
