@@ -47,9 +47,19 @@ class DTensorInPieces(DTensor):
         """Return torch's own DTensor, in the same memory."""
         return DTensor(self._local_tensor, self._spec, requires_grad=False)
 
+    # torch copies, stages and offloads state dicts by these four methods.
+
     def detach(self) -> "DTensorInPieces":
-        """Return another such tensor: torch offloads state dicts by this method and `to`."""
+        """Return another such tensor in the same memory."""
         return self.of(cast("DTensor", super().detach()))
+
+    def clone(self, **options: Any) -> "DTensorInPieces":  # noqa: ANN401 - as torch
+        """Return a copy."""
+        return self.of(cast("DTensor", super().clone(**options)))
+
+    def new_empty(self, *args: Any, **options: Any) -> "DTensorInPieces":  # noqa: ANN401 - as torch
+        """Return memory for another such tensor."""
+        return self.of(cast("DTensor", super().new_empty(*args, **options)))
 
     def to(self, *args: Any, **options: Any) -> "DTensorInPieces":  # noqa: ANN401 - as torch
         """Return the tensor of another dtype or on another device."""
