@@ -96,7 +96,11 @@ def adapt_over(
         InputError, RankMismatchError, CollectiveError: as in `adapt`.
     """
     communicator = ranks.communicator
-    found = do_together(communicator, lambda: _usable(model, plan, checkpoint, ranks), _described)
+    found = do_together(
+        communicator,
+        lambda: _usable(model, plan, checkpoint, ranks),
+        lambda found: _described(found, ranks),
+    )
     layers = [routed_layer(each.experts, each.family, each.shape, plan, ranks) for each in found]
     for layer, _ in layers:
         layer.agree_on_plans()
@@ -163,9 +167,10 @@ def _usable(
     return found
 
 
-def _described(found: Sequence[_Found]) -> str:
+def _described(found: Sequence[_Found], ranks: ExpertRanks) -> str:
     layers = {f"{each.shape} in {dtype_of(each.experts, each.family)}" for each in found}
-    return f"{len(found)} layers, {'; '.join(sorted(layers))}"
+    shared = f", each expert on {ranks.num_shards} ranks" if ranks.num_shards > 1 else ""
+    return f"{len(found)} layers, {'; '.join(sorted(layers))}{shared}"
 
 
 def _found(model: nn.Module) -> Iterator[_Found]:

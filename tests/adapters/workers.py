@@ -57,7 +57,7 @@ class Odd(torch.nn.Module):
 
 
 STRATEGIES: tuple[Strategy, ...] = ("none", "S1", "S2", "S3", "S4")
-WIDTH_OF_FOUR = {"intermediate_size": 12, "moe_intermediate_size": 12}
+WIDTH_OF_FOUR: dict[str, Any] = {"intermediate_size": 12, "moe_intermediate_size": 12}
 """Of experts that four ranks can share."""
 ONE_BLOCK: dict[str, dict[str, Any]] = {
     "Mixtral": {}, "GptOss": {"layer_types": ["full_attention"]}, "Llama4": {"moe_layers": [0]},
@@ -510,6 +510,7 @@ def refuses() -> None:
     one_sided: dict[str, Callable[[], object]] = {
         "has no experts": lambda: moetune.adapt(torch.nn.Linear(2, 2) if rank else model()),
         "num_experts=8": lambda: moetune.adapt(model(num_local_experts=8 if rank else 4)),
+        "each expert on 2 ranks": lambda: moetune.adapt(model(), mesh=None if rank else pair),
         "plan": lambda: moetune.adapt(model(), plan_of(degrees=(3, 2 + rank))),
         "rank 1: error: plan": lambda: moetune.adapt(
             model(), plan_of(layer=other) if rank else plan_of()

@@ -103,7 +103,7 @@ class BorrowedExperts:
             parameter.grad = None
             own = self.placement.own(name, parameter.detach())
             parameter.data = own.clone(memory_format=torch.contiguous_format)
-            del own
+            del own  # before the next one is cut
         share_checkpoints(self._module, self.placement)
 
     def mark_own(self) -> None:

@@ -157,11 +157,18 @@ def _own_part(
     owner: _Owner, parameter: nn.Parameter, key: str, value: torch.Tensor
 ) -> torch.Tensor:
     if is_dtensor(parameter):
-        return value
+        return _plain(value)
     what = f"the optimizer's {key} of experts"
     part = owner.placement.own_part(value, owner.name, what, "optimizer")
     # A slice would keep the memory of all experts: torch takes loaded states without a copy.
     return part if is_dtensor(value) else part.clone()
+
+
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    """Return a state as torch's own DTensor, with which optimizers compute."""
+    from moetune.runtime.moe.pieces import DTensorInPieces
+
+    return value.plain() if isinstance(value, DTensorInPieces) else value
 
 
 def _loaded_part(
