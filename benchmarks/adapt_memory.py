@@ -2,7 +2,8 @@
 
     python -m benchmarks.adapt_memory
 
-First the model is built and adapted, then its checkpoint is loaded into one without memory. Bytes
+First the model is built and adapted, then its checkpoint is loaded into one without memory; with
+experts spread over the ranks, and with each expert's width cut over them. Bytes
 are those of the process's own memory (RssAnon of Linux), above what it has before the model; those
 of parameters that stay pages of the checkpoint's file are not counted.
 """
@@ -18,6 +19,7 @@ from typing import Self
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import moetune
@@ -67,40 +69,41 @@ def configuration() -> Qwen3MoeConfig:
     )  # fmt: skip
 
 
-def join(rank: int, folder: str, name: str) -> int:
-    """Return the bytes of a rank that has imported and made what is made once."""
+def join(rank: int, folder: str, name: str, etp: int) -> tuple[int, DeviceMesh]:
+    """Return the bytes of a rank that has imported and made what is made once, and its mesh."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/{name}", rank=rank, world_size=_RANKS
     )
-    moetune.adapt(small())
+    mesh = init_device_mesh("cpu", (_RANKS // etp, etp), mesh_dim_names=("experts", "width"))
+    moetune.adapt(small(), mesh=mesh)
     gc.collect()
-    return own_bytes()
+    return own_bytes(), mesh
 
 
-def adapts(rank: int, folder: str) -> None:
+def adapts(rank: int, folder: str, etp: int) -> None:
     """Adapt a model that has memory, and write its checkpoint before."""
-    level = join(rank, folder, "adapts")
+    level, mesh = join(rank, folder, f"adapts {etp}", etp)
     model = Qwen3MoeForCausalLM(configuration())
     size = num_bytes(model)
     model.save_pretrained(f"{folder}/model")
     dist.barrier()
     gc.collect()
     with Peak(level) as peak:
-        moetune.adapt(model)
-    show(rank, "adapt", peak.num_bytes, size, model)
+        moetune.adapt(model, mesh=mesh)
+    show(rank, f"adapt, etp {etp}", peak.num_bytes, size, model)
     dist.destroy_process_group()
 
 
-def loads(rank: int, folder: str) -> None:
+def loads(rank: int, folder: str, etp: int) -> None:
     """Fill a model that has none."""
-    level = join(rank, folder, "loads")
+    level, mesh = join(rank, folder, f"loads {etp}", etp)
     with torch.device("meta"):
         model = Qwen3MoeForCausalLM(configuration())
     size = num_bytes(model)
     with Peak(level) as peak:
-        moetune.adapt(model, checkpoint=f"{folder}/model")
-    show(rank, "adapt(checkpoint=…)", peak.num_bytes, size, model)
+        moetune.adapt(model, mesh=mesh, checkpoint=f"{folder}/model")
+    show(rank, f"adapt(checkpoint=…), etp {etp}", peak.num_bytes, size, model)
     dist.destroy_process_group()
 
 
@@ -127,8 +130,8 @@ def show(rank: int, what: str, peak: int, size: int, model: torch.nn.Module) -> 
 if __name__ == "__main__":
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed goes back to the system at once
     with tempfile.TemporaryDirectory() as made:
-        for work in (adapts, loads):
-            ranks = [SPAWN.Process(target=work, args=(rank, made)) for rank in range(_RANKS)]
+        for etp, work in itertools.product((1, 2), (adapts, loads)):
+            ranks = [SPAWN.Process(target=work, args=(rank, made, etp)) for rank in range(_RANKS)]
             for rank in ranks:
                 rank.start()
             for rank in ranks:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.adapters.families import family_of
 from moetune.adapters.layers import AnyPlan, check_dtype, dtype_of, routed_layer, shape_of
+from moetune.adapters.ranks import ExpertRanks
 from moetune.comm.gloo import communicator_of
 from moetune.domain.errors import InputError
 
@@ -78,7 +79,7 @@ class _RoutedExperts:
         check_dtype(plan, dtype_of(experts, family))
         self._layer, _ = routed_layer(
             experts, family, shape_of(experts, family, top_k=experts.config.num_experts_per_tok),
-            plan, communicator_of(ep_mesh.get_group()), are_wrapped=True,
+            plan, ExpertRanks(communicator=communicator_of(ep_mesh.get_group())), are_wrapped=True,
         )  # fmt: skip
         self._layer.agree_on_plans()
 

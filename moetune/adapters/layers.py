@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.adapters.families import ExpertsFamily
-from moetune.comm.group import Communicator
+from moetune.adapters.ranks import ExpertRanks
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
@@ -69,14 +69,27 @@ def check_dtype(plan: AnyPlan, dtype: torch.dtype) -> None:
     )
 
 
+def check_width(
+    experts: nn.Module, family: ExpertsFamily, shape: LayerShape, width: DeviceMesh | None
+) -> None:
+    """Raise InputError unless the ranks that share an expert's width divide all that is cut.
+
+    Args:
+        width: those ranks, as in `ExpertRanks`.
+    """
+    cut = family.names.width(family.form(experts), width)
+    shape.in_shards(cut.num_shards)
+    for name in family.names.all:
+        cut.local_shape(name, experts.get_parameter(name).shape)
+
+
 def routed_layer(
     experts: nn.Module,
     family: ExpertsFamily,
     shape: LayerShape,
     plan: AnyPlan,
-    communicator: Communicator,
+    ranks: ExpertRanks,
     *,
-    mesh: DeviceMesh | None = None,
     are_wrapped: bool = False,
 ) -> tuple[RoutedLayer, BorrowedExperts]:
     """Return the layer of a module's experts, which are not cut yet.
@@ -84,8 +97,10 @@ def routed_layer(
     Args:
         are_wrapped: the model's library cuts and wraps them itself.
     """
-    own = BorrowedExperts(
-        experts, family.names, family.form(experts),
-        ExpertPlacement.of(communicator, shape.num_experts), are_wrapped=are_wrapped,
-    )  # fmt: skip
-    return RoutedLayer.of_any_plan(shape, own, communicator, plan, mesh=mesh), own
+    names, form = family.names, family.form(experts)
+    placement = ExpertPlacement.of(
+        ranks.communicator, shape.num_experts, width=names.width(form, ranks.width)
+    )
+    own = BorrowedExperts(experts, names, form, placement, are_wrapped=are_wrapped)
+    layer = RoutedLayer.of_any_plan(shape, own, ranks.communicator, plan, mesh=ranks.mesh)
+    return layer, own

@@ -12,16 +12,20 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.adapters.families import ExpertsFamily, family_of, is_experts
 from moetune.adapters.input_weights import weigh_inputs
-from moetune.adapters.layers import AnyPlan, check_dtype, dtype_of, routed_layer, shape_of
+from moetune.adapters.layers import (
+    AnyPlan,
+    check_dtype,
+    check_width,
+    dtype_of,
+    routed_layer,
+    shape_of,
+)
 from moetune.adapters.loading import load_checkpoint
+from moetune.adapters.ranks import ExpertRanks, ranks_of
 from moetune.adapters.saving import save_whole
 from moetune.adapters.together import do_together
-from moetune.comm.gloo import communicator_of, shared_communicator
-from moetune.comm.group import Communicator
-from moetune.comm.launched import check_joined
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
-from moetune.runtime.moe.inputs import expert_group
 from moetune.runtime.moe.routed_layer import RoutedLayer
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -51,6 +55,8 @@ def adapt(
     Routers, shared experts and everything else stay the model's own. Experts are spread over the
     ranks, rank r of P keeping experts r·E/P … (r+1)·E/P − 1 of each layer; parameters keep their
     names, and are cut in place, before an optimizer is made. Every rank has tokens of its own.
+    Consecutive ranks can share an expert's width, too (expert tensor parallelism): each then has a
+    slice of the hidden values of its experts, whose rows go to all of these ranks.
     Gradients of experts are sums over all ranks' tokens: see `moetune.prepare_ddp`. State dicts
     have DTensors of all experts, and `save_pretrained`, which all ranks then call together, writes
     what it would write of the model before.
@@ -58,28 +64,44 @@ def adapt(
     Args:
         model: of transformers 5.20 or newer, equal on all ranks, which all call this.
         plan: of the model's expert layers, the path of a plan file, or a book of plans; None runs
-            one chunk and reuses no memory.
+            one chunk and reuses no memory. Where S ranks share an expert's width, it is of layers
+            with S times the experts and choices, of an S-th of the width.
         mesh: experts are spread over its last dimension, and a first one has their replicas;
-            default all ranks.
+            default all ranks. A last dimension named "width" has the ranks that share an expert's
+            width, behind those of the experts: ("experts", "width").
         checkpoint: a folder of safetensors to fill a model with that was built on the meta device;
             each rank reads its own experts alone.
 
     Raises:
         InputError: it is no module, has no experts, or some of a class that is not supported; it is
-            adapted already; the ranks do not divide the experts; the plan is for another layer,
-            dtype or number of ranks; the mesh has not this rank; or the checkpoint is not the
-            model's, or the model has memory already.
+            adapted already; the ranks do not divide the experts or their widths; the plan is for
+            another layer, dtype or number of ranks, or places experts; the mesh has not this rank;
+            or the checkpoint is not the model's, or the model has memory already.
         RankMismatchError: the ranks have different models or plans, or only some can adapt theirs.
         CollectiveError: an exchange failed.
     """
-    communicator = _communicator(mesh)
+    return adapt_over(model, plan, ranks_of(mesh), checkpoint=checkpoint)
+
+
+def adapt_over(
+    model: ModelT,
+    plan: AnyPlan,
+    ranks: ExpertRanks,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> ModelT:
+    """Do what `adapt` does, over ranks whose groups there are already.
+
+    Raises:
+        InputError, RankMismatchError, CollectiveError: as in `adapt`.
+    """
+    communicator = ranks.communicator
     found = do_together(
-        communicator, lambda: _usable(model, plan, checkpoint, communicator), _described
+        communicator,
+        lambda: _usable(model, plan, checkpoint, ranks),
+        lambda found: _described(found, ranks),
     )
-    layers = [
-        routed_layer(each.experts, each.family, each.shape, plan, communicator, mesh=mesh)
-        for each in found
-    ]
+    layers = [routed_layer(each.experts, each.family, each.shape, plan, ranks) for each in found]
     for layer, _ in layers:
         layer.agree_on_plans()
     for each, (layer, experts) in zip(found, layers, strict=True):
@@ -111,23 +133,11 @@ def _forward(
     return result
 
 
-def _communicator(mesh: DeviceMesh | None) -> Communicator:
-    check_joined("the model")
-    if mesh is None:
-        return shared_communicator()
-    if mesh.get_coordinate() is None:
-        raise InputError(
-            f"the mesh has ranks {mesh.mesh.flatten().tolist()}, this one is not among them",
-            "call moetune.adapt on the mesh's ranks alone, or give a mesh of all",
-        )
-    return communicator_of(expert_group(mesh, None))
-
-
 def _usable(
     model: nn.Module,
     plan: AnyPlan,
     checkpoint: str | os.PathLike[str] | None,
-    communicator: Communicator,
+    ranks: ExpertRanks,
 ) -> Sequence[_Found]:
     """Return the model's experts.
 
@@ -145,7 +155,8 @@ def _usable(
             f"{type(model).__name__} has no experts", "moetune.MoELayer is for models of your own"
         )
     for each in found:
-        check_divisible(each.shape.num_experts, communicator.num_ranks)
+        check_divisible(each.shape.num_experts, ranks.communicator.num_ranks // ranks.num_shards)
+        check_width(each.experts, each.family, each.shape, ranks.width)
         check_dtype(plan, dtype_of(each.experts, each.family))
     with_memory = [name for name, each in model.named_parameters() if not each.is_meta]
     if checkpoint is not None and with_memory:
@@ -156,9 +167,10 @@ def _usable(
     return found
 
 
-def _described(found: Sequence[_Found]) -> str:
+def _described(found: Sequence[_Found], ranks: ExpertRanks) -> str:
     layers = {f"{each.shape} in {dtype_of(each.experts, each.family)}" for each in found}
-    return f"{len(found)} layers, {'; '.join(sorted(layers))}"
+    shared = f", each expert on {ranks.num_shards} ranks" if ranks.num_shards > 1 else ""
+    return f"{len(found)} layers, {'; '.join(sorted(layers))}{shared}"
 
 
 def _found(model: nn.Module) -> Iterator[_Found]:

@@ -31,26 +31,25 @@ def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
         `moetune.adapt`, experts on the CPU; elsewhere an empty one.
 
     Raises:
-        InputError: ranks share the width of experts, of which this gathers whole ones.
         CollectiveError: a rank left.
     """
-    layers = [module for module in model.modules() if isinstance(module, PlannedLayer)]
-    if any(layer.experts.placement.width.num_shards > 1 for layer in layers):
-        raise InputError(
-            "save_pretrained gathers whole experts, and ranks share the widths of this model's",
-            "save its state dict with torch.distributed.checkpoint",
-        )
-    owners = {id(each): layer for layer in layers for each in layer.experts.parameters()}
+    owners = {
+        id(each): (layer, own_name)
+        for layer in model.modules()
+        if isinstance(layer, PlannedLayer)
+        for own_name, each in layer.experts.module.named_parameters(recurse=False)
+    }
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     state: dict[str, torch.Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():
-        layer = owners.get(id(value))
-        if layer is None:
-            whole = [value.detach()]
-        else:
-            whole = layer.communicator.gather(value.detach(), f"the experts of {name}")
+        if id(value) not in owners:
+            if is_first:
+                state[name] = value.detach()
+            continue
+        layer, own_name = owners[id(value)]
+        parts = layer.communicator.gather(value.detach(), f"the experts of {name}")
         if is_first:
-            state[name] = whole[0] if layer is None else torch.cat(whole)
+            state[name] = layer.experts.placement.whole(own_name, parts)
     return state
 
 

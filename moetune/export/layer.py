@@ -108,7 +108,5 @@ def _not_expressed(layout: FoldedLayout) -> Iterator[str]:
         yield f"pp {layout.pp}: the parts of the stages are the model's own"
     if layout.tp > 1:
         yield f"tp {layout.tp}: make the parts of the layers of moetune.runtime.parallel.tensor"
-    if layout.etp > 1:
-        yield f"etp {layout.etp} of transformers' experts: moetune.adapt keeps them whole"
     if layout.cp > 1:
         yield f"cp {layout.cp}: attend by moetune.runtime.parallel.context.causal_attention"

@@ -93,8 +93,7 @@ def parallelize(
     Raises:
         InputError: there is no process group, or no such plan; it is for another runtime, model or
             number of ranks; it has tensor or context parallelism, or recomputes single modules,
-            which only layers that are made for it know; it cuts the width of transformers' experts;
-            or the model cannot be cut into its
+            which only layers that are made for it know; or the model cannot be cut into its
             stages. On all ranks.
         CollectiveError: a rank left.
     """
@@ -225,23 +224,14 @@ def _tell_dtype(plan: TrainingDocument, model: "nn.Module") -> None:
 
 def _adapt(model: "nn.Module", ranks: "ParallelGroups") -> None:
     """Spread the experts of transformers' modules, where the model has such ones."""
-    from torch.distributed.device_mesh import DeviceMesh
-
     from moetune.adapters.families import is_experts
-    from moetune.adapters.model import adapt
+    from moetune.adapters.model import adapt_over
+    from moetune.adapters.ranks import ExpertRanks
     from moetune.runtime.moe.expert_module import Experts
 
     if any(is_experts(one) and not isinstance(one, Experts) for one in model.modules()):
-        if ranks.width is not None:
-            raise InputError(
-                "the plan cuts experts over ranks (etp), and those of transformers' modules, whose "
-                "gates and up-projections are one matrix, stay whole",
-                "plan with --etp 1, or use moetune.MoELayer",
-            )
-        mesh = DeviceMesh.from_group(
-            ranks.experts, ranks.mesh.device_type, mesh_dim_names=("experts",)
-        )
-        adapt(model, None, mesh)
+        spread = ExpertRanks(communicator=ranks.expert_communicator, width=ranks.width)
+        adapt_over(model, None, spread)
 
 
 def _device_type() -> str:

@@ -30,8 +30,8 @@ def test_two_ranks_equal_the_model_train_save_load_and_refuse(tmp_path: Path) ->
     assert run_ranks(workers.two_ranks, 2, str(tmp_path)) == [""] * 2
 
 
-def test_four_ranks_equal_the_model_with_and_without_replicas_of_experts() -> None:
-    assert run_ranks(workers.four_ranks, 4) == [""] * 4
+def test_four_ranks_equal_the_model_and_reshard_with_and_without_replicas(tmp_path: Path) -> None:
+    assert run_ranks(workers.four_ranks, 4, str(tmp_path)) == [""] * 4
 
 
 def test_transformers_is_loaded_by_the_user_alone() -> None:

@@ -11,11 +11,20 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import DistributedConfig, MixtralForCausalLM, Qwen3MoeForCausalLM
+from transformers.modeling_outputs import CausalLMOutput
 
 import moetune
 from examples import finetune
@@ -23,6 +32,7 @@ from moetune.comm.gloo import shared_communicator
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision, Plan
+from moetune.runtime.moe.placement import cut, local_parts
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from tests.adapters.tiny_models import FAMILIES, fill, loss_of, tiny, tokens_of
 from tests.runtime.plans import small_plan
@@ -47,6 +57,16 @@ class Odd(torch.nn.Module):
 
 
 STRATEGIES: tuple[Strategy, ...] = ("none", "S1", "S2", "S3", "S4")
+WIDTH_OF_FOUR: dict[str, Any] = {"intermediate_size": 12, "moe_intermediate_size": 12}
+"""Of experts that four ranks can share."""
+ONE_BLOCK: dict[str, dict[str, Any]] = {
+    "Mixtral": {}, "GptOss": {"layer_types": ["full_attention"]}, "Llama4": {"moe_layers": [0]},
+}  # fmt: skip
+"""Halves that are transposed, interleaved with biases, and halves that are not."""
+LAYOUTS = (
+    (1, 2, 2, "ddp"), (2, 1, 2, "fsdp"), (1, 1, 4, "ddp"), (4, 1, 1, "ddp"),
+)  # fmt: skip
+"""Replicas, ranks that share the experts, ranks that share the width of one, and the wrapper."""
 
 
 def rank_of() -> tuple[int, int]:
@@ -84,8 +104,7 @@ def check_step(adapted: Any, whole: Any, wanted: torch.Tensor) -> None:
         assert one.grad is not None, name
         grad = one.grad
         if id(found) in experts:
-            share = len(grad) // num_ranks
-            grad = grad[rank * share : (rank + 1) * share]
+            grad = own_part(adapted, found, grad)
         elif num_ranks > 1:
             found.grad = torch.zeros_like(one) if found.grad is None else found.grad
             dist.all_reduce(found.grad)
@@ -95,25 +114,72 @@ def check_step(adapted: Any, whole: Any, wanted: torch.Tensor) -> None:
         assert grad.abs().max() > TOLERANCE, name
 
 
+def own_part(adapted: Any, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of what all experts of a parameter have, by indices of its own."""
+    layer, name = next(
+        (layer, name)
+        for layer in layers_of(adapted)
+        for name, each in layer.experts.module.named_parameters()
+        if each is parameter
+    )
+    width = layer.experts.placement.width
+    first = layer.communicator.rank // width.num_shards * layer.experts.local_experts
+    own = whole[first : first + layer.experts.local_experts]
+    if width.num_shards == 1:
+        return own
+    dim = width.dims[name]
+    size = whole.shape[dim]
+    columns = torch.arange(size)
+    form, is_up = layer.experts.form, "gate_up" in name
+    assert form is not None
+    if is_up:  # gate and up-projection of one hidden value are of one shard
+        size //= 2
+        columns = columns // 2 if form.is_interleaved else columns % size
+    mine = columns * width.num_shards // size == width.shard
+    return own.index_select(dim, mine.nonzero().flatten())
+
+
+def mesh_of(etp: int) -> DeviceMesh | None:
+    """Return the mesh in which so many ranks share each expert's width."""
+    if etp == 1:
+        return None
+    num_ranks = rank_of()[1]
+    return init_device_mesh("cpu", (num_ranks // etp, etp), mesh_dim_names=("experts", "width"))
+
+
 def equal_models(
     families: Sequence[str],
     degrees: Sequence[tuple[int, int]],
     strategies: Sequence[Strategy] = STRATEGIES,
+    *,
+    etps: Sequence[int] = (1,),
+    **changes: Any,
 ) -> None:
-    """Every pair of degrees with every strategy, for models of these families."""
+    """Every pair of degrees with every strategy, for models of these families.
+
+    Args:
+        etps: ranks that share an expert's width; where they are several, the last degrees and
+            strategy are enough.
+        changes: of the models' configurations.
+    """
     for family in families:
-        whole = tiny(family)
-        adapted = moetune.adapt(copy.deepcopy(whole))
+        whole = tiny(family, **changes)
         wanted = reference(whole)
-        layers = layers_of(adapted)
-        assert layers
-        check_step(adapted, whole, wanted)
-        for (forward, backward), strategy in itertools.product(degrees, strategies):
-            decision = Decision(forward_degree=forward, backward_degree=backward, strategy=strategy)
-            for layer in layers:
-                layer.poison_buffers()
-                layer.pin(decision)
-            check_step(adapted, whole, wanted)
+        for etp in etps:
+            adapted = moetune.adapt(copy.deepcopy(whole), mesh=mesh_of(etp))
+            layers = layers_of(adapted)
+            assert layers
+            options = list(itertools.product(degrees, strategies))
+            if etp == 1:
+                check_step(adapted, whole, wanted)
+            for degree, strategy in options if etp == 1 else options[-1:]:
+                decision = Decision(
+                    forward_degree=degree[0], backward_degree=degree[1], strategy=strategy
+                )
+                for layer in layers:
+                    layer.poison_buffers()
+                    layer.pin(decision)
+                check_step(adapted, whole, wanted)
 
 
 def mean_reference(model: Any) -> None:
@@ -128,20 +194,28 @@ def train(wrapped: Any, adapted: Any, *, steps: int = 2) -> None:
     """Train for some steps, with the norm of the gradients clipped."""
     optimizer = torch.optim.AdamW(adapted.parameters(), lr=0.01)
     for _ in range(steps):
-        optimizer.zero_grad()
-        loss_of(wrapped(input_ids=tokens_of(rank_of()[0])).logits, rank_of()[0]).backward()
-        moetune.clip_grad_norm_(adapted, 1.0)
-        optimizer.step()
+        _train_on(wrapped, adapted, optimizer)
+
+
+def _train_on(wrapped: Any, adapted: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    loss_of(wrapped(input_ids=tokens_of(rank_of()[0])).logits, rank_of()[0]).backward()
+    moetune.clip_grad_norm_(adapted, 1.0)
+    optimizer.step()
 
 
 def train_whole(model: Any, *, steps: int = 2) -> None:
     """Train a model on all ranks' tokens for some steps, as `train` does."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for _ in range(steps):
-        optimizer.zero_grad()
-        mean_reference(model)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        _train_whole_on(model, optimizer)
+
+
+def _train_whole_on(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    mean_reference(model)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
 
 
 def whole_state(model: Any) -> dict[str, torch.Tensor]:
@@ -214,11 +288,11 @@ def trains_with_replicas_of_experts() -> None:
     check_states(whole_state(adapted), whole.state_dict())
 
 
-def saves(folder: str, families: Sequence[str]) -> None:
+def saves(folder: str, families: Sequence[str], *, etp: int = 1) -> None:
     """Save adapted models, and load them as transformers does, whole and into adapted ones."""
     for family in families:
         whole = tiny(family)
-        adapted = moetune.adapt(copy.deepcopy(whole))
+        adapted = moetune.adapt(copy.deepcopy(whole), mesh=mesh_of(etp))
         check_states(whole_state(adapted), whole.state_dict())
         adapted.save_pretrained(f"{folder}/{family}")
         again = type(whole).from_pretrained(f"{folder}/{family}", dtype=torch.float64)
@@ -231,15 +305,92 @@ def saves(folder: str, families: Sequence[str]) -> None:
         again.config._experts_implementation = theirs.config._experts_implementation = "eager"
         assert torch.equal(again(input_ids=tokens).logits, theirs(input_ids=tokens).logits)
         wanted = whole(input_ids=tokens).logits
-        other = moetune.adapt(fill(copy.deepcopy(whole), seed=1))
-        other.load_state_dict(adapted.state_dict())
-        assert (other(input_ids=tokens).logits - wanted).abs().max() <= TOLERANCE
-        other = moetune.adapt(fill(copy.deepcopy(whole), seed=2))
-        other.load_state_dict(whole.state_dict())
-        assert (other(input_ids=tokens).logits - wanted).abs().max() <= TOLERANCE
+        torch.save(adapted.state_dict(), f"{folder}/{family}-{rank_of()[0]}.pt")
+        offloaded = get_model_state_dict(adapted, options=StateDictOptions(cpu_offload=True))
+        copied = copy.deepcopy(adapted.state_dict())
+        for name, value in adapted.state_dict().items():
+            # What torch's checkpoints make of a state dict tells them the same pieces.
+            made = offloaded[name], copied[name], value.new_empty([])
+            assert all(type(one) is type(value) for one in made), name
+        for seed, state in enumerate((
+            adapted.state_dict(), whole.state_dict(), offloaded,
+            torch.load(f"{folder}/{family}-{rank_of()[0]}.pt"),
+        )):  # fmt: skip
+            other = moetune.adapt(fill(copy.deepcopy(whole), seed=1 + seed), mesh=mesh_of(etp))
+            other.load_state_dict(state)
+            assert (other(input_ids=tokens).logits - wanted).abs().max() <= TOLERANCE
 
 
-def loads(folder: str, families: Sequence[str]) -> None:
+class Together(torch.nn.Module):
+    """Models of a block for each layout of parameters, whose logits add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models = torch.nn.ModuleList(
+            tiny(family, **WIDTH_OF_FOUR, num_hidden_layers=1, **changes)
+            for family, changes in ONE_BLOCK.items()
+        )
+
+    def forward(self, input_ids: torch.Tensor) -> CausalLMOutput:
+        return CausalLMOutput(logits=sum(one(input_ids=input_ids).logits for one in self.models))
+
+
+def reshards(folder: str) -> None:
+    """A checkpoint goes through layouts, a step of AdamW on each, and back to whole experts."""
+    whole, is_first = Together(), rank_of()[0] == 0
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    for step, (replicas, ep, etp, wrapper) in enumerate(LAYOUTS):
+        adapted = Together()
+        if step:
+            fill(adapted, seed=step)
+        moetune.adapt(adapted, mesh=_mesh(replicas, ep, etp))
+        wrapped = _wrapped(adapted, wrapper)
+        mine = torch.optim.AdamW(adapted.parameters(), lr=0.01)
+        if step:
+            _load(adapted, mine, f"{folder}/{step - 1}")
+        _train_on(wrapped, adapted, mine)
+        found = whole_state(adapted)
+        if is_first:
+            _train_whole_on(whole, optimizer)
+            check_states(found, whole.state_dict())
+        if step + 1 < len(LAYOUTS):
+            weights, states = get_state_dict(adapted, mine)
+            dcp_save({"model": weights, "optimizer": states}, checkpoint_id=f"{folder}/{step}")
+
+
+def _mesh(replicas: int, ep: int, etp: int) -> DeviceMesh:
+    names = ("replicas", "experts", "width") if etp > 1 else ("replicas", "experts")
+    mesh = init_device_mesh("cpu", (replicas, ep, etp)[: len(names)], mesh_dim_names=names)
+    return mesh["experts", "width"] if replicas == 1 and etp > 1 else mesh
+
+
+def _wrapped(adapted: Any, wrapper: str) -> Any:
+    if wrapper == "ddp":
+        return DistributedDataParallel(moetune.prepare_ddp(adapted))
+    data = init_device_mesh("cpu", (rank_of()[1],), mesh_dim_names=("data",))
+    return fully_shard(moetune.prepare_fsdp(adapted, data), mesh=data)
+
+
+def shards_pieces_over_replicas() -> None:
+    """Three experts do not divide by two replicas; nor may FSDP2 part a rank's pieces."""
+    whole = tiny("Mixtral", num_local_experts=3)
+    adapted = moetune.adapt(copy.deepcopy(whole), mesh=_mesh(2, 1, 2))
+    _wrapped(adapted, "fsdp")
+    check_states(whole_state(adapted), whole.state_dict())
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    value = adapted.state_dict()[name]
+    for part, offsets in local_parts(value):
+        assert torch.equal(part, cut(whole.get_parameter(name), offsets, part.shape))
+    assert sum(part.numel() for part, _ in local_parts(value)) == value.to_local().numel()
+
+
+def _load(adapted: Any, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    weights, states = get_state_dict(adapted, optimizer)
+    dcp_load({"model": weights, "optimizer": states}, checkpoint_id=folder)
+    set_state_dict(adapted, optimizer, model_state_dict=weights, optim_state_dict=states)
+
+
+def loads(folder: str, families: Sequence[str], *, etp: int = 1) -> None:
     """Load checkpoints into models without memory."""
     for family in families:
         whole = tiny(family)
@@ -248,7 +399,7 @@ def loads(folder: str, families: Sequence[str]) -> None:
             dist.barrier()
         with torch.device("meta"):
             empty = type(whole)._from_config(copy.deepcopy(whole.config), dtype=torch.float64)
-        adapted = moetune.adapt(empty, checkpoint=f"{folder}/{family}")
+        adapted = moetune.adapt(empty, mesh=mesh_of(etp), checkpoint=f"{folder}/{family}")
         check_states(whole_state(adapted), whole.state_dict())
         theirs = type(whole).from_pretrained(f"{folder}/{family}", dtype=torch.float64)
         theirs.config._experts_implementation = "eager"
@@ -329,7 +480,22 @@ def refuses() -> None:
         "has memory": lambda: moetune.adapt(model(), checkpoint="nowhere"),
     }
     if num_ranks > 1:
-        faults["does not divide"] = lambda: moetune.adapt(model(num_local_experts=num_ranks + 1))
+        pair = mesh_of(num_ranks)
+        turned = DeviceMesh("cpu", [[0], [1]], mesh_dim_names=("width", "experts"))
+        faults |= {
+            "does not divide": lambda: moetune.adapt(model(num_local_experts=num_ranks + 1)),
+            "d_hidden (9) does not divide by the 2 ranks that share": lambda: moetune.adapt(
+                model(intermediate_size=9), mesh=pair
+            ),
+            "down_proj_bias of width 13 does not divide": lambda: moetune.adapt(
+                tiny("GptOss", hidden_size=13), mesh=pair
+            ),
+            "d_hidden=5": lambda: moetune.adapt(model(), plan_of(), pair),
+            '"width" has dimensions': lambda: moetune.adapt(model(), mesh=turned),
+            "ranks share the widths of the experts of": lambda: moetune.shard(
+                one := moetune.adapt(model(), mesh=pair), torch.optim.AdamW(one.parameters())
+            ),
+        }
     for text, work in faults.items():
         error = same_on_all(raised(work))
         assert error.startswith("InputError"), error
@@ -344,6 +510,7 @@ def refuses() -> None:
     one_sided: dict[str, Callable[[], object]] = {
         "has no experts": lambda: moetune.adapt(torch.nn.Linear(2, 2) if rank else model()),
         "num_experts=8": lambda: moetune.adapt(model(num_local_experts=8 if rank else 4)),
+        "each expert on 2 ranks": lambda: moetune.adapt(model(), mesh=None if rank else pair),
         "plan": lambda: moetune.adapt(model(), plan_of(degrees=(3, 2 + rank))),
         "rank 1: error: plan": lambda: moetune.adapt(
             model(), plan_of(layer=other) if rank else plan_of()
@@ -360,9 +527,10 @@ def refuses() -> None:
         moetune.adapt(model(), mesh=mesh)
 
 
-def follows_its_plan() -> None:
+def follows_its_plan(*, etp: int = 1) -> None:
     """A plan decides the chunks, and a router that gives other shapes is one error."""
-    model = moetune.adapt(tiny("Mixtral", dtype=torch.float32), plan_of())
+    plan = plan_of(layer=SHAPE.in_shards(etp))
+    model = moetune.adapt(tiny("Mixtral", dtype=torch.float32), plan, mesh_of(etp))
     model(input_ids=torch.zeros(2, 8, dtype=torch.int64)).logits.sum().backward()
     (layer, _) = layers_of(model)
     assert (layer.decision.forward_degree, layer.decision.backward_degree) == (3, 2)
@@ -389,26 +557,32 @@ def fails_to_save(folder: str) -> None:
 
 def two_ranks(folder: str) -> None:
     """What is shown on two ranks, which are started once."""
-    equal_models(("Mixtral", "Qwen3Moe", "GptOss"), ((1, 2), (2, 1), (3, 3), (2, 3)))
+    equal_models(("Mixtral", "Qwen3Moe", "GptOss"), ((1, 2), (2, 1), (3, 3), (2, 3)), etps=(1, 2))
     equal_models(
         ("Qwen2Moe", "Olmoe", "DeepseekV2", "DeepseekV3", "Glm4Moe", "Qwen3Next", "Llama4"),
         ((2, 2),),
         ("none", "S3"),
+        etps=(1, 2),
     )
     follows_its_plan()
+    follows_its_plan(etp=2)
     trains_under_ddp()
     trains_under_fsdp()
     trains_replicated()
     trains_in_chunks_of_states()
     saves(f"{folder}/saved", ("Mixtral", "GptOss"))
+    saves(f"{folder}/saved-shards", ("Mixtral", "GptOss", "Llama4"), etp=2)
     loads(f"{folder}/loaded", ("Mixtral", "Llama4"))
+    loads(f"{folder}/loaded-shards", ("Mixtral", "GptOss", "Llama4"), etp=2)
     runs_in_transformers_own_parallelism(f"{folder}/theirs")
     runs_the_example(f"{folder}/example")
     fails_to_save(f"{folder}/refused")
     refuses()
 
 
-def four_ranks() -> None:
+def four_ranks(folder: str) -> None:
     """What is shown on four ranks."""
-    equal_models(tuple(FAMILIES), ((2, 3),), ("none", "S1"))
+    equal_models(tuple(FAMILIES), ((2, 3),), ("none", "S1"), etps=(1, 2, 4), **WIDTH_OF_FOUR)
     trains_with_replicas_of_experts()
+    shards_pieces_over_replicas()
+    reshards(folder)

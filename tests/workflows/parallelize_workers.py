@@ -125,7 +125,14 @@ def layouts_train_alike(layouts: Sequence[dict[str, Any]]) -> None:
 
 
 def experts_of_transformers_train_alike(layouts: Sequence[dict[str, Any]]) -> None:
+    """And take a whole state dict, as the last layout has it, too."""
     _train_alike(_decoder_of_transformers, layouts, SAME_IN_FLOAT32)
+    state = {name: value + 1 for name, value in _decoder_of_transformers().state_dict().items()}
+    trained = _parallel(layouts[-1], _decoder_of_transformers())
+    trained.load_state_dict(state)
+    loaded = trained.state_dict()
+    trained.load_state_dict(loaded)
+    assert all(torch.equal(whole(value), state[name]) for name, value in loaded.items())
 
 
 def _train_alike(
@@ -140,13 +147,13 @@ def _train_alike(
         assert worst < tolerance, (worst, layout)
 
 
-def _decoder_of_transformers() -> Decoder:
+def _decoder_of_transformers(d_hidden: int = WIDTH) -> Decoder:
     """Return the decoder with experts and routers of transformers' Mixtral."""
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
     config = MixtralConfig(
-        hidden_size=WIDTH, intermediate_size=WIDTH, num_local_experts=EXPERTS,
+        hidden_size=WIDTH, intermediate_size=d_hidden, num_local_experts=EXPERTS,
         num_experts_per_tok=2, num_attention_heads=2, num_key_value_heads=2,
     )  # fmt: skip
     config._experts_implementation = "eager"  # others do not compute in float64
@@ -349,7 +356,9 @@ def refusals() -> None:
     ):
         with pytest.raises(InputError, match=words):
             moetune.parallelize(decoder(), plan, loss_of=loss_of)
-    with pytest.raises(InputError, match="plan cuts experts over ranks"):
-        moetune.parallelize(_decoder_of_transformers(), plan_of(2, dp=2, etp=2), loss_of=loss_of)
+    with pytest.raises(InputError, match=r"d_hidden \(9\) does not divide by the 2 ranks"):
+        moetune.parallelize(
+            _decoder_of_transformers(d_hidden=9), plan_of(2, dp=2, etp=2), loss_of=loss_of
+        )
     with pytest.raises(InputError, match=r"no nn\.ModuleList 'h'"):
         moetune.parallelize(decoder(), plan_of(2, dp=2), loss_of=loss_of, blocks="h")

@@ -43,7 +43,10 @@ def test_a_model_of_ones_own_trains_as_one_process_does(
 
 @pytest.mark.dist
 def test_experts_of_transformers_in_a_model_of_ones_own_train_alike() -> None:
-    layouts = ({"dp": 2, "ep": 2}, {"pp": 2, "zero": 0})
+    layouts = (
+        {"dp": 2, "ep": 2}, {"pp": 2, "zero": 0}, {"dp": 2, "etp": 2, "zero": 3},
+        {"dp": 2, "etp": 2, "overlap": "chunks", "degree": {"forward": 2, "backward": 3}},
+    )  # fmt: skip
     assert run_ranks(own.experts_of_transformers_train_alike, 2, layouts) == ["", ""]
 
 

@@ -244,10 +244,14 @@ def share_checkpoints(experts: nn.Module, placement: ExpertPlacement) -> None:
 def _distribute(
     placement: ExpertPlacement, experts: nn.Module, state: dict[str, Any], prefix: str, _: object
 ) -> None:
-    """Replace plain tensors in a state dict by DTensors; variables (`keep_vars`) stay."""
+    """Replace tensors in a state dict by DTensors; variables (`keep_vars`) stay."""
     for name, parameter in experts.named_parameters(recurse=False):
         value = state.get(prefix + name)
-        if isinstance(value, torch.Tensor) and not (is_dtensor(value) or value is parameter):
+        if value is parameter or not isinstance(value, torch.Tensor):
+            continue
+        if is_dtensor(value):
+            state[prefix + name] = placement.in_pieces(value, name)
+        else:
             state[prefix + name] = placement.distribute(value, name)
 
 

@@ -106,12 +106,15 @@ class _OptimizerWatch:
         return state | {"state": states}
 
     def _owners(self) -> dict[int, _Owner]:
-        """Return the owners of plain parameters; DTensors have states that are DTensors."""
+        """Return the owners of parameters whose states are not as checkpoints need them.
+
+        DTensors have states that are DTensors; only those in pieces have to tell.
+        """
         return {
             id(parameter): _Owner(placement, name)
             for experts, placement in self.placements.items()
             for name, parameter in experts.named_parameters(recurse=False)
-            if not is_dtensor(parameter)
+            if not is_dtensor(parameter) or placement.width.num_pieces(name) > 1
         }
 
 
@@ -139,6 +142,8 @@ def _distributed(
     Raises:
         InputError: its rows are not those of experts.
     """
+    if is_dtensor(value):
+        return owner.placement.in_pieces(value, owner.name)
     if value.dim() != parameter.dim() or len(value) != len(parameter):
         raise InputError(
             f"the optimizer's {key} {tuple(value.shape)} of experts {tuple(parameter.shape)} is "
@@ -148,11 +153,22 @@ def _distributed(
     return owner.placement.distribute(value, owner.name, "optimizer")
 
 
-def _own_part(owner: _Owner, _: nn.Parameter, key: str, value: torch.Tensor) -> torch.Tensor:
+def _own_part(
+    owner: _Owner, parameter: nn.Parameter, key: str, value: torch.Tensor
+) -> torch.Tensor:
+    if is_dtensor(parameter):
+        return _plain(value)
     what = f"the optimizer's {key} of experts"
     part = owner.placement.own_part(value, owner.name, what, "optimizer")
     # A slice would keep the memory of all experts: torch takes loaded states without a copy.
     return part if is_dtensor(value) else part.clone()
+
+
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    """Return a state as torch's own DTensor, with which optimizers compute."""
+    from moetune.runtime.moe.pieces import DTensorInPieces
+
+    return value.plain() if isinstance(value, DTensorInPieces) else value
 
 
 def _loaded_part(

@@ -57,6 +57,19 @@ def local_part(parameter: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
     return local, tuple(chunk.offsets)
 
 
+def local_parts(parameter: torch.Tensor) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
+    """Return this rank's memory of a parameter in parts of the whole, and their offsets in it."""
+    if not is_dtensor(parameter):
+        return [local_part(parameter)]
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    with torch.no_grad():
+        return [
+            (parameter.__get_tensor_shard__(MetadataIndex("", chunk.offsets)), tuple(chunk.offsets))
+            for chunk in parameter.__create_chunk_list__()
+        ]
+
+
 def cut(whole: torch.Tensor, offsets: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
     """Return the part of a tensor at the offsets."""
     for dim, (offset, size) in enumerate(zip(offsets, shape, strict=True)):
@@ -199,8 +212,14 @@ class ExpertPlacement:
             )
 
     def own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """Return a view of this rank's part of a parameter of all experts, in the natural order."""
+        """Return this rank's part of a parameter of all experts, in the natural order."""
         return self.width.own(name, whole[self.first : self.first + self.num_local])
+
+    def whole(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return a parameter of all experts, of all ranks' parts in the natural order."""
+        shards = self.width.num_shards
+        rows = [parts[first : first + shards] for first in range(0, len(parts), shards)]
+        return torch.cat([self.width.whole(name, row) for row in rows])
 
     def distribute(
         self, local: torch.Tensor, name: str, kind: StateKind = "parameters"
@@ -226,9 +245,18 @@ class ExpertPlacement:
             self._check_replicas(local, kind)
             local = self._moved(local, places_of(self.order))
             self.copies.add(kind, local)
-        return DTensor.from_local(
+        every = DTensor.from_local(
             local, self._mesh(local), self.width.placements(name), run_check=False
         )
+        return self.in_pieces(every, name)
+
+    def in_pieces(self, value: "DTensor", name: str) -> "DTensor":
+        """Return a DTensor of a parameter as checkpoints need it: see `pieces`."""
+        if self.width.num_pieces(name) == 1:
+            return value
+        from moetune.runtime.moe.pieces import DTensorInPieces
+
+        return DTensorInPieces.of(value)
 
     def own_part(
         self, value: torch.Tensor, name: str, what: str, kind: StateKind = "parameters"

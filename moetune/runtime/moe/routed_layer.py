@@ -27,7 +27,7 @@ class RoutedLayer(AllToAllLayer):
     The layer has no parameters: its experts are a module of the caller's.
 
     Args:
-        shape: of the layer, as plans have it.
+        shape: of the layer; plans of one whose ranks share an expert's width are of its shards.
         experts: of this rank.
         pipeline, memory_reuse, plan, planbook: as in `MoELayer`.
 
@@ -48,8 +48,9 @@ class RoutedLayer(AllToAllLayer):
         planbook: PlanBook | None = None,
     ) -> None:
         key = LayerKey(
-            layer=shape, num_ranks=communicator.num_ranks, dtype=dtype_name(experts.w1.dtype)
-        )
+            layer=shape.in_shards(experts.placement.width.num_shards),
+            num_ranks=communicator.num_ranks, dtype=dtype_name(experts.w1.dtype),
+        )  # fmt: skip
         decisions = LayerDecisions(
             key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
             plan=plan, planbook=planbook, can_place=False,

@@ -20,9 +20,11 @@ def to_shards(routing: Routing, placement: ExpertPlacement) -> Routing:
     if placement.width.num_shards == 1:
         return routing
     shards, places_TK = placement.width.num_shards, routing.places_TK
+    # Routers round to float32: gradients of the shards add up before they are rounded to it.
+    exact = torch.promote_types(routing.weights_TK.dtype, routing.x_TD.dtype)
     return replace(
         routing,
-        weights_TK=_repeated(routing.weights_TK, shards),
+        weights_TK=_repeated(routing.weights_TK.to(exact), shards),
         experts_TK=_places(routing.experts_TK, shards, placement.num_local),
         places_TK=None if places_TK is None else _repeated(places_TK, shards),
     )

@@ -4,6 +4,9 @@ FFN(x) = Σₛ W₂[s] act(W₁[s] x) over the shards s of an expert's hidden wi
 work by element, and so does the product with a gate. Every value of an expert is on one rank of
 its layer's group: the bias of the down-projection, which is added once, is cut over its own width.
 
+Where a gate and an up-projection are the halves of one parameter, a rank's shard is two pieces of
+it: a slice of the gate, and the same slice of the up-projection.
+
 E experts, D model width, H hidden width.
 """
 
@@ -17,7 +20,7 @@ from moetune.domain.errors import InputError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.placement_types import Placement
 
 WIDTH = "width"
 """Name of the mesh dimension over which an expert's width is cut."""
@@ -33,6 +36,8 @@ class ExpertWidth:
     Args:
         mesh: the group's ranks, ("experts", "width"); None where experts are whole.
         dims: by the name of a parameter (E, …), the dimension that is cut.
+        pieces: of equal length, of which every shard has a slice, along that dimension; 1 where a
+            name is missing.
 
     Raises:
         InputError: the mesh has not two dimensions.
@@ -40,6 +45,7 @@ class ExpertWidth:
 
     mesh: "DeviceMesh | None" = None
     dims: Mapping[str, int] = field(default_factory=dict, repr=False)
+    pieces: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.mesh is not None and self.mesh.ndim != _MESH_DIMS:
@@ -68,11 +74,18 @@ class ExpertWidth:
                 "give the mesh of the group's ranks",
             )
 
-    def placements(self, name: str) -> "list[Shard]":
-        """Return how a parameter lies over the mesh, or over a group of whole experts."""
-        from torch.distributed.tensor import Shard
+    def num_pieces(self, name: str) -> int:
+        """Return the slices that a rank has of each expert's parameter."""
+        return 1 if self.mesh is None else self.pieces.get(name, 1)
 
-        return [Shard(0)] if self.mesh is None else [Shard(0), Shard(self.dims[name])]
+    def placements(self, name: str) -> "list[Placement]":
+        """Return how a parameter lies over the mesh, or over a group of whole experts."""
+        from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
+        if self.mesh is None:
+            return [Shard(0)]
+        dim, pieces = self.dims[name], self.num_pieces(name)
+        return [Shard(0), Shard(dim) if pieces == 1 else _StridedShard(dim, split_factor=pieces)]
 
     def local_shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of a rank's shards of a parameter of whole experts.
@@ -83,7 +96,7 @@ class ExpertWidth:
         if self.mesh is None:
             return tuple(shape)
         size = shape[self.dims[name]]
-        if size % self.num_shards:
+        if size % (self.num_shards * self.num_pieces(name)):
             raise InputError(
                 f"{name} of width {size} does not divide by the {self.num_shards} ranks that "
                 "share an expert's width",
@@ -101,12 +114,26 @@ class ExpertWidth:
         return tuple(found)
 
     def own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """Return a view of this rank's shards of a parameter of whole experts (E, …)."""
+        """Return this rank's shards of a parameter of whole experts (E, …).
+
+        They are a view, and a copy where they have several pieces.
+        """
         if self.mesh is None:
             return whole
         dim = self.dims[name]
-        size = whole.shape[dim] // self.num_shards
-        return whole.narrow(dim, self.shard * size, size)
+        pieces = whole.unflatten(dim, (self.num_pieces(name), -1))
+        size = pieces.shape[dim + 1] // self.num_shards
+        own: torch.Tensor = pieces.narrow(dim + 1, self.shard * size, size)
+        return own.flatten(dim, dim + 1)
+
+    def whole(self, name: str, shards: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return whole experts' parameter (E, …), of the shards of all ranks that share them."""
+        if self.mesh is None:
+            [only] = shards
+            return only
+        dim = self.dims[name]
+        pieces = [each.unflatten(dim, (self.num_pieces(name), -1)) for each in shards]
+        return torch.cat(pieces, dim + 1).flatten(dim, dim + 1)
 
     def with_zeros(self, parameters: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Return w1, b1, w2, b2 and w3 as those of experts of their own.

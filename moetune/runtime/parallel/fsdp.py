@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from moetune.comm.gloo import new_communicator
 from moetune.comm.group import Communicator
@@ -115,18 +116,25 @@ def _fully_shard(
 def _placement(parameter: nn.Parameter, num_replicas: int) -> Shard:
     """Return the first dimension that divides evenly: whole experts where they do.
 
+    One that this rank has pieces of is none: a shard of its own would be parts of these.
+
     Raises:
         InputError: none does; torch's checkpoints would misplace uneven shards.
     """
     shape = local_part(parameter)[0].shape
+    in_pieces = {one.dim for one in _placements(parameter) if isinstance(one, _StridedShard)}
     for dim, size in enumerate(shape):
-        if size % num_replicas == 0:
+        if size % num_replicas == 0 and dim not in in_pieces:
             return Shard(dim)
     raise InputError(
         f"experts of shape {tuple(shape)} on each rank cannot be sharded evenly over "
         f"{num_replicas} replicas",
         "spread the experts over more ranks, so that there are fewer replicas",
     )
+
+
+def _placements(parameter: nn.Parameter) -> tuple[Placement, ...]:
+    return tuple(parameter.placements) if is_dtensor(parameter) else ()
 
 
 def _expert_mesh(

@@ -15,7 +15,7 @@ from moetune.comm.gloo import communicator_of
 from moetune.domain.errors import InputError
 from moetune.domain.pipeline import stage_sizes
 from moetune.domain.training import FoldedLayout
-from moetune.runtime.moe.placement import cut, is_dtensor, local_part
+from moetune.runtime.moe.placement import cut, is_dtensor, local_parts
 from moetune.runtime.parallel.chain import Chain, trace_chain
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.model_stage import ModelStage, StageRange
@@ -79,11 +79,12 @@ class ParallelModel(Stages):
                     "give the state dict of the whole model",
                 )
         for name, value in own.items():
-            local, offsets = local_part(value)
             given = state[name]
             if is_dtensor(given):
-                local.copy_(given.to_local())
-            else:
+                here = value.to_local() if is_dtensor(value) else value
+                here.copy_(given.to_local())
+                continue
+            for local, offsets in local_parts(value):
                 local.copy_(cut(given, offsets, local.shape))
 
 
