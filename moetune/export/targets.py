@@ -4,7 +4,8 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from moetune.domain.errors import InfeasiblePlanError
-from moetune.domain.targets import TargetName, target_rules
+from moetune.domain.target_rules import target_rules
+from moetune.domain.targets import TargetName
 from moetune.domain.training_rules import check_layout
 from moetune.export.bridge import bridge_export
 from moetune.export.deepspeed import deepspeed_export

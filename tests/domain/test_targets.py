@@ -3,7 +3,8 @@
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.domain.targets import TARGETS, find_target, layout_rules, target_rules
+from moetune.domain.target_rules import layout_rules, target_rules
+from moetune.domain.targets import TARGETS, find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.huggingface.registry import named_model
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from examples.language_model import LanguageModel, staged_language_model
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.placement import cut, is_dtensor, local_part
+from moetune.runtime.moe.local_parts import cut, is_dtensor, local_part
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages
 from moetune.runtime.parallel.tensor import TensorParallelModule

@@ -17,8 +17,9 @@ from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.moe.function import ExpertFunction, MemoryPolicy
 from moetune.runtime.moe.fused import FusedForm
+from moetune.runtime.moe.local_parts import cut, is_dtensor, local_part
 from moetune.runtime.moe.optimizer_states import watch_optimizers
-from moetune.runtime.moe.placement import ExpertPlacement, cut, is_dtensor, local_part
+from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.wrappers import WrapperCheck, check_dtensor
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.gate_function import GateFunction, counts_of
-from moetune.runtime.moe.placement import cut, local_part
+from moetune.runtime.moe.local_parts import cut, local_part
 from moetune.runtime.moe.workspace import MemoryTracker
 
 

@@ -11,7 +11,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.quantization import Quantization
 from moetune.runtime.moe.expert_module import LocalExperts
-from moetune.runtime.moe.placement import is_dtensor
+from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.quantized import problem_of
 
 _MESH_DIMS = 2

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
+from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.placement import ExpertPlacement
 
 _ZERO = "ZeroRedundancyOptimizer"
 

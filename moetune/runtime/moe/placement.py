@@ -11,12 +11,9 @@ Experts that a plan has placed otherwise travel to their places in the natural o
 dict is made, and back when one is loaded: a checkpoint does not tell where its experts were.
 """
 
-import sys
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeGuard
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -24,97 +21,18 @@ import torch.distributed as dist
 from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.errors import InputError
-from moetune.domain.placement import EMPTY, has_replicas, places_of, replicas_of
+from moetune.domain.placement import has_replicas, places_of
+from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.moves import check_replicas, moved
+from moetune.runtime.moe.state_copies import EXPERTS_OF, StateCopies, StateKind
 from moetune.runtime.moe.width import WHOLE, WIDTH, ExpertWidth
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-StateKind = Literal["parameters", "optimizer"]
-"""Content of a state dict."""
-_WORDS: Mapping[StateKind, str] = MappingProxyType(
-    {"parameters": "experts", "optimizer": "the optimizer of experts"}
-)
-_MOST_WATCHED = 64
 EXPERTS = "experts"
 """Name of the mesh dimension over which experts are sharded."""
-
-
-def is_dtensor(value: object) -> "TypeGuard[DTensor]":
-    """Return whether a value is a DTensor, without importing them where nobody has made one."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
-
-
-def local_part(parameter: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Return this rank's memory of a parameter, and its offsets in the whole."""
-    if not is_dtensor(parameter):
-        return parameter.detach(), (0,) * parameter.dim()
-    (chunk,) = parameter.__create_chunk_list__()
-    with torch.no_grad():
-        local: torch.Tensor = parameter.to_local()
-    return local, tuple(chunk.offsets)
-
-
-def local_parts(parameter: torch.Tensor) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
-    """Return this rank's memory of a parameter in parts of the whole, and their offsets in it."""
-    if not is_dtensor(parameter):
-        return [local_part(parameter)]
-    from torch.distributed.checkpoint.metadata import MetadataIndex
-
-    with torch.no_grad():
-        return [
-            (parameter.__get_tensor_shard__(MetadataIndex("", chunk.offsets)), tuple(chunk.offsets))
-            for chunk in parameter.__create_chunk_list__()
-        ]
-
-
-def cut(whole: torch.Tensor, offsets: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-    """Return the part of a tensor at the offsets."""
-    for dim, (offset, size) in enumerate(zip(offsets, shape, strict=True)):
-        whole = whole.narrow(dim, offset, size)
-    return whole
-
-
-class StateCopies:
-    """Copies of experts that state dicts were given, and whether somebody has written into them.
-
-    `torch.distributed.checkpoint.load` writes into the tensors of a state dict. Those of experts in
-    the natural order are the parameters themselves, copies have to be loaded again.
-    """
-
-    def __init__(self) -> None:
-        self._watched: dict[StateKind, deque[tuple[torch.Tensor, int]]] = {}
-
-    def add(self, kind: StateKind, copy: torch.Tensor) -> None:
-        """Watch a copy, whose memory is freed with the state dict."""
-        watched = copy.detach()  # counts the writes of all that share the copy's memory
-        watched.data = copy.new_empty(0)
-        of_kind = self._watched.setdefault(kind, deque(maxlen=_MOST_WATCHED))
-        of_kind.append((watched, watched._version))  # noqa: SLF001 - torch has no public name
-
-    def forget(self, kind: StateKind) -> None:
-        """Watch no more: values of this kind are being loaded."""
-        self._watched.pop(kind, None)
-
-    def check(self) -> None:
-        """Raise InputError where a copy was written into, and not loaded."""
-        for kind, copies in self._watched.items():
-            if any(watched._version != version for watched, version in copies):  # noqa: SLF001
-                self.forget(kind)
-                raise InputError(
-                    f"values were written into a state dict of {_WORDS[kind]}, and not loaded into "
-                    "the layer: a plan has placed its experts, and the state dict has copies",
-                    "call load_state_dict, or set_state_dict, after "
-                    "torch.distributed.checkpoint.load",
-                )
-
-
-def _sent_from(group: dist.ProcessGroup, local: torch.Tensor) -> torch.device:
-    """Return the tensor's device, or one whose values the group's backend can send."""
-    kinds = {device.type for device in group._device_types}  # noqa: SLF001 - torch has no public name
-    return local.device if local.device.type in kinds else GroupCommunicator(group).device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,8 +160,9 @@ class ExpertPlacement:
         if self.order and local.is_meta:
             local = local.new_empty((self.num_experts // self.num_ranks, *local.shape[1:]))
         elif self.order:
-            self._check_replicas(local, kind)
-            local = self._moved(local, places_of(self.order))
+            if has_replicas(self.order):
+                check_replicas(local, self.order, self.process_group, EXPERTS_OF[kind])
+            local = moved(local, places_of(self.order), self.process_group)
             self.copies.add(kind, local)
         every = DTensor.from_local(
             local, self._mesh(local), self.width.placements(name), run_check=False
@@ -284,7 +203,7 @@ class ExpertPlacement:
                 return part
             if part.is_meta:
                 return part.new_empty((self.num_local, *part.shape[1:]))
-            return self._moved(part, self.order)
+            return moved(part, self.order, self.process_group)
         num_found = len(value) if value.dim() else 0
         if num_found == self.num_experts:
             if self.order:
@@ -311,66 +230,6 @@ class ExpertPlacement:
             f"this is rank {self.rank} of {self.num_ranks}",
             "load it with torch.distributed.checkpoint, which moves experts between ranks",
         )
-
-    def _moved(self, local: torch.Tensor, sources: Sequence[int]) -> torch.Tensor:
-        """Return this rank's rows of all ranks' `local`, in another order; all ranks call this.
-
-        Args:
-            local: (rows, …), of as many rows on each rank.
-            sources: of all ranks' rows of the result, the one of `local` that each is, or EMPTY.
-        """
-        before, after = len(local), len(sources) // self.num_ranks
-        rows = [max(source, 0) for source in sources]  # an empty place has some expert's values
-        of_rank = [rows[rank * after : (rank + 1) * after] for rank in range(self.num_ranks)]
-        first = self.rank * before
-        leaving = [[row - first for row in one if first <= row < first + before] for one in of_rank]
-        mine = of_rank[self.rank]
-        arriving = sorted(range(after), key=lambda row: (mine[row] // before, row))
-        froms = [row // before for row in mine]
-        given, taken = list(map(len, leaving)), list(map(froms.count, range(self.num_ranks)))
-        communicator = GroupCommunicator(self.process_group)
-        held = local.detach().to(_sent_from(self.process_group, local))
-        picked = held[[row for one in leaving for row in one]]
-        sent = picked.reshape(len(picked), -1).view(torch.uint8)  # backends lack some dtypes
-        received = sent.new_empty((after, sent.shape[1]))
-        communicator.all_to_all(received, sent, taken, given, "the move of experts' states").wait()
-        moved = held.new_empty((after, *held.shape[1:]))
-        moved[arriving] = received.view(held.dtype).view_as(moved)
-        return moved.to(local.device)
-
-    def _check_replicas(self, local: torch.Tensor, kind: StateKind) -> None:
-        """Check that replicas are equal, by their sums; all ranks call this.
-
-        Raises:
-            InputError: two differ; on all ranks.
-            CollectiveError: the exchange failed.
-        """
-        if not has_replicas(self.order):
-            return
-        found_replicas = replicas_of(self.order)
-        sums = torch.zeros(self.num_local, 2, dtype=torch.float64)
-        for row, expert in enumerate(self.experts):
-            if expert != EMPTY and len(found_replicas[expert]) > 1:
-                values = local[row].detach().double()
-                sums[row] = torch.stack((values.sum(), values.abs().sum()))
-        sums = sums.to(_sent_from(self.process_group, local))
-        communicator = GroupCommunicator(self.process_group)
-        found = (
-            communicator.all_gather_values(
-                sums.view(torch.int64).reshape(-1), "the comparison of replicas of experts"
-            )
-            .reshape(-1, 2)
-            .tolist()
-        )
-        for expert, places in enumerate(found_replicas):
-            if any(found[place] != found[places[0]] for place in places):
-                ranks = [place // self.num_local for place in places]
-                raise InputError(
-                    f"{_WORDS[kind]} {expert} differ between its replicas on ranks {ranks}: "
-                    "something has changed one of them alone",
-                    "use an optimizer whose steps of an expert depend on it alone, such as AdamW, "
-                    "or plan with --expert-placement once",
-                )
 
     @property
     def process_group(self) -> dist.ProcessGroup:

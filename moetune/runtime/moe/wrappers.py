@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
+from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.placement import ExpertPlacement
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -12,7 +12,7 @@ from torch import nn
 from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.placement import is_dtensor
+from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.parallel.replicas import spread_layers
 from moetune.runtime.parallel.tensor import TensorParallelModule
 

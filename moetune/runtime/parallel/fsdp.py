@@ -17,7 +17,8 @@ from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.moe.expert_module import LocalExperts
-from moetune.runtime.moe.placement import EXPERTS, is_dtensor, local_part
+from moetune.runtime.moe.local_parts import is_dtensor, local_part
+from moetune.runtime.moe.placement import EXPERTS
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.width import WIDTH
 from moetune.runtime.parallel.replicas import (

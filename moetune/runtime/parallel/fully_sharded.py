@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from moetune.comm.transfer import Done, Transfer
 from moetune.runtime.moe.executor import GradientMean
-from moetune.runtime.moe.placement import is_dtensor
+from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.parallel.fsdp import prepare_fsdp
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.replicas import spread_layers

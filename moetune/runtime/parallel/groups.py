@@ -28,7 +28,8 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout, check_ranks, nearest_divisors
 from moetune.domain.pipeline import Schedule, rank_of_stage
 from moetune.domain.plan import Decision
-from moetune.domain.targets import find_target, layout_rules
+from moetune.domain.target_rules import layout_rules
+from moetune.domain.targets import find_target
 from moetune.domain.training import Degrees, FoldedLayout
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer

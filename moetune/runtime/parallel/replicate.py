@@ -18,7 +18,7 @@ from moetune.domain.document import digest
 from moetune.domain.errors import InputError
 from moetune.domain.gradients import GradientSchedule
 from moetune.domain.training import BATCHES_IN_TURNS
-from moetune.runtime.moe.placement import is_dtensor
+from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.parallel.dense_gradients import DenseGradients
 from moetune.runtime.parallel.gradients import average_experts

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from moetune.comm.launched import check_joined
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
-from moetune.runtime.moe.placement import is_dtensor
+from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.sharded.cache import Cache
 from moetune.runtime.sharded.layout import cache_capacity, find_units, replica_groups
 from moetune.runtime.sharded.manager import ChunkManager

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule
 from moetune.domain.pipeline import stage_words
-from moetune.domain.targets import target_rules
+from moetune.domain.target_rules import target_rules
 from moetune.domain.training import FoldedLayout, LayoutRequest
 from moetune.domain.training_rules import broken_rules
 from moetune.solve.training.space import LayoutSpace

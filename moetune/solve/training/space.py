@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.layout import divisors
 from moetune.domain.pipeline import SCHEDULES, Schedule, most_stages
-from moetune.domain.targets import Target, dispatcher_rules, host_rules, target_rules
+from moetune.domain.target_rules import dispatcher_rules, host_rules, target_rules
+from moetune.domain.targets import Target
 from moetune.domain.training import (
     FoldedLayout,
     LayoutRequest,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from moetune.domain.pipeline import SCHEDULES, StageLetters
-from moetune.domain.targets import target_rules
+from moetune.domain.target_rules import target_rules
 from moetune.domain.training import (
     TOKEN_DISPATCHERS,
     FoldedLayout,

@@ -8,7 +8,8 @@ import pytest
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
-from moetune.domain.targets import TARGETS, find_target, target_rules
+from moetune.domain.target_rules import target_rules
+from moetune.domain.targets import TARGETS, find_target
 from moetune.domain.training import Degrees, FoldedLayout, Recompute, TrainingJob
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model

@@ -7,7 +7,8 @@ import pytest
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.profile import Profile
 from moetune.domain.reference import TransferPhase
-from moetune.domain.targets import TARGETS, find_target, target_rules
+from moetune.domain.target_rules import target_rules
+from moetune.domain.targets import TARGETS, find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TokenDispatcher, TrainingJob
 from moetune.domain.training_rules import broken_rules
 from moetune.fit.dispatchers import SmTimes

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.errors import InputError, LayoutTooLargeError, ProfileError
-from moetune.domain.targets import find_target, target_rules
+from moetune.domain.target_rules import target_rules
+from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_rules import check_layout
 from moetune.huggingface.registry import named_model

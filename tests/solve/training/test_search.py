@@ -7,7 +7,8 @@ import pytest
 
 from moetune.domain.errors import InputError
 from moetune.domain.pipeline import SCHEDULES, even_stages, read_stages
-from moetune.domain.targets import find_target, target_rules
+from moetune.domain.target_rules import target_rules
+from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_rules import broken_rules
 from moetune.fit.costs import costs_of
