@@ -150,7 +150,7 @@ class _Sweep:
         if passes > most_seconds:
             return
         for share in fitting.shares(layout, self.pins):
-            seconds = passes + prices.optimizer_seconds(layout, share)
+            seconds = passes + prices.update.optimizer_seconds(layout, share)
             if seconds > most_seconds:
                 continue
             for one in fitting.waiting(layout, share, self.pins):

@@ -269,7 +269,7 @@ class _Branches:
             share = 0.0 if fits else self.fitting.least_share(one, self.pins)
             if share is None:
                 continue
-            added = self.search.prices.host_seconds(one, share)
+            added = self.search.prices.update.host_seconds(one, share)
             yield from self._dispatched(
                 one, self.table.ranked(one, one.recompute), added_seconds=added, fits=fits
             )

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from moetune.domain.optimizers import optimizer_of
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
@@ -12,11 +11,9 @@ from moetune.solve.training.block import GEMM_FORMS
 from moetune.solve.training.blocks import BlockTable
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.offload import (
-    HOST_ADAM_SECONDS,
     bytes_without_pipeline,
     offloaded_share,
 )
-from moetune.solve.training.parameters import rank_parameters
 from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds
 from moetune.solve.training.pipeline import StagePipeline, StageSeconds, least_seconds, play
 from moetune.solve.training.stages import (
@@ -26,8 +23,8 @@ from moetune.solve.training.stages import (
     balanced_stages,
     block_counts,
 )
+from moetune.solve.training.update import UpdatePrices
 
-_SHARDS_GRADIENTS = 2
 _ROUNDING = 1e-12
 
 
@@ -62,21 +59,23 @@ class StepPrices:
     stages: DecoderStages
     target: Target
     blocks: BlockTable = field(init=False, repr=False)
+    update: UpdatePrices = field(init=False, repr=False)
     _known_ends: dict[_Key, tuple[float, float]] = field(
         default_factory=dict, init=False, repr=False
     )
     _micro_batches: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
     _seconds: dict[StagePipeline, float] = field(default_factory=dict, init=False, repr=False)
     _copied: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
-    _parameters: dict[_Key, tuple[float, float]] = field(
-        default_factory=dict, init=False, repr=False
-    )
 
     def __post_init__(self) -> None:
         blocks = BlockTable(
             job=self.job, device=self.device, stages=self.stages, target=self.target
         )
+        update = UpdatePrices(
+            job=self.job, device=self.device, stages=self.stages, target=self.target
+        )
         object.__setattr__(self, "blocks", blocks)
+        object.__setattr__(self, "update", update)
 
     def step(self, layout: FoldedLayout) -> StepSeconds:
         """Return the time of a step."""
@@ -94,12 +93,12 @@ class StepPrices:
     def least(self, layout: FoldedLayout) -> float:
         """Return seconds that the step takes at least, without playing its pipeline."""
         passes = self.least_of_passes(layout)
-        return passes + self.optimizer_seconds(layout, layout.offload_optimizer)
+        return passes + self.update.optimizer_seconds(layout, layout.offload_optimizer)
 
     def least_of_passes(self, layout: FoldedLayout) -> float:
         """Return seconds of the pipeline and the gradients at least, without the optimizer."""
         pipeline = self.pipeline(layout)
-        return least_seconds(pipeline) + self._gradients(layout, pipeline)
+        return least_seconds(pipeline) + self.update.gradients(layout, pipeline)
 
     def least_of_pipeline(self, layout: FoldedLayout) -> float:
         """Return seconds that its pipeline takes at least, without gradients and optimizer."""
@@ -203,8 +202,8 @@ class StepPrices:
         ranks = [(busy[one.ranks[0]], one) for one in self.stages.ranks(layout)]
         busiest, slowest = max(ranks, key=lambda pair: pair[0])
         rest = {
-            "gradients": self._gradients(layout, pipeline),
-            "optimizer": self.optimizer_seconds(layout, layout.offload_optimizer),
+            "gradients": self.update.gradients(layout, pipeline),
+            "optimizer": self.update.optimizer_seconds(layout, layout.offload_optimizer),
         }
         return busiest, slowest, rest
 
@@ -271,53 +270,3 @@ class StepPrices:
         tokens = layout.micro_batch * self.job.length / (layout.cp * layout.tp)
         span = self.device.span(2, layout.stage_ranks)
         return self.device.collective("send", span, ELEMENT * tokens * self.job.decoder.d_model)
-
-    def _gradients(self, layout: FoldedLayout, pipeline: StagePipeline) -> float:
-        """Return the exposed time of the reduction of gradients and the gathering of parameters.
-
-        They run beside the last micro-batch's backward pass and the first one's forward pass on
-        the busiest rank, as far as these are long. Sharded gradients are reduced after each
-        micro-batch. Sharded parameters are gathered before each pass, and before a backward pass
-        on the links of its reduction.
-        """
-        dense, experts = self._most_parameters(layout)
-        data = self.device.span(layout.dp * layout.cp, layout.tp)
-        replicas = self.device.span(layout.edp, layout.ep * layout.etp)
-        summed = optimizer_of(self.job.optimizer).gradient_bytes
-        reduced = gathered = 0.0
-        for count, span in ((dense, data), (experts, replicas)):
-            reduced += self.device.collective("reduce_scatter", span, summed * count)
-            gathered += self.device.collective("all_gather", span, ELEMENT * count / span.size)
-        forward, backward = pipeline.busiest_passes if self.target.hides_gradients else (0.0, 0.0)
-        num, ahead = pipeline.num_micro_batches, max(0.0, gathered - forward)
-        if layout.zero > _SHARDS_GRADIENTS:
-            return num * (ahead + max(0.0, reduced + gathered - backward))
-        behind = max(0.0, reduced - backward)
-        return ahead + behind * (num if layout.zero == _SHARDS_GRADIENTS else 1)
-
-    def optimizer_seconds(self, layout: FoldedLayout, on_host: float) -> float:
-        """Return the optimizer's seconds with a share of it on the host."""
-        dense, experts = self._most_parameters(layout)
-        shards = (layout.dp * layout.cp, layout.edp) if layout.zero else (1, 1)
-        each = optimizer_of(self.job.optimizer).moved_bytes
-        count = dense / shards[0] + experts / shards[1]
-        device = self.device.moved((1 - on_host) * each * count)
-        return device + on_host * count * HOST_ADAM_SECONDS
-
-    def host_seconds(self, layout: FoldedLayout, share: float) -> float:
-        """Return what the host takes at least with a share of the optimizer, of ZeRO stage 1."""
-        if not share:
-            return 0.0
-        dense, experts = self._most_parameters(layout)
-        count = dense / (layout.dp * layout.cp) + experts / layout.edp
-        return share * count * HOST_ADAM_SECONDS
-
-    def _most_parameters(self, layout: FoldedLayout) -> tuple[float, float]:
-        pipeline = layout.pp, layout.vpp, layout.order, layout.stages
-        key = layout.tp, layout.ep * layout.etp, *pipeline
-        found = self._parameters.get(key)
-        if found is None:
-            decoder = self.job.decoder
-            every = (rank_parameters(decoder, layout, one) for one in self.stages.ranks(layout))
-            found = self._parameters[key] = max(every, key=sum)
-        return found
