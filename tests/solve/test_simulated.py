@@ -14,7 +14,7 @@ from moetune.domain.profile import Profile
 from moetune.fit.corrected import corrected
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.simulated import near_best_seconds, seconds_by_degree
+from moetune.solve.layer.simulated import near_best_seconds, simulations
 from moetune.solve.layer.times import phase_time
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from tests.report.lab import LAYER, lab_profile
@@ -79,12 +79,17 @@ def test_each_degree_takes_as_long_as_alone(machine: str, strategy: Strategy) ->
     costs, workload = MACHINES[machine]()
     layer = layer_costs(workload=workload, costs=costs)
     for tokens in TOKENS:
-        found = seconds_by_degree(
-            costs=layer, strategy=strategy, tokens=tokens, degrees=[np.array(DEGREES)] * 2
+        found = simulations(
+            costs=layer, strategies=["S4", strategy], tokens=tokens, degrees=DEGREES
         )
-        for phase, each in zip(PHASES, found, strict=True):
-            expected = alone(costs, workload, strategy, [phase], tokens)
-            assert each.tolist() == pytest.approx(expected, rel=1e-11)
+        expected = [alone(costs, workload, strategy, [phase], tokens) for phase in PHASES]
+        each = found[strategy]
+        known, lower = each.is_known.copy(), each.seconds.copy()
+        assert (lower <= np.multiply(expected, 1 + 1e-11)).all()
+        each.finish()
+        assert each.is_known.all()
+        assert each.seconds == pytest.approx(np.array(expected), rel=1e-11)
+        assert (each.seconds[known] == lower[known]).all()
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -116,7 +121,7 @@ def test_absurd_costs_have_no_best_degree() -> None:
     absurd = LinearCost(alpha_seconds=1e308, beta_seconds=1e300)
     costs: LinearCosts = replace(COSTS, transfer_cost=absurd)
     with pytest.raises(ArithmeticError, match="no finite numbers"):
-        seconds_by_degree(
-            costs=layer_costs(workload=LAB, costs=costs), strategy="S4", tokens=4096,
-            degrees=[np.array(DEGREES)] * 2,
+        simulations(
+            costs=layer_costs(workload=LAB, costs=costs), strategies=["S4"], tokens=4096,
+            degrees=DEGREES,
         )  # fmt: skip

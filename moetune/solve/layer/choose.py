@@ -1,19 +1,21 @@
 """Degree of each phase: bounds, ranking, and closed forms where costs are lines."""
 
 from bisect import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product, takewhile
 
 from moetune.domain.constraints import Bounds, Strategy
-from moetune.domain.costs import LinearCost
+from moetune.domain.costs import LinearCost, takes_arrays
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.budget import Degrees, MemoryBudget
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
+from moetune.solve.layer.estimates import SURELY, closed_seconds
 from moetune.solve.layer.room import Room
 from moetune.solve.layer.times import PhaseTime, phase_time
+from moetune.solve.layer.worth_ranking import worth_ranking_together
 
 NOISE = 0.01
 """Measured costs cannot tell times apart that differ by less: fewer chunks are then safer."""
@@ -87,13 +89,24 @@ class DegreeChooser:
     def rank(self, phase: Phase, tokens: int, best: Degrees | None = None) -> tuple[PhaseTime, ...]:
         """Return the degrees that fit beside the other phase's best: the best first, then by time.
 
+        Of those that both phases have to share only the ones that are `worth_ranking`.
+
         Args:
             best: of both phases; default, `degrees`.
         """
         at = PHASES.index(phase)
         best = best or self.degrees(tokens)
-        pairs = ((one, self._beside(at, one, best)) for one in self._bounded(phase, tokens))
-        among = [one for one, pair in pairs if self.fits(tokens, pair)]
+
+        def fits(degree: int) -> bool:
+            return self.fits(tokens, self._beside(at, degree, best))
+
+        if self.is_paired:
+            around_seconds = self.costs.overhead(tokens=tokens).seconds
+            among = worth_ranking_together(
+                self.about(tokens), fits, chosen=best, around_seconds=around_seconds, ties=False
+            )
+        else:
+            among = {one for one in self._bounded(phase, tokens) if fits(one)}
         times = [self.time(phase, tokens, one) for one in dict.fromkeys([best[at], *among])]
         return tuple(
             sorted(times, key=lambda time: (time.degree != best[at], time.seconds, time.degree))
@@ -112,12 +125,25 @@ class DegreeChooser:
         every = self._bounded(phase, tokens)
         at = PHASES.index(phase)
         other = self._bounded(PHASES[1 - at], tokens)
-        if self.room is None or self.pinned(phase) is not None:
+        if self.room is None or self.pinned(phase) is not None or self.room.fits_all(tokens):
             return every
-        if not self.is_paired and len(other) > 1:
+        if self.is_paired:
+            return self.room.equal(tokens, every)
+        if len(other) > 1:
             return self.room.degrees(tokens, every)
         pairs = [self._beside(at, one, (other[0], other[0])) for one in every]
         return [pair[at] for pair in self.room.fitting(tokens, pairs)]
+
+    def allows(self, tokens: int, degrees: Degrees) -> bool:
+        """Return whether each phase's degree is among those `allowed`."""
+        bounded = [self._bounded(phase, tokens) for phase in PHASES]
+        if not all(one in each for one, each in zip(degrees, bounded, strict=True)):
+            return False
+        is_pair = self.is_paired and degrees[0] == degrees[1]
+        if self.room is None or (is_pair and self.fits(tokens, degrees)):
+            return True
+        allowed = (self.allowed(phase, tokens) for phase in PHASES)
+        return all(one in each for one, each in zip(degrees, allowed, strict=True))
 
     def degrees(self, tokens: int) -> Degrees:
         """Return the best degrees for so many tokens.
@@ -211,34 +237,78 @@ class DegreeChooser:
 
     def _simulated(self, tokens: int, among: Sequence[Sequence[int]]) -> Degrees:
         """Return the smallest degrees that tie with the best, or are within noise of it."""
+        if self.is_paired:
+            degree = self._simulated_pair(tokens, among[0])
+            return degree, degree
         times = [
-            [self.time(phase, tokens, one) for one in each]
+            [self.time(phase, tokens, one).seconds for one in each]
             for phase, each in zip(PHASES, among, strict=True)
         ]
-        if self.is_paired:
-            seconds = [[_seconds(pair) for pair in zip(*times, strict=True)]]
-        else:
-            seconds = [[time.seconds for time in each] for each in times]
-        if self.is_measured and not self._is_worth_it(seconds, tokens):
-            return times[0][0].degree, times[1][0].degree
-        chosen = [self._smallest_near_best(each) for each in seconds]
-        return times[0][chosen[0]].degree, times[1][chosen[-1]].degree
+        forward, backward = (
+            next(one for one, time in zip(each, of_each, strict=True) if time <= limit)
+            for each, of_each in zip(among, times, strict=True)
+            for limit in [min(of_each) * (1 + TIE)]
+        )
+        return forward, backward
 
-    def _smallest_near_best(self, seconds: Sequence[float]) -> int:
-        """Return the index of the first that is near the least, of times by degree, ascending."""
-        limit = min(seconds) * (1 + (NOISE if self.is_measured else TIE))
-        return next(at for at, one in enumerate(seconds) if one <= limit)
+    def _simulated_pair(self, tokens: int, degrees: Sequence[int]) -> int:
+        """Return the fewest chunks each way within noise of the best, where they are worth it.
 
-    def _is_worth_it(self, seconds: Sequence[Sequence[float]], tokens: int) -> bool:
+        One by one only those degrees are timed that times within rounding do not decide.
+        """
+        about = self.about(tokens)
+        both = [about[0][one] + about[1][one] for one in degrees]
+        least = min(both) * SURELY
+        best = min(
+            self._pair_seconds(tokens, one)
+            for one, time in zip(degrees, both, strict=True)
+            if time <= least
+        )
+        if not self._is_worth_it(self._pair_seconds(tokens, degrees[0]), best, tokens):
+            return degrees[0]
+        limit = best * (1 + NOISE)
+        return next(
+            one
+            for one, time in zip(degrees, both, strict=True)
+            if time <= limit * SURELY
+            and (time * SURELY <= limit or self._pair_seconds(tokens, one) <= limit)
+        )
+
+    def about(self, tokens: int) -> tuple[Mapping[int, float], Mapping[int, float]]:
+        """Return the seconds of each phase without reuse in every number of chunks.
+
+        Where costs take arrays, they are worked out at once, and differ from those of `time` by
+        `estimates.ROUNDING`.
+        """
+        degrees, order = self._bounded("forward", tokens), self.bounds.chosen_order
+
+        def seconds() -> tuple[Mapping[int, float], Mapping[int, float]]:
+            found = None
+            if takes_arrays(self.costs.costs):
+                found = closed_seconds(
+                    costs=self.costs, tokens=tokens, degrees=degrees, order=order
+                )
+            if found is None:
+                found = [
+                    [self.time(phase, tokens, one).seconds for one in degrees] for phase in PHASES
+                ]
+            forward, backward = (dict(zip(degrees, each, strict=True)) for each in found)
+            return forward, backward
+
+        return self.costs.kept(("about", tokens, degrees, order), seconds)
+
+    def _pair_seconds(self, tokens: int, degree: int) -> float:
+        return sum(self.time(phase, tokens, degree).seconds for phase in PHASES)
+
+    def _is_worth_it(self, fewest_seconds: float, best_seconds: float, tokens: int) -> bool:
         """Return whether chunks promise to save enough of the step.
 
         Args:
-            seconds: of each phase, or of both together, by degree, ascending.
+            fewest_seconds: of both phases in the fewest chunks.
+            best_seconds: in as many as are best.
         """
         around = self.costs.overhead(tokens=tokens).seconds
-        fewest = around + sum(each[0] for each in seconds)
-        best = around + sum(map(min, seconds))
-        return best <= fewest * (1 - WORTH)
+        return around + best_seconds <= (around + fewest_seconds) * (1 - WORTH)
 
 
 def _seconds(phases: Iterable[PhaseTime]) -> float:

@@ -113,8 +113,7 @@ def _change(chooser: DegreeChooser, low: int, high: int, before: _Degrees, after
     """Return the size after `low` and up to `high` from which the degrees `after` are faster."""
     while high - low > max(1, low // RESOLUTION):
         middle = (low + high) // 2
-        allowed = (chooser.allowed(phase, middle) for phase in PHASES)
-        if all(degree in among for degree, among in zip(after, allowed, strict=True)) and (
+        if chooser.allows(middle, after) and (
             _seconds(chooser, middle, after) <= _seconds(chooser, middle, before)
         ):
             high = middle

@@ -90,9 +90,23 @@ def speeds_of(table: Interference) -> tuple[float, ...]:
     return found
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def reused_seconds_of_many(phases: ManyPhases) -> Floats:
     """Return `steady.reused_seconds` of each phase, shape (n,).
+
+    Raises:
+        ValueError: a duration is negative or not finite.
+    """
+    seconds = seconds_where_settled(phases)
+    for most in (_MORE, int(phases.degree.max(initial=0))):
+        left = np.flatnonzero(np.isnan(seconds))
+        if len(left):
+            seconds[left] = seconds_where_settled(phases.only(left), most)
+    return seconds
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def seconds_where_settled(phases: ManyPhases, most: int = FEW) -> Floats:
+    """Return `reused_seconds_of_many`, NaN where streams have not settled after so many chunks.
 
     Raises:
         ValueError: a duration is negative or not finite.
@@ -100,17 +114,12 @@ def reused_seconds_of_many(phases: ManyPhases) -> Floats:
     durations = phases.durations
     if not (np.isfinite(durations).all() and (durations >= 0).all()):
         raise ValueError("a task must take 0 or more seconds")
-    seconds = np.empty(len(phases.degree))
-    left = np.arange(len(phases.degree))
-    for most in (FEW, _MORE, int(phases.degree.max(initial=0))):
-        if not len(left):
-            break
-        some = phases.only(left)
-        chunks = np.minimum(some.degree, most)
-        found, settled = _Runs(some, chunks).finish()
-        more = some.degree - chunks
-        seconds[left] = found + more * np.where(more > 0, settled, 0.0)
-        left = left[(more > 0) & np.isnan(settled)]
+    if not len(phases.degree):
+        return np.empty(0)
+    chunks = np.minimum(phases.degree, most)
+    found, settled = _Runs(phases, chunks).finish()
+    more = phases.degree - chunks
+    seconds: Floats = found + np.where(more > 0, more * settled, 0.0)
     return seconds
 
 

@@ -5,7 +5,7 @@ one, with the operations behind them.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -14,39 +14,68 @@ from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.budget import Degrees
 from moetune.solve.layer.choose import NOISE, DegreeChooser
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.simulated import seconds_by_degree
+from moetune.solve.layer.estimates import ROUNDING
+from moetune.solve.layer.reuse import strategies_that_reuse
+from moetune.solve.layer.simulated import simulations
 from moetune.solve.layer.times import PhaseTime
 
-_ROUNDING = 1e-9
-"""By more than this share no two simulations of a phase differ."""
-_MOST = 1 + 3 * _ROUNDING
+_MOST = 1 + 3 * ROUNDING
 """Times a lower bound, at most, a phase takes."""
 
 
-class _Simulated:
+class EveryDegree:
     """Both phases in every number of chunks that is allowed.
 
     Attributes:
+        is_measured: as of the chooser.
+        tokens: on a rank.
         degrees: of each phase, ascending.
-        least: lower bounds of their seconds, within rounding.
+
+    Raises:
+        ArithmeticError: the costs are absurd, and no time is a number.
     """
 
     def __init__(self, chooser: DegreeChooser, tokens: int) -> None:
         self._chooser = chooser
-        self._tokens = tokens
+        self.is_measured = chooser.is_measured
+        self.tokens = tokens
         self._times: dict[tuple[Phase, int], PhaseTime] = {}
         self.degrees = [np.array(chooser.allowed(phase, tokens)) for phase in PHASES]
-        seconds = seconds_by_degree(
-            costs=chooser.costs, strategy=chooser.strategy, tokens=tokens, degrees=self.degrees
-        )
-        self.least: list[Floats] = [each * (1 - _ROUNDING) for each in seconds]
+        every = tuple(np.unique(np.concatenate(self.degrees)).tolist())
+        self._place = {degree: place for place, degree in enumerate(every)}
+        costs, strategies = chooser.costs, strategies_that_reuse(chooser.costs)
+        self._simulations = costs.kept(
+            ("simulations", tokens, every),
+            lambda: simulations(costs=costs, strategies=strategies, tokens=tokens, degrees=every),
+        )[chooser.strategy]
+
+    @property
+    def least(self) -> list[Floats]:
+        """Lower bounds of each phase's seconds, within rounding of them where they are known."""
+        places = ([self._place[one] for one in each.tolist()] for each in self.degrees)
+        found = self._simulations.seconds
+        return [found[at, each] * (1 - ROUNDING) for at, each in enumerate(places)]
+
+    def is_known(self, phase: Phase, degrees: Iterable[int]) -> bool:
+        """Return whether the phase is simulated in so many chunks."""
+        known = self._simulations.is_known[PHASES.index(phase)]
+        return all(known[self._place[one]] for one in degrees)
+
+    def finish(self) -> None:
+        """Simulate what is not known."""
+        self._simulations.finish()
 
     def time(self, phase: Phase, degree: int) -> PhaseTime:
         """Return the phase's time in so many chunks."""
         key = phase, degree
         if key not in self._times:
-            self._times[key] = self._chooser.time(phase, self._tokens, degree)
+            self._times[key] = self._chooser.time(phase, self.tokens, degree)
         return self._times[key]
+
+    def about(self, phase: Phase) -> dict[int, float]:
+        """Return the phase's seconds by degree, within rounding."""
+        at = PHASES.index(phase)
+        return dict(zip(self.degrees[at].tolist(), self.least[at].tolist(), strict=True))
 
     def seconds(self, degrees: Degrees) -> float:
         """Return the time of both phases."""
@@ -67,14 +96,15 @@ class _Simulated:
 
 def near_best(chooser: DegreeChooser, phase: Phase, tokens: int) -> dict[int, float]:
     """Return the seconds of all degrees within `NOISE` of the best, and of some others."""
-    found, at = _Simulated(chooser, tokens), PHASES.index(phase)
-    limit = found.least[at].min() * (1 + NOISE) / (1 - _ROUNDING)
-    near = found.degrees[at][found.least[at] <= limit]
+    found, at = EveryDegree(chooser, tokens), PHASES.index(phase)
+    found.finish()
+    least = found.least[at]
+    near = found.degrees[at][least <= least.min() * (1 + NOISE) / (1 - ROUNDING)]
     return {degree: found.time(phase, degree).seconds for degree in near.tolist()}
 
 
 def fewest_near_best(
-    chooser: DegreeChooser, tokens: int, fits: Callable[[Degrees], bool]
+    every: EveryDegree, fits: Callable[[Degrees], bool]
 ) -> tuple[PhaseTime, PhaseTime] | None:
     """Return the fewest chunks of both phases that tie with the best, or are within noise.
 
@@ -83,27 +113,39 @@ def fewest_near_best(
 
     Returns:
         None where nothing fits.
-
-    Raises:
-        ArithmeticError: the costs are absurd, and no time is a number.
     """
-    simulated = _Simulated(chooser, tokens)
-    longer = 1 + (NOISE if chooser.is_measured else TIE)
+    longer = 1 + (NOISE if every.is_measured else TIE)
+    near = _near(every, fits, longer)
+    if not all(
+        every.is_known(phase, [two[at] for _, two in near]) for at, phase in enumerate(PHASES)
+    ):
+        every.finish()
+        near = _near(every, fits, longer)
+    if not near:
+        return None
+    few = _first_within(every, near, longer)
+    forward, backward = map(every.time, PHASES, few)
+    return forward, backward
+
+
+def _near(
+    every: EveryDegree, fits: Callable[[Degrees], bool], longer: float
+) -> list[tuple[float, Degrees]]:
+    """Return the degrees that may take at most so many times as long as the best, it first.
+
+    They stand behind lower bounds of their time, ascending.
+    """
     near: list[tuple[float, Degrees]] = []
-    for at_least, degrees in simulated.pairs():
+    for at_least, degrees in every.pairs():
         if near and at_least > near[0][0] * _MOST * longer:
             break
         if fits(degrees):
             near.append((at_least, degrees))
-    if not near:
-        return None
-    few = _first_within(simulated, near, longer)
-    forward, backward = map(simulated.time, PHASES, few)
-    return forward, backward
+    return near
 
 
 def _first_within(
-    simulated: _Simulated, near: Sequence[tuple[float, Degrees]], longer: float
+    every: EveryDegree, near: Sequence[tuple[float, Degrees]], longer: float
 ) -> Degrees:
     """Return the fewest chunks that take at most so many times as long as the best.
 
@@ -118,7 +160,7 @@ def _first_within(
             return degrees
         if best == math.inf:
             may_be_best = (two for bound, two in near if bound <= least * _MOST)
-            best = min(map(simulated.seconds, may_be_best))
-        if simulated.seconds(degrees) <= best * longer:
+            best = min(map(every.seconds, may_be_best))
+        if every.seconds(degrees) <= best * longer:
             return degrees
     raise AssertionError("the best is within its own bounds")

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import permutations
 from typing import NamedTuple
 
-from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Strategy
 from moetune.domain.costs import Estimate, Interference
 from moetune.domain.layer import Phase
 from moetune.domain.units import dtype_bytes
@@ -38,6 +38,13 @@ class ChunkKind(NamedTuple):
     sends_again: bool
     copies_overlap: bool
     sorts_rows: bool
+
+
+def strategies_that_reuse(costs: LayerCosts) -> tuple[Strategy, ...]:
+    """Return the strategies that reuse memory, but for those whose copies were not measured."""
+    copies = OFFLOADS_INPUT | OFFLOADS_MIDDLE
+    has_copies = costs.costs.copy_mode is not None
+    return tuple(one for one in STRATEGIES if one != "none" and (has_copies or one not in copies))
 
 
 def num_transfers(*, is_sent_again: bool) -> int:

@@ -19,6 +19,7 @@ from moetune.solve.layer.many_phases import (
     Ints,
     ManyPhases,
     reused_seconds_of_many,
+    seconds_where_settled,
     speeds_of,
 )
 from moetune.solve.layer.reuse import chunk_of, num_transfers
@@ -67,24 +68,47 @@ def near_best_seconds(
     return seconds
 
 
-def seconds_by_degree(
-    *, costs: LayerCosts, strategy: Strategy, tokens: int, degrees: Sequence[Ints]
-) -> list[Floats]:
-    """Return the time of each phase in so many chunks.
+class Simulations:
+    """Both phases with one strategy, in many numbers of chunks.
 
-    Args:
-        degrees: of each phase.
+    Phases whose streams settle late are simulated when they are asked for.
+
+    Attributes:
+        is_known: which are simulated, shape (phases, degrees).
+        seconds: of these; lower bounds of the others.
+    """
+
+    def __init__(self, parts: Sequence[ManyPhases], seconds: Floats) -> None:
+        self._parts = parts
+        self.is_known = ~np.isnan(seconds)
+        with np.errstate(over="ignore", invalid="ignore"):
+            least = [_least_seconds(each) for each in parts]
+        self.seconds = np.where(self.is_known, seconds, least)
+        _check_finite(self.seconds)
+
+    def finish(self) -> None:
+        """Simulate what is not known."""
+        if not self.is_known.all():
+            left = ~self.is_known.ravel()
+            self.seconds[~self.is_known] = reused_seconds_of_many(_joined(self._parts).only(left))
+            self.is_known[:] = True
+
+
+def simulations(
+    *, costs: LayerCosts, strategies: Sequence[Strategy], tokens: int, degrees: Sequence[int]
+) -> dict[Strategy, Simulations]:
+    """Return both phases with each of the strategies in so many chunks.
 
     Raises:
         ArithmeticError: the costs are absurd, and no time is a number.
     """
-    every = np.unique(np.concatenate(degrees))
-    sizes = np.full(len(every), tokens)
-    chunks = _chunks_of(costs, PHASES, strategy, sizes, every)
-    found = _simulated(chunks)
-    return [
-        each[np.searchsorted(every, wanted)] for each, wanted in zip(found, degrees, strict=True)
-    ]
+    sizes = np.full(len(degrees), tokens)
+    parts = [_chunks_of(costs, PHASES, one, sizes, np.array(degrees)) for one in strategies]
+    seconds = seconds_where_settled(_joined([each for both in parts for each in both]))
+    rows = seconds.reshape(len(strategies), len(PHASES), len(degrees))
+    return {
+        one: Simulations(both, row) for one, both, row in zip(strategies, parts, rows, strict=True)
+    }
 
 
 def _chunks_of(

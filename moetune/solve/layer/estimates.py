@@ -1,0 +1,48 @@
+"""Times of phases that reuse no memory, in every number of chunks at once, to within rounding."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from moetune.domain.arrays import floats_of
+from moetune.domain.constraints import Order
+from moetune.domain.layer import PHASES
+from moetune.solve.layer.costs import LayerCosts
+
+ROUNDING = 1e-9
+"""By more than this share a time that is worked out beside others differs from no time alone."""
+SURELY = 1 + 4 * ROUNDING
+"""A time alone is longer where the one beside others is so many times longer."""
+
+
+def closed_seconds(
+    *, costs: LayerCosts, tokens: int, degrees: Sequence[int], order: Order
+) -> list[list[float]] | None:
+    """Return the time of each phase in so many chunks: `times.phase_time`, within rounding.
+
+    Args:
+        costs: take arrays.
+
+    Returns:
+        None where costs are absurd, and a time is no finite number.
+    """
+    every = np.array(degrees)
+    degree = cast("int", every)
+    rows = costs.rows(tokens, degree=degree)
+    with np.errstate(over="ignore", invalid="ignore"):
+        factor = costs.step_factor(rows=rows, degree=degree)
+        transfer = costs.transfer(rows=rows, degree=degree).seconds
+        chunks = [
+            costs.makespan(
+                degree=degree,
+                rows=rows,
+                transfer_seconds=factor * transfer,
+                compute_seconds=factor * costs.compute(phase=phase, rows=rows).seconds,
+                order=order,
+            )
+            for phase in PHASES
+        ]
+    gathering = costs.gathering(tokens=tokens).seconds
+    seconds = [np.broadcast_to(gathering + floats_of(one), every.shape) for one in chunks]
+    return [one.tolist() for one in seconds] if np.isfinite(seconds).all() else None

@@ -1,0 +1,95 @@
+"""Degrees that are timed all at once, and those that a ranking keeps of them."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetune.domain.constraints import Bounds, Order
+from moetune.domain.costs import LinearCost
+from moetune.domain.layer import PHASES
+from moetune.solve.layer.choose import DegreeChooser
+from moetune.solve.layer.estimates import ROUNDING, closed_seconds
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.sized import sized
+from moetune.solve.layer.times import phase_time
+from moetune.solve.layer.uncertainty import HOPELESS, NUM_CONTENDERS
+from moetune.solve.layer.worth_ranking import (
+    NUM_ALTERNATIVES,
+    rounded,
+    worth_ranking,
+    worth_ranking_together,
+)
+from tests.solve.test_near_best import COSTS
+from tests.solve.test_simulated import DEGREES, LAB, MACHINES, TOKENS
+
+_OF_DEGREES = st.sampled_from([1.0, 1.0 + 1e-10, 1.0 + 1e-15, 1.05, 1.1, 1.3, 2.0])
+times = st.lists(_OF_DEGREES, min_size=9, max_size=9).map(
+    lambda found: dict(enumerate(found, start=1))
+)
+
+
+@pytest.mark.parametrize("machine", ["samples", "corrected", "tables", "one rank"])
+@pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
+def test_all_degrees_at_once_take_as_long_as_one_by_one(machine: str, order: Order) -> None:
+    costs, workload = MACHINES[machine]()
+    layer = layer_costs(workload=workload, costs=costs)
+    for tokens in TOKENS:
+        found = closed_seconds(costs=layer, tokens=tokens, degrees=DEGREES, order=order)
+        assert found is not None
+        for phase, each in zip(PHASES, found, strict=True):
+            alone = [
+                phase_time(costs=layer, phase=phase, tokens=tokens, degree=one, order=order).seconds
+                for one in DEGREES
+            ]
+            assert each == pytest.approx(alone, rel=ROUNDING / 1e3)
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_tensor_parallel_group_is_timed_at_once_too(*, sharded: bool) -> None:
+    costs, alone = MACHINES["tables"]()
+    workload = replace(alone, expert_parallel="tensor", sequence_parallel=sharded)
+    chooser = DegreeChooser(costs=layer_costs(workload=workload, costs=costs), bounds=Bounds())
+    for phase, found in zip(PHASES, chooser.about(4096), strict=True):
+        each = {one: chooser.time(phase, 4096, one).seconds for one in found}
+        assert found == pytest.approx(each, rel=ROUNDING / 1e3)
+
+
+@given(forward=times, backward=times, chosen=st.integers(1, 9), none=st.integers(0, 9))
+def test_what_a_ranking_is_asked_for_is_kept(
+    forward: dict[int, float], backward: dict[int, float], chosen: int, none: int
+) -> None:
+    def fits(degree: int) -> bool:
+        return degree != none
+
+    found = worth_ranking_together(
+        (forward, backward), fits, chosen=(chosen, chosen), around_seconds=0.1, ties=True
+    )
+    steps = {one: forward[one] + backward[one] + 0.1 for one in forward}
+    fitting = [one for one in forward if fits(one)]
+    for seconds, most in ((forward, NUM_CONTENDERS), (backward, 4), (steps, NUM_ALTERNATIVES)):
+        others = [one for one in fitting if one != chosen]
+        assert {*sorted(others, key=lambda one: (rounded(seconds[one]), one))[:most]} <= found
+    for one in fitting:
+        is_power = one.bit_count() == 1
+        assert one > 1 or one in found
+        for seconds in (forward, backward):
+            assert not is_power or seconds[one] > seconds[chosen] * HOPELESS or one in found
+    assert found <= {*fitting}
+
+
+def test_times_within_rounding_of_the_last_are_kept_and_of_ties_the_fewest_chunks() -> None:
+    seconds = dict.fromkeys(range(1, 9), 1.0) | {9: 1 + ROUNDING, 10: 1.5}
+    fits = (bool, bool)
+    tied, _ = worth_ranking((seconds, seconds), fits, chosen=(3, 3), ties=True)
+    assert tied == {*range(1, 7), 8, 9}
+    every, _ = worth_ranking((seconds, seconds), fits, chosen=(3, 3), ties=False)
+    assert every == {*range(1, 10)}
+
+
+def test_absurd_costs_are_not_timed_at_once() -> None:
+    absurd = LinearCost(alpha_seconds=1e308, beta_seconds=1e300)
+    layer = sized(layer_costs(workload=LAB, costs=replace(COSTS, transfer_cost=absurd)))
+    found = closed_seconds(costs=layer, tokens=4096, degrees=DEGREES, order="interleaved")
+    assert found is None
