@@ -10,9 +10,9 @@ from moetune.domain.costs import LinearCost, takes_arrays
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.budget import Degrees, MemoryBudget
+from moetune.solve.layer.closed import closed_seconds
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.estimates import SURELY, closed_seconds
 from moetune.solve.layer.room import Room
 from moetune.solve.layer.times import PhaseTime, phase_time
 from moetune.solve.layer.worth_ranking import worth_ranking_together
@@ -103,7 +103,7 @@ class DegreeChooser:
         if self.is_paired:
             around_seconds = self.costs.overhead(tokens=tokens).seconds
             among = worth_ranking_together(
-                self.about(tokens), fits, chosen=best, around_seconds=around_seconds, ties=False
+                self.seconds(tokens), fits, chosen=best, around_seconds=around_seconds, ties=False
             )
         else:
             among = {one for one in self._bounded(phase, tokens) if fits(one)}
@@ -252,33 +252,18 @@ class DegreeChooser:
         return forward, backward
 
     def _simulated_pair(self, tokens: int, degrees: Sequence[int]) -> int:
-        """Return the fewest chunks each way within noise of the best, where they are worth it.
-
-        One by one only those degrees are timed that times within rounding do not decide.
-        """
-        about = self.about(tokens)
-        both = [about[0][one] + about[1][one] for one in degrees]
-        least = min(both) * SURELY
-        best = min(
-            self._pair_seconds(tokens, one)
-            for one, time in zip(degrees, both, strict=True)
-            if time <= least
-        )
-        if not self._is_worth_it(self._pair_seconds(tokens, degrees[0]), best, tokens):
+        """Return the fewest chunks each way within noise of the best, where they are worth it."""
+        forward, backward = self.seconds(tokens)
+        both = {one: forward[one] + backward[one] for one in degrees}
+        best = min(both.values())
+        if not self._is_worth_it(both[degrees[0]], best, tokens):
             return degrees[0]
-        limit = best * (1 + NOISE)
-        return next(
-            one
-            for one, time in zip(degrees, both, strict=True)
-            if time <= limit * SURELY
-            and (time * SURELY <= limit or self._pair_seconds(tokens, one) <= limit)
-        )
+        return next(one for one, seconds in both.items() if seconds <= best * (1 + NOISE))
 
-    def about(self, tokens: int) -> tuple[Mapping[int, float], Mapping[int, float]]:
+    def seconds(self, tokens: int) -> tuple[Mapping[int, float], Mapping[int, float]]:
         """Return the seconds of each phase without reuse in every number of chunks.
 
-        Where costs take arrays, they are worked out at once, and differ from those of `time` by
-        `estimates.ROUNDING`.
+        Where costs take arrays, they are worked out at once.
         """
         degrees, order = self._bounded("forward", tokens), self.bounds.chosen_order
 
@@ -295,10 +280,7 @@ class DegreeChooser:
             forward, backward = (dict(zip(degrees, each, strict=True)) for each in found)
             return forward, backward
 
-        return self.costs.kept(("about", tokens, degrees, order), seconds)
-
-    def _pair_seconds(self, tokens: int, degree: int) -> float:
-        return sum(self.time(phase, tokens, degree).seconds for phase in PHASES)
+        return self.costs.kept(("seconds", tokens, degrees, order), seconds)
 
     def _is_worth_it(self, fewest_seconds: float, best_seconds: float, tokens: int) -> bool:
         """Return whether chunks promise to save enough of the step.

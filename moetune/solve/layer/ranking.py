@@ -218,7 +218,7 @@ def _wanted_of_known(
     every: EveryDegree, chooser: DegreeChooser, fits: Callable[[Degrees], bool], chosen: Degrees
 ) -> tuple[set[int], set[int]]:
     """Return the same, taking lower bounds of what is not simulated for its time."""
-    seconds = [every.about(phase) for phase in PHASES]
+    seconds = [every.seconds(phase) for phase in PHASES]
     if not chooser.is_paired:
         beside = (lambda one: fits((one, chosen[1])), lambda one: fits((chosen[0], one)))
         return worth_ranking(seconds, beside, chosen=chosen, ties=True)

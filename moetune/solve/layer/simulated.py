@@ -90,7 +90,8 @@ class Simulations:
         """Simulate what is not known."""
         if not self.is_known.all():
             left = ~self.is_known.ravel()
-            self.seconds[~self.is_known] = reused_seconds_of_many(_joined(self._parts).only(left))
+            phases = _joined(self._parts).only(left)
+            self.seconds[~self.is_known] = seconds_where_settled(phases, int(phases.degree.max()))
             self.is_known[:] = True
 
 

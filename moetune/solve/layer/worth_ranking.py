@@ -1,13 +1,12 @@
-"""Degrees whose exact times a plan is asked for: the nearest rivals of the chosen ones.
+"""Degrees that a plan tells of: the nearest rivals of the chosen ones.
 
-All degrees are timed at once, to within rounding, and these once more one by one.
+The seconds of all degrees are worked out at once; these are timed with the operations behind them.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from moetune.solve.layer.budget import Degrees
-from moetune.solve.layer.estimates import SURELY
 from moetune.solve.layer.uncertainty import HOPELESS, NUM_CONTENDERS
 
 NUM_ALTERNATIVES = 5
@@ -26,7 +25,7 @@ def worth_ranking(
     The fastest, powers of two that are not hopeless, and one chunk.
 
     Args:
-        seconds: of each phase in every number of chunks, within rounding.
+        seconds: of each phase in every number of chunks.
         fits: tells of a phase's degree whether it fits beside the other phase's choice.
         chosen: of both phases, the best ones.
         ties: whether `rounded` times that are equal tie, so that fewer chunks are ranked first.
@@ -58,23 +57,14 @@ def rounded(seconds: float) -> float:
 
 
 def _nearest(seconds: _Seconds, fits: _Fits, *, ties: bool) -> Iterator[int]:
-    """Yield the fastest that fit, and all that may be as fast as the last of them."""
-    order = {one: (rounded(each) if ties else each) for one, each in seconds.items()}
-    limit, last, found = math.inf, math.nan, 0
-    for degree in sorted(order, key=lambda one: (order[one], one)):
-        if order[degree] > limit:
-            break
-        if order[degree] != last and fits(degree):
-            yield degree
-            found += 1
-            if found == _NEAREST:
-                limit = seconds[degree] * SURELY
-                last = order[degree] if ties else math.nan
+    """Return the fastest that fit."""
+    order = {one: (rounded(each) if ties else each, one) for one, each in seconds.items()}
+    return islice(filter(fits, sorted(order, key=order.__getitem__)), _NEAREST)
 
 
 def _powers(seconds: _Seconds, fits: _Fits, own: int) -> Iterator[int]:
     """Yield one chunk, and the powers of two that are not hopeless."""
-    limit = seconds[own] * HOPELESS * SURELY
+    limit = seconds[own] * HOPELESS
     for degree, each in seconds.items():
         if degree.bit_count() == 1 and (degree == 1 or each <= limit) and fits(degree):
             yield degree

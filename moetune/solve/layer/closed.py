@@ -1,4 +1,4 @@
-"""Times of phases that reuse no memory, in every number of chunks at once, to within rounding."""
+"""Times of phases that reuse no memory, in every number of chunks at once."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -10,16 +10,11 @@ from moetune.domain.constraints import Order
 from moetune.domain.layer import PHASES
 from moetune.solve.layer.costs import LayerCosts
 
-ROUNDING = 1e-9
-"""By more than this share a time that is worked out beside others differs from no time alone."""
-SURELY = 1 + 4 * ROUNDING
-"""A time alone is longer where the one beside others is so many times longer."""
-
 
 def closed_seconds(
     *, costs: LayerCosts, tokens: int, degrees: Sequence[int], order: Order
 ) -> list[list[float]] | None:
-    """Return the time of each phase in so many chunks: `times.phase_time`, within rounding.
+    """Return the time of each phase in so many chunks: `times.phase_time`, to the last bit.
 
     Args:
         costs: take arrays.
