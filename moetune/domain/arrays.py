@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_FEW = 256
-"""Numbers that are worth a call each."""
+FEW = 256
+"""So many numbers are worth a call each."""
 
 
 def is_many(number: object) -> bool:
@@ -33,12 +33,12 @@ def floats_of(numbers: float) -> Floats:
 
 def exp_of(numbers: Floats) -> Floats:
     """Return e to these powers, of few numbers `math.exp` of each to the last bit."""
-    return _each(math.exp, numbers) if numbers.size <= _FEW else np.exp(numbers)
+    return _each(math.exp, numbers) if numbers.size <= FEW else np.exp(numbers)
 
 
 def log_of(numbers: Floats) -> Floats:
     """Return the logarithms, of few numbers `math.log` of each to the last bit."""
-    return _each(math.log, numbers) if numbers.size <= _FEW else np.log(numbers)
+    return _each(math.log, numbers) if numbers.size <= FEW else np.log(numbers)
 
 
 def _each(function: Callable[[float], float], numbers: Floats) -> Floats:

@@ -7,7 +7,6 @@ from itertools import product, takewhile
 
 from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.costs import LinearCost, takes_arrays
-from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.budget import Degrees, MemoryBudget
 from moetune.solve.layer.closed import closed_seconds
@@ -15,7 +14,7 @@ from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.room import Room
 from moetune.solve.layer.times import PhaseTime, phase_time
-from moetune.solve.layer.worth_ranking import worth_ranking_together
+from moetune.solve.layer.worth_ranking import worth_ranking, worth_ranking_together
 
 NOISE = 0.01
 """Measured costs cannot tell times apart that differ by less: fewer chunks are then safer."""
@@ -89,7 +88,7 @@ class DegreeChooser:
     def rank(self, phase: Phase, tokens: int, best: Degrees | None = None) -> tuple[PhaseTime, ...]:
         """Return the degrees that fit beside the other phase's best: the best first, then by time.
 
-        Of those that both phases have to share only the ones that are `worth_ranking`.
+        Only those that are `worth_ranking`.
 
         Args:
             best: of both phases; default, `degrees`.
@@ -101,13 +100,18 @@ class DegreeChooser:
             return self.fits(tokens, self._beside(at, degree, best))
 
         if self.is_paired:
+            forward, backward = (self.seconds(one, tokens) for one in PHASES)
             around_seconds = self.costs.overhead(tokens=tokens).seconds
             among = worth_ranking_together(
-                self.seconds(tokens), fits, chosen=best, around_seconds=around_seconds, ties=False
+                (forward, backward),
+                fits,
+                chosen=best[0],
+                around_seconds=around_seconds,
+                ties=False,
             )
         else:
-            among = {one for one in self._bounded(phase, tokens) if fits(one)}
-        times = [self.time(phase, tokens, one) for one in dict.fromkeys([best[at], *among])]
+            among = worth_ranking(self.seconds(phase, tokens), fits, chosen=best[at], ties=False)
+        times = [self.time(phase, tokens, one) for one in {best[at], *among}]
         return tuple(
             sorted(times, key=lambda time: (time.degree != best[at], time.seconds, time.degree))
         )
@@ -236,51 +240,37 @@ class DegreeChooser:
         return min(near, key=lambda one: self.time(phase, tokens, one).seconds)
 
     def _simulated(self, tokens: int, among: Sequence[Sequence[int]]) -> Degrees:
-        """Return the smallest degrees that tie with the best, or are within noise of it."""
-        if self.is_paired:
-            degree = self._simulated_pair(tokens, among[0])
-            return degree, degree
-        times = [
-            [self.time(phase, tokens, one).seconds for one in each]
-            for phase, each in zip(PHASES, among, strict=True)
-        ]
-        forward, backward = (
-            next(one for one, time in zip(each, of_each, strict=True) if time <= limit)
-            for each, of_each in zip(among, times, strict=True)
-            for limit in [min(of_each) * (1 + TIE)]
-        )
-        return forward, backward
+        """Return the smallest degrees that tie with the best, or are within noise of it.
 
-    def _simulated_pair(self, tokens: int, degrees: Sequence[int]) -> int:
-        """Return the fewest chunks each way within noise of the best, where they are worth it."""
-        forward, backward = self.seconds(tokens)
-        both = {one: forward[one] + backward[one] for one in degrees}
-        best = min(both.values())
-        if not self._is_worth_it(both[degrees[0]], best, tokens):
-            return degrees[0]
-        return next(one for one, seconds in both.items() if seconds <= best * (1 + NOISE))
+        Measured chunks have to be worth it, too.
+        """
+        forward, backward = (self.seconds(phase, tokens) for phase in PHASES)
+        if not self.is_paired:
+            return _first_tied(forward, among[0]), _first_tied(backward, among[1])
+        both = {one: forward[one] + backward[one] for one in among[0]}
+        fewest, best = among[0][0], min(both.values())
+        if self._is_worth_it(both[fewest], best, tokens):
+            fewest = next(one for one, each in both.items() if each <= best * (1 + NOISE))
+        return fewest, fewest
 
-    def seconds(self, tokens: int) -> tuple[Mapping[int, float], Mapping[int, float]]:
-        """Return the seconds of each phase without reuse in every number of chunks.
+    def seconds(self, phase: Phase, tokens: int) -> Mapping[int, float]:
+        """Return the seconds of a phase without reuse in every number of chunks.
 
         Where costs take arrays, they are worked out at once.
         """
-        degrees, order = self._bounded("forward", tokens), self.bounds.chosen_order
+        degrees, order = self._bounded(phase, tokens), self.bounds.chosen_order
 
-        def seconds() -> tuple[Mapping[int, float], Mapping[int, float]]:
+        def seconds() -> Mapping[int, float]:
             found = None
             if takes_arrays(self.costs.costs):
                 found = closed_seconds(
-                    costs=self.costs, tokens=tokens, degrees=degrees, order=order
+                    costs=self.costs, phase=phase, tokens=tokens, degrees=degrees, order=order
                 )
             if found is None:
-                found = [
-                    [self.time(phase, tokens, one).seconds for one in degrees] for phase in PHASES
-                ]
-            forward, backward = (dict(zip(degrees, each, strict=True)) for each in found)
-            return forward, backward
+                found = [self.time(phase, tokens, one).seconds for one in degrees]
+            return dict(zip(degrees, found, strict=True))
 
-        return self.costs.kept(("seconds", tokens, degrees, order), seconds)
+        return self.costs.kept(("seconds", phase, tokens, degrees, order), seconds)
 
     def _is_worth_it(self, fewest_seconds: float, best_seconds: float, tokens: int) -> bool:
         """Return whether chunks promise to save enough of the step.
@@ -293,30 +283,15 @@ class DegreeChooser:
         return around + best_seconds <= (around + fewest_seconds) * (1 - WORTH)
 
 
+def _first_tied(seconds: Mapping[int, float], degrees: Sequence[int]) -> int:
+    """Return the first of the degrees that ties with the best of them."""
+    limit = min(seconds[one] for one in degrees) * (1 + TIE)
+    return next(one for one in degrees if seconds[one] <= limit)
+
+
 def _seconds(phases: Iterable[PhaseTime]) -> float:
     return sum(phase.seconds for phase in phases)
 
 
 def _degrees(pair: PhaseTimes) -> Degrees:
     return pair[0].degree, pair[1].degree
-
-
-def check_pins(*, bounds: Bounds, tokens: int) -> None:
-    """Raise InfeasiblePlanError where a pinned degree is not among those allowed."""
-    largest = bounds.largest(tokens)
-    for phase in PHASES:
-        pinned = bounds.pinned(phase)
-        if pinned is None or pinned <= largest:
-            continue
-        what = f"{phase}_degree {pinned} is infeasible: "
-        flag = f"--{phase}-degree"
-        if pinned > bounds.max_degree:
-            raise InfeasiblePlanError(
-                f"{what}max_degree is {bounds.max_degree}",
-                f"nearest: {flag} {largest}, or allow more with --max-degree {pinned}",
-            )
-        raise InfeasiblePlanError(
-            f"{what}{tokens} tokens per rank in chunks of at least {bounds.min_chunk_tokens} "
-            f"make at most {largest}",
-            f"nearest: {flag} {largest}, or {pinned * bounds.min_chunk_tokens} tokens",
-        )

@@ -7,17 +7,18 @@ import numpy as np
 
 from moetune.domain.arrays import floats_of
 from moetune.domain.constraints import Order
-from moetune.domain.layer import PHASES
+from moetune.domain.layer import Phase
 from moetune.solve.layer.costs import LayerCosts
 
 
 def closed_seconds(
-    *, costs: LayerCosts, tokens: int, degrees: Sequence[int], order: Order
-) -> list[list[float]] | None:
-    """Return the time of each phase in so many chunks: `times.phase_time`, to the last bit.
+    *, costs: LayerCosts, phase: Phase, tokens: int, degrees: Sequence[int], order: Order
+) -> list[float] | None:
+    """Return the time of a phase in so many chunks: `times.phase_time`.
 
     Args:
         costs: take arrays.
+        degrees: to the last bit where they are at most `arrays.FEW`.
 
     Returns:
         None where costs are absurd, and a time is no finite number.
@@ -28,16 +29,12 @@ def closed_seconds(
     with np.errstate(over="ignore", invalid="ignore"):
         factor = costs.step_factor(rows=rows, degree=degree)
         transfer = costs.transfer(rows=rows, degree=degree).seconds
-        chunks = [
-            costs.makespan(
-                degree=degree,
-                rows=rows,
-                transfer_seconds=factor * transfer,
-                compute_seconds=factor * costs.compute(phase=phase, rows=rows).seconds,
-                order=order,
-            )
-            for phase in PHASES
-        ]
-    gathering = costs.gathering(tokens=tokens).seconds
-    seconds = [np.broadcast_to(gathering + floats_of(one), every.shape) for one in chunks]
-    return [one.tolist() for one in seconds] if np.isfinite(seconds).all() else None
+        chunks = costs.makespan(
+            degree=degree,
+            rows=rows,
+            transfer_seconds=factor * transfer,
+            compute_seconds=factor * costs.compute(phase=phase, rows=rows).seconds,
+            order=order,
+        )
+    seconds = costs.gathering(tokens=tokens).seconds + floats_of(chunks)
+    return np.broadcast_to(seconds, every.shape).tolist() if np.isfinite(seconds).all() else None

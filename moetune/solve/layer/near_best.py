@@ -5,7 +5,8 @@ All degrees are simulated at once, and the chosen ones once more, with the opera
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from itertools import product
+
+import numpy as np
 
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.budget import Degrees
@@ -66,11 +67,15 @@ class EveryDegree:
     def pairs(self) -> Iterator[tuple[float, Degrees]]:
         """Yield degrees of both phases behind their time, or a lower bound of it, ascending."""
         forward, backward = map(self.seconds, PHASES)
-        pairs: Iterable[Degrees] = product(forward, backward)
         if self._chooser.is_paired:
-            pairs = ((one, one) for one in forward)
-        found = [(forward[one] + backward[other], (one, other)) for one, other in pairs]
-        yield from sorted(found, key=lambda pair: pair[0])
+            pairs = [(each + backward[one], (one, one)) for one, each in forward.items()]
+            yield from sorted(pairs)
+            return
+        sums = np.add.outer([*forward.values()], [*backward.values()]).ravel()
+        first, second = list(forward), list(backward)
+        for at in np.argsort(sums, kind="stable").tolist():
+            one, other = divmod(at, len(second))
+            yield float(sums[at]), (first[one], second[other])
 
 
 def near_best(chooser: DegreeChooser, phase: Phase, tokens: int) -> dict[int, float]:

@@ -218,12 +218,16 @@ def _wanted_of_known(
     every: EveryDegree, chooser: DegreeChooser, fits: Callable[[Degrees], bool], chosen: Degrees
 ) -> tuple[set[int], set[int]]:
     """Return the same, taking lower bounds of what is not simulated for its time."""
-    seconds = [every.seconds(phase) for phase in PHASES]
+    forward, backward = map(every.seconds, PHASES)
     if not chooser.is_paired:
-        beside = (lambda one: fits((one, chosen[1])), lambda one: fits((chosen[0], one)))
-        return worth_ranking(seconds, beside, chosen=chosen, ties=True)
+        return (
+            worth_ranking(forward, lambda one: fits((one, chosen[1])), chosen=chosen[0], ties=True),
+            worth_ranking(
+                backward, lambda one: fits((chosen[0], one)), chosen=chosen[1], ties=True
+            ),
+        )
     found = worth_ranking_together(
-        seconds, lambda one: fits((one, one)), chosen=chosen, ties=True,
+        (forward, backward), lambda one: fits((one, one)), chosen=chosen[0], ties=True,
         around_seconds=chooser.costs.overhead(tokens=every.tokens).seconds,
     )  # fmt: skip
     return found, found

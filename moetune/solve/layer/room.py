@@ -41,8 +41,6 @@ class Room:
 
     def fitting(self, tokens: int, pairs: Sequence[Degrees]) -> Sequence[Degrees]:
         """Return the pairs that fit; where none does, the first or the last, which takes less."""
-        if self.fits_all(tokens):
-            return pairs
         found = [pair for pair in pairs if self.fits(tokens, pair)]
         return found or [min(pairs[0], pairs[-1], key=lambda pair: self._peak(tokens, pair))]
 
@@ -54,8 +52,6 @@ class Room:
         Args:
             every: the degrees that may be, ascending.
         """
-        if self.fits_all(tokens):
-            return every
         at = len(every)
         if self._budget.dispatcher == "flat":
             at = bisect_left(every, FEW_CHUNKS)

@@ -3,10 +3,9 @@
 The seconds of all degrees are worked out at once; these are timed with the operations behind them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
-from moetune.solve.layer.budget import Degrees
 from moetune.solve.layer.uncertainty import HOPELESS, NUM_CONTENDERS
 
 NUM_ALTERNATIVES = 5
@@ -17,37 +16,37 @@ _Seconds = Mapping[int, float]
 _Fits = Callable[[int], bool]
 
 
-def worth_ranking(
-    seconds: Sequence[_Seconds], fits: Sequence[_Fits], *, chosen: Degrees, ties: bool
-) -> tuple[set[int], set[int]]:
-    """Return those of each phase's degrees that a ranking of the phase alone may be asked for.
+def worth_ranking(seconds: _Seconds, fits: _Fits, *, chosen: int, ties: bool) -> set[int]:
+    """Return those of a phase's degrees that a ranking of the phase alone may be asked for.
 
     The fastest, powers of two that are not hopeless, and one chunk.
 
     Args:
-        seconds: of each phase in every number of chunks.
-        fits: tells of a phase's degree whether it fits beside the other phase's choice.
-        chosen: of both phases, the best ones.
+        seconds: of the phase in every number of chunks.
+        fits: tells of a degree whether it fits beside the other phase's choice.
+        chosen: the best one.
         ties: whether `rounded` times that are equal tie, so that fewer chunks are ranked first.
     """
-    forward, backward = (
-        {*_nearest(each, fit, ties=ties), *_powers(each, fit, own)}
-        for each, fit, own in zip(seconds, fits, chosen, strict=True)
-    )
-    return forward, backward
+    return {*_nearest(seconds, fits, ties=ties), *_powers(seconds, fits, chosen)}
 
 
 def worth_ranking_together(
-    seconds: Sequence[_Seconds], fits: _Fits, *, chosen: Degrees, around_seconds: float, ties: bool
+    phases: tuple[_Seconds, _Seconds],
+    fits: _Fits,
+    *,
+    chosen: int,
+    around_seconds: float,
+    ties: bool,
 ) -> set[int]:
     """Return the same where both phases have as many chunks, for one phase and for the step.
 
     Args:
+        phases: seconds of each.
         around_seconds: of a step, around both phases.
     """
-    forward, backward = seconds
+    forward, backward = phases
     steps = {one: each + backward[one] + around_seconds for one, each in forward.items()}
-    found = worth_ranking(seconds, (fits, fits), chosen=chosen, ties=ties)
+    found = (worth_ranking(one, fits, chosen=chosen, ties=ties) for one in phases)
     return set().union(*found, _nearest(steps, fits, ties=True))
 
 
