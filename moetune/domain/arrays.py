@@ -3,13 +3,17 @@
 The solvers work out a layer once for many refits of its costs, or for many sizes at once.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+FEW = 256
+"""So many numbers are worth a call each."""
 
 
 def is_many(number: object) -> bool:
@@ -25,3 +29,18 @@ def array_of(numbers: Sequence[float] | NDArray[np.generic]) -> float:
 def floats_of(numbers: float) -> Floats:
     """Return what stands in the place of a number as the array that it is."""
     return np.asarray(numbers, float)
+
+
+def exp_of(numbers: Floats) -> Floats:
+    """Return e to these powers, of few numbers `math.exp` of each to the last bit."""
+    return _each(math.exp, numbers) if numbers.size <= FEW else np.exp(numbers)
+
+
+def log_of(numbers: Floats) -> Floats:
+    """Return the logarithms, of few numbers `math.log` of each to the last bit."""
+    return _each(math.log, numbers) if numbers.size <= FEW else np.log(numbers)
+
+
+def _each(function: Callable[[float], float], numbers: Floats) -> Floats:
+    found = np.fromiter(map(function, numbers.ravel().tolist()), float, numbers.size)
+    return found.reshape(numbers.shape)

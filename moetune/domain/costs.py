@@ -171,9 +171,14 @@ class Interference:
         key = "all" if len(others) > 1 else next(iter(others))
         return float(getattr(getattr(self, victim), key))
 
+    @property
+    def overlap_speeds(self) -> OverlapSpeeds:
+        """Speeds of computation and communication beside each other."""
+        return OverlapSpeeds(comp=self.comp.comm, comm=self.comm.comp)
+
     def overlapped(self, speeds: OverlapSpeeds) -> "Interference":
         """Return the table with these speeds of computation and communication beside each other."""
-        if (speeds.comp, speeds.comm) == (self.comp.comm, self.comm.comp):
+        if speeds == self.overlap_speeds:
             return self
         return Interference(
             comp=CompSpeed(comm=speeds.comp, mem=self.comp.mem, all=self.comp.all),

@@ -71,10 +71,10 @@ class ProfileCosts:
         They are the table's where sizes were not measured, or the table was set by hand.
         """
         comp, comm = self._index.comp_loss, self._index.comm_loss
-        table = self.interference
+        table = self._curves.overlap_speeds(self._index)
         return OverlapSpeeds(
-            comp=table.comp.comm if comp is None else comp.speed(exchange_bytes, exchange_seconds),
-            comm=table.comm.comp
+            comp=table.comp if comp is None else comp.speed(exchange_bytes, exchange_seconds),
+            comm=table.comm
             if comm is None
             else comm.stretched_speed(exchange_bytes, exchange_seconds),
         )

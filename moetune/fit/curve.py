@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, array_of, floats_of, is_many
+from moetune.domain.arrays import Floats, array_of, exp_of, floats_of, is_many, log_of
 from moetune.domain.costs import Estimate, LinearCost
 from moetune.fit.extrapolation import above_largest, below_smallest
 
@@ -69,11 +69,14 @@ class Curve:
         between, below, above = (low < sizes) & (sizes <= high), sizes <= low, sizes > high
         if between.any():
             inside = sizes[between]
-            pieces = np.array(self.pieces)[np.searchsorted(self.sizes, inside) - 1]
+            at = np.searchsorted(self.sizes, inside)
+            pieces = np.array(self.pieces)[at - 1]
             log_size, log_seconds, first, second, third = pieces.T
-            step = np.log(inside) - log_size
-            found = np.exp(log_seconds + step * (first + step * (second + step * third)))
-            seconds[between] = np.maximum(found, inside * self.least_seconds_per_size)
+            step = log_of(inside) - log_size
+            found = exp_of(log_seconds + step * (first + step * (second + step * third)))
+            found = np.maximum(found, inside * self.least_seconds_per_size)
+            is_point = np.array(self.sizes)[at] == inside
+            seconds[between] = np.where(is_point, np.array(self.seconds)[at], found)
         if any(self.deviates):
             outside = ~between
             seconds[outside] = [self.predict(one).seconds for one in sizes[outside].tolist()]

@@ -2,13 +2,13 @@
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from moetune.domain.arrays import array_of
-from moetune.domain.costs import Costs, Interference, LinearCost
+from moetune.domain.costs import Costs, Interference, LinearCost, OverlapSpeeds
 from moetune.domain.profile import Profile
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
@@ -17,6 +17,7 @@ from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Points, ProfileIndex, index_of
 from moetune.fit.interference import interference_of
 from moetune.fit.line import Floats, resampled_medians
+from moetune.fit.pool import InterferenceKey
 from moetune.fit.predictor import ExactCurves, Name, Predictor, StandIn
 
 NUM_RESAMPLES, RESAMPLING_SEED = 100, 0
@@ -126,6 +127,7 @@ class _Noise:
         self._medians: dict[str, list[list[float]]] = {}
         self._deviates: dict[str, list[list[float]]] = {}
         self._interference: list[list[float]] = []
+        self._tables: dict[int, Interference] = {}
 
     def medians(self, points: Points) -> list[list[float]]:
         """Return the points' medians, one row for each draw."""
@@ -164,6 +166,13 @@ class _Noise:
         times = index.pool.interference
         if not times or not index.has_own_interference:
             return index.profile.interference
+        if draw not in self._tables:
+            self._tables[draw] = self._drawn_table(times, draw)
+        return self._tables[draw]
+
+    def _drawn_table(
+        self, times: Mapping[InterferenceKey, tuple[float, ...]], draw: int
+    ) -> Interference:
         if not self._interference:
             drawn = resampled_medians(
                 times=list(times.values()), num=self._num, rng=self._rng("interference")
@@ -185,12 +194,12 @@ class _DrawnCurves:
         self._draw = draw
         self._known = known
         self._exact = ExactCurves()
-        self._interference: Interference | None = None
 
     def interference(self, index: ProfileIndex) -> Interference:
-        if self._interference is None:
-            self._interference = self._noise.interference(index, draw=self._draw)
-        return self._interference
+        return self._noise.interference(index, draw=self._draw)
+
+    def overlap_speeds(self, index: ProfileIndex) -> OverlapSpeeds:
+        return self.interference(index).overlap_speeds
 
     def through(self, points: Points) -> Curve:
         if points.family in self._known:
@@ -248,6 +257,12 @@ class _CurvesOfAll:
 
     def interference(self, index: ProfileIndex) -> Interference:  # noqa: ARG002 - of the protocol
         raise AssertionError("each draw has its own table of interference")
+
+    def overlap_speeds(self, index: ProfileIndex) -> OverlapSpeeds:
+        found = [self._noise.interference(index, draw=one).overlap_speeds for one in self._draws]
+        return OverlapSpeeds(
+            comp=array_of([one.comp for one in found]), comm=array_of([one.comm for one in found])
+        )
 
     def through(self, points: Points) -> Predictor:
         if points.family in self._known:

@@ -79,6 +79,29 @@ def test_any_two_of_the_degrees_of_a_room_fit_and_nothing_fits_where_it_has_one_
         assert room.fits(tokens, pair) is (pair in fitting)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    budget=budgets, strategy=st.sampled_from(STRATEGIES), share=st.floats(0, 1),
+    asked=st.lists(st.integers(9, 60), min_size=1, max_size=6),
+)  # fmt: skip
+def test_equal_degrees_of_a_room_are_those_that_fit_whatever_was_asked_before(
+    budget: MemoryBudget, strategy: Strategy, share: float, asked: list[int]
+) -> None:
+    planned = peaks_of(budget, strategy, budget.workload.tokens_per_rank)
+    low, high = min(planned.values()), max(planned.values())
+    limited = with_limit(budget, round(low + share * (high - low)))
+    room = Room(limited, strategy=strategy, max_degree=DEGREES[-1])
+    for tokens in asked:
+        peaks = peaks_of(budget, strategy, tokens)
+        fitting = [one for one in DEGREES if peaks[one, one] <= limited.limit_bytes]
+        found = list(room.equal(tokens, DEGREES))
+        if fitting:
+            assert found == fitting
+        else:
+            ends = DEGREES[0], DEGREES[-1]
+            assert found == [min(ends, key=lambda one: peaks[one, one])]
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     budget=budgets, strategy=st.sampled_from(STRATEGIES), degrees=st.sampled_from(PAIRS),

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from moetune.domain.costs import Interference
 from moetune.domain.layer import PHASES, Phase
-from moetune.solve.layer.many_phases import ManyPhases, reused_seconds_of_many, speeds_of
+from moetune.solve.layer.many_phases import reused_seconds_of_many, seconds_where_settled
+from moetune.solve.layer.phase_arrays import ManyPhases, speeds_of
 from moetune.solve.layer.reuse import ReusedChunk
 from moetune.solve.layer.steady import reused_seconds
+from tests.solve.test_reuse import DISTURBED
 from tests.solve.test_steady import CHUNK, chunks, tables
 
 Case = tuple[ReusedChunk, Phase, Interference, int]
@@ -30,7 +32,7 @@ def together(wanted: list[Case]) -> ManyPhases:
 
 
 @settings(max_examples=60, deadline=None)
-@given(wanted=st.lists(cases, min_size=1, max_size=12))
+@given(wanted=st.lists(cases, min_size=1, max_size=24))
 def test_phases_take_as_long_as_each_one_alone(wanted: list[Case]) -> None:
     alone = [
         reused_seconds(chunk.kind(phase), chunk.durations, degree=degree, interference=table)
@@ -38,6 +40,22 @@ def test_phases_take_as_long_as_each_one_alone(wanted: list[Case]) -> None:
     ]
     found = reused_seconds_of_many(together(wanted))
     assert found.tolist() == pytest.approx(alone, rel=1e-11, abs=1e-300)
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_few_phases_and_many_take_as_long_to_the_last_bit(times: int) -> None:
+    wanted: list[Case] = [
+        (CHUNK, phase, DISTURBED, degree) for phase in PHASES for degree in (3, 12, 40)
+    ]
+    alone = [
+        reused_seconds(chunk.kind(phase), chunk.durations, degree=degree, interference=table)
+        for chunk, phase, table, degree in wanted
+    ]
+    found = seconds_where_settled(together(wanted * times))
+    is_known = ~np.isnan(found)
+    assert found[is_known].tolist() == np.array(alone * times)[is_known].tolist()
+    assert is_known.any()
+    assert reused_seconds_of_many(together(wanted * times)).tolist() == pytest.approx(alone * times)
 
 
 def test_no_phases_take_no_time() -> None:

@@ -10,7 +10,7 @@ from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.choose import NOISE, DegreeChooser
-from moetune.solve.layer.near_best import fewest_near_best, near_best
+from moetune.solve.layer.near_best import EveryDegree, fewest_near_best, near_best
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import PhaseTime
 from tests.solve.costs_by_hand import LinearCosts
@@ -93,17 +93,17 @@ def test_the_chosen_pair_has_the_fewest_chunks_of_all_pairs_that_tie(
         limit = min(pairs.values()) * (1 + (NOISE if is_measured else 1e-12))
         ties = [pair for pair, seconds in pairs.items() if seconds <= limit]
         expected = min(ties, key=lambda pair: (sum(pair), pair))
-        found = fewest_near_best(chooser, 4096, fits)
+        found = fewest_near_best(EveryDegree(chooser, 4096), fits)
         assert found is not None
         assert tuple(one.degree for one in found) == expected
         assert sum(one.seconds for one in found) == pairs[expected]
 
 
 def test_where_no_pair_fits_there_is_none() -> None:
-    assert fewest_near_best(chooser_of("S4"), 4096, lambda _: False) is None
+    assert fewest_near_best(EveryDegree(chooser_of("S4"), 4096), lambda _: False) is None
 
 
 def test_few_degrees_are_simulated_and_each_once() -> None:
     chooser = chooser_of("S4")
-    assert fewest_near_best(chooser, 4096, lambda _: True) is not None
+    assert fewest_near_best(EveryDegree(chooser, 4096), lambda _: True) is not None
     assert len(chooser.simulated) == len(set(chooser.simulated)) < LARGEST

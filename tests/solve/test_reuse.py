@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +21,10 @@ from moetune.domain.costs import (
 from moetune.domain.layer import LayerShape, Phase, Workload
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import makespan
+from moetune.solve.layer.least_seconds import least_seconds
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.reuse import ReusedChunk, chunk_of, least_seconds, reuse_tasks
+from moetune.solve.layer.phase_arrays import ManyPhases, speeds_of
+from moetune.solve.layer.reuse import ReusedChunk, chunk_of, reuse_tasks
 from moetune.solve.layer.timeline import simulate
 from moetune.solve.layer.times import paper_seconds, phase_time
 from tests.solve.costs_by_hand import LinearCosts
@@ -130,7 +133,11 @@ def least_of(
     rows = costs.rows(tokens, degree=degree)
     chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
     table = costs.interference(rows=rows, degree=degree)
-    return least_seconds(chunk.kind(phase), chunk.durations, degree=degree, interference=table)
+    phases = ManyPhases(
+        kinds=[chunk.kind(phase)], kind=np.array([0]), degree=np.array([degree]),
+        durations=np.array([chunk.durations]).T, speeds=np.array([speeds_of(table)]).T,
+    )  # fmt: skip
+    return float(least_seconds(phases)[0])
 
 
 @pytest.mark.parametrize("strategy", REUSE)

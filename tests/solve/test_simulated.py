@@ -14,7 +14,7 @@ from moetune.domain.profile import Profile
 from moetune.fit.corrected import corrected
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.simulated import near_best_seconds, seconds_by_degree
+from moetune.solve.layer.simulated import Cases, NearBest, simulations
 from moetune.solve.layer.times import phase_time
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from tests.report.lab import LAYER, lab_profile
@@ -79,31 +79,36 @@ def test_each_degree_takes_as_long_as_alone(machine: str, strategy: Strategy) ->
     costs, workload = MACHINES[machine]()
     layer = layer_costs(workload=workload, costs=costs)
     for tokens in TOKENS:
-        found = seconds_by_degree(
-            costs=layer, strategy=strategy, tokens=tokens, degrees=[np.array(DEGREES)] * 2
+        found = simulations(
+            costs=layer, strategies=["S4", strategy], tokens=tokens, degrees=DEGREES
         )
-        for phase, each in zip(PHASES, found, strict=True):
-            expected = alone(costs, workload, strategy, [phase], tokens)
-            assert each.tolist() == pytest.approx(expected, rel=1e-11)
+        expected = [alone(costs, workload, strategy, [phase], tokens) for phase in PHASES]
+        each = found[strategy]
+        known, lower = each.is_known.copy(), each.seconds.copy()
+        assert (lower <= expected).all()
+        each.finish()
+        assert each.is_known.all()
+        assert each.seconds.tolist() == expected
+        assert (each.seconds[known] == lower[known]).all()
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("phases", [PHASES, ("forward",), ("backward",)], ids=len)
-def test_what_is_near_the_best_has_its_time(machine: str, phases: tuple[Phase, ...]) -> None:
+def test_what_is_near_the_best_is_what_all_times_say(
+    machine: str, phases: tuple[Phase, ...]
+) -> None:
     costs, workload = MACHINES[machine]()
     cases = np.array([(tokens, degree) for tokens in TOKENS for degree in DEGREES])
-    found = near_best_seconds(
-        costs=layer_costs(workload=workload, costs=costs), phases=phases, strategy="S1",
-        tokens=cases[:, 0], degrees=cases[:, 1], tolerance=TOLERANCE,
-    ).reshape(len(TOKENS), -1)  # fmt: skip
-    for tokens, row in zip(TOKENS, found.tolist(), strict=True):
+    asked = Cases(phases, cases[:, 0], cases[:, 1])
+    near = NearBest(
+        [Cases(PHASES[: len(phases)], cases[:5, 0], cases[:5, 1]), asked],
+        costs=layer_costs(workload=workload, costs=costs), strategy="S1", tolerance=TOLERANCE,
+    )  # fmt: skip
+    for at, tokens in enumerate(TOKENS):
         expected = alone(costs, workload, "S1", phases, tokens)
         limit = min(expected) * (1 + TOLERANCE)
-        near = [seconds <= limit for seconds in expected]
-        assert [seconds <= min(row) * (1 + TOLERANCE) for seconds in row] == near
-        known = [(one, other) for one, other in zip(row, expected, strict=True) if one < np.inf]
-        assert [one for one, _ in known] == pytest.approx([other for _, other in known], rel=1e-11)
-    assert np.isinf(found).any()
+        found = [near.is_near(5 + at * len(DEGREES) + one) for one in range(len(DEGREES))]
+        assert found == [seconds <= limit for seconds in expected]
 
 
 def test_machines_take_arrays_or_one_size_at_a_time() -> None:
@@ -116,7 +121,7 @@ def test_absurd_costs_have_no_best_degree() -> None:
     absurd = LinearCost(alpha_seconds=1e308, beta_seconds=1e300)
     costs: LinearCosts = replace(COSTS, transfer_cost=absurd)
     with pytest.raises(ArithmeticError, match="no finite numbers"):
-        seconds_by_degree(
-            costs=layer_costs(workload=LAB, costs=costs), strategy="S4", tokens=4096,
-            degrees=[np.array(DEGREES)] * 2,
+        simulations(
+            costs=layer_costs(workload=LAB, costs=costs), strategies=["S4"], tokens=4096,
+            degrees=DEGREES,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from moetune.solve.layer.peak import Peak, has_grouped, peak_bytes
 Degrees = tuple[int, int]
 """Chunks forward and backward."""
 MOST_TOKENS = 2**40
-_FEW_CHUNKS = 3
+FEW_CHUNKS = 3
 """Rings have buffers for three chunks at most: from there on more chunks take less memory."""
 
 
@@ -91,7 +91,7 @@ class MemoryBudget:
 
     def most_tokens_from(self, degree: int, *, strategy: Strategy, largest: int) -> int:
         """Return the most tokens for which any two degrees from `degree` to `largest` fit."""
-        few = range(degree, min(degree + _FEW_CHUNKS, largest) + 1)
+        few = range(degree, min(degree + FEW_CHUNKS, largest) + 1)
         pairs = [(one, other) for one in few for other in few]
         if self.dispatcher == "hierarchical":  # buffers of every chunk, each rounded up to a row
             pairs += (

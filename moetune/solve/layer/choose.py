@@ -1,19 +1,20 @@
 """Degree of each phase: bounds, ranking, and closed forms where costs are lines."""
 
 from bisect import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product, takewhile
 
 from moetune.domain.constraints import Bounds, Strategy
-from moetune.domain.costs import LinearCost
-from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.costs import LinearCost, takes_arrays
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.budget import Degrees, MemoryBudget
+from moetune.solve.layer.closed import closed_seconds
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.room import Room
 from moetune.solve.layer.times import PhaseTime, phase_time
+from moetune.solve.layer.worth_ranking import worth_ranking, worth_ranking_together
 
 NOISE = 0.01
 """Measured costs cannot tell times apart that differ by less: fewer chunks are then safer."""
@@ -87,14 +88,30 @@ class DegreeChooser:
     def rank(self, phase: Phase, tokens: int, best: Degrees | None = None) -> tuple[PhaseTime, ...]:
         """Return the degrees that fit beside the other phase's best: the best first, then by time.
 
+        Only those that are `worth_ranking`.
+
         Args:
             best: of both phases; default, `degrees`.
         """
         at = PHASES.index(phase)
         best = best or self.degrees(tokens)
-        pairs = ((one, self._beside(at, one, best)) for one in self._bounded(phase, tokens))
-        among = [one for one, pair in pairs if self.fits(tokens, pair)]
-        times = [self.time(phase, tokens, one) for one in dict.fromkeys([best[at], *among])]
+
+        def fits(degree: int) -> bool:
+            return self.fits(tokens, self._beside(at, degree, best))
+
+        if self.is_paired:
+            forward, backward = (self.seconds(one, tokens) for one in PHASES)
+            around_seconds = self.costs.overhead(tokens=tokens).seconds
+            among = worth_ranking_together(
+                (forward, backward),
+                fits,
+                chosen=best[0],
+                around_seconds=around_seconds,
+                ties=False,
+            )
+        else:
+            among = worth_ranking(self.seconds(phase, tokens), fits, chosen=best[at], ties=False)
+        times = [self.time(phase, tokens, one) for one in {best[at], *among}]
         return tuple(
             sorted(times, key=lambda time: (time.degree != best[at], time.seconds, time.degree))
         )
@@ -112,12 +129,25 @@ class DegreeChooser:
         every = self._bounded(phase, tokens)
         at = PHASES.index(phase)
         other = self._bounded(PHASES[1 - at], tokens)
-        if self.room is None or self.pinned(phase) is not None:
+        if self.room is None or self.pinned(phase) is not None or self.room.fits_all(tokens):
             return every
-        if not self.is_paired and len(other) > 1:
+        if self.is_paired:
+            return self.room.equal(tokens, every)
+        if len(other) > 1:
             return self.room.degrees(tokens, every)
         pairs = [self._beside(at, one, (other[0], other[0])) for one in every]
         return [pair[at] for pair in self.room.fitting(tokens, pairs)]
+
+    def allows(self, tokens: int, degrees: Degrees) -> bool:
+        """Return whether each phase's degree is among those `allowed`."""
+        bounded = [self._bounded(phase, tokens) for phase in PHASES]
+        if not all(one in each for one, each in zip(degrees, bounded, strict=True)):
+            return False
+        is_pair = self.is_paired and degrees[0] == degrees[1]
+        if self.room is None or (is_pair and self.fits(tokens, degrees)):
+            return True
+        allowed = (self.allowed(phase, tokens) for phase in PHASES)
+        return all(one in each for one, each in zip(degrees, allowed, strict=True))
 
     def degrees(self, tokens: int) -> Degrees:
         """Return the best degrees for so many tokens.
@@ -210,35 +240,53 @@ class DegreeChooser:
         return min(near, key=lambda one: self.time(phase, tokens, one).seconds)
 
     def _simulated(self, tokens: int, among: Sequence[Sequence[int]]) -> Degrees:
-        """Return the smallest degrees that tie with the best, or are within noise of it."""
-        times = [
-            [self.time(phase, tokens, one) for one in each]
-            for phase, each in zip(PHASES, among, strict=True)
-        ]
-        if self.is_paired:
-            seconds = [[_seconds(pair) for pair in zip(*times, strict=True)]]
-        else:
-            seconds = [[time.seconds for time in each] for each in times]
-        if self.is_measured and not self._is_worth_it(seconds, tokens):
-            return times[0][0].degree, times[1][0].degree
-        chosen = [self._smallest_near_best(each) for each in seconds]
-        return times[0][chosen[0]].degree, times[1][chosen[-1]].degree
+        """Return the smallest degrees that tie with the best, or are within noise of it.
 
-    def _smallest_near_best(self, seconds: Sequence[float]) -> int:
-        """Return the index of the first that is near the least, of times by degree, ascending."""
-        limit = min(seconds) * (1 + (NOISE if self.is_measured else TIE))
-        return next(at for at, one in enumerate(seconds) if one <= limit)
+        Measured chunks have to be worth it, too.
+        """
+        forward, backward = (self.seconds(phase, tokens) for phase in PHASES)
+        if not self.is_paired:
+            return _first_tied(forward, among[0]), _first_tied(backward, among[1])
+        both = {one: forward[one] + backward[one] for one in among[0]}
+        fewest, best = among[0][0], min(both.values())
+        if self._is_worth_it(both[fewest], best, tokens):
+            fewest = next(one for one, each in both.items() if each <= best * (1 + NOISE))
+        return fewest, fewest
 
-    def _is_worth_it(self, seconds: Sequence[Sequence[float]], tokens: int) -> bool:
+    def seconds(self, phase: Phase, tokens: int) -> Mapping[int, float]:
+        """Return the seconds of a phase without reuse in every number of chunks.
+
+        Where costs take arrays, they are worked out at once.
+        """
+        degrees, order = self._bounded(phase, tokens), self.bounds.chosen_order
+
+        def seconds() -> Mapping[int, float]:
+            found = None
+            if takes_arrays(self.costs.costs):
+                found = closed_seconds(
+                    costs=self.costs, phase=phase, tokens=tokens, degrees=degrees, order=order
+                )
+            if found is None:
+                found = [self.time(phase, tokens, one).seconds for one in degrees]
+            return dict(zip(degrees, found, strict=True))
+
+        return self.costs.kept(("seconds", phase, tokens, degrees, order), seconds)
+
+    def _is_worth_it(self, fewest_seconds: float, best_seconds: float, tokens: int) -> bool:
         """Return whether chunks promise to save enough of the step.
 
         Args:
-            seconds: of each phase, or of both together, by degree, ascending.
+            fewest_seconds: of both phases in the fewest chunks.
+            best_seconds: in as many as are best.
         """
         around = self.costs.overhead(tokens=tokens).seconds
-        fewest = around + sum(each[0] for each in seconds)
-        best = around + sum(map(min, seconds))
-        return best <= fewest * (1 - WORTH)
+        return around + best_seconds <= (around + fewest_seconds) * (1 - WORTH)
+
+
+def _first_tied(seconds: Mapping[int, float], degrees: Sequence[int]) -> int:
+    """Return the first of the degrees that ties with the best of them."""
+    limit = min(seconds[one] for one in degrees) * (1 + TIE)
+    return next(one for one in degrees if seconds[one] <= limit)
 
 
 def _seconds(phases: Iterable[PhaseTime]) -> float:
@@ -247,24 +295,3 @@ def _seconds(phases: Iterable[PhaseTime]) -> float:
 
 def _degrees(pair: PhaseTimes) -> Degrees:
     return pair[0].degree, pair[1].degree
-
-
-def check_pins(*, bounds: Bounds, tokens: int) -> None:
-    """Raise InfeasiblePlanError where a pinned degree is not among those allowed."""
-    largest = bounds.largest(tokens)
-    for phase in PHASES:
-        pinned = bounds.pinned(phase)
-        if pinned is None or pinned <= largest:
-            continue
-        what = f"{phase}_degree {pinned} is infeasible: "
-        flag = f"--{phase}-degree"
-        if pinned > bounds.max_degree:
-            raise InfeasiblePlanError(
-                f"{what}max_degree is {bounds.max_degree}",
-                f"nearest: {flag} {largest}, or allow more with --max-degree {pinned}",
-            )
-        raise InfeasiblePlanError(
-            f"{what}{tokens} tokens per rank in chunks of at least {bounds.min_chunk_tokens} "
-            f"make at most {largest}",
-            f"nearest: {flag} {largest}, or {pinned * bounds.min_chunk_tokens} tokens",
-        )

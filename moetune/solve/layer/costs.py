@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, array_of, floats_of, is_many
+from moetune.domain.arrays import Floats, array_of, exp_of, floats_of, is_many
 from moetune.domain.constraints import Dispatcher, Order
 from moetune.domain.costs import Estimate, Interference, LinearCost, OverlapSpeeds
 from moetune.domain.layer import PHASES, LayerKey, Phase
@@ -256,8 +256,7 @@ class LayerCosts(LayerOperations, ABC):
         means = np.array([one.mean for one in errors])
         low, high, share = np.array([errors[0].place(degree) for degree in degrees]).T
         low, high = low.astype(int), high.astype(int)
-        factors: Floats = np.exp((1 - share) * means[:, low] + share * means[:, high])
-        return factors
+        return exp_of((1 - share) * means[:, low] + share * means[:, high])
 
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""

@@ -55,14 +55,15 @@ def makespan(
     """
     link = 2 * degree * transfer_seconds
     device = degree * compute_seconds
-    waits = order == "interleaved" and degree > 1
+    waits = order == "interleaved" and bool(np.max(degree) > 1 if is_many(degree) else degree > 1)
     if not waits and _is_undisturbed(comm_speed, comp_speed):
         return longer(link, 2 * transfer_seconds + device)
     slowed_compute = compute_seconds / comp_speed
     slowed_transfer = transfer_seconds / comm_speed
     overlap = shorter((2 * degree - 2) * slowed_transfer, degree * slowed_compute)
     if waits:
-        overlap = shorter(overlap, 2 * slowed_transfer + (degree - 2) * slowed_compute)
+        last = 2 * slowed_transfer + (degree - 2) * slowed_compute
+        overlap = shorter(overlap, longer(last, 0.0))  # in one chunk nothing overlaps
     return link + device + (1 - comm_speed - comp_speed) * overlap
 
 

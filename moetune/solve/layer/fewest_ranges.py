@@ -5,7 +5,7 @@ size, for gains too small to measure.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from moetune.domain.arrays import array_of
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.plan import Range
+from moetune.solve.layer.changes import Change, places_of
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
-from moetune.solve.layer.simulated import near_best_seconds
+from moetune.solve.layer.simulated import Cases, NearBest
 from moetune.solve.layer.sized import sized
 
 TOLERANCE = 0.004
@@ -24,8 +25,6 @@ TOLERANCE = 0.004
 
 Between them a step loses a tenth of a percent more where curves ripple by 10 %.
 """
-RESOLUTION = 256
-"""A change is found to 1/256 of T: on both sides of it the times are equal."""
 POINTS_PER_OCTAVE = 8
 
 _Floats = NDArray[np.float64]
@@ -55,13 +54,15 @@ def fewest_ranges(
         for each, degree in zip(table(chooser, sizes), own, strict=True)
     ]
     firsts, chosen = fewest_runs(good, len(sizes), chooser.bounds.max_degree)
-    lows = [1]
-    for at, (before, after) in zip(firsts[1:], pairwise(chosen), strict=True):
-        low = _change(chooser, sizes[at - 1], sizes[at], before, after)
-        if chooser.room is not None:
-            most = max(chooser.room.most_tokens(before), sizes[at - 1])
-            low = min(low, most + 1)
-        lows.append(low)
+    changes = [
+        Change(sizes[at - 1], sizes[at], *degrees)
+        for at, degrees in zip(firsts[1:], pairwise(chosen), strict=True)
+    ]
+    lows = [1, *places_of(chooser, changes)]
+    if chooser.room is not None:
+        for at, one in enumerate(changes, start=1):
+            most = max(chooser.room.most_tokens(one.before), one.low)
+            lows[at] = min(lows[at], most + 1)
     highs = [low - 1 for low in lows[1:]] + [sizes[-1]]
     return tuple(
         (low, high, *degrees) for low, high, degrees in zip(lows, highs, chosen, strict=True)
@@ -83,51 +84,38 @@ def fewest_runs(
     """Return the index of each range's first size, and the smallest degrees good in all of it.
 
     A range goes on while both phases have a degree that is good in all of it; 0 stands where the
-    first size of a range has none.
+    first size of a range has none. No more is asked than decides that.
     """
 
-    def among(phase: Good, at: int, degrees: Sequence[int]) -> list[int]:
-        return [degree for degree in degrees if phase(at, degree)]
+    def smallest(first: int, at: int, degrees: _Degrees) -> _Degrees:
+        forward, backward = (
+            _smallest(phase, first, at, range(degree, max_degree + 1))
+            for phase, degree in zip(good, degrees, strict=True)
+        )
+        return forward, backward
 
-    every = range(1, max_degree + 1)
-    firsts = [0]
-    left = [among(phase, 0, every) for phase in good]
-    chosen = [_smallest(left)]
+    firsts, chosen = [0], [smallest(0, 0, (0, 0))]
     for at in range(1, num_sizes):
-        longer = [among(phase, at, each) for phase, each in zip(good, left, strict=True)]
+        longer = smallest(firsts[-1], at, chosen[-1])
         if all(longer):
-            left, chosen[-1] = longer, _smallest(longer)
+            chosen[-1] = longer
         else:
-            left = [among(phase, at, every) for phase in good]
             firsts.append(at)
-            chosen.append(_smallest(left))
+            chosen.append(smallest(at, at, (0, 0)))
     return firsts, chosen
 
 
-def _smallest(left: Sequence[Sequence[int]]) -> _Degrees:
-    forward, backward = (each[0] if each else 0 for each in left)
-    return forward, backward
+def _smallest(good: Good, first: int, at: int, degrees: range) -> int:
+    """Return the smallest degree that is good from the first size to another, 0 without any.
 
-
-def _change(chooser: DegreeChooser, low: int, high: int, before: _Degrees, after: _Degrees) -> int:
-    """Return the size after `low` and up to `high` from which the degrees `after` are faster."""
-    while high - low > max(1, low // RESOLUTION):
-        middle = (low + high) // 2
-        allowed = (chooser.allowed(phase, middle) for phase in PHASES)
-        if all(degree in among for degree, among in zip(after, allowed, strict=True)) and (
-            _seconds(chooser, middle, after) <= _seconds(chooser, middle, before)
-        ):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _seconds(chooser: DegreeChooser, tokens: int, degrees: _Degrees) -> float:
-    return sum(
-        chooser.time(phase, tokens, degree).seconds
-        for phase, degree in zip(PHASES, degrees, strict=True)
-    )
+    Args:
+        degrees: beginning with the smallest that is good up to the size before, or with 0.
+    """
+    degree, *more = degrees
+    if first < at and (not degree or good(at, degree)):
+        return degree
+    sizes = range(at, first - 1, -1)
+    return next((one for one in more if all(good(size, one) for size in sizes)), 0)
 
 
 def _good(times: _Floats, tolerance: float) -> _Bools:
@@ -159,30 +147,29 @@ def _simulated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
     """Yield each phase's good degrees where those that may be have to be simulated."""
     tolerance = NOISE if chooser.is_measured else TOLERANCE
     together = [PHASES] if chooser.is_paired else [(phase,) for phase in PHASES]
-    tables = [
-        _good(_simulated_times(chooser, phases, sizes, tolerance), tolerance).tolist()
-        for phases in together
+    cases = [
+        (group, at, one)
+        for group, (first, *_) in enumerate(together)
+        for at, size in enumerate(sizes)
+        for one in chooser.allowed(first, size)
     ]
-    yield from (partial(_is_set, tables[0]), partial(_is_set, tables[-1]))
+    groups, at, degrees = np.array(cases).T
+    tokens = np.array(sizes)[at]
+    asked = [
+        Cases(phases, tokens[groups == group], degrees[groups == group])
+        for group, phases in enumerate(together)
+    ]
+    near = NearBest(asked, costs=chooser.costs, strategy=chooser.strategy, tolerance=tolerance)
+    index_of = {case: index for index, case in enumerate(cases)}
+    yield from (partial(_is_near, near, index_of, group) for group in (0, len(together) - 1))
 
 
-def _simulated_times(
-    chooser: DegreeChooser, phases: Sequence[Phase], sizes: Sequence[int], tolerance: float
-) -> _Floats:
-    """Return the time of each degree, ∞ where it is not allowed or cannot be good.
-
-    Returns:
-        Shape (sizes, degrees).
-    """
-    allowed = [chooser.allowed(phases[0], size) for size in sizes]
-    cases = np.array([(at, one) for at, each in enumerate(allowed) for one in each])
-    at, degrees = cases.T
-    times = np.full((len(sizes), max(one[-1] for one in allowed)), math.inf)
-    times[at, degrees - 1] = near_best_seconds(
-        costs=chooser.costs, phases=phases, strategy=chooser.strategy,
-        tokens=np.array(sizes)[at], degrees=degrees, tolerance=tolerance,
-    )  # fmt: skip
-    return times
+def _is_near(
+    near: NearBest, index_of: Mapping[tuple[int, int, int], int], group: int, at: int, degree: int
+) -> bool:
+    """Return whether a number of chunks is allowed at a size, and near the best."""
+    index = index_of.get((group, at, degree))
+    return index is not None and near.is_near(index)
 
 
 def _compared(chooser: DegreeChooser) -> tuple[Phase, ...]:

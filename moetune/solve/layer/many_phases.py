@@ -4,28 +4,25 @@ Each array operation moves every phase to its own next event. The arithmetic is 
 which simulates one phase at a time, and tests hold the two together.
 """
 
+import math
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import product
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats
-from moetune.domain.costs import Interference
 from moetune.domain.samples import ResourceClass
+from moetune.solve.layer.phase_arrays import PLACES, Bools, Ints, ManyPhases, table_of
 from moetune.solve.layer.reuse import ChunkKind
-from moetune.solve.layer.steady import BITS, CLASSES, EDGE, FEW, SAME, Step, program
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from moetune.solve.layer.steady import BITS, CLASSES, EDGE, FEW, SAME, Run, Step, program
 
 _MORE = 24
 """Chunks that are simulated where the streams have not settled after `FEW`."""
+_ALONE = 8
+"""So few phases are simulated one by one: a batch takes as long as these."""
 _NUM_STREAMS = 3
 _COMPUTE = 1
 _CODES: tuple[tuple[ResourceClass, ...], ...] = (("comm",), ("comp", "mem"), ("mem",))
@@ -42,57 +39,23 @@ _OVER_SHARE = 0.3
 _NEVER = (1 << _COUNT_BITS - 1) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManyPhases:
-    """Phases that reuse memory, n of them.
+def reused_seconds_of_many(phases: ManyPhases) -> Floats:
+    """Return `steady.reused_seconds` of each phase, shape (n,).
 
-    Args:
-        kinds: of the phases.
-        kind: index of each phase's kind, shape (n,).
-        degree: chunks, shape (n,).
-        durations: seconds of a chunk's operations as in `reuse.Durations`, shape (5, n).
-        speeds: of operations beside others, the entries of `speeds_of`, shape (9, n).
+    Raises:
+        ValueError: a duration is negative or not finite.
     """
-
-    kinds: Sequence[ChunkKind]
-    kind: Ints
-    degree: Ints
-    durations: Floats
-    speeds: Floats
-
-    def only(self, chosen: Bools | Ints) -> "ManyPhases":
-        """Return some of the phases."""
-        return ManyPhases(
-            kinds=self.kinds, kind=self.kind[chosen], degree=self.degree[chosen],
-            durations=self.durations[:, chosen], speeds=self.speeds[:, chosen],
-        )  # fmt: skip
-
-
-def _places() -> dict[tuple[str, str], int]:
-    table = Interference()
-    names = [
-        (victim.name, one.name)
-        for victim in fields(table)
-        for one in fields(getattr(table, victim.name))
-    ]
-    return {name: place for place, name in enumerate(names)}
-
-
-_PLACES = _places()
-_SPEEDS = attrgetter(*(f"{victim}.{beside}" for victim, beside in _PLACES))
-COMP_BESIDE_COMM, COMM_BESIDE_COMP = _PLACES["comp", "comm"], _PLACES["comm", "comp"]
-"""Places of the two speeds that depend on the exchange's size among those of `speeds_of`."""
-
-
-def speeds_of(table: Interference) -> tuple[float, ...]:
-    """Return the table's nine speeds: of comp, comm and mem beside both others, and all."""
-    found: tuple[float, ...] = _SPEEDS(table)
-    return found
+    seconds = seconds_where_settled(phases)
+    for most in (_MORE, int(phases.degree.max(initial=0))):
+        left = np.flatnonzero(np.isnan(seconds))
+        if len(left):
+            seconds[left] = seconds_where_settled(phases.only(left), most)
+    return seconds
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def reused_seconds_of_many(phases: ManyPhases) -> Floats:
-    """Return `steady.reused_seconds` of each phase, shape (n,).
+def seconds_where_settled(phases: ManyPhases, most: int = FEW) -> Floats:
+    """Return `reused_seconds_of_many`, NaN where streams have not settled after so many chunks.
 
     Raises:
         ValueError: a duration is negative or not finite.
@@ -100,17 +63,28 @@ def reused_seconds_of_many(phases: ManyPhases) -> Floats:
     durations = phases.durations
     if not (np.isfinite(durations).all() and (durations >= 0).all()):
         raise ValueError("a task must take 0 or more seconds")
-    seconds = np.empty(len(phases.degree))
-    left = np.arange(len(phases.degree))
-    for most in (FEW, _MORE, int(phases.degree.max(initial=0))):
-        if not len(left):
-            break
-        some = phases.only(left)
-        chunks = np.minimum(some.degree, most)
-        found, settled = _Runs(some, chunks).finish()
-        more = some.degree - chunks
-        seconds[left] = found + more * np.where(more > 0, settled, 0.0)
-        left = left[(more > 0) & np.isnan(settled)]
+    if len(phases.degree) <= _ALONE:
+        return np.array([_alone(phases, at, most) for at in range(len(phases.degree))])
+    chunks = np.minimum(phases.degree, most)
+    found, settled = _Runs(phases, chunks).finish()
+    more = phases.degree - chunks
+    seconds: Floats = found + np.where(more > 0, more * settled, 0.0)
+    return seconds
+
+
+def _alone(phases: ManyPhases, at: int, most: int) -> float:
+    """Return the time of the phase at an index, as `seconds_where_settled`."""
+    transfer, before, after, copy_input, copy_middle = phases.durations[:, at].tolist()
+    degree = int(phases.degree[at])
+    chunks = min(degree, most)
+    run = Run(
+        program(phases.kinds[phases.kind[at]], chunks),
+        (transfer, before, after, copy_input, copy_middle),
+        table_of(phases.speeds[:, at].tolist()),
+    )
+    seconds, settled = run.finish(), run.settled_seconds
+    if degree > chunks:
+        seconds += (degree - chunks) * (math.nan if settled is None else settled)
     return seconds
 
 
@@ -179,7 +153,7 @@ def _sets() -> tuple[Bools, Ints]:
             if victim is not None and others:
                 beside = "all" if len(others) > 1 else next(iter(others))
                 is_alone[number, stream] = False
-                places[number, stream] = _PLACES[victim, str(beside)]
+                places[number, stream] = PLACES[victim, str(beside)]
     return is_alone, places
 
 

@@ -48,6 +48,7 @@ class StepErrorDraws:
         self._errors = errors if num > 1 else NO_STEP_ERRORS
         self._deviates = Deviates(num)
         self._found: dict[tuple[Strategy, int], NDArray[np.float64]] = {}
+        self._logs: dict[Strategy, list[list[float]]] = {}
 
     def factor(self, strategy: Strategy, degree: int, draw: int) -> float:
         """Return the factor of a phase in so many chunks."""
@@ -57,11 +58,18 @@ class StepErrorDraws:
         """Return the factor of each draw, shape (draws,)."""
         name: Strategy = strategy if degree > 1 else "none"  # one chunk reuses no memory
         if (name, degree) not in self._found:
-            octaves = [self._deviates.of(f"{name} {at}") for at in range(len(self._errors.mean))]
-            self._found[name, degree] = np.array(
-                [self._errors.deviation(degree, of_draw) for of_draw in zip(*octaves, strict=True)]
-            )
+            drawn = self._errors.deviations(degree, self._at_octaves(name))
+            self._found[name, degree] = np.array(drawn)
         return self._found[name, degree]
+
+    def _at_octaves(self, name: Strategy) -> list[list[float]]:
+        """Return draws of the error's logarithm at each octave of chunks."""
+        if name not in self._logs:
+            octaves = range(len(self._errors.mean))
+            deviates = [self._deviates.of(f"{name} {at}") for at in octaves]
+            of_draws = list(zip(*deviates, strict=True))
+            self._logs[name] = [self._errors.at_octave(at, of_draws) for at in octaves]
+        return self._logs[name]
 
 
 class Deviates:

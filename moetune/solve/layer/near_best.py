@@ -1,80 +1,94 @@
 """Best degrees where memory is reused.
 
-All degrees are simulated at once, to within rounding; those that may be chosen once more one by
-one, with the operations behind them.
+All degrees are simulated at once, and the chosen ones once more, with the operations behind them.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from moetune.domain.arrays import Floats
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.budget import Degrees
 from moetune.solve.layer.choose import NOISE, DegreeChooser
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.simulated import seconds_by_degree
+from moetune.solve.layer.reuse import strategies_that_reuse
+from moetune.solve.layer.simulated import simulations
 from moetune.solve.layer.times import PhaseTime
 
-_ROUNDING = 1e-9
-"""By more than this share no two simulations of a phase differ."""
-_MOST = 1 + 3 * _ROUNDING
-"""Times a lower bound, at most, a phase takes."""
 
-
-class _Simulated:
+class EveryDegree:
     """Both phases in every number of chunks that is allowed.
 
     Attributes:
-        degrees: of each phase, ascending.
-        least: lower bounds of their seconds, within rounding.
+        is_measured: as of the chooser.
+        tokens: on a rank.
+
+    Raises:
+        ArithmeticError: the costs are absurd, and no time is a number.
     """
 
     def __init__(self, chooser: DegreeChooser, tokens: int) -> None:
         self._chooser = chooser
-        self._tokens = tokens
+        self.is_measured = chooser.is_measured
+        self.tokens = tokens
         self._times: dict[tuple[Phase, int], PhaseTime] = {}
-        self.degrees = [np.array(chooser.allowed(phase, tokens)) for phase in PHASES]
-        seconds = seconds_by_degree(
-            costs=chooser.costs, strategy=chooser.strategy, tokens=tokens, degrees=self.degrees
-        )
-        self.least: list[Floats] = [each * (1 - _ROUNDING) for each in seconds]
+        self._degrees = [chooser.allowed(phase, tokens) for phase in PHASES]
+        every = tuple(sorted({*self._degrees[0], *self._degrees[1]}))
+        self._place = {degree: place for place, degree in enumerate(every)}
+        costs, strategies = chooser.costs, strategies_that_reuse(chooser.costs)
+        self._simulations = costs.kept(
+            ("simulations", tokens, every),
+            lambda: simulations(costs=costs, strategies=strategies, tokens=tokens, degrees=every),
+        )[chooser.strategy]
+
+    def is_known(self, phase: Phase, degrees: Iterable[int]) -> bool:
+        """Return whether the phase is simulated in so many chunks."""
+        known = self._simulations.is_known[PHASES.index(phase)]
+        return all(known[self._place[one]] for one in degrees)
+
+    def finish(self) -> None:
+        """Simulate what is not known."""
+        self._simulations.finish()
 
     def time(self, phase: Phase, degree: int) -> PhaseTime:
         """Return the phase's time in so many chunks."""
         key = phase, degree
         if key not in self._times:
-            self._times[key] = self._chooser.time(phase, self._tokens, degree)
+            self._times[key] = self._chooser.time(phase, self.tokens, degree)
         return self._times[key]
 
-    def seconds(self, degrees: Degrees) -> float:
-        """Return the time of both phases."""
-        forward, backward = map(self.time, PHASES, degrees)
-        return forward.seconds + backward.seconds
+    def seconds(self, phase: Phase) -> dict[int, float]:
+        """Return the phase's seconds by degree, a lower bound of what is not known."""
+        at = PHASES.index(phase)
+        found, degrees = self._simulations.seconds[at], self._degrees[at]
+        return {one: float(found[self._place[one]]) for one in degrees}
 
     def pairs(self) -> Iterator[tuple[float, Degrees]]:
-        """Yield degrees of both phases behind the lower bound of their time, ascending."""
-        (forward, backward), (first, second) = self.least, self.degrees
+        """Yield degrees of both phases behind their time, or a lower bound of it, ascending."""
+        forward, backward = map(self.seconds, PHASES)
         if self._chooser.is_paired:
-            _, one, other = np.intersect1d(first, second, return_indices=True)
-        else:
-            one, other = (each.ravel() for each in np.indices((len(first), len(second))))
-        bounds = forward[one] + backward[other]
-        for at in np.argsort(bounds, kind="stable").tolist():
-            yield float(bounds[at]), (int(first[one[at]]), int(second[other[at]]))
+            pairs = [(each + backward[one], (one, one)) for one, each in forward.items()]
+            yield from sorted(pairs)
+            return
+        sums = np.add.outer([*forward.values()], [*backward.values()]).ravel()
+        first, second = list(forward), list(backward)
+        for at in np.argsort(sums, kind="stable").tolist():
+            one, other = divmod(at, len(second))
+            yield float(sums[at]), (first[one], second[other])
 
 
 def near_best(chooser: DegreeChooser, phase: Phase, tokens: int) -> dict[int, float]:
-    """Return the seconds of all degrees within `NOISE` of the best, and of some others."""
-    found, at = _Simulated(chooser, tokens), PHASES.index(phase)
-    limit = found.least[at].min() * (1 + NOISE) / (1 - _ROUNDING)
-    near = found.degrees[at][found.least[at] <= limit]
-    return {degree: found.time(phase, degree).seconds for degree in near.tolist()}
+    """Return the seconds of all degrees within `NOISE` of the best."""
+    found = EveryDegree(chooser, tokens)
+    found.finish()
+    seconds = found.seconds(phase)
+    limit = min(seconds.values()) * (1 + NOISE)
+    return {degree: each for degree, each in seconds.items() if each <= limit}
 
 
 def fewest_near_best(
-    chooser: DegreeChooser, tokens: int, fits: Callable[[Degrees], bool]
+    every: EveryDegree, fits: Callable[[Degrees], bool]
 ) -> tuple[PhaseTime, PhaseTime] | None:
     """Return the fewest chunks of both phases that tie with the best, or are within noise.
 
@@ -83,42 +97,27 @@ def fewest_near_best(
 
     Returns:
         None where nothing fits.
-
-    Raises:
-        ArithmeticError: the costs are absurd, and no time is a number.
     """
-    simulated = _Simulated(chooser, tokens)
-    longer = 1 + (NOISE if chooser.is_measured else TIE)
-    near: list[tuple[float, Degrees]] = []
-    for at_least, degrees in simulated.pairs():
-        if near and at_least > near[0][0] * _MOST * longer:
-            break
-        if fits(degrees):
-            near.append((at_least, degrees))
+    near = _near(every, fits)
+    if not all(map(every.is_known, PHASES, zip(*near, strict=True))):
+        every.finish()
+        near = _near(every, fits)
     if not near:
         return None
-    few = _first_within(simulated, near, longer)
-    forward, backward = map(simulated.time, PHASES, few)
+    few = min(near, key=lambda degrees: (sum(degrees), degrees))
+    forward, backward = map(every.time, PHASES, few)
     return forward, backward
 
 
-def _first_within(
-    simulated: _Simulated, near: Sequence[tuple[float, Degrees]], longer: float
-) -> Degrees:
-    """Return the fewest chunks that take at most so many times as long as the best.
-
-    One by one only those are simulated that their bounds do not decide.
-
-    Args:
-        near: lower bounds, ascending, and degrees, the best among them.
-    """
-    least, best = near[0][0], math.inf
-    for at_least, degrees in sorted(near, key=lambda one: (sum(one[1]), one[1])):
-        if at_least * _MOST <= least * longer:
-            return degrees
-        if best == math.inf:
-            may_be_best = (two for bound, two in near if bound <= least * _MOST)
-            best = min(map(simulated.seconds, may_be_best))
-        if simulated.seconds(degrees) <= best * longer:
-            return degrees
-    raise AssertionError("the best is within its own bounds")
+def _near(every: EveryDegree, fits: Callable[[Degrees], bool]) -> list[Degrees]:
+    """Return the degrees that fit and are within noise of the best, of measured costs, or tie."""
+    longer = 1 + (NOISE if every.is_measured else TIE)
+    near: list[Degrees] = []
+    limit = math.inf
+    for seconds, degrees in every.pairs():
+        if seconds > limit:
+            break
+        if fits(degrees):
+            limit = min(limit, seconds * longer)
+            near.append(degrees)
+    return near

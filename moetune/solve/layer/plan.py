@@ -12,7 +12,6 @@ from moetune.domain.plan import Pipeline, Plan, Predicted
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.terms import LayerTerms, StrategyTerms
-from moetune.solve.layer.choose import check_pins
 from moetune.solve.layer.doubts import (
     PROFILE,
     decline_chunks,
@@ -22,6 +21,7 @@ from moetune.solve.layer.doubts import (
 )
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.parallelism import is_hierarchy_measured, layer_costs
+from moetune.solve.layer.pins import check_pins
 from moetune.solve.layer.ranges import solve_ranges
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import (

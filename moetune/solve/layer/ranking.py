@@ -1,6 +1,6 @@
 """Ranking of the degrees that one strategy and the memory allow, by time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -9,12 +9,17 @@ from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.budget import Degrees, MemoryBudget
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.near_best import fewest_near_best, near_best
+from moetune.solve.layer.near_best import EveryDegree, fewest_near_best, near_best
 from moetune.solve.layer.times import PhaseTime, StepTime, step_time
 from moetune.solve.layer.words import explain_pin
+from moetune.solve.layer.worth_ranking import (
+    NUM_ALTERNATIVES,
+    rounded,
+    worth_ranking,
+    worth_ranking_together,
+)
 
 _Times = tuple[PhaseTime, ...]
-NUM_ALTERNATIVES = 5
 WORTH_A_WARNING = 1e-3
 
 
@@ -114,7 +119,7 @@ class Ranking:
     def _free_best(self, phase: Phase) -> PhaseTime:
         if self.chooser.strategy == "none":
             best = self.free.degrees(self.tokens)
-            return self.free.rank(phase, self.tokens, best)[0]
+            return self.free.time(phase, self.tokens, best[PHASES.index(phase)])
         near = near_best(self.free, phase, self.tokens)
         return self.free.time(phase, self.tokens, min(near, key=lambda degree: near[degree]))
 
@@ -168,21 +173,20 @@ def _rank_reused(chooser: DegreeChooser, budget: MemoryBudget, *, is_rival: bool
     def fits(degrees: Degrees) -> bool:
         return max(degrees) > 1 and chooser.fits(tokens, degrees)
 
-    few = fewest_near_best(replace(chooser, budget=None), tokens, fits)
+    every = EveryDegree(replace(chooser, budget=None), tokens)
+    few = fewest_near_best(every, fits)
     if few is None:
         return None
+    chosen = few[0].degree, few[1].degree
+    wanted: tuple[set[int], set[int]] = set(), set()
+    if not is_rival:
+        wanted = _wanted(every, chooser, fits, chosen)
 
-    def pair(phase: Phase, degree: int) -> Degrees:
-        if chooser.is_paired:
-            return degree, degree
-        return (degree, few[1].degree) if phase == "forward" else (few[0].degree, degree)
-
-    def ranked(phase: Phase, chosen: PhaseTime) -> _Times:
+    def ranked(phase: Phase, first: PhaseTime) -> _Times:
         """Return the degrees that fit beside the other phase's choice, the chosen one first."""
-        allowed = () if is_rival else replace(chooser, budget=None).allowed(phase, tokens)
-        others = [one for one in allowed if one != chosen.degree and fits(pair(phase, one))]
-        times = [chooser.time(phase, tokens, one) for one in others]
-        return chosen, *sorted(times, key=lambda time: (_rounded(time.seconds), time.degree))
+        others = wanted[PHASES.index(phase)] - {first.degree}
+        times = [every.time(phase, one) for one in others]
+        return first, *sorted(times, key=lambda time: (rounded(time.seconds), time.degree))
 
     forward, backward = few
     return Ranking(
@@ -197,6 +201,36 @@ def _rank_reused(chooser: DegreeChooser, budget: MemoryBudget, *, is_rival: bool
         backward=ranked("backward", backward),
         sequential=_sequential(chooser.costs, chooser.bounds, tokens),
     )
+
+
+def _wanted(
+    every: EveryDegree, chooser: DegreeChooser, fits: Callable[[Degrees], bool], chosen: Degrees
+) -> tuple[set[int], set[int]]:
+    """Return the degrees of each phase that are worth ranking."""
+    wanted = _wanted_of_known(every, chooser, fits, chosen)
+    if all(every.is_known(phase, each) for phase, each in zip(PHASES, wanted, strict=True)):
+        return wanted
+    every.finish()
+    return _wanted_of_known(every, chooser, fits, chosen)
+
+
+def _wanted_of_known(
+    every: EveryDegree, chooser: DegreeChooser, fits: Callable[[Degrees], bool], chosen: Degrees
+) -> tuple[set[int], set[int]]:
+    """Return the same, taking lower bounds of what is not simulated for its time."""
+    forward, backward = map(every.seconds, PHASES)
+    if not chooser.is_paired:
+        return (
+            worth_ranking(forward, lambda one: fits((one, chosen[1])), chosen=chosen[0], ties=True),
+            worth_ranking(
+                backward, lambda one: fits((chosen[0], one)), chosen=chosen[1], ties=True
+            ),
+        )
+    found = worth_ranking_together(
+        (forward, backward), lambda one: fits((one, one)), chosen=chosen[0], ties=True,
+        around_seconds=chooser.costs.overhead(tokens=every.tokens).seconds,
+    )  # fmt: skip
+    return found, found
 
 
 def _without_pins(bounds: Bounds) -> Bounds:
@@ -215,9 +249,4 @@ def _sequential(costs: LayerCosts, bounds: Bounds, tokens: int) -> StepTime:
 
 def order_of_steps(step: StepTime) -> tuple[float, int, int]:
     """Return the sort key of steps: time, then chunks."""
-    return _rounded(step.seconds), *step.degrees
-
-
-def _rounded(seconds: float) -> float:
-    """Return the time without its last digits, which rounding errors of sums may change."""
-    return float(f"{seconds:.11e}")
+    return rounded(step.seconds), *step.degrees

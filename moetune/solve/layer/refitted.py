@@ -12,19 +12,23 @@ import numpy as np
 
 from moetune.domain.arrays import Floats
 from moetune.domain.constraints import Order, Strategy
-from moetune.domain.costs import Costs, Interference
+from moetune.domain.costs import Costs
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.many_phases import (
+from moetune.solve.layer.least_seconds import least_seconds
+from moetune.solve.layer.many_phases import reused_seconds_of_many
+from moetune.solve.layer.model_error import StepErrorDraws
+from moetune.solve.layer.phase_arrays import (
+    COMM_BESIDE_COMP,
+    COMP_BESIDE_COMM,
     Bools,
     ManyPhases,
-    reused_seconds_of_many,
+    joined,
     speeds_of,
 )
-from moetune.solve.layer.model_error import StepErrorDraws
 from moetune.solve.layer.refits import refits_of
-from moetune.solve.layer.reuse import ChunkKind, chunk_of, least_seconds
-from moetune.solve.layer.stacked import each, stacked
+from moetune.solve.layer.reuse import chunk_of
+from moetune.solve.layer.stacked import stacked
 from moetune.solve.layer.times import StepTime, phase_time
 
 _Phase = tuple[Phase, int, Strategy]
@@ -33,18 +37,15 @@ _Phase = tuple[Phase, int, Strategy]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunks:
-    """A simulated phase's chunks under each refit.
+    """A simulated phase under each refit.
 
     Args:
-        durations: shape (5, refits).
-        speeds: shape (9, refits).
+        phases: one for each refit.
         least: lower bounds of the phase's seconds, shape (refits,).
         seconds: those that were simulated, and infinity, shape (refits,).
     """
 
-    kind: ChunkKind
-    durations: Floats
-    speeds: Floats
+    phases: ManyPhases
     least: Floats
     seconds: Floats
 
@@ -68,9 +69,11 @@ class RefittedTimes:
     overhead_seconds: Floats = field(init=False)
     _closed: dict[_Phase, Floats] = field(default_factory=dict, init=False)
     _chunks: dict[_Phase, _Chunks] = field(default_factory=dict, init=False)
-    _tables: dict[int, list[Interference]] = field(default_factory=dict, init=False)
+    _speeds: Floats = field(init=False)
 
     def __post_init__(self) -> None:
+        tables = [speeds_of(one.costs.interference) for one in self.refits]
+        object.__setattr__(self, "_speeds", np.array(tables).T)
         object.__setattr__(self, "stack", stacked(self.refits))
         overhead = self.stack.overhead(tokens=self.tokens).seconds
         object.__setattr__(self, "overhead_seconds", np.broadcast_to(overhead, self.num))
@@ -101,6 +104,7 @@ class RefittedTimes:
             [(phase, degree, strategy) for degree in degrees]
             for phase, degrees in zip(PHASES, contenders, strict=True)
         ]
+        self._prepare(one for each in phases for one in each)
         everywhere = np.ones(self.num, bool)
         self._simulate((first, everywhere) for first, *_ in phases)
         self._simulate(
@@ -120,6 +124,7 @@ class RefittedTimes:
 
         Strategies that reuse memory are simulated, unless a lower bound is too long already.
         """
+        self._prepare(one for step in steps for one in _phases(step))
         self._simulate(
             (one, self._sum(map(self._least, _phases(step))) < seconds)
             for step in steps
@@ -129,6 +134,7 @@ class RefittedTimes:
 
     def seconds(self, step: StepTime) -> Floats:
         """Return the step of these degrees and that strategy."""
+        self._prepare(_phases(step))
         self._simulate((one, np.ones(self.num, bool)) for one in _phases(step))
         return self._step(step)
 
@@ -144,12 +150,12 @@ class RefittedTimes:
         _, degree, strategy = one
         if strategy == "none":
             return np.zeros(self.num)
-        return self._chunks_of(one).least * self.errors.factors(strategy, degree)
+        return self._chunks[one].least * self.errors.factors(strategy, degree)
 
     def _phase(self, one: _Phase) -> Floats:
         """Return the phase's seconds; infinity where it was to be simulated, and was not."""
         _, degree, strategy = one
-        seconds = self._closed_of(one) if strategy == "none" else self._chunks_of(one).seconds
+        seconds = self._closed_of(one) if strategy == "none" else self._chunks[one].seconds
         return seconds * self.errors.factors(strategy, degree)
 
     def _closed_of(self, one: _Phase) -> Floats:
@@ -164,58 +170,46 @@ class RefittedTimes:
 
     def _simulate(self, wanted: Iterable[tuple[_Phase, Bools]]) -> None:
         """Simulate phases under some refits each, all of them at once, but for those known."""
-        chunks = {one: (self._chunks_of(one), where) for one, where in wanted if one[2] != "none"}
-        runs = [
-            (number, one[1], found, np.flatnonzero(where & np.isinf(found.seconds)))
-            for number, (one, (found, where)) in enumerate(chunks.items())
+        chunks = {one: (self._chunks[one], where) for one, where in wanted if one[2] != "none"}
+        left = [
+            (found, np.flatnonzero(where & np.isinf(found.seconds)))
+            for found, where in chunks.values()
         ]
-        if not runs:
+        if not left:
             return
-        seconds = reused_seconds_of_many(
-            ManyPhases(
-                kinds=[found.kind for _, _, found, _ in runs],
-                kind=np.concatenate([np.full(len(at), number) for number, _, _, at in runs]),
-                degree=np.concatenate([np.full(len(at), degree) for _, degree, _, at in runs]),
-                durations=np.hstack([found.durations[:, at] for _, _, found, at in runs]),
-                speeds=np.hstack([found.speeds[:, at] for _, _, found, at in runs]),
-            )
-        )
-        ends = np.cumsum([len(at) for *_, at in runs])
-        for (_, _, found, at), some in zip(runs, np.split(seconds, ends[:-1]), strict=True):
+        seconds = reused_seconds_of_many(joined([found.phases.only(at) for found, at in left]))
+        ends = np.cumsum([len(at) for _, at in left])
+        for (found, at), some in zip(left, np.split(seconds, ends[:-1]), strict=True):
             found.seconds[at] = some
 
-    def _chunks_of(self, one: _Phase) -> _Chunks:
-        found = self._chunks.get(one)
-        if found is None:
-            phase, degree, strategy = one
-            rows = self.stack.rows(self.tokens, degree=degree)
-            chunk = chunk_of(
-                costs=self.stack, phase=phase, strategy=strategy, rows=rows, degree=degree
-            )
-            columns = [each(seconds, self.num) for seconds in chunk.durations]
-            kind, tables = chunk.kind(phase), self._tables_of(degree, rows)
-            least = [
-                least_seconds(kind, times, degree=degree, interference=table)
-                for times, table in zip(zip(*columns, strict=True), tables, strict=True)
-            ]
-            found = self._chunks[one] = _Chunks(
-                kind=kind,
-                durations=np.array(columns),
-                speeds=np.array([speeds_of(table) for table in tables]).T,
-                least=np.array(least),
-                seconds=np.full(self.num, np.inf),
-            )
-        return found
+    def _prepare(self, wanted: Iterable[_Phase]) -> None:
+        """Work out chunks and lower bounds of phases that may have to be simulated."""
+        new = dict.fromkeys(one for one in wanted if one[2] != "none" and one not in self._chunks)
+        if not new:
+            return
+        parts = list(map(self._under_all, new))
+        least = np.split(least_seconds(joined(parts)), len(parts))
+        for one, phases, bounds in zip(new, parts, least, strict=True):
+            unknown = np.full(self.num, np.inf)
+            self._chunks[one] = _Chunks(phases=phases, least=bounds, seconds=unknown)
 
-    def _tables_of(self, degree: int, rows: float) -> list[Interference]:
-        found = self._tables.get(degree)
-        if found is None:
-            transfer = each(self.stack.transfer(rows=rows, degree=degree).seconds, self.num)
-            found = self._tables[degree] = [
-                one.costs.interference.overlapped(one.speeds(rows=rows, transfer_seconds=seconds))
-                for one, seconds in zip(self.refits, transfer, strict=True)
-            ]
-        return found
+    def _under_all(self, one: _Phase) -> ManyPhases:
+        """Return the phase under each refit."""
+        phase, degree, strategy = one
+        rows = self.stack.rows(self.tokens, degree=degree)
+        chunk = chunk_of(costs=self.stack, phase=phase, strategy=strategy, rows=rows, degree=degree)
+        seconds = self.stack.transfer(rows=rows, degree=degree).seconds
+        overlapped = self.stack.speeds(rows=rows, transfer_seconds=seconds)
+        speeds = self._speeds.copy()
+        speeds[COMP_BESIDE_COMM], speeds[COMM_BESIDE_COMP] = overlapped.comp, overlapped.comm
+        durations = [np.broadcast_to(one, self.num) for one in chunk.durations]
+        return ManyPhases(
+            kinds=(chunk.kind(phase),),
+            kind=np.zeros(self.num, np.int64),
+            degree=np.full(self.num, degree),
+            durations=np.array(durations),
+            speeds=speeds,
+        )
 
 
 def _phases(step: StepTime) -> tuple[_Phase, ...]:

@@ -7,12 +7,10 @@ pre-activations (T_M) come back from host memory (S1, S2) or are computed again 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import permutations
 from typing import NamedTuple
 
-from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
-from moetune.domain.costs import Estimate, Interference
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Strategy
+from moetune.domain.costs import Estimate
 from moetune.domain.layer import Phase
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
@@ -38,6 +36,13 @@ class ChunkKind(NamedTuple):
     sends_again: bool
     copies_overlap: bool
     sorts_rows: bool
+
+
+def strategies_that_reuse(costs: LayerCosts) -> tuple[Strategy, ...]:
+    """Return the strategies that reuse memory, but for those whose copies were not measured."""
+    copies = OFFLOADS_INPUT | OFFLOADS_MIDDLE
+    has_copies = costs.costs.copy_mode is not None
+    return tuple(one for one in STRATEGIES if one != "none" and (has_copies or one not in copies))
 
 
 def num_transfers(*, is_sent_again: bool) -> int:
@@ -154,60 +159,6 @@ def reuse_timeline(
 def sends_again(phase: Phase, strategy: Strategy) -> bool:
     """Return whether T_DI is dispatched a second time."""
     return phase == "backward" and strategy in {"S2", "S4"}
-
-
-def least_seconds(
-    kind: ChunkKind, durations: Durations, *, degree: int, interference: Interference
-) -> float:
-    """Return a lower bound of a phase's time, from how much its streams overlap at best.
-
-        T >= Σ w·work      for weights w >= 0 with Σ w·speed <= 1 in every set of classes that run
-
-    since no second then does more than a second of weighted work: the dual of the least time in
-    which the sets do all the work. The experts wait for the first chunk's dispatch, and the last
-    combine for them, so that these exchanges overlap none of them.
-    """
-    transfer, before, after, copy_input, copy_middle = durations
-    ends = num_transfers(is_sent_again=kind.sends_again) * transfer
-    device, copies = degree * (before + after), degree * (copy_input + copy_middle)
-    speeds = _speeds(interference, copies=copies > 0, copies_overlap=kind.copies_overlap)
-    return max(
-        comm * degree * ends + comp * device + max((1 - comm) * ends, mem * copies)
-        for comm, comp, mem in _weights(speeds)
-    )
-
-
-_OfClasses = tuple[float, float, float]
-"""Of communication, computation and copies."""
-_ALONE: tuple[_OfClasses, ...] = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
-
-
-def _speeds(table: Interference, *, copies: bool, copies_overlap: bool) -> tuple[_OfClasses, ...]:
-    """Return the speeds in every set of classes that may run at once, 0 of those that do not."""
-    comp, comm, mem = table.comp, table.comm, table.mem
-    sets = [*_ALONE, (comm.comp, comp.comm, 0.0)]
-    if copies:
-        sets.append((comm.mem, 0.0, mem.comm))
-    if copies and copies_overlap:
-        sets += [(0.0, comp.mem, mem.comp), (comm.all, comp.all, mem.all)]
-    return tuple(sets)
-
-
-@lru_cache(maxsize=4096)
-def _weights(speeds: tuple[_OfClasses, ...]) -> tuple[_OfClasses, ...]:
-    """Return weights that no set exceeds, each as large as those chosen before leave it."""
-    found: dict[_OfClasses, None] = {}
-    for order in permutations(range(len(_ALONE))):
-        weights = [0.0, 0.0, 0.0]
-        for at in order:
-            comm, comp, mem = weights
-            weights[at] = min(
-                (1 - comm * one[0] - comp * one[1] - mem * one[2]) / one[at]
-                for one in speeds
-                if one[at]
-            )
-        found[weights[0], weights[1], weights[2]] = None
-    return tuple(found)
 
 
 def reuse_tasks(*, chunk: ReusedChunk, phase: Phase, degree: int) -> list[Task]:

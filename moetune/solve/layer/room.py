@@ -1,9 +1,10 @@
 """Degrees that fit into a layer's memory, for any number of tokens."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from moetune.domain.constraints import Strategy
-from moetune.solve.layer.budget import Degrees, MemoryBudget
+from moetune.solve.layer.budget import FEW_CHUNKS, MOST_TOKENS, Degrees, MemoryBudget
 
 
 class Room:
@@ -17,7 +18,7 @@ class Room:
         self._budget = budget
         self._strategy: Strategy = strategy
         self._max_degree = max_degree
-        self._asked: dict[Degrees, tuple[int, bool]] = {}
+        self._known: dict[Degrees, tuple[int, int]] = {}
         self._most_of: dict[Degrees, int] = {}
         self._most: dict[int, int] = {}
         self._equal: int | None = None
@@ -25,23 +26,42 @@ class Room:
     def fits(self, tokens: int, degrees: Degrees) -> bool:
         """Return whether a step in so many chunks fits.
 
-        The first question about degrees is answered by their peak; a second one, with other
-        tokens, by the most tokens that fit, and so is every one after it.
+        A peak grows with the tokens: what is known of fewer or of more of them is an answer, too.
         """
-        asked, found = self._asked.get(degrees, (tokens, None))
-        if asked != tokens:
-            return tokens <= self.most_tokens(degrees)
-        if found is None:
-            found = self._peak(tokens, degrees) <= self._budget.limit_bytes
-            self._asked[degrees] = tokens, found
-        return found
+        fit, too_many = self._known.get(degrees, (0, MOST_TOKENS))
+        if fit < tokens < too_many:
+            fits = self._peak(tokens, degrees) <= self._budget.limit_bytes
+            self._known[degrees] = (tokens, too_many) if fits else (fit, tokens)
+            return fits
+        return tokens <= fit
+
+    def fits_all(self, tokens: int) -> bool:
+        """Return whether any two degrees fit."""
+        return tokens <= self.most_tokens_from(1)
 
     def fitting(self, tokens: int, pairs: Sequence[Degrees]) -> Sequence[Degrees]:
         """Return the pairs that fit; where none does, the first or the last, which takes less."""
-        if tokens <= self.most_tokens_from(1):
-            return pairs
         found = [pair for pair in pairs if self.fits(tokens, pair)]
         return found or [min(pairs[0], pairs[-1], key=lambda pair: self._peak(tokens, pair))]
+
+    def equal(self, tokens: int, every: Sequence[int]) -> Sequence[int]:
+        """Return the degrees that fit where both phases have as many.
+
+        Where none does, the first or the last, which takes less.
+
+        Args:
+            every: the degrees that may be, ascending.
+        """
+        at = len(every)
+        if self._budget.dispatcher == "flat":
+            at = bisect_left(every, FEW_CHUNKS)
+        found = [one for one in every[:at] if self.fits(tokens, (one, one))]
+        if at < len(every):  # from there on more chunks take less memory
+            first = bisect_left(
+                every, True, at, key=lambda one: self.fits(tokens, (one, one))  # noqa: FBT003
+            )  # fmt: skip
+            found += every[first:]
+        return found or [min(every[0], every[-1], key=lambda one: self._peak(tokens, (one, one)))]
 
     def degrees(self, tokens: int, every: Sequence[int]) -> Sequence[int]:
         """Return degrees of which any two fit: those from a power of two on, else one of them.
@@ -65,6 +85,7 @@ class Room:
         if found is None:
             found = self._budget.most_tokens(strategy=self._strategy, degrees=degrees)
             self._most_of[degrees] = found
+            self._known[degrees] = found, found + 1
         return found
 
     def most_tokens_from(self, degree: int) -> int:

@@ -96,6 +96,10 @@ class _StackedCosts:
 
     def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         """Return arrays of speeds."""
+        if self._together is not None:
+            return self._together.overlap_speeds(
+                exchange_bytes=exchange_bytes, exchange_seconds=exchange_seconds
+            )
         seconds = each(exchange_seconds, len(self._refits))
         found = [
             one.overlap_speeds(exchange_bytes=exchange_bytes, exchange_seconds=its)

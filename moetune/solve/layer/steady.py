@@ -67,10 +67,10 @@ def reused_seconds(
     """
     if not all(0 <= seconds < math.inf for seconds in durations):
         raise ValueError(f"a task must take 0 or more seconds, got {durations}")
-    run = _Run(program(kind, min(degree, FEW)), durations, interference)
+    run = Run(program(kind, min(degree, FEW)), durations, interference)
     seconds = run.finish()
     if degree > FEW and run.settled_seconds is None:
-        return _Run(program(kind, degree), durations, interference).finish()
+        return Run(program(kind, degree), durations, interference).finish()
     return seconds + max(0, degree - FEW) * (run.settled_seconds or 0.0)
 
 
@@ -109,7 +109,7 @@ def program(kind: ChunkKind, degree: int) -> Program:
     )
 
 
-class _Run:
+class Run:
     """One simulation of a program.
 
     Attributes:

@@ -28,8 +28,14 @@ def doubts_of(parts: Iterable[Estimate]) -> tuple[Doubt, ...]:
     doubted = [part for part in parts if part.doubts]
     if not doubted:
         return ()
-    doubted.sort(key=lambda part: -np.max(part.seconds))  # of many sizes, by the longest
+    if len(doubted) > 1:
+        doubted.sort(key=_longest, reverse=True)
     return tuple(dict.fromkeys(doubt for part in doubted for doubt in part.doubts))
+
+
+def _longest(part: Estimate) -> float:
+    """Return the seconds, of many sizes the longest."""
+    return float(np.max(part.seconds)) if is_many(part.seconds) else part.seconds
 
 
 def shorter(one: float, other: float) -> float:
