@@ -210,18 +210,23 @@ class Dropping(nn.Module):
         return y
 
 
+def _mean_square(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = net(x)
+    return y.square().mean()
+
+
 def draws_of_their_own() -> None:
     """Dropout is that of one batch alone, differs between batches, and is drawn again alike."""
     rank = dist.get_rank()
     found = []
     for is_checkpointed in (False, True):
         net = moetune.replicate(Dropping(is_checkpointed=is_checkpointed))
-        overlap = moetune.BatchOverlap[torch.Tensor](net, lambda x, net=net: net(x).square().mean())
+        overlap = moetune.BatchOverlap[torch.Tensor](net, partial(_mean_square, net))
         torch.manual_seed(rank)
         losses = [overlap([batch(rank)] * 2) for _ in range(2)]
         torch.manual_seed(rank)
         with moetune.no_sync(net), torch.no_grad():
-            alone = net(batch(rank)).square().mean()
+            alone = _mean_square(net, batch(rank))
         assert torch.equal(losses[0][0], alone)
         assert len({float(one) for both in losses for one in both}) == len(losses) * 2
         used = {name: each for name, each in grads_of(net).items() if ".after." not in name}
