@@ -16,11 +16,8 @@ def how_to_verify(plan: Plan, machine: Machine) -> str:
         return f"Verify it on this machine: {command}"
     per_node = min(ranks, machine.devices_per_node)
     nodes = math.ceil(ranks / per_node)
-    return (
-        f"Verify it on its {ranks} ranks, on each node:\n"
-        f"  {torchrun(nodes, per_node)} \\\n"
-        f"    -m {command}"
-    )
+    launch = torchrun(nodes, per_node).replace(" --rdzv-endpoint", " \\\n    --rdzv-endpoint")
+    return f"Verify it on its {ranks} ranks, on each node:\n  {launch} -m {command}"
 
 
 def num_devices(visible: str | None, devices: Path = Path("/dev")) -> int:
