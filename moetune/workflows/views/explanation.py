@@ -78,11 +78,9 @@ def reasons(explanation: Explanation, *, is_drawn: bool = False) -> Iterator[Sec
     plan, transformer = explanation.plan, explanation.plan.transformer
     yield Section(name="why", title="Why", paragraphs=(plan.decision.why,))
     if pins := sorted(plan.inputs.constraints.items()):
-        named = [
-            (flag.replace("-", " ") if is_drawn else f"--{flag}", constraint_words(flag, value))
-            for flag, value in pins
-        ]
-        table = facts("constraints", named)
+        table = facts(
+            "constraints", [(f"--{flag}", constraint_words(flag, value)) for flag, value in pins]
+        )
         yield Section(name="pins", title="Pinned or bounded", tables=(table,))
     if transformer is not None:
         yield parts_section(plan, is_drawn=is_drawn)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -65,6 +66,13 @@ def test_a_part_of_the_front_is_that_of_the_whole() -> None:
     assert len(front) > 4
     assert front_within(search, pins, slowest_seconds=slowest, most_bytes=most) == front[1:-1]
     assert front_within(search, pins, slowest_seconds=0.0, most_bytes=most) == ()
+
+
+def test_the_fastest_alone_is_the_end_of_the_front() -> None:
+    search, pins = search_of(JOB, target="megatron"), LayoutRequest(pp=4, micro_batch=1)
+    *_, fastest = memory_front(search, pins)
+    seconds = fastest.step.seconds
+    assert front_within(search, pins, slowest_seconds=seconds, most_bytes=inf) == (fastest,)
 
 
 def test_pins_that_nothing_obeys_are_refused() -> None:
