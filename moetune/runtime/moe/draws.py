@@ -51,6 +51,6 @@ def generators_of(devices: Iterable[torch.device]) -> list[torch.Generator]:
 
 
 def _derived(generator: torch.Generator) -> torch.Tensor:
-    state = generator.get_state().numpy().tobytes()
+    state = generator.get_state().cpu().numpy().tobytes()
     seed = int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little") >> 1
     return torch.Generator(generator.device).manual_seed(seed).get_state()
