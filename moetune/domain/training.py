@@ -5,7 +5,7 @@ dp·cp·tp, and may exceed or cross dp (Megatron-Core's parallel folding).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import ceil
 from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
@@ -141,6 +141,18 @@ class FoldedLayout:
         """The schedule by its name."""
         return self.schedule or ("interleaved" if self.vpp > 1 else "1f1b")
 
+    def changed(self, **values: object) -> "FoldedLayout":
+        """Return a copy with other values, which are not checked.
+
+        It takes a third of the time of `dataclasses.replace`, and searches make tens of thousands.
+        """
+        copy = object.__new__(FoldedLayout)
+        for slot in _SLOTS:
+            slot.__set__(copy, slot.__get__(self))
+        for name, value in values.items():
+            object.__setattr__(copy, name, value)
+        return copy
+
     def offloaded_layers(self, decoder: Decoder) -> int:
         """Return the blocks whose activations wait in host memory, rounded up."""
         return ceil(self.offload_activations * decoder.num_layers - _ROUNDING)
@@ -152,6 +164,9 @@ class FoldedLayout:
     def stages_of(self, decoder: Decoder) -> StageLetters:
         """Return the modules of each stage."""
         return self.stages or self.even_stages(decoder)
+
+
+_SLOTS = tuple(getattr(FoldedLayout, one.name) for one in fields(FoldedLayout))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,9 @@ from moetune.domain.errors import MoetuneError, SolveLimitError
 
 T = TypeVar("T")
 _NICENESS = 5
+_IDLE_SECONDS, _MOST_UNCOLLECTED = 0.2, 16
+"""Without a question for that long, or after so many, what answers left behind is collected: a
+front is asked for as soon as its plan is there."""
 
 
 def _frozen(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
@@ -113,6 +116,7 @@ def _solve_questions(pipe: Connection, memory_bytes: int) -> None:
     _limit_memory(memory_bytes)
     gc.freeze()
     gc.disable()  # collections within an answer took a seventh of its time
+    uncollected = 0
     while True:
         try:
             question = pipe.recv()
@@ -128,7 +132,10 @@ def _solve_questions(pipe: Connection, memory_bytes: int) -> None:
             error.add_note("".join(traceback.format_exception(error)))
             answer = (False, error)
         pipe.send(answer)
-        gc.collect()
+        uncollected += 1
+        if uncollected == _MOST_UNCOLLECTED or not pipe.poll(_IDLE_SECONDS):
+            gc.collect()
+            uncollected = 0
 
 
 def _out_of_memory(memory_bytes: int) -> SolveLimitError:

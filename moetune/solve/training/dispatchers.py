@@ -1,6 +1,6 @@
 """Dispatchers that go with layouts, by the seconds of a micro-batch with them."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute, TokenDispatcher
@@ -55,7 +55,7 @@ class RankedDispatchers:
         if key not in self._able:
             self._able[key] = self.space.dispatchers(layout, self.pins)
         every = (
-            (replace(layout, dispatcher=one, recompute=recompute), one) for one in self._able[key]
+            (layout.changed(dispatcher=one, recompute=recompute), one) for one in self._able[key]
         )
         priced = [PricedDispatcher(seconds(one), name) for one, name in every]
         return tuple(sorted(priced, key=lambda one: one.seconds))

@@ -5,7 +5,7 @@ memory: each is tried only where less of it does not fit, or leaves too little m
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +90,7 @@ class Fitting:
         """Return how the states take least: sharded most, or on the host at the lowest stage."""
         pinned = pins.offload_optimizer
         zero = self.space.zeros(pins, sizes.pp)[-1]
-        highest = sizes if zero == sizes.zero else replace(sizes, zero=zero)
+        highest = sizes if zero == sizes.zero else sizes.changed(zero=zero)
         ways = [(highest, pinned or 0.0)]
         if may_offload and pinned is None and self.space.target.offloads_optimizer:
             ways.append((sizes, 1.0))
@@ -129,7 +129,7 @@ class Fitting:
         if not able or pins.offload_activations is not None:
             return layout
         num = self.space.job.decoder.num_layers
-        return replace(layout, offload_activations=(num - 1) / num)
+        return layout.changed(offload_activations=(num - 1) / num)
 
     def cuts(self, layout: FoldedLayout, pins: LayoutRequest) -> Sequence[FoldedLayout]:
         """Return a layout with equal stages, and with balanced ones where these are others."""
@@ -144,7 +144,7 @@ class Fitting:
             if zero == cut.zero:
                 yield cut
                 continue
-            one = replace(cut, zero=zero)
+            one = cut.changed(zero=zero)
             if self.space.is_allowed(one):
                 yield one
 
@@ -173,7 +173,7 @@ class Fitting:
             return (pins.offload_optimizer,)
         if not self.space.target.offloads_optimizer or layout.zero != 1:
             return (0.0,)
-        one = replace(layout, offload_optimizer=OPTIMIZER_SHARES[0])
+        one = layout.changed(offload_optimizer=OPTIMIZER_SHARES[0])
         return (0.0, *OPTIMIZER_SHARES) if self.space.may_use_host(one) else (0.0,)
 
     def offloaded(self, layout: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
@@ -182,7 +182,7 @@ class Fitting:
         One for each share of the optimizer: what it frees, activations need not.
         """
         for share in self.shares(layout, pins):
-            one = replace(layout, offload_optimizer=share)
+            one = layout.changed(offload_optimizer=share)
             found = one if self.fits(one) else self._with_activations(one, pins)
             if found is not None and self.space.is_allowed(found):
                 yield found
@@ -199,28 +199,28 @@ class Fitting:
     ) -> Iterator[FoldedLayout]:
         """Yield a layout with a share of the optimizer, and each number of blocks' activations."""
         num = self.space.job.decoder.num_layers
-        one = replace(layout, offload_optimizer=share) if share else layout
+        one = layout.changed(offload_optimizer=share) if share else layout
         yield one
         most = self._with_most_waiting(one, pins)
         if most is one or not self.space.may_use_host(most):
             return
         for count in range(1, num):
-            yield replace(one, offload_activations=count / num)
+            yield one.changed(offload_activations=count / num)
 
     def _with_activations(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout | None:
         """Return a layout with the fewest blocks' activations in host memory; None where no fit."""
         if pins.offload_activations is not None:
             return None
         num = self.space.job.decoder.num_layers
-        first = replace(layout, offload_activations=1 / num)
+        first = layout.changed(offload_activations=1 / num)
         if num == 1 or not self.space.is_allowed(first):
             return None
         low, high = 0, num - 1
         while high - low > 1:
             middle = (low + high) // 2
-            one = replace(layout, offload_activations=middle / num)
+            one = layout.changed(offload_activations=middle / num)
             low, high = (low, middle) if self._fits_device(one) else (middle, high)
-        found = replace(layout, offload_activations=high / num)
+        found = layout.changed(offload_activations=high / num)
         return found if self.fits(found) else None
 
     def _fits_device(self, layout: FoldedLayout) -> bool:

@@ -9,7 +9,7 @@ that does is on the front. Steps that save little of the one before are omitted.
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -94,7 +94,7 @@ class _Sweep:
 
     def roots(self) -> Iterator[_Branch]:
         """Yield the sizes of the ranks."""
-        for sizes in self.search.space.sizes(self.pins):
+        for sizes in self.search.sizes(self.pins):
             peak = self.search.fitting.least_of_states(sizes, self.pins, may_offload=True)
             yield self._branch(peak, 0.0, sizes, partial(self._pipelines, sizes))
 
@@ -139,7 +139,7 @@ class _Sweep:
             if seconds > most_seconds:
                 break
             is_fastest = to.dispatcher == cut.dispatcher
-            one = cut if is_fastest else replace(cut, dispatcher=to.dispatcher)
+            one = cut if is_fastest else cut.changed(dispatcher=to.dispatcher)
             least = self.search.fitting.least_offloaded(one, self.pins)
             yield self._branch(least, seconds, one, partial(self._offloaded, one))
 

@@ -46,6 +46,9 @@ class FoldedSearch:
     host_bytes: float = float("inf")
     space: LayoutSpace = field(init=False)
     fitting: Fitting = field(init=False)
+    _sizes: dict[LayoutRequest, tuple[FoldedLayout, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
     _tables: dict[tuple[object, ...], RankedDispatchers] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -142,8 +145,19 @@ class FoldedSearch:
         ranked = table.ranked(layout, recompute)
         if not ranked:
             return None
-        able = replace(layout, recompute=recompute, dispatcher=ranked[0].dispatcher)
+        able = layout.changed(recompute=recompute, dispatcher=ranked[0].dispatcher)
         return able if self.space.is_allowed(able) else None
+
+    def sizes(self, pins: LayoutRequest) -> Sequence[FoldedLayout]:
+        """Return the sizes of the ranks in `space`, as found for earlier questions."""
+        key = replace(
+            pins, offload_activations=pins.offload_activations or 0.0,
+            offload_optimizer=pins.offload_optimizer or 0.0,
+        )  # fmt: skip
+        found = self._sizes.get(key)
+        if found is None:
+            found = self._sizes[key] = tuple(self.space.sizes(pins))
+        return found
 
     def dispatchers(self, pins: LayoutRequest) -> RankedDispatchers:
         """Return the dispatchers of its layouts, as ranked by earlier questions."""
@@ -210,7 +224,7 @@ class _Branches:
 
     def roots(self) -> Iterator[_Branch]:
         """Yield the sizes of the ranks."""
-        for sizes in self.search.space.sizes(self.pins):
+        for sizes in self.search.sizes(self.pins):
             overlapped = [*self.search.space.overlapped(sizes, self.pins)]
             least = min(self.table.seconds(one, one.recompute) for one in overlapped)
             seconds = least * self.search.prices.rounds(sizes)
@@ -294,7 +308,7 @@ class _Branches:
         if not able:
             return
         seconds = able[0].seconds * self.search.prices.rounds_at_least(layout) + added_seconds
-        one = replace(layout, dispatcher=able[0].dispatcher)
+        one = layout.changed(dispatcher=able[0].dispatcher)
 
         def branches() -> Iterator[_Branch]:
             every = [one] if fits else self.fitting.offloaded(one, self.pins)

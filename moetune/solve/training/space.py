@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moetune.domain.layout import divisors
 from moetune.domain.pipeline import SCHEDULES, Schedule, most_stages
@@ -80,7 +80,7 @@ class LayoutSpace:
                         self.recomputes(pins), self.dispatchers(one, pins), self.zeros(pins, one.pp)
                     )
                     for recompute, dispatcher, zero in choices:
-                        layout = replace(one, recompute=recompute, dispatcher=dispatcher, zero=zero)
+                        layout = one.changed(recompute=recompute, dispatcher=dispatcher, zero=zero)
                         if self.is_allowed(layout):
                             yield layout
 
@@ -91,7 +91,7 @@ class LayoutSpace:
             if (sizes.overlap, sizes.recompute) == (overlap, first):
                 yield sizes
             elif overlap == "none" or self._exchanges(sizes) or pins.overlap:
-                yield replace(sizes, recompute=first, overlap=overlap)
+                yield sizes.changed(recompute=first, overlap=overlap)
 
     def _exchanges(self, layout: FoldedLayout) -> bool:
         """Return whether there are exchanges, which may be hidden or have other dispatchers."""
@@ -101,7 +101,7 @@ class LayoutSpace:
         """Yield sizes with each number of stages and each schedule."""
         for vpp, schedule in self._pipelines(pins, sizes.pp):
             is_plain = vpp == sizes.vpp and schedule is None
-            yield sizes if is_plain else replace(sizes, vpp=vpp, schedule=schedule)
+            yield sizes if is_plain else sizes.changed(vpp=vpp, schedule=schedule)
 
     def _tps(self, pins: LayoutRequest) -> Sequence[int]:
         if pins.tp:
@@ -145,7 +145,7 @@ class LayoutSpace:
         if pins.dispatcher_sms is None:
             return layout
         dispatcher = pins.dispatcher or layout.dispatcher
-        return replace(layout, dispatcher=dispatcher, dispatcher_sms=pins.dispatcher_sms)
+        return layout.changed(dispatcher=dispatcher, dispatcher_sms=pins.dispatcher_sms)
 
     @property
     def _most_cp(self) -> int:
@@ -222,7 +222,7 @@ class LayoutSpace:
         is_plain = layout.overlap == "none" and layout.dispatcher_sms is None
         if is_plain and not self.target.tp_divides_ep:
             return [*every]
-        return [one for one in every if self._goes_with(replace(layout, dispatcher=one))]
+        return [one for one in every if self._goes_with(layout.changed(dispatcher=one))]
 
     def _goes_with(self, layout: FoldedLayout) -> bool:
         rules = itertools.chain(dispatcher_rules(layout, self.target), sms_rules(layout))
