@@ -212,35 +212,36 @@ class _Events:
 
     def advance(self, rank: int, order: Order) -> set[int]:
         """Do a rank's passes until one lacks its input; return the ranks that have got some."""
-        reached = set()
-        last = len(self.inputs) - 1
-        for kind, stage, batch in order[self.done[rank] :]:
-            clock = self.clocks[rank]
-            ready: float | None = clock
+        inputs, gradients, ranks, seconds = self.inputs, self.gradients, self.ranks, self.seconds
+        reached, last, first = set(), len(inputs) - 1, self.done[rank]
+        clock, done = self.clocks[rank], first
+        for kind, stage, batch in order[first:]:
+            begin = clock
             if kind != "W":
-                ready = (self.inputs if kind == "F" else self.gradients)[stage][batch]
-            if ready is None:
-                break
-            self.done[rank] += 1
-            end = self.clocks[rank] = max(clock, ready) + self.seconds[kind][stage]
+                ready = (inputs if kind == "F" else gradients)[stage][batch]
+                if ready is None:
+                    break
+                begin = ready if ready > clock else clock
+            clock = end = begin + seconds[kind][stage]
+            done += 1
             self.passes.append((kind, rank, stage, batch, end))
-            if kind == "F" and stage == last:
-                self.gradients[stage][batch] = end
-            elif kind == "F":
-                self.inputs[stage + 1][batch] = self._sent(end, rank, stage + 1)
-                reached.add(self.ranks[stage + 1])
-            elif kind != "W" and stage:
-                self.gradients[stage - 1][batch] = self._sent(end, rank, stage - 1)
-                reached.add(self.ranks[stage - 1])
-        return reached - {rank}
+            if kind == "W":
+                continue
+            to, every = (stage + 1, inputs) if kind == "F" else (stage - 1, gradients)
+            if to > last:
+                gradients[stage][batch] = end
+            elif to >= 0:
+                there = ranks[to]
+                if there != rank:
+                    end = self._sent(end, rank, there)
+                    reached.add(there)
+                    clock = clock if self.pipeline.hides_sends else end
+                every[to][batch] = end
+        self.clocks[rank], self.done[rank] = clock, done
+        return reached
 
-    def _sent(self, end: float, rank: int, stage: int) -> float:
-        """Return when what a rank has computed is at another stage."""
-        there = self.ranks[stage]
-        if there == rank:
-            return end
+    def _sent(self, end: float, rank: int, there: int) -> float:
+        """Return when what a rank has computed is on another one."""
         arrival = max(end, self.free.get((rank, there), 0.0)) + self.pipeline.send_seconds
         self.free[rank, there] = arrival
-        if not self.pipeline.hides_sends:
-            self.clocks[rank] = arrival
         return arrival
