@@ -221,7 +221,7 @@ class _Events:
                 ready = (inputs if kind == "F" else gradients)[stage][batch]
                 if ready is None:
                     break
-                begin = ready if ready > clock else clock
+                begin = max(clock, ready)
             clock = end = begin + seconds[kind][stage]
             done += 1
             self.passes.append((kind, rank, stage, batch, end))
