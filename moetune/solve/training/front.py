@@ -19,7 +19,7 @@ from moetune.solve.training.pins import contradiction
 from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.ties import NOISE, PricedLayout
 
-SLOW, LARGE, SAVING = 4.0, 1.5, 0.03
+SLOW, LARGE, SAVING = 3.0, 1.25, 0.03
 """Multiples of a plan's step, and of its limit of memory, up to which pages show a front, and the
 share of a step that its next one saves."""
 
