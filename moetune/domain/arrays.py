@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 FEW = 256
-"""So many numbers are worth a call each."""
+"""Numbers up to which `math` computes each of them, which NumPy may round otherwise."""
 
 
 def is_many(number: object) -> bool:
@@ -32,12 +32,12 @@ def floats_of(numbers: float) -> Floats:
 
 
 def exp_of(numbers: Floats) -> Floats:
-    """Return e to these powers, of few numbers `math.exp` of each to the last bit."""
+    """Return `math.exp` of each number, and NumPy's of more than `FEW`."""
     return _each(math.exp, numbers) if numbers.size <= FEW else np.exp(numbers)
 
 
 def log_of(numbers: Floats) -> Floats:
-    """Return the logarithms, of few numbers `math.log` of each to the last bit."""
+    """Return `math.log` of each number, and NumPy's of more than `FEW`."""
     return _each(math.log, numbers) if numbers.size <= FEW else np.log(numbers)
 
 

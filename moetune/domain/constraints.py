@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from moetune.domain.errors import InputError, check_positive
-from moetune.domain.layer import ExpertParallel, LayerShape, Phase
+from moetune.domain.errors import InfeasiblePlanError, InputError, check_positive
+from moetune.domain.layer import PHASES, ExpertParallel, LayerShape, Phase
 from moetune.domain.layout import AXES, Layout
 from moetune.domain.model import Transformer, find_model
 from moetune.domain.spelling import AS_FLAGS, Spelling
@@ -68,6 +68,26 @@ class Bounds:
     def largest(self, tokens: int) -> int:
         """Return the largest degree allowed; one chunk always is, however small."""
         return max(1, min(self.max_degree, tokens // self.min_chunk_tokens))
+
+    def check_degrees(self, tokens: int) -> None:
+        """Raise InfeasiblePlanError where so many tokens do not allow a pinned degree."""
+        largest = self.largest(tokens)
+        for phase in PHASES:
+            pinned = self.pinned(phase)
+            if pinned is None or pinned <= largest:
+                continue
+            what = f"{phase}_degree {pinned} is infeasible: "
+            flag = f"--{phase}-degree"
+            if pinned > self.max_degree:
+                raise InfeasiblePlanError(
+                    f"{what}max_degree is {self.max_degree}",
+                    f"nearest: {flag} {largest}, or allow more with --max-degree {pinned}",
+                )
+            raise InfeasiblePlanError(
+                f"{what}{tokens} tokens per rank in chunks of at least {self.min_chunk_tokens} "
+                f"make at most {largest}",
+                f"nearest: {flag} {largest}, or {pinned * self.min_chunk_tokens} tokens",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

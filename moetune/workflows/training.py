@@ -20,6 +20,7 @@ from moetune.domain.training import (
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
 from moetune.fit.dispatchers import SmTimes
+from moetune.solve.training.best import best_layouts
 from moetune.solve.training.front import memory_front
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch
@@ -94,7 +95,7 @@ def search_training(
         costs = costs or costs_of(profile, allow_modelled=True)
         prices = step_prices(request.job, request.target, profile, costs)
         search = search_of(request, prices, profile, limit_bytes=limit)
-        found = search.best(request.pins)
+        found = best_layouts(search, request.pins)
         plan = TrainingPlan(
             request=request, profile=profile.name, profile_fingerprint=profile.digest,
             limit_bytes=limit,

@@ -223,11 +223,14 @@ def draws_of_their_own() -> None:
         net = moetune.replicate(Dropping(is_checkpointed=is_checkpointed))
         overlap = moetune.BatchOverlap[torch.Tensor](net, partial(_mean_square, net))
         torch.manual_seed(rank)
-        losses = [overlap([batch(rank)] * 2) for _ in range(2)]
+        losses = [overlap([batch(rank)] * 2)]
+        left = torch.get_rng_state()
+        losses.append(overlap([batch(rank)] * 2))
         torch.manual_seed(rank)
         with moetune.no_sync(net), torch.no_grad():
             alone = _mean_square(net, batch(rank))
         assert torch.equal(losses[0][0], alone)
+        assert torch.equal(left, torch.get_rng_state()), "the caller goes on where it would alone"
         assert len({float(one) for both in losses for one in both}) == len(losses) * 2
         used = {name: each for name, each in grads_of(net).items() if ".after." not in name}
         found.append((losses, used))

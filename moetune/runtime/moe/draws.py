@@ -5,8 +5,9 @@ between: torch puts the generators' states back where the block begins, and in t
 block the other batch has its turn.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -41,6 +42,14 @@ class Draws:
     def keep(self) -> None:
         """Keep where the batch was, for its next turn."""
         self._states = [one.get_state() for one in self._generators]
+
+    @contextlib.contextmanager
+    def left(self) -> Iterator[None]:
+        """Leave the generators behind the body as this batch last had them, failed or not."""
+        try:
+            yield
+        finally:
+            self.put()
 
 
 def generators_of(devices: Iterable[torch.device]) -> list[torch.Generator]:

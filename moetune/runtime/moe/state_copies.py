@@ -32,7 +32,7 @@ class StateCopies:
         watched = copy.detach()  # counts the writes of all that share the copy's memory
         watched.data = copy.new_empty(0)
         of_kind = self._watched.setdefault(kind, deque(maxlen=_MOST_WATCHED))
-        of_kind.append((watched, watched._version))  # noqa: SLF001 - torch has no public name
+        of_kind.append((watched, _num_writes(watched)))
 
     def forget(self, kind: StateKind) -> None:
         """Watch no more: values of this kind are being loaded."""
@@ -41,7 +41,7 @@ class StateCopies:
     def check(self) -> None:
         """Raise InputError where a copy was written into, and not loaded."""
         for kind, copies in self._watched.items():
-            if any(watched._version != version for watched, version in copies):  # noqa: SLF001
+            if any(_num_writes(watched) != before for watched, before in copies):
                 self.forget(kind)
                 raise InputError(
                     f"values were written into a state dict of {EXPERTS_OF[kind]}, and not loaded "
@@ -49,3 +49,7 @@ class StateCopies:
                     "call load_state_dict, or set_state_dict, after "
                     "torch.distributed.checkpoint.load",
                 )
+
+
+def _num_writes(tensor: torch.Tensor) -> int:
+    return tensor._version  # noqa: SLF001 - torch has no public name

@@ -70,7 +70,7 @@ class BatchOverlap(Generic[Batch]):
         turns = Turns(waits_on_host=state.gpu is None)
         leads = BatchTurn(turns, 0, Draws.going_on(generators))
         follows = BatchTurn(turns, 1, Draws.beside(generators))
-        with batches_of(self._model):
+        with batches_of(self._model), leads.draws.left():
             following = self._follower.submit(copy_context().run, self._run, follows, second, state)
             try:
                 loss = self._run(leads, first, state)
@@ -80,9 +80,7 @@ class BatchOverlap(Generic[Batch]):
             except BaseException:
                 following.exception()
                 raise
-            losses = loss, following.result()
-        leads.draws.put()
-        return losses
+            return loss, following.result()
 
     def _run(self, turn: BatchTurn, batch: Batch, state: ThreadState) -> torch.Tensor:
         with in_turn(turn), state.on_streams(), _backward_in_this_thread():

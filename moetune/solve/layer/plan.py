@@ -21,7 +21,6 @@ from moetune.solve.layer.doubts import (
 )
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.parallelism import is_hierarchy_measured, layer_costs
-from moetune.solve.layer.pins import check_pins
 from moetune.solve.layer.ranges import solve_ranges
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import (
@@ -101,7 +100,7 @@ def rank_layer(
             memory than there is.
         ProfileError: the profile lacks an operation that the layer needs.
     """
-    check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
+    bounds.check_degrees(inputs.tokens_per_rank)
     layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
     workload = inputs.workload(layout, placement)
 

@@ -58,7 +58,7 @@ class Room:
         found = [one for one in every[:at] if self.fits(tokens, (one, one))]
         if at < len(every):  # from there on more chunks take less memory
             first = bisect_left(
-                every, True, at, key=lambda one: self.fits(tokens, (one, one))  # noqa: FBT003
+                every, True, at, key=lambda one: self.fits(tokens, (one, one))  # noqa: FBT003 - looked for, no switch
             )  # fmt: skip
             found += every[first:]
         return found or [min(every[0], every[-1], key=lambda one: self._peak(tokens, (one, one)))]

@@ -29,7 +29,7 @@ def offloaded_share(layout: FoldedLayout, job: TrainingJob) -> float:
     return layout.offloaded_layers(job.decoder) / job.decoder.num_layers
 
 
-def bytes_without_pipeline(layout: FoldedLayout, job: TrainingJob) -> float:
+def activation_bytes(layout: FoldedLayout, job: TrainingJob) -> float:
     """Return the bytes of all blocks' activations for one micro-batch."""
     decoder = job.decoder
     return math.fsum(

@@ -1,29 +1,17 @@
-"""Search of a decoder's layouts: the fastest that fit, by branch and bound.
+"""The layouts of a job that a plan chooses among, with their prices and memory."""
 
-What is looked at next is what may be fastest. Sizes of the ranks have the bound of the fastest
-overlap and dispatcher; once that is the least, these take its place, each with its own bound, then
-their pipelines with what they recompute, and then what of these fits into memory, with its stages,
-its ZeRO stage and its shares in host memory. Only what is near the best is played. The answer is
-that of playing all, and only the bounds are in memory.
-"""
-
-import heapq
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import NamedTuple
 
-from moetune.domain.cluster import HEADROOM
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute, TrainingJob
-from moetune.solve.training.dispatchers import PricedDispatcher, RankedDispatchers
-from moetune.solve.training.fitting import Fitting, Roomy
+from moetune.solve.training.dispatchers import RankedDispatchers
+from moetune.solve.training.fitting import Fitting
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.pins import contradiction
 from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.step import StepPrices
-from moetune.solve.training.ties import Leaders, PricedLayout
+from moetune.solve.training.ties import PricedLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,28 +57,6 @@ class FoldedSearch:
             step=self.prices.step(layout),
             memory=self.memory.peak(layout),
         )
-
-    def best(self, pins: LayoutRequest) -> list[PricedLayout]:
-        """Return the fastest layouts that fit, best first; where none does, the smallest.
-
-        Raises:
-            InputError: the pins break a rule, or no layout obeys the rules.
-        """
-        leaders = Leaders(roomy_bytes=self.limit_bytes * (1 - HEADROOM))
-        open_ends: list[_Branch] = [*_Branches.of(self, pins).roots()]
-        heapq.heapify(open_ends)
-        while open_ends and open_ends[0].seconds <= leaders.limit:
-            one = heapq.heappop(open_ends)
-            if one.seconds > leaders.limit_of(one.layout):
-                continue
-            if one.branches is None:
-                leaders.add(self.priced(one.layout))
-                continue
-            for branch in one.branches():
-                heapq.heappush(open_ends, branch)
-        if leaders.found:
-            return list(map(self.told, leaders.ranked()))
-        return [self.told(self.priced(self.smallest(pins)))]
 
     def smallest(self, pins: LayoutRequest) -> FoldedLayout:
         """Return the layout that takes least memory, of equals the fastest by its bound.
@@ -183,152 +149,3 @@ class FoldedSearch:
     def fits(self, layout: FoldedLayout) -> bool:
         """Return whether a layout fits into the memory of the devices and of their host."""
         return self.fitting.fits(layout)
-
-
-class _Branch(NamedTuple):
-    """Layouts that have some things in common, with the least seconds of any of them.
-
-    Args:
-        layout: with what they have in common; it is whole where there are no `branches`.
-        branches: what takes its place.
-    """
-
-    seconds: float
-    number: int
-    layout: FoldedLayout
-    branches: Callable[[], Iterable["_Branch"]] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Branches:
-    """Branches of one search.
-
-    Args:
-        recomputes: the lists of modules, from the least that is recomputed.
-    """
-
-    search: FoldedSearch
-    pins: LayoutRequest
-    fitting: Fitting
-    table: RankedDispatchers
-    recomputes: Sequence[tuple[Recompute, ...]]
-    _number: Iterator[int] = field(default_factory=itertools.count)
-
-    @classmethod
-    def of(cls, search: FoldedSearch, pins: LayoutRequest) -> "_Branches":
-        """Return the branches of a search."""
-        return cls(
-            search=search, pins=pins, fitting=search.fitting, table=search.dispatchers(pins),
-            recomputes=search.space.recomputes(pins),
-        )  # fmt: skip
-
-    def roots(self) -> Iterator[_Branch]:
-        """Yield the sizes of the ranks."""
-        for sizes in self.search.sizes(self.pins):
-            overlapped = [*self.search.space.overlapped(sizes, self.pins)]
-            least = min(self.table.seconds(one, one.recompute) for one in overlapped)
-            seconds = least * self.search.prices.rounds(sizes)
-            yield self._branch(seconds, sizes, partial(self._pipelines, overlapped))
-
-    def _pipelines(self, every_overlap: Sequence[FoldedLayout]) -> Iterator[_Branch]:
-        """Yield the pipelines of sizes with the recomputation with which they may fit."""
-        if self.fitting.is_hopeless(every_overlap[0], self.pins):
-            return
-        for overlapped in every_overlap:
-            every = [*self.search.space.pipelines(overlapped, self.pins)]
-            bounds = self.fitting.least_bytes(every, self.recomputes, self.pins, may_offload=True)
-            for one, row in zip(every, bounds <= self.fitting.limit_bytes, strict=True):
-                yield from self._recomputing(one, [*itertools.compress(self.recomputes, row)])
-
-    def _recomputing(
-        self,
-        layout: FoldedLayout,
-        lists: Sequence[tuple[Recompute, ...]],
-        roomy: Sequence[Roomy] = (),
-    ) -> Iterator[_Branch]:
-        """Yield a pipeline that recomputes some of the lists, if there are any."""
-        if not lists:
-            return
-        least = min(self.table.seconds(layout, one) for one in lists)
-        seconds = least * self.search.prices.rounds_at_least(layout)
-        yield self._branch(seconds, layout, partial(self._recomputed, layout, lists, roomy))
-
-    def _recomputed(
-        self,
-        layout: FoldedLayout,
-        lists: Sequence[tuple[Recompute, ...]],
-        roomy: Sequence[Roomy],
-    ) -> Iterator[_Branch]:
-        """Yield what fits of a pipeline with the first list, and the pipeline with the others.
-
-        Args:
-            roomy: what was found to leave memory free with less recomputation.
-        """
-        able, known = self.search.with_fastest(layout, lists[0], self.table), [*roomy]
-        if able:
-            for cut in self.fitting.cuts(able, self.pins):
-                yield from self._fitting(cut, known)
-        elif lists[0] == self.recomputes[0]:
-            return  # not allowed whatever is recomputed
-        left = [one for one in lists[1:] if not self._is_done(layout, one, known)]
-        yield from self._recomputing(layout, left, known)
-
-    def _fitting(self, cut: FoldedLayout, roomy: list[Roomy]) -> Iterator[_Branch]:
-        """Yield a cut as it fits with each dispatcher, and add to what is roomy."""
-        for one in self.fitting.sharded(cut, self.pins):
-            if any(known.covers(one, one.recompute) for known in roomy):
-                return
-            peak, host = self.search.memory.needs(one)
-            fits = self.fitting.fits_into(peak, host)
-            share = 0.0 if fits else self.fitting.least_share(one, self.pins)
-            if share is None:
-                continue
-            added = self.search.prices.update.host_seconds(one, share)
-            yield from self._dispatched(
-                one, self.table.ranked(one, one.recompute), added_seconds=added, fits=fits
-            )
-            if self.fitting.is_roomy(one, peak):
-                roomy.append(Roomy(recompute=one.recompute, stages=one.stages, zero=one.zero))
-                return
-
-    def _dispatched(
-        self,
-        layout: FoldedLayout,
-        able: Sequence[PricedDispatcher],
-        *,
-        added_seconds: float,
-        fits: bool,
-    ) -> Iterator[_Branch]:
-        """Yield what fits with the fastest of some dispatchers, behind which the others come.
-
-        Args:
-            added_seconds: to the bound, of what is in host memory.
-            fits: whether nothing has to be in host memory.
-        """
-        if not able:
-            return
-        seconds = able[0].seconds * self.search.prices.rounds_at_least(layout) + added_seconds
-        one = layout.changed(dispatcher=able[0].dispatcher)
-
-        def branches() -> Iterator[_Branch]:
-            every = [one] if fits else self.fitting.offloaded(one, self.pins)
-            for whole in every:
-                yield self._branch(self.search.prices.least(whole), whole)
-            yield from self._dispatched(layout, able[1:], added_seconds=added_seconds, fits=fits)
-
-        yield self._branch(seconds, one, branches)
-
-    def _is_done(
-        self, layout: FoldedLayout, recompute: tuple[Recompute, ...], roomy: Sequence[Roomy]
-    ) -> bool:
-        """Return whether all stages of a layout are covered, whatever its ZeRO stage."""
-        is_cut = layout.pp > 1 and self.pins.stages is None
-        return not is_cut and any(one.covers(layout, recompute) for one in roomy)
-
-    def _branch(
-        self,
-        seconds: float,
-        layout: FoldedLayout,
-        branches: Callable[[], Iterable[_Branch]] | None = None,
-    ) -> _Branch:
-        return _Branch(seconds, next(self._number), layout, branches)

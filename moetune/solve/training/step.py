@@ -11,7 +11,7 @@ from moetune.solve.training.block import GEMM_FORMS
 from moetune.solve.training.blocks import BlockTable
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.offload import (
-    bytes_without_pipeline,
+    activation_bytes,
     offloaded_share,
 )
 from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds
@@ -174,7 +174,7 @@ class StepPrices:
         key = layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch
         whole = self._copied.get(key)
         if whole is None:
-            whole = self._copied[key] = bytes_without_pipeline(layout, self.job)
+            whole = self._copied[key] = activation_bytes(layout, self.job)
         size = offloaded_share(layout, self.job) * whole
         out, back = self.device.copied("d2h", size), self.device.copied("h2d", size)
         return max(0.0, out - stage.forward), max(0.0, back - stage.backward)

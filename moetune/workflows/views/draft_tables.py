@@ -104,7 +104,7 @@ def _speed(tokens: float, seconds: float) -> Cell:
     return Cell(text="" if speed is None else f"{speed:,.0f}", value=speed)
 
 
-_PARTS = {
+_PART_WORDS = {
     "tensor_comm": "tensor-parallel collectives", "context_comm": "context-parallel exchanges",
     "core_attn": "attention without its projections", "moe_act": "the experts' activation",
 }  # fmt: skip
@@ -126,7 +126,8 @@ def why_not(plan: TrainingPlan, other: PricedLayout) -> str:
         :_NAMED
     ]
     said = " and ".join(
-        f"{percent(-seconds / step)} more for {_PARTS.get(name, name)}" for seconds, name in longest
+        f"{percent(-seconds / step)} more for {_PART_WORDS.get(name, name)}"
+        for seconds, name in longest
     )
     return sentence(f"{percent(slower)} slower: {said}")
 

@@ -8,7 +8,8 @@ import pytest
 
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
-from moetune.solve.training.search import FoldedSearch, _Branch, _Branches
+from moetune.solve.training.best import _Branch, _Branches
+from moetune.solve.training.search import FoldedSearch
 from tests.solve.training.brute_force import every_layout, fitting
 from tests.solve.training.test_search import OLMOE, search_of
 

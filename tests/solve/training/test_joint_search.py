@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from moetune.domain.errors import InputError
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.solve.training import ties as ties_module
+from moetune.solve.training.best import best_layouts
 from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.ties import on_host
 from tests.solve.training.brute_force import every_layout, fitting
@@ -81,12 +82,12 @@ def test_the_best_is_that_of_every_layout_priced(
     every = [*every_layout(search, pins)]
     if not every:
         with pytest.raises(InputError):
-            search.best(pins)
+            best_layouts(search, pins)
         return
     peaks = sorted(search.memory.peak(one).peak_bytes for one in every)
     limit = peaks[int(question.quantile * len(peaks))] if question.quantile >= 0 else peaks[0] - 1
     search = replace(search, limit_bytes=limit)
-    found = search.best(pins)
+    found = best_layouts(search, pins)
     priced = fitting(search, every)
     if not priced:
         assert not search.fits(found[0].layout)
@@ -116,7 +117,7 @@ def test_where_nothing_fits_the_answer_is_the_smallest_that_the_rules_allow(
     """Of sizes that are hopeless, and whose highest ZeRO stage does not go with the pins."""
     search = small_search(target="megatron", ranks=4, batch=8, length=1024)
     search = replace(search, limit_bytes=gib * 2**30)
-    (found,) = search.best(pins)
+    (found,) = best_layouts(search, pins)
     least = min(
         search.memory.peak(one).peak_bytes
         for one in every_layout(search, pins)
@@ -130,12 +131,12 @@ def test_where_nothing_fits_the_answer_is_the_smallest_that_the_rules_allow(
 def test_no_pin_finds_a_faster_plan(target: str, gib: float) -> None:
     job = TrainingJob(decoder=OLMOE, world_size=16, global_batch=64, length=2048)
     search = search_of(job, target=target, gib=gib)
-    free = search.best(LayoutRequest())[0]
+    free = best_layouts(search, LayoutRequest())[0]
     pins = [
         *(LayoutRequest(zero=one) for one in search.target.zero),
         LayoutRequest(pp=1), LayoutRequest(pp=2), LayoutRequest(recompute=("full",)),
         LayoutRequest(dispatcher="all_to_all"), LayoutRequest(micro_batch=1),
     ]  # fmt: skip
     for one in pins:
-        found = search.best(one)[0]
+        found = best_layouts(search, one)[0]
         assert not search.fits(found.layout) or free.step.seconds <= found.step.seconds * 1.01

@@ -10,6 +10,7 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_rules import check_layout
 from moetune.huggingface.registry import named_model
+from moetune.solve.training.best import best_layouts
 from moetune.workflows.training import plan_training
 from moetune.workflows.training_plan import TrainingRequest
 from tests.solve.training.test_search import H100, OLMOE, search_of
@@ -45,21 +46,21 @@ def test_blocks_go_to_the_host_but_for_two_and_copies_wait_behind_passes() -> No
 
 def test_the_search_offloads_as_few_blocks_as_fit_and_only_where_nothing_else_does() -> None:
     whole = search_of(JOB).priced(PLAIN).memory.peak_bytes / 2**30
-    (found,) = search_of(JOB, gib=whole - 4).best(PINS)
+    (found,) = best_layouts(search_of(JOB, gib=whole - 4), PINS)
     blocks = found.layout.offloaded_layers(OLMOE)
     assert 0 < blocks < 16
     assert found.memory.peak_bytes <= (whole - 4) * 2**30
     fewer = replace(found.layout, offload_activations=(blocks - 1) / 16)
     assert search_of(JOB).priced(fewer).memory.peak_bytes > (whole - 4) * 2**30
-    assert search_of(JOB, gib=whole + 1).best(PINS)[0].layout.offload_activations == 0
-    recomputed = search_of(JOB, gib=whole - 4).best(replace(PINS, recompute=None))[0]
+    assert best_layouts(search_of(JOB, gib=whole + 1), PINS)[0].layout.offload_activations == 0
+    recomputed = best_layouts(search_of(JOB, gib=whole - 4), replace(PINS, recompute=None))[0]
     assert recomputed.step.seconds <= found.step.seconds
 
 
 def test_a_host_without_room_takes_none() -> None:
     whole = search_of(JOB).priced(PLAIN).memory.peak_bytes / 2**30
     search = replace(search_of(JOB, gib=whole - 4), host_bytes=2**30)
-    assert search.best(PINS)[0].memory.peak_bytes > search.limit_bytes
+    assert best_layouts(search, PINS)[0].memory.peak_bytes > search.limit_bytes
 
 
 def test_a_pinned_share_that_the_host_has_no_room_for_is_priced_and_refused() -> None:
@@ -103,7 +104,7 @@ def test_what_a_runtime_cannot_offload_beside_is_refused_by_name(
 ) -> None:
     wanted = LayoutRequest(offload_activations=0.5, **pins)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=what):
-        search_of(JOB, target=target).best(wanted)
+        best_layouts(search_of(JOB, target=target), wanted)
 
 
 def test_a_runtime_without_offload_says_so_once() -> None:
@@ -161,16 +162,16 @@ def test_the_search_puts_as_little_of_the_optimizer_on_the_host_as_fits() -> Non
     pins = replace(PINS, offload_activations=0.0)
     whole = search_of(JOB).priced(PLAIN).memory.peak_bytes / 2**30
     states = search_of(JOB).priced(PLAIN).memory.parts["optimizer"] / 2**30
-    (found,) = search_of(JOB, gib=whole - states * 0.3).best(pins)
+    (found,) = best_layouts(search_of(JOB, gib=whole - states * 0.3), pins)
     assert found.layout.offload_optimizer == 0.5
-    assert search_of(JOB, gib=whole + 0.1).best(pins)[0].layout.offload_optimizer == 0
-    (pinned,) = search_of(JOB, gib=whole + 0.1).best(replace(pins, offload_optimizer=0.75))
+    assert best_layouts(search_of(JOB, gib=whole + 0.1), pins)[0].layout.offload_optimizer == 0
+    (pinned,) = best_layouts(search_of(JOB, gib=whole + 0.1), replace(pins, offload_optimizer=0.75))
     assert pinned.layout.offload_optimizer == 0.75
     tight = search_of(JOB, gib=whole - states * 0.5)
-    (pinned,) = tight.best(replace(pins, offload_optimizer=0.25))
+    (pinned,) = best_layouts(tight, replace(pins, offload_optimizer=0.25))
     assert pinned.layout.offload_optimizer == 0.25
     assert pinned.memory.peak_bytes > tight.limit_bytes, "a pinned share is not made larger"
-    (small,) = search_of(JOB, gib=whole - states - 0.1).best(pins)
+    (small,) = best_layouts(search_of(JOB, gib=whole - states - 0.1), pins)
     assert small.layout.offload_optimizer == 0, "nothing fits: the plain layout is told"
 
 
@@ -190,7 +191,7 @@ def test_what_no_host_can_do_is_refused_by_name(
 ) -> None:
     wanted = LayoutRequest(**{"offload_optimizer": 0.5, **pins})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=what):
-        search_of(replace(JOB, **changes), target=target).best(wanted)  # type: ignore[arg-type]
+        best_layouts(search_of(replace(JOB, **changes), target=target), wanted)  # type: ignore[arg-type]
 
 
 def test_the_optimizer_goes_to_the_host_where_activations_cannot() -> None:
@@ -199,6 +200,6 @@ def test_the_optimizer_goes_to_the_host_where_activations_cannot() -> None:
     priced = search_of(JOB).priced(layout)
     states = priced.memory.parts["optimizer"] / 2**30
     search = search_of(JOB, gib=priced.memory.peak_bytes / 2**30 - states * 0.3)
-    (found,) = search.best(replace(PINS, cuda_graphs="partial"))
+    (found,) = best_layouts(search, replace(PINS, cuda_graphs="partial"))
     assert found.layout.offload_optimizer == 0.5
     assert found.layout.offload_activations == 0

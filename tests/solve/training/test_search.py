@@ -14,6 +14,7 @@ from moetune.domain.training_rules import broken_rules
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
 from moetune.solve.training import ties as ties_module
+from moetune.solve.training.best import best_layouts
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch
@@ -43,7 +44,7 @@ def test_no_combination_of_sizes_is_faster(gib: float) -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
     search = search_of(job, gib=gib)
     pins = LayoutRequest(overlap="none", recompute=("moe_act", "norm"), zero=1)
-    found = search.best(pins)[0]
+    found = best_layouts(search, pins)[0]
     best = float("inf")
     for dp, tp, pp, vpp, ep, etp, batch in itertools.product(
         (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8), range(1, 17), (1, 2, 4, 8), (1, 2, 4, 8),
@@ -102,7 +103,7 @@ def test_no_layout_that_fits_is_faster_and_none_is_below_its_bounds(
             assert least <= one.step.seconds * (1 + 1e-12)
             if one.memory.peak_bytes <= search.limit_bytes:
                 fitting.append(one.step.seconds)
-    assert min(fitting) <= search.best(pins)[0].step.seconds <= min(fitting) * (1 + NOISE)
+    assert min(fitting) <= best_layouts(search, pins)[0].step.seconds <= min(fitting) * (1 + NOISE)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_no_layout_that_fits_is_faster_and_none_is_below_its_bounds(
 def test_a_target_gets_only_what_it_can_run(target: str) -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
     search = search_of(job, target=target)
-    for one in search.best(LayoutRequest()):
+    for one in best_layouts(search, LayoutRequest()):
         assert list(target_rules(one.layout, search.target, job)) == []
         assert list(broken_rules(one.layout, job)) == []
 
@@ -144,8 +145,8 @@ def test_experts_are_cut_where_whole_ones_do_not_fit() -> None:
     job = TrainingJob(decoder=mixtral, world_size=64, global_batch=64, length=4096)
     search = search_of(job, gib=60)
     pins = LayoutRequest(tp=8, pp=1, zero=1, offload_activations=0.0, offload_optimizer=0.0)
-    found = search.best(pins)[0]
-    whole = search.best(replace(pins, etp=1))[0]
+    found = best_layouts(search, pins)[0]
+    whole = best_layouts(search, replace(pins, etp=1))[0]
     assert found.layout.etp > 1
     assert found.memory.peak_bytes <= search.limit_bytes < whole.memory.peak_bytes
 
@@ -155,7 +156,7 @@ def test_what_a_search_answers_is_among_all_layouts() -> None:
     search, pins = search_of(job, target="moetune"), LayoutRequest()
     every = {*search.space.layouts(pins)}
     assert all(map(search.space.is_allowed, every))
-    answers = search.best(pins)
+    answers = best_layouts(search, pins)
     assert answers
     assert {replace(one.layout, stages=None, degree=None) for one in answers} <= every
 
@@ -191,12 +192,12 @@ def test_pins_that_cannot_be_are_refused_by_name(
 ) -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
     with pytest.raises(InputError, match=what):
-        search_of(job, target=target).best(pins)
+        best_layouts(search_of(job, target=target), pins)
 
 
 def test_the_parts_of_a_step_and_of_the_memory_add_up() -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
-    for one in search_of(job).best(LayoutRequest()):
+    for one in best_layouts(search_of(job), LayoutRequest()):
         assert sum(one.step.parts.values()) == pytest.approx(one.step.seconds)
         assert sum(one.memory.parts.values()) == pytest.approx(one.memory.peak_bytes)
         by_module = sum(one.memory.activations.values())
@@ -205,7 +206,7 @@ def test_the_parts_of_a_step_and_of_the_memory_add_up() -> None:
 
 def test_where_nothing_fits_the_smallest_layout_is_priced() -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
-    (one,) = search_of(job, gib=2).best(LayoutRequest())
+    (one,) = best_layouts(search_of(job, gib=2), LayoutRequest())
     assert one.memory.peak_bytes > 2 * 2**30
     assert one.step.seconds > 0
 
@@ -216,7 +217,7 @@ def test_what_is_pinned_is_kept() -> None:
         cp=2, tp=1, pp=2, vpp=2, ep=2, etp=1, micro_batch=2, recompute=("moe_act",), zero=0,
         dispatcher="deepep", overlap="batch",
     )  # fmt: skip
-    (one,) = search_of(job).best(pins)
+    (one,) = best_layouts(search_of(job), pins)
     assert one.layout == FoldedLayout(
         dp=2, cp=2, pp=2, vpp=2, ep=2, micro_batch=2, recompute=("moe_act",), zero=0,
         dispatcher="deepep", overlap="batch",
@@ -226,15 +227,15 @@ def test_what_is_pinned_is_kept() -> None:
 def test_a_global_batch_that_nothing_divides_is_refused() -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=7, length=2049)
     with pytest.raises(InputError, match="global_batch"):
-        search_of(job, target="transformers").best(LayoutRequest())
+        best_layouts(search_of(job, target="transformers"), LayoutRequest())
 
 
 def test_long_sequences_are_shared_where_that_is_needed() -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=8, length=131_072)
     pins = LayoutRequest(tp=1, pp=1, recompute=())
-    assert search_of(job, gib=40).best(pins)[0].layout.cp > 1
+    assert best_layouts(search_of(job, gib=40), pins)[0].layout.cp > 1
     short = replace(job, length=4096)
-    assert {one.layout.cp for one in search_of(short).best(LayoutRequest())} == {1}
+    assert {one.layout.cp for one in best_layouts(search_of(short), LayoutRequest())} == {1}
 
 
 def test_no_schedule_is_faster_than_the_best_that_torchtitan_has() -> None:
@@ -250,9 +251,9 @@ def test_no_schedule_is_faster_than_the_best_that_torchtitan_has() -> None:
             every += [layout, search.prices.balanced(layout)]
     assert {one.order for one in every} == {*SCHEDULES}
     fastest = min(search.priced(one).step.seconds for one in every)
-    found = search.best(pins)[0]
+    found = best_layouts(search, pins)[0]
     assert found.step.seconds <= fastest * (1 + NOISE)
-    only = search.best(replace(pins, schedule="1f1b"))[0]
+    only = best_layouts(search, replace(pins, schedule="1f1b"))[0]
     assert only.layout.order == "1f1b"
     assert only.step.seconds > found.step.seconds
 
@@ -262,13 +263,13 @@ def test_a_head_that_takes_long_has_fewer_blocks_beside_it() -> None:
     job = TrainingJob(decoder=qwen, world_size=32, global_batch=256, length=4096)
     search = search_of(job)
     pins = LayoutRequest(tp=1, cp=1, pp=4, vpp=1, ep=8, micro_batch=1)
-    one = search.best(pins)[0]
+    one = best_layouts(search, pins)[0]
     sizes = [word.count("t") for word in one.layout.stages_of(qwen)]
     assert sizes[-1] < min(sizes[:-1])
     even = search.priced(replace(one.layout, stages=None))
     assert one.step.seconds * (1 + NOISE) < even.step.seconds
     by_hand = replace(pins, stages=even_stages(48, 0, 4))
-    assert search.best(by_hand)[0].layout.stages == by_hand.stages
+    assert best_layouts(search, by_hand)[0].layout.stages == by_hand.stages
 
 
 @pytest.mark.parametrize(
@@ -306,10 +307,10 @@ def test_of_layouts_that_tie_one_that_leaves_memory_free_is_taken(
     assert fastest.step.seconds < other.step.seconds < 1.05 * fastest.step.seconds
     gib = fastest.memory.peak_bytes / 2**30
     for share, recompute in ((0.94, ()), (0.97, ("moe_act", "norm"))):
-        assert search_of(job, gib=gib / share).best(pins)[0].layout.recompute == recompute
+        assert best_layouts(search_of(job, gib=gib / share), pins)[0].layout.recompute == recompute
     # Where none leaves as much free, the simplest is taken.
     pinned = replace(pins, recompute=())
-    assert search_of(job, gib=gib / 0.97).best(pinned)[0].layout.recompute == ()
+    assert best_layouts(search_of(job, gib=gib / 0.97), pinned)[0].layout.recompute == ()
 
 
 class _Hopeful(MemoryModel):
@@ -330,7 +331,9 @@ def test_sizes_whose_states_are_too_large_change_no_answer(target: str, gib: flo
     job = TrainingJob(decoder=OLMOE, world_size=16, global_batch=32, length=2048)
     search = search_of(job, target=target, gib=gib)
     memory = _Hopeful(job=job, stages=search.prices.stages)
-    assert search.best(LayoutRequest()) == replace(search, memory=memory).best(LayoutRequest())
+    assert best_layouts(search, LayoutRequest()) == best_layouts(
+        replace(search, memory=memory), LayoutRequest()
+    )
 
 
 def test_gradients_that_wait_for_their_products_take_memory() -> None:
