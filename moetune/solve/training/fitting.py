@@ -171,8 +171,6 @@ class Fitting:
         """Return the shares of the optimizer that the host may keep."""
         if pins.offload_optimizer is not None:
             return (pins.offload_optimizer,)
-        if not self.space.target.offloads_optimizer:
-            return (0.0,)
         one = layout.changed(offload_optimizer=OPTIMIZER_SHARES[0])
         return (0.0, *OPTIMIZER_SHARES) if self.space.may_use_host(one) else (0.0,)
 
