@@ -35,6 +35,14 @@ chunks, with the experts of other chunks."""
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 BATCHES_IN_TURNS = 2
 """Micro-batches in flight under overlap by batch: one computes while the other exchanges."""
+StepOverlap = Literal["chunks", "batch", "both"]
+"""How `moetune.BatchOverlap` runs two batches: one after the other, each cut into chunks; in turns,
+each in one chunk; or in turns and cut into chunks."""
+OVERLAP_WORDS: Mapping[StepOverlap, str] = MappingProxyType({
+    "chunks": "one after the other, in chunks as planned",
+    "batch": "in turns, in one chunk each",
+    "both": "in turns, in chunks as planned",
+})  # fmt: skip
 CudaGraphs = Literal["none", "partial", "full"]
 """Replayed by the host instead of launched: nothing, attention and the router, or a step."""
 CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
-from moetune.domain.plan import Decision
+from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
 from moetune.runtime.plans.lost_time import BUDGET_SECONDS, LostTime
 from moetune.runtime.plans.search import OnlineSearch
@@ -83,6 +83,9 @@ class MemoryTuner:
             tokens_per_rank=self.task.tokens_per_rank, decision=best.decision,
             seconds=best.seconds, planned_seconds=self.tried[0].median_seconds, num_steps=1,
         )  # fmt: skip
+
+    def store(self, plan: Plan, settled: Settled) -> Settled:
+        raise NotImplementedError
 
     def _next(self) -> Decision | Settled:
         decision = next_decision(space=self.task.space, tried=self.tried)

@@ -37,9 +37,11 @@ from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.moe.shards import to_shards
 from moetune.runtime.moe.turns import current_batch, current_turn
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
+from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.timers import NoWatch, Watch
 from moetune.runtime.selective import unseen_by_selective_checkpoints
 from moetune.runtime.trace import NoRecorder, SpanRecorder
+from moetune.solve.layer.step_overlaps import PlannedCall
 
 Route = Callable[[], Routing]
 """Gives a step's routing, when it is time for it."""
@@ -108,6 +110,7 @@ class PlannedLayer(nn.Module, ABC):
         self.recorder: SpanRecorder = NoRecorder()
         self.gradient_queue: GradientQueue = NoGradients()
         self.decision = SAFE_DECISION
+        self._asked: tuple[int, torch.dtype] | None = None
         self._num_dropped: int | torch.Tensor = 0
         self._decisions = decisions
         self._workspaces = [Workspace(tracker) for _ in range(BATCHES_IN_TURNS)]
@@ -184,6 +187,16 @@ class PlannedLayer(nn.Module, ABC):
         if self.quantization is not None and decision is not None:
             check_keeps(decision.strategy)
         self._decisions.pin(decision)
+
+    @property
+    def planbook(self) -> PlanBook:
+        """The plans that the layer looks up; empty without any."""
+        return self._decisions.book
+
+    @property
+    def searched(self) -> PlannedCall | None:
+        """The plan of the last forward pass, if a search may decide otherwise; else None."""
+        return None if self._asked is None else self._decisions.searched(*self._asked)
 
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use, to find reads of old values; slow."""
@@ -267,8 +280,10 @@ class PlannedLayer(nn.Module, ABC):
             note: the first rank's.
         """
         self._decisions.heed(note, dtype)
-        tokens = self._planned_tokens(num_tokens)
-        self.decision = self._decisions.decide(tokens, dtype)
+        tokens, turn = self._planned_tokens(num_tokens), current_turn()
+        self._asked = tokens, dtype
+        in_one_chunk = turn is not None and turn.in_one_chunk
+        self.decision = self._decisions.decide(tokens, dtype, in_one_chunk=in_one_chunk)
         return tokens
 
     def _context(self, recorder: SpanRecorder | None) -> PipelineContext:

@@ -79,11 +79,13 @@ class BatchTurn:
     Args:
         batch: 0 for the batch that goes first, 1 for the one that follows.
         draws: its random numbers.
+        in_one_chunk: layers of experts join the chunks that they would be cut into.
     """
 
     turns: Turns
     batch: int
     draws: Draws = field(default_factory=Draws)
+    in_one_chunk: bool = False
 
     def during(self, transfer: Transfer) -> Transfer:
         """Return the transfer, whose wait gives the turn away."""

@@ -94,11 +94,7 @@ class DenseGradients:
         Raises:
             InputError: the timeline of one batch is being recorded.
         """
-        if not isinstance(self.recorder, NoRecorder):
-            raise InputError(
-                "gradients are planned by the timeline of one batch, and two overlap",
-                "give moetune.plan_gradients a step of one batch",
-            )
+        self.refuse_recording()
         self._abandon()  # a backward pass that failed
         self._num_batches = num_batches
         try:
@@ -107,6 +103,14 @@ class DenseGradients:
                 self._finish()
         finally:
             self._num_batches = 1
+
+    def refuse_recording(self) -> None:
+        """Raise InputError where the timeline of one batch is being recorded, before two run."""
+        if not isinstance(self.recorder, NoRecorder):
+            raise InputError(
+                "gradients are planned by the timeline of one batch, and there are two",
+                "give moetune.plan_gradients a step of one batch",
+            )
 
     def _reach(self, chunk: int | None, behind: Transfer | None) -> None:
         if not self.is_synced or current_batch() != self._num_batches - 1:

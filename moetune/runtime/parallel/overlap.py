@@ -20,11 +20,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from moetune.domain.errors import InputError
-from moetune.domain.training import BATCHES_IN_TURNS
+from moetune.domain.training import BATCHES_IN_TURNS, StepOverlap
 from moetune.runtime.moe.draws import Draws, generators_of
 from moetune.runtime.moe.turns import BatchTurn, OtherBatchError, Turns, in_turn
-from moetune.runtime.parallel.replicate import batches_of
+from moetune.runtime.parallel.own_layers import named_layers
+from moetune.runtime.parallel.replicate import batches_of, unreduced
 from moetune.runtime.parallel.thread_state import ThreadState
+from moetune.runtime.plans.overlap_search import OverlapSearch
 
 Batch = TypeVar("Batch")
 
@@ -32,7 +34,9 @@ Batch = TypeVar("Batch")
 class BatchOverlap(Generic[Batch]):
     """Runs the forward and backward passes of two batches, each behind the other's exchanges.
 
-    Gradients are the sums over both batches, as of two backward passes one after the other.
+    Gradients are the sums over both batches, as of two backward passes one after the other. Where
+    the layers have an online plan book, turns and chunks, each alone and both are tried, and the
+    fastest stays: `PlanBook.step` after each step decides.
 
     Args:
         model: with layers of experts, replicated by `moetune.replicate` or not at all.
@@ -46,6 +50,7 @@ class BatchOverlap(Generic[Batch]):
     def __init__(self, model: nn.Module, loss_of: Callable[[Batch], torch.Tensor]) -> None:
         _check(model)
         self._model, self._loss_of = model, loss_of
+        self._search = _search_of(model)
         self._follower = ThreadPoolExecutor(1, thread_name_prefix="moetune-batch")
 
     def __call__(self, batches: Sequence[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,16 +69,53 @@ class BatchOverlap(Generic[Batch]):
                 f"two batches overlap, and there are {len(batches)}",
                 "give two, and the next two after them",
             )
-        first, second = batches
         devices = _devices(self._model)
+        search = self._search
+        if search is None or search.is_settled:
+            return self._run(batches, "both" if search is None else search.overlap, devices)
+        timed = search.begin(max(devices, key=_is_gpu))
+        losses = self._run(batches, search.overlap, devices)
+        calls = [each.searched for _, each in named_layers(self._model)]
+        search.end(timed, [one for one in calls if one is not None])
+        return losses
+
+    def _run(
+        self, batches: Sequence[Batch], overlap: StepOverlap, devices: set[torch.device]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         state, generators = ThreadState.of_this_thread(devices), generators_of(devices)
+        draws = Draws.going_on(generators), Draws.beside(generators)
+        with draws[0].left():
+            if overlap == "chunks":
+                return self._one_after_the_other(batches, draws, state)
+            return self._in_turns(batches, draws, state, in_one_chunk=overlap == "batch")
+
+    def _one_after_the_other(
+        self, batches: Sequence[Batch], draws: Sequence[Draws], state: ThreadState
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with unreduced(self._model):
+            first = self._pass(batches[0], state)
+        draws[0].keep()
+        draws[1].put()
+        return first, self._pass(batches[1], state)
+
+    def _in_turns(
+        self,
+        batches: Sequence[Batch],
+        draws: Sequence[Draws],
+        state: ThreadState,
+        *,
+        in_one_chunk: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         turns = Turns(waits_on_host=state.gpu is None)
-        leads = BatchTurn(turns, 0, Draws.going_on(generators))
-        follows = BatchTurn(turns, 1, Draws.beside(generators))
-        with batches_of(self._model), leads.draws.left():
-            following = self._follower.submit(copy_context().run, self._run, follows, second, state)
+        leads, follows = (
+            BatchTurn(turns, number, one, in_one_chunk) for number, one in enumerate(draws)
+        )
+        with batches_of(self._model):
+            following = self._follower.submit(
+                copy_context().run, self._in_turn, follows, batches[1], state
+            )
             try:
-                loss = self._run(leads, first, state)
+                loss = self._in_turn(leads, batches[0], state)
             except OtherBatchError:
                 following.result()
                 raise
@@ -82,13 +124,16 @@ class BatchOverlap(Generic[Batch]):
                 raise
             return loss, following.result()
 
-    def _run(self, turn: BatchTurn, batch: Batch, state: ThreadState) -> torch.Tensor:
+    def _in_turn(self, turn: BatchTurn, batch: Batch, state: ThreadState) -> torch.Tensor:
         with in_turn(turn), state.on_streams(), _backward_in_this_thread():
-            with state.autocast(is_on=True):
-                loss = self._loss_of(batch)
-            with state.autocast(is_on=False):
-                loss.backward()
-            return loss.detach()
+            return self._pass(batch, state)
+
+    def _pass(self, batch: Batch, state: ThreadState) -> torch.Tensor:
+        with state.autocast(is_on=True):
+            loss = self._loss_of(batch)
+        with state.autocast(is_on=False):
+            loss.backward()
+        return loss.detach()
 
 
 def _devices(model: nn.Module) -> set[torch.device]:
@@ -102,6 +147,16 @@ def _backward_in_this_thread() -> AbstractContextManager[None]:
     would stop the other one, whose turn it is.
     """
     return torch.autograd.set_multithreading_enabled(mode=False)
+
+
+def _is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _search_of(model: nn.Module) -> OverlapSearch | None:
+    """Return a search of the first plan book of a layer that searches; None where none does."""
+    found = (each.planbook.overlap_search() for _, each in named_layers(model))
+    return next((one for one in found if one is not None), None)
 
 
 def _check(model: nn.Module) -> None:

@@ -98,6 +98,22 @@ def batches_of(model: nn.Module) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def unreduced(model: nn.Module) -> Iterator[None]:
+    """Sum gradients on this rank alone: `no_sync` of a model that may have no replicas.
+
+    Raises:
+        InputError: a plan of the gradients is being recorded.
+    """
+    gradients = getattr(model, _ATTRIBUTE, None)
+    if not isinstance(gradients, DenseGradients):
+        yield
+        return
+    gradients.refuse_recording()
+    with no_sync(model):
+        yield
+
+
 def dense_gradients_of(model: nn.Module) -> DenseGradients:
     """Return the gradients of a replicated model.
 

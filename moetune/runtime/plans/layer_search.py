@@ -21,14 +21,16 @@ class Searches(Protocol):
     Attributes:
         trial: the search under way.
         wanted: the next size to search for, and its layer.
-        has_ended: no further search begins.
         clock: of the timers.
     """
 
     trial: "Trial | None"
     wanted: "tuple[LayerSearch, int] | None"
-    has_ended: bool
     clock: Clock
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no further search begins."""
 
 
 class LayerSearch:

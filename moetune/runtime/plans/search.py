@@ -4,14 +4,11 @@ Layers time their calls. After the optimizer `OnlineSearch.step` collects the sl
 and the first rank's tuner returns the next decision to try. A "size" is a number of tokens.
 """
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import torch.distributed as dist
 
-from moetune.comm.agree import decide_on_first
 from moetune.comm.gloo import communicator_of
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InputError
@@ -20,26 +17,10 @@ from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
 from moetune.runtime.plans.layer_search import LayerSearch, Trial
 from moetune.runtime.plans.lost_time import BUDGET_SECONDS, LostTime
+from moetune.runtime.plans.overlap_search import OverlapSearch
+from moetune.runtime.plans.shared_tuner import PATIENCE_STEPS, Answer, Measured, SharedTuner
 from moetune.runtime.plans.timers import Clock, device_clock
-from moetune.runtime.plans.tuner import Tuner, doubt, outcome
-
-PATIENCE_STEPS = 100
-"""Steps without a call of the size under search, until a search for another size may begin."""
-_LOGGER = logging.getLogger("moetune")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """The first rank's tuner's answer, and its account of lost time.
-
-    Args:
-        is_cut: the budget ended the search.
-    """
-
-    said: Decision | Settled
-    lost_seconds: float
-    is_spent: bool
-    is_cut: bool = False
+from moetune.runtime.plans.tuner import Tuner, doubt
 
 
 class OnlineSearch:
@@ -61,8 +42,6 @@ class OnlineSearch:
     Attributes:
         trial: the search under way.
         wanted: the next size to search for, and its layer.
-        has_ended: the tuner raised, or the budget is lost.
-        lost: by all searches; on other ranks than the first, as of its last answer.
         num_changes: decisions that changed since the start.
     """
 
@@ -77,16 +56,26 @@ class OnlineSearch:
         can_relay: bool = False,
         report: Callable[[Plan, Settled], None] | None = None,
     ) -> None:
-        self._report = report
         self.known, self.clock, self._can_relay = tuple(known), clock, can_relay
-        self.lost = LostTime(budget_seconds=budget_seconds)
         self.trial: Trial | None = None
         self.wanted: tuple[LayerSearch, int] | None = None
-        self.has_ended, self.num_changes = False, 0
-        self._make_tuner = make_tuner
-        self._tuner: Tuner | None = None
+        self.num_changes = 0
         self._communicator = communicator_of(group)
+        self._shared = SharedTuner(
+            self._communicator, make_tuner, budget_seconds=budget_seconds, report=report
+        )
         self._layers: dict[tuple[LayerKey, Strategy | None, bool], LayerSearch] = {}
+        self._overlaps: list[OverlapSearch] = []
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the tuner raised, or the budget is lost."""
+        return self._shared.has_ended
+
+    @property
+    def lost(self) -> LostTime:
+        """What all searches lost; on other ranks than the first, as of its last answer."""
+        return self._shared.lost
 
     def layer(
         self,
@@ -116,19 +105,36 @@ class OnlineSearch:
             found = LayerSearch(self, plans, memory_reuse, can_relay=can_relay)
             self._layers[key, memory_reuse, can_relay] = found
             for plan, one in product(plans, self.known):
-                is_mine = (one.plan_id, one.memory_reuse) == (plan.id, memory_reuse)
+                mine = plan.id, memory_reuse, None
+                is_mine = (one.plan_id, one.memory_reuse, one.overlap) == mine
                 if is_mine and found.can_run(plan, one.decision):
                     found.settle(plan, one.tokens_per_rank, one.decision)
+        return found
+
+    def overlap(self) -> OverlapSearch:
+        """Return the search for the overlap of two batches of one model."""
+        known = [one for one in self.known if one.overlap is not None]
+        found = OverlapSearch(clock=self.clock, known=known)
+        self._overlaps.append(found)
         return found
 
     def step(self) -> None:
         """Agree on the last step's times and on the next decision.
 
-        Once all sizes are settled there is no exchange.
+        An overlap is settled before layers are searched, which in turns are not timed. Once all
+        is settled there is no exchange.
         """
         if self.trial is not None:
             self._advance(self.trial)
-        if self.trial is None and self.wanted is not None and not self.has_ended:
+        if self.trial is not None or self.has_ended:
+            return
+        overlap = next((one for one in self._overlaps if one.is_open), None)
+        if overlap is not None:
+            before = overlap.overlap
+            overlap.step(self._shared)
+            self.num_changes += overlap.overlap != before
+            self.wanted = None  # of a trial, whose overlap may not stay
+        elif self.wanted is not None:
             (layer, tokens), self.wanted = self.wanted, None
             self._begin(layer, tokens)
 
@@ -143,32 +149,20 @@ class OnlineSearch:
             trial.is_warming, trial.warm_up = False, trial.measured()
             trial.calls.clear()
             return
-        everywhere = self._communicator.all_gather_object(
-            (trial.warm_up, trial.measured()), "the agreement on a measured step"
-        )
+        warm_ups, steps = self._shared.measured_everywhere(trial.warm_up, trial.measured())
         trial.calls.clear()
-        warm_ups, steps = zip(*everywhere, strict=True)
         if not all(steps):
             return
         trial.warm_up = ()
-        self._apply(trial, self._ask(lambda tuner: self._tell(tuner, [warm_ups, steps])))
+        self._apply(trial, self._shared.ask(lambda tuner: self._tell(tuner, warm_ups, steps)))
 
     def _tell(
-        self, tuner: Tuner, steps: Sequence[Sequence[tuple[float, ...]]]
+        self, tuner: Tuner, warm_ups: Sequence[Measured], steps: Sequence[Measured]
     ) -> tuple[Decision | Settled, bool]:
-        """Report the last step, charge what it lost, and end the search when that is too much.
-
-        Args:
-            steps: of each, every rank's `Trial.measured`; the last one is told.
-        """
+        """Report the last step, charge what it lost, and end the search when that is too much."""
         best_seconds = tuner.best_seconds()
-        forward = backward = 0.0
-        for ranks in filter(all, steps):
-            forward, backward, num_calls = map(max, zip(*ranks, strict=True))
-            self.lost.charge(
-                call_seconds=forward + backward, best_seconds=best_seconds,
-                num_calls=round(num_calls),
-            )  # fmt: skip
+        self._shared.charge(warm_ups, best_seconds)
+        forward, backward, _ = self._shared.charge(steps, best_seconds)
         said = tuner.tell(forward, backward)
         is_cut = self.lost.is_spent and isinstance(said, Decision)
         return (tuner.settle(), True) if is_cut else (said, False)
@@ -186,37 +180,14 @@ class OnlineSearch:
             lost_before_seconds=self.lost.lost_seconds,
         )  # fmt: skip
         layer.decisions.clear()
-        self._apply(self.trial, self._ask(lambda tuner: (tuner.begin(task), False)))
+        self._apply(self.trial, self._shared.ask(lambda tuner: (tuner.begin(task), False)))
 
-    def _ask(self, question: Callable[[Tuner], tuple[Decision | Settled, bool]]) -> _Answer | None:
-        """Return the answer of the first rank's tuner, None if it raised; the same on all ranks.
-
-        Args:
-            question: returns what the tuner says, and whether the budget ended the search.
-        """
-
-        def safely() -> _Answer | None:
-            try:
-                self._tuner = self._tuner or self._make_tuner()
-                said, is_cut = question(self._tuner)
-            except Exception as error:  # noqa: BLE001 - training goes on without the search
-                _LOGGER.warning("the search for better plans ends here: %s", error)
-                return None
-            lost = self.lost
-            return _Answer(
-                said=said, lost_seconds=lost.lost_seconds, is_spent=lost.is_spent, is_cut=is_cut
-            )
-
-        return decide_on_first(self._communicator, safely, "the next decision of the search")
-
-    def _apply(self, trial: Trial, answer: _Answer | None) -> None:
+    def _apply(self, trial: Trial, answer: Answer[Decision] | None) -> None:
         self.num_changes += 1
         if answer is None:
-            self.wanted, self.has_ended = None, True
+            self.wanted = None
             self._end(trial)
-            return
-        self.lost.lost_seconds, self.has_ended = answer.lost_seconds, answer.is_spent
-        if isinstance(answer.said, Settled):
+        elif isinstance(answer.said, Settled):
             self._settle(trial, answer.said, is_cut=answer.is_cut)
         elif answer.said != trial.decision:
             trial.decision, trial.is_warming = answer.said, True
@@ -226,13 +197,13 @@ class OnlineSearch:
     def _settle(self, trial: Trial, settled: Settled, *, is_cut: bool) -> None:
         layer, plan = trial.layer, trial.task.plan
         layer.settle(plan, trial.task.tokens_per_rank, settled.decision)
-        if self._communicator.rank == 0:
-            budget = self.lost.budget_seconds if is_cut else None
-            lost_seconds = self.lost.lost_seconds - trial.lost_before_seconds
-            words = outcome(settled, trial.num_trials, lost_seconds, budget)
-            _LOGGER.info("%s%s", words, doubt(layer.ranges[plan.id].violations))
-            if self._report is not None and trial.task.memory_reuse in {None, plan.memory.strategy}:
-                self._report(plan, settled)
+        self._shared.announce(
+            plan, settled,
+            num_trials=trial.num_trials, is_cut=is_cut,
+            lost_seconds=self.lost.lost_seconds - trial.lost_before_seconds,
+            doubts=doubt(layer.ranges[plan.id].violations),
+            is_reported=trial.task.memory_reuse in {None, plan.memory.strategy},
+        )  # fmt: skip
         self._end(trial)
 
     def _end(self, trial: Trial) -> None:

@@ -185,7 +185,7 @@ class Space:
             and decision.strategy in self.strategies
             and decision.dispatcher in self.runnable
         )
-        return is_inside and _fits(self.workload, self.limit_bytes, decision)
+        return is_inside and fits(self.workload, self.limit_bytes, decision)
 
     def fitting(self, decision: Decision) -> Decision:
         """Return the decision with the fewest chunks more that make it fit, else as it is."""
@@ -232,7 +232,7 @@ def search_space(
     )
     reached = math.floor(tokens_per_rank * (1 + REACH))
     workload = replace(plan.workload, tokens_per_rank=reached)
-    limit_bytes = _limit(plan)
+    limit_bytes = limit_of(plan)
     return Space(
         seed=seed,
         forward=forward,
@@ -279,7 +279,7 @@ def _strategies(
     if memory_reuse is not None or "strategy" in plan.inputs.constraints:
         return (seed.strategy,)
     pipelined = replace(seed, forward_degree=2, backward_degree=2, strategy="none")
-    if _fits(workload, limit_bytes, pipelined):
+    if fits(workload, limit_bytes, pipelined):
         return ("none",)
     among = STRATEGIES
     if gap.below is not None and gap.above is not None:
@@ -288,7 +288,7 @@ def _strategies(
     return promising_strategies(plan, math.floor(workload.tokens_per_rank / (1 + REACH)), among)
 
 
-def _limit(plan: Plan) -> int | None:
+def limit_of(plan: Plan) -> int | None:
     """Return the memory limit; where it bound the plan but is not recorded, the plan's memory.
 
     A layer in a whole model fits as planned, and plans record no limit for it: None.
@@ -301,7 +301,8 @@ def _limit(plan: Plan) -> int | None:
     return device_bytes(plan.memory) if is_forced else None
 
 
-def _fits(workload: Workload, limit_bytes: int | None, decision: Decision) -> bool:
+def fits(workload: Workload, limit_bytes: int | None, decision: Decision) -> bool:
+    """Return whether a layer's peak is within a limit; None for no limit."""
     if limit_bytes is None:
         return True
     peak = peak_bytes(
