@@ -72,7 +72,7 @@ class Job:
 
     @property
     def overlap(self) -> OverlapSearch:
-        (found,) = self.search._overlaps
+        (found,) = self.search.overlaps
         return found
 
     def _clock(self, phase: Phase, _: torch.device) -> Interval:  # noqa: ARG002 - a `Clock`

@@ -42,6 +42,7 @@ class OnlineSearch:
     Attributes:
         trial: the search under way.
         wanted: the next size to search for, and its layer.
+        overlaps: searches for the overlap of two batches, one a model.
         num_changes: decisions that changed since the start.
     """
 
@@ -65,7 +66,7 @@ class OnlineSearch:
             self._communicator, make_tuner, budget_seconds=budget_seconds, report=report
         )
         self._layers: dict[tuple[LayerKey, Strategy | None, bool], LayerSearch] = {}
-        self._overlaps: list[OverlapSearch] = []
+        self.overlaps: list[OverlapSearch] = []
 
     @property
     def has_ended(self) -> bool:
@@ -115,7 +116,7 @@ class OnlineSearch:
         """Return the search for the overlap of two batches of one model."""
         known = [one for one in self.known if one.overlap is not None]
         found = OverlapSearch(clock=self.clock, known=known)
-        self._overlaps.append(found)
+        self.overlaps.append(found)
         return found
 
     def step(self) -> None:
@@ -128,7 +129,7 @@ class OnlineSearch:
             self._advance(self.trial)
         if self.trial is not None or self.has_ended:
             return
-        overlap = next((one for one in self._overlaps if one.is_open), None)
+        overlap = next((one for one in self.overlaps if one.is_open), None)
         if overlap is not None:
             before = overlap.overlap
             overlap.step(self._shared)
