@@ -14,8 +14,8 @@ from moetune.solve.layout.choose import ChosenLayout, LayoutProblem, choose_layo
 from moetune.solve.layout.uncertainty import timed_under
 from moetune.solve.layout.words import name_layout, name_setting
 from moetune.workflows.plan import layout_problem
+from moetune.workflows.plan_changes import step_seconds
 from moetune.workflows.sensitivity import GIB, KnobEffect, check_same
-from moetune.workflows.whatif import step_seconds
 
 _NUM_CONTENDERS = 5
 _HALF, _TWICE = 0.5, 2.0

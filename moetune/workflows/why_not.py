@@ -9,31 +9,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraint_texts import check_constraint_sizes, decode_constraints
-from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.errors import InfeasiblePlanError, InputError
-from moetune.domain.layout import Layout
-from moetune.domain.plan import Alternative, Decision, Plan
+from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import LARGEST_BYTES
 from moetune.domain.spelling import AS_FIELDS, Spelling
-from moetune.domain.terms import LayerTerms, PhaseTerms
 from moetune.domain.training import OVERLAPS
 from moetune.domain.units import format_share
 from moetune.solve.layer.choose import NOISE, WORTH
 from moetune.solve.layer.memory import limit_of
-from moetune.solve.layout.words import BINDING_WORDS, name_layout, seconds_by_binding
 from moetune.workflows.compared import (
-    ComparedChoice,
     Refusal,
     WhyNotAnswer,
-    degrees_name,
     drift_notes,
-    is_same_step,
     only_kept_note,
 )
 from moetune.workflows.layout_text import read_layout
 from moetune.workflows.pairs import chosen_layout, probability_faster, timed_choice
-from moetune.workflows.whatif import WhatIf, change_plan, check_changes, needed_bytes, step_seconds
+from moetune.workflows.plan_changes import step_seconds
+from moetune.workflows.plan_choices import choice_of, kept_candidates, kept_choice, kept_like
+from moetune.workflows.whatif import WhatIf, change_plan, check_changes
 
 _SIZES = ("dp", "ep", "tp", "pp", "micro-batch")
 _WORDS: Mapping[str, tuple[str, ...]] = {
@@ -147,7 +142,7 @@ def compare_choices(plan: Plan, *, profile: Profile, question: WhyNot) -> WhyNot
     check_changes(plan, changed)
     limit = limit_of(plan.inputs, device_memory_bytes=profile.machine.plannable_bytes)
     answer = WhyNotAnswer(
-        plan=plan.id, asked=asked, source="solved", chosen=_choice(plan), limit_bytes=limit,
+        plan=plan.id, asked=asked, source="solved", chosen=choice_of(plan), limit_bytes=limit,
         notes=_drift_notes(plan, profile),
     )  # fmt: skip
     try:
@@ -155,10 +150,10 @@ def compare_choices(plan: Plan, *, profile: Profile, question: WhyNot) -> WhyNot
     except (InputError, InfeasiblePlanError) as error:
         refused = replace(answer, refused=Refusal(what=error.what, hint=error.hint))
         return _with_more_memory(plan, profile, changed, refused)
-    kept = _kept_like(plan, other)
+    kept = kept_like(plan, other)
     return replace(
         answer,
-        other=_choice(other),
+        other=choice_of(other),
         probability_faster=probability_faster(plan, other, profile),
         kept_because=kept.lost_because if kept else "",
         rule=_rule(plan),
@@ -183,11 +178,11 @@ def answer_from_plan(plan: Plan, question: WhyNot) -> WhyNotAnswer | None:
     """
     asked = question.pins(plan)
     check_changes(plan, WhatIf(changes={"constraints": asked}, spelling=question.pin_spelling))
-    own = _choice(plan)
+    own = choice_of(plan)
     answer = WhyNotAnswer(plan=plan.id, asked=asked, source="plan", chosen=own)
     if asked.items() <= own.decision.items():
         return replace(answer, other=own)
-    kept = [(one, _kept_choice(one)) for one in _candidates(plan)]
+    kept = [(one, kept_choice(one)) for one in kept_candidates(plan)]
     found = [(one, choice) for one, choice in kept if asked.items() <= choice.decision.items()]
     if not found:
         return None
@@ -213,7 +208,7 @@ def _with_more_memory(
         found = change_plan(plan, profile=profile, question=replace(question, changes=roomy))
     except (InputError, InfeasiblePlanError):
         return refused
-    return replace(refused, other=_choice(found.after))
+    return replace(refused, other=choice_of(found.after))
 
 
 def _drift_notes(plan: Plan, profile: Profile) -> tuple[str, ...]:
@@ -223,133 +218,3 @@ def _drift_notes(plan: Plan, profile: Profile) -> tuple[str, ...]:
     else:
         now = chosen_layout(plan, whole, profile).found.best[0].seconds
     return drift_notes(now, step_seconds(plan), what="choice")
-
-
-def _choice(plan: Plan) -> ComparedChoice:
-    transformer, times, terms = plan.transformer, plan.predicted, plan.terms
-    if transformer is not None:
-        sure, kinds = transformer.confidence, seconds_by_binding(transformer.parts)
-        return ComparedChoice(
-            name=_layout_name(plan),
-            decision=_layout_decision(plan.layout, transformer.micro_batch_sequences)
-            | {"zero": str(transformer.zero).lower()} | _degrees_of(plan),
-            step_seconds=transformer.step_seconds,
-            p05_step_seconds=sure.p05_step_seconds if sure else None,
-            p95_step_seconds=sure.p95_step_seconds if sure else None,
-            parts={BINDING_WORDS[kind]: seconds for kind, seconds in kinds.items() if seconds},
-            needed_bytes=needed_bytes(plan),
-        )  # fmt: skip
-    decision = plan.decide(plan.inputs.tokens_per_rank)
-    return ComparedChoice(
-        name=degrees_name(decision),
-        decision=_layer_decision(decision),
-        step_seconds=times.step_seconds,
-        p05_step_seconds=times.p05_step_seconds,
-        p95_step_seconds=times.p95_step_seconds,
-        parts=_parts(plan, terms) if terms else {},
-        work=_work(plan, terms) if terms else {},
-        needed_bytes=needed_bytes(plan),
-    )
-
-
-def _parts(plan: Plan, terms: LayerTerms) -> dict[str, float]:
-    """Return seconds of a layer's step that add up to it."""
-    phases = terms.forward, terms.backward
-    exposed = "exposed communication"
-    if plan.memory.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE:
-        exposed += " and copies"
-    computed = sum(one.total_compute_seconds for one in phases)
-    return {
-        "computation": computed,
-        exposed: sum(one.seconds for one in phases) - computed,
-        "gate and permutation": plan.predicted.overhead_seconds,
-    }
-
-
-def _work(plan: Plan, terms: LayerTerms) -> dict[str, float]:
-    phases = terms.forward, terms.backward
-    found = {"communication": sum(one.total_transfer_seconds for one in phases)}
-    if plan.memory.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE:
-        found["copies"] = sum(map(_copy_seconds, phases))
-    return found
-
-
-def _copy_seconds(phase: PhaseTerms) -> float:
-    """Return a phase's copies: what its work has beside transfers and experts."""
-    work = phase.seconds + phase.hidden_seconds
-    return max(0.0, work - phase.total_transfer_seconds - phase.total_compute_seconds)
-
-
-def _layout_name(plan: Plan) -> str:
-    transformer = plan.transformer
-    assert transformer is not None  # noqa: S101 - only whole models have a layout
-    ways = [f"micro-batch {transformer.micro_batch_sequences}"]
-    ways += ["ZeRO"] if transformer.zero else []
-    ways += ["blocks recomputed"] if transformer.recompute else []
-    ways += ["two in turns"] if transformer.batches_in_flight > 1 else []
-    degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
-    if transformer.moe_every and max(degrees) > 1:
-        ways.append(f"{degrees[0]} and {degrees[1]} chunks")
-    return " · ".join([name_layout(plan.layout), *ways])
-
-
-def _layout_decision(layout: Layout, micro_batch: int | None = None) -> dict[str, str]:
-    found = {name: str(getattr(layout, name)) for name in ("dp", "ep", "tp", "pp")}
-    found["expert-parallel"] = layout.expert_parallel
-    return found if micro_batch is None else {**found, "micro-batch": str(micro_batch)}
-
-
-def _layer_decision(choice: Decision | Alternative) -> dict[str, str]:
-    return {
-        "forward-degree": str(choice.forward_degree),
-        "backward-degree": str(choice.backward_degree),
-        "strategy": choice.strategy, "order": choice.order, "dispatcher": choice.dispatcher,
-    }  # fmt: skip
-
-
-def _degrees_of(plan: Plan) -> dict[str, str]:
-    return {
-        "forward-degree": str(plan.pipeline.forward_degree),
-        "backward-degree": str(plan.pipeline.backward_degree),
-        "strategy": plan.memory.strategy,
-    }
-
-
-def _candidates(plan: Plan) -> Iterator[Alternative]:
-    """Yield the plan's alternatives: of a model its layouts, of a layer all its choices."""
-    if plan.transformer is not None:
-        yield from (one for one in plan.alternatives if one.layout is not None)
-        return
-    yield from plan.alternatives
-    for one in plan.terms.strategies if plan.terms else ():
-        if not one.is_chosen:
-            yield Alternative(
-                forward_degree=one.forward_degree, backward_degree=one.backward_degree,
-                order=plan.pipeline.order if one.strategy == "none" else "interleaved",
-                strategy=one.strategy, step_seconds=one.step_seconds,
-                dispatcher=plan.pipeline.dispatcher, lost_because=one.lost_because,
-                memory_bytes=one.peak_bytes,
-            )  # fmt: skip
-
-
-def _kept_choice(one: Alternative) -> ComparedChoice:
-    if one.layout is not None:
-        return ComparedChoice(
-            name=name_layout(one.layout), decision=_layout_decision(one.layout),
-            step_seconds=one.step_seconds, needed_bytes=one.memory_bytes,
-        )  # fmt: skip
-    return ComparedChoice(
-        name=degrees_name(one), decision=_layer_decision(one), step_seconds=one.step_seconds,
-        needed_bytes=one.memory_bytes,
-    )  # fmt: skip
-
-
-def _kept_like(plan: Plan, other: Plan) -> Alternative | None:
-    """Return the candidate that the plan has kept of another plan's choice."""
-    decision = _choice(other).decision
-    for one in _candidates(plan):
-        kept = _kept_choice(one)
-        is_same = kept.decision.items() <= decision.items()
-        if is_same and is_same_step(kept.step_seconds, step_seconds(other)):
-            return one
-    return None

@@ -10,8 +10,9 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
+from moetune.workflows.plan_changes import compare_decisions
 from moetune.workflows.views.words import routing_words
-from moetune.workflows.whatif import WhatIf, change_plan, compare_decisions
+from moetune.workflows.whatif import WhatIf, change_plan
 from moetune.workflows.why_not import WhyNot, compare_choices
 
 EVEN = " ".join(["1"] * 64)

@@ -17,13 +17,8 @@ from moetune.domain.request import PlanRequest
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
-from moetune.workflows.whatif import (
-    WhatIf,
-    WhatIfAnswer,
-    change_plan,
-    compare_plans,
-    name_changes,
-)
+from moetune.workflows.plan_changes import compare_plans, name_changes
+from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
 from tests.fit.measured import measured_profile
 from tests.solve.clusters import GB, cluster_profile
 

@@ -17,6 +17,7 @@ from moetune.report.plan_figures import degree_figure, phases_figure, stacked_fi
 from moetune.report.section import Figure, Section, plural, sentence
 from moetune.solve.layout.words import seconds_by_binding
 from moetune.workflows.explain import explain_plan
+from moetune.workflows.plan_changes import compare_plans, input_changes, step_seconds
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import compare_profiles
 from moetune.workflows.views.decision import plan_decision
@@ -36,7 +37,7 @@ from moetune.workflows.views.words import (
     speed_words,
     suspect_words,
 )
-from moetune.workflows.whatif import WhatIfAnswer, compare_plans, input_changes, step_seconds
+from moetune.workflows.whatif import WhatIfAnswer
 
 _MOST_OVERLAYS = 6
 _NOW, _CHANGED = "now", "changed"

@@ -7,13 +7,13 @@ from moetune.domain.storable import is_sound
 from moetune.report.observed import seen
 from moetune.report.section import EMPTY, Cell, Section, Table
 from moetune.workflows.library import StoredPlan
+from moetune.workflows.plan_changes import step_seconds
 from moetune.workflows.views.words import (
     mfu_cell,
     plan_speed,
     tflops_cell,
     trust_words,
 )
-from moetune.workflows.whatif import step_seconds
 
 
 def plans_section(found: Sequence[StoredPlan], *, num_more: int = 0) -> Section:

@@ -8,6 +8,7 @@ from moetune.domain.training import Degrees
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.report.section import EMPTY, Cell, Table
 from moetune.workflows.library import StoredPlan
+from moetune.workflows.plan_changes import needed_bytes, step_seconds
 from moetune.workflows.views.words import (
     kind_of,
     mfu_cell,
@@ -15,7 +16,6 @@ from moetune.workflows.views.words import (
     speed_cell,
     trust_words,
 )
-from moetune.workflows.whatif import needed_bytes, step_seconds
 
 _HEADER = (
     "plan", "kind", "model", "step", "tokens/s", "memory", "layout", "trust", "FLOP/s", "MFU",

@@ -4,9 +4,9 @@ from moetune.domain.model_plan import Confidence
 from moetune.domain.plan import Plan
 from moetune.domain.units import format_seconds
 from moetune.report.section import Cell, Section, Table, percent, plural
+from moetune.workflows.plan_changes import compare_decisions
 from moetune.workflows.profile_for import ImprovedPlan, confidence_in
 from moetune.workflows.views.decision import plan_decision
-from moetune.workflows.whatif import compare_decisions
 from moetune.workflows.worth import PlanWorth, WorthyOperations
 
 _SAVED = (
