@@ -127,6 +127,8 @@ class OnlineSearch:
         """
         if self.trial is not None:
             self._advance(self.trial)
+        for one in self.overlaps:
+            one.is_settled |= self.has_ended
         if self.trial is not None or self.has_ended:
             return
         overlap = next((one for one in self.overlaps if one.is_open), None)
