@@ -1,6 +1,7 @@
 """GEMMs and attention of shapes that were not measured, from those that were."""
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,13 +65,13 @@ class Surface:
         if self._relative_error is not None:
             return self._relative_error
         errors = self.row_errors()
-        return float(np.median(errors)) if errors else ASSUMED_RELATIVE_ERROR
+        return statistics.median(errors) if errors else ASSUMED_RELATIVE_ERROR
 
     @cached_property
     def shape_error(self) -> float:
         """The typical error of a shape that was not measured, by leaving each one out."""
         errors = self.shape_errors()
-        typical = float(np.median(errors)) if errors else _UNCHECKED_SHAPE_ERROR
+        typical = statistics.median(errors) if errors else _UNCHECKED_SHAPE_ERROR
         return max(self.relative_error, typical)
 
     def series(self, shape: Shape) -> Series | None:

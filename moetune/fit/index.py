@@ -1,11 +1,10 @@
 """The operations that a profile knows: measured points, or else a published line."""
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-
-import numpy as np
 
 from moetune.domain.cluster import Group
 from moetune.domain.costs import Burst
@@ -248,7 +247,7 @@ def _typical_error(series: Series, alpha_seconds: float, error: FitError | None)
     errors = interpolation_errors(
         sizes=series.sizes, seconds=series.medians, alpha_seconds=alpha_seconds
     )
-    return float(np.median(errors)) if errors else ASSUMED_RELATIVE_ERROR
+    return statistics.median(errors) if errors else ASSUMED_RELATIVE_ERROR
 
 
 def _line(line: _AnyLine) -> Line:
