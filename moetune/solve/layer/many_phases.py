@@ -17,7 +17,17 @@ from moetune.domain.arrays import Floats
 from moetune.domain.samples import ResourceClass
 from moetune.solve.layer.phase_arrays import PLACES, Bools, Ints, ManyPhases, table_of
 from moetune.solve.layer.reuse import ChunkKind
-from moetune.solve.layer.steady import BITS, CLASSES, EDGE, FEW, SAME, Run, Step, program
+from moetune.solve.layer.steady import (
+    BITS,
+    CLASSES,
+    COUNT_BITS,
+    EDGE,
+    FEW,
+    GUARD,
+    SAME,
+    Run,
+    program,
+)
 
 _MORE = 24
 """Chunks that are simulated where the streams have not settled after `FEW`."""
@@ -30,13 +40,18 @@ _CODES: tuple[tuple[ResourceClass, ...], ...] = (("comm",), ("comp", "mem"), ("m
 _WEIGHTS = (1, 2, 6)
 """Of the streams' codes in the number of a set of classes that run at once, below `_NUM_SETS`."""
 _NUM_SETS = 12
-_COUNT_BITS = 20
-_ONE_ENDED = np.array([1 << _COUNT_BITS * stream for stream in range(_NUM_STREAMS)])
-_GUARD = sum(1 << _COUNT_BITS * (stream + 1) - 1 for stream in range(_NUM_STREAMS))
-"""Highest bit of each stream's count: a difference of counts that is negative clears it."""
+_CODE_OF = {
+    0: 0,
+    **{
+        CLASSES.index(name) + 1 << BITS * stream: _WEIGHTS[stream] * code
+        for stream, names in enumerate(_CODES)
+        for code, name in enumerate(names, 1)
+    },
+}
+"""Codes of the classes of a `Step`, times the weight of its stream."""
+_ONE_ENDED = np.array([1 << COUNT_BITS * stream for stream in range(_NUM_STREAMS)])
 _OVER_SHARE = 0.3
 """Of phases that are over, above which they are left out."""
-_NEVER = (1 << _COUNT_BITS - 1) - 1
 
 
 def reused_seconds_of_many(phases: ManyPhases) -> Floats:
@@ -93,19 +108,15 @@ class _Tasks(NamedTuple):
 
     Args:
         first: index of each stream's first task, shape (streams,).
-        duration: index of its duration.
-        code: its class, times the stream's weight.
-        needs: how many tasks of each stream end before it starts, one number.
-        compares: whether the streams are compared with a chunk before as this task becomes the
-            next one of the compute stream.
+        steps: of each task the index of its duration; its class, times the stream's weight; how
+            many tasks of each stream end before it starts, one number; and whether the streams are
+            compared with a chunk before as it becomes the next one of the compute stream; shape
+            (4, tasks).
         each: tasks of a chunk in each stream, shape (streams,).
     """
 
     first: Ints
-    duration: Ints
-    code: Ints
-    needs: Ints
-    compares: Bools
+    steps: Ints
     each: Ints
 
 
@@ -113,25 +124,17 @@ class _Tasks(NamedTuple):
 def _tasks(kind: ChunkKind, num_chunks: int) -> _Tasks:
     found = program(kind, num_chunks)
     steps = [step for stream in found.streams for step in stream]
-    lengths = [len(stream) for stream in found.streams]
-    first = np.cumsum([0, *lengths[:-1]])
-    codes = [_code(stream, step) for stream, each in enumerate(found.streams) for step in each]
-    needs = [
-        sum(min(need, _NEVER) << _COUNT_BITS * stream for stream, need in enumerate(step.needs))
-        for step in steps
-    ]
-    compares = np.zeros(len(steps), bool)
+    first = np.cumsum([0, *(len(stream) for stream in found.streams[:-1])])
+    durations, classes, needs = zip(*steps, strict=True)
+    compares = [0] * len(steps)
     for num_ended, chunk in found.ended_chunk.items():
         compares[first[_COMPUTE] + num_ended] = EDGE <= chunk < num_chunks - EDGE
+    codes = list(map(_CODE_OF.__getitem__, classes))
     return _Tasks(
-        first=first, duration=np.array([step.duration for step in steps]), code=np.array(codes),
-        needs=np.array(needs), compares=compares, each=np.array(found.each),
-    )  # fmt: skip
-
-
-def _code(stream: int, step: Step) -> int:
-    at = step.classes >> BITS * stream
-    return _WEIGHTS[stream] * (1 + _CODES[stream].index(CLASSES[at - 1])) if at else 0
+        first=first,
+        steps=np.array([durations, codes, needs, compares]),
+        each=np.array(found.each),
+    )
 
 
 def _sets() -> tuple[Bools, Ints]:
@@ -172,12 +175,10 @@ class _Runs:
             np.stack([phases.kind, num_chunks]), axis=1, return_inverse=True
         )
         tasks = [_tasks(phases.kinds[kind], chunks) for kind, chunks in programs.T.tolist()]
-        starts = np.cumsum([0, *(len(one.code) for one in tasks[:-1])])
+        starts = np.cumsum([0, *(one.steps.shape[1] for one in tasks[:-1])])
         first = np.stack([one.first + start for one, start in zip(tasks, starts, strict=True)])
-        self._duration = np.concatenate([one.duration for one in tasks])
-        self._code = np.concatenate([one.code for one in tasks])
-        self._needs = np.concatenate([one.needs for one in tasks])
-        self._compares = np.concatenate([one.compares for one in tasks])
+        self._duration, self._code, self._needs, compares = np.hstack([one.steps for one in tasks])
+        self._compares = compares.astype(bool)
         speeds = np.vstack([phases.speeds, np.ones(len(num_chunks))])
         head = first.T[:, of_phase]
         self._state = _State(
@@ -186,7 +187,7 @@ class _Runs:
             speeds=speeds[np.where(_IS_ALONE, len(speeds) - 1, _SPEED_PLACES)],
             each=np.stack([one.each for one in tasks]).T[:, of_phase],
             head=head,
-            first=_GUARD - _ONE_ENDED @ head,
+            first=GUARD - _ONE_ENDED @ head,
             left=self._whole(phases.durations, head),
             now=np.zeros(len(num_chunks)),
             before=np.full(len(num_chunks), np.nan),
@@ -206,7 +207,7 @@ class _Runs:
         while True:
             state = self._state
             num_ended = _ONE_ENDED @ state.head + state.first
-            running = (num_ended - self._needs.take(state.head)) & _GUARD == _GUARD
+            running = (num_ended - self._needs.take(state.head)) & GUARD == GUARD
             sets = (self._code.take(state.head) * running).sum(axis=0)
             is_over = sets == 0
             if np.count_nonzero(is_over) > _OVER_SHARE * len(sets):
