@@ -34,26 +34,14 @@ SAME = 1e-13
 COUNT_BITS = 20
 """Of each stream's number of tasks, where one integer has the numbers of all streams."""
 _ONES = [1 << COUNT_BITS * stream for stream in _ALL]
-_FIELDS = [(1 << COUNT_BITS) * one - one for one in _ONES]
 GUARD = sum(1 << COUNT_BITS * (stream + 1) - 1 for stream in _ALL)
 """Highest bit of each stream's number: a difference of numbers that is negative clears it."""
 
 
-class Step(NamedTuple):
-    """A task of a stream.
-
-    Args:
-        duration: its index in `Durations`.
-        classes: its class, in the bits of its stream.
-        needs: how many tasks of each stream end before it starts, one integer.
-    """
-
-    duration: int
-    classes: int
-    needs: int
-
-
-_NEVER = Step(0, 0, (1 << COUNT_BITS - 1) - 1)
+Step = tuple[int, int, int]
+"""A task of a stream: index of its duration in `Durations`; its class, in the bits of its stream;
+and how many tasks of each stream end before it starts, one integer. A plan has thousands."""
+_NEVER: Step = (0, 0, (1 << COUNT_BITS - 1) - 1)
 """Stands behind the last task of each stream."""
 _INDICES = [Estimate(seconds=float(index), trust="measured") for index in range(5)]
 """In the place of the durations of a chunk's operations."""
@@ -112,7 +100,7 @@ def program(kind: ChunkKind, degree: int) -> Program:
         needs = 0
         for name in names:
             needs = _more(needs, places[name]) if needs else places[name]
-        streams[stream].append(Step(int(seconds), _CLASS_BITS[stream, resource], needs))
+        streams[stream].append((int(seconds), _CLASS_BITS[stream, resource], needs))
     return Program(
         streams=tuple((*steps, _NEVER) for steps in streams.values()),
         each=tuple(len(steps) // degree for steps in streams.values()),
@@ -122,7 +110,9 @@ def program(kind: ChunkKind, degree: int) -> Program:
 
 def _more(one: int, other: int) -> int:
     """Return the larger number of each stream's tasks."""
-    return sum(max(one & field, other & field) for field in _FIELDS)
+    less = ((other | GUARD) - one) & GUARD  # the highest bit of those of which the other has more
+    mask = (less << 1) - (less >> COUNT_BITS - 1)
+    return one & ~mask | other & mask
 
 
 class Run:
@@ -144,7 +134,7 @@ class Run:
         """Run all tasks and return when the last one ends."""
         durations, streams = self._durations, self._program.streams
         ended, num_ended, heads = [0, 0, 0], GUARD, [steps[0] for steps in streams]
-        left = [durations[head.duration] for head in heads]
+        left = [durations[head[0]] for head in heads]
         now, times = 0.0, [0.0, 0.0, 0.0]
         while True:
             before = ended[_COMPUTE]
@@ -168,7 +158,7 @@ class Run:
                     ended[stream] += 1
                     num_ended += _ONES[stream]
                     heads[stream] = head = streams[stream][ended[stream]]
-                    left[stream] = durations[head.duration]
+                    left[stream] = durations[head[0]]
             if ended[_COMPUTE] > before and self.settled_seconds is None:
                 self._compare(now, ended, left)
 
@@ -176,7 +166,7 @@ class Run:
         """Return the speed of each stream while these classes run."""
         names: list[ResourceClass | None] = [None] * len(_STREAMS)
         for stream in running:
-            names[stream] = CLASSES[(heads[stream].classes >> BITS * stream) - 1]
+            names[stream] = CLASSES[(heads[stream][1] >> BITS * stream) - 1]
         among = frozenset(name for name in names if name is not None)
         found = self._speeds[classes] = tuple(
             1.0 if name is None else self._interference.speed(name, among) for name in names
