@@ -124,18 +124,17 @@ class _Noise:
     def __init__(self, *, num: int, seed: int) -> None:
         self._num = num
         self._seed = seed
-        self._medians: dict[str, list[list[float]]] = {}
-        self._deviates: dict[str, list[list[float]]] = {}
+        self._medians: dict[str, Floats] = {}
+        self._deviates: dict[str, Floats] = {}
         self._interference: list[list[float]] = []
         self._tables: dict[int, Interference] = {}
 
-    def medians(self, points: Points) -> list[list[float]]:
-        """Return the points' medians, one row for each draw."""
+    def medians(self, points: Points) -> Floats:
+        """Return the points' medians, shape (draws, points)."""
         if points.label not in self._medians:
-            drawn: Floats = resampled_medians(
+            self._medians[points.label] = resampled_medians(
                 times=points.series.times, num=self._num, rng=self._rng(points.label)
             )
-            self._medians[points.label] = drawn.tolist()
         return self._medians[points.label]
 
     def factors(self, family: str, *, draw: int, relative_error: float) -> tuple[float, float]:
@@ -147,18 +146,18 @@ class _Noise:
     def all_factors(self, family: str, *, relative_error: float) -> Floats:
         """Return the factors of all draws, shape (draws, 2)."""
         spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
-        factors: Floats = np.exp(spread * np.array(self.all_deviates(f"{family}: factors")))
+        factors: Floats = np.exp(spread * self.all_deviates(f"{family}: factors"))
         return factors
 
     def deviates(self, label: str, *, draw: int) -> tuple[float, float]:
         """Return two independent standard normal numbers."""
-        one, other = self.all_deviates(label)[draw]
+        one, other = self.all_deviates(label)[draw].tolist()
         return one, other
 
-    def all_deviates(self, label: str) -> list[list[float]]:
-        """Return the numbers of all draws."""
+    def all_deviates(self, label: str) -> Floats:
+        """Return the numbers of all draws, shape (draws, 2)."""
         if label not in self._deviates:
-            self._deviates[label] = self._rng(label).normal(size=(self._num, 2)).tolist()
+            self._deviates[label] = self._rng(label).normal(size=(self._num, 2))
         return self._deviates[label]
 
     def interference(self, index: ProfileIndex, *, draw: int) -> Interference:
@@ -209,7 +208,7 @@ class _DrawnCurves:
         )
         return curve_through(
             sizes=points.series.sizes,
-            seconds=[factor * one for one in self._noise.medians(points)[self._draw]],
+            seconds=(factor * self._noise.medians(points)[self._draw]).tolist(),
             alpha_seconds=factor * points.alpha_seconds,
             relative_error=points.relative_error,
             deviates=self._beyond(points.family),
@@ -268,7 +267,7 @@ class _CurvesOfAll:
         if points.family in self._known:
             return self._exact.through(points)
         factors = self._factors(points.family, relative_error=points.relative_error)[:, 0]
-        medians = np.array(self._noise.medians(points))[self._draws]
+        medians = self._noise.medians(points)[self._draws]
         return curves_through(
             sizes=points.series.sizes,
             seconds=factors[:, None] * medians,
@@ -293,7 +292,7 @@ class _CurvesOfAll:
     def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:
         if label in self._known:
             return inner
-        deviates = np.array(self._noise.all_deviates(label))[self._draws, 0]
+        deviates = self._noise.all_deviates(label)[self._draws, 0]
         return StandIn(inner=inner, factor=array_of(np.exp(spread * deviates)))
 
     def named(self, inner: Predictor, name: Name) -> Predictor:  # noqa: ARG002 - draws name nothing
@@ -303,4 +302,4 @@ class _CurvesOfAll:
         return self._noise.all_factors(family, relative_error=relative_error)[self._draws]
 
     def _beyond(self, family: str) -> Floats:
-        return np.array(self._noise.all_deviates(f"{family}: beyond"))[self._draws]
+        return self._noise.all_deviates(f"{family}: beyond")[self._draws]
