@@ -253,15 +253,19 @@ class _CurvesOfAll:
         self._draws = list(draws)
         self._known = known
         self._exact = ExactCurves()
+        self._speeds: OverlapSpeeds | None = None
 
     def interference(self, index: ProfileIndex) -> Interference:  # noqa: ARG002 - of the protocol
         raise AssertionError("each draw has its own table of interference")
 
     def overlap_speeds(self, index: ProfileIndex) -> OverlapSpeeds:
-        found = [self._noise.interference(index, draw=one).overlap_speeds for one in self._draws]
-        return OverlapSpeeds(
-            comp=array_of([one.comp for one in found]), comm=array_of([one.comm for one in found])
-        )
+        if self._speeds is None:
+            tables = [self._noise.interference(index, draw=one) for one in self._draws]
+            self._speeds = OverlapSpeeds(
+                comp=array_of([one.comp.comm for one in tables]),
+                comm=array_of([one.comm.comp for one in tables]),
+            )
+        return self._speeds
 
     def through(self, points: Points) -> Predictor:
         if points.family in self._known:
