@@ -15,7 +15,7 @@ from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.draws import curves_through, scaled_curves
 from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Points, ProfileIndex, index_of
-from moetune.fit.interference import interference_of
+from moetune.fit.interference import table_of
 from moetune.fit.line import Floats, resampled_medians
 from moetune.fit.pool import InterferenceKey
 from moetune.fit.predictor import ExactCurves, Name, Predictor, StandIn
@@ -178,7 +178,7 @@ class _Noise:
             )
             self._interference = drawn.tolist()
         medians = zip(times, self._interference[draw], strict=True)
-        return interference_of({key: (median,) for key, median in medians})
+        return table_of(dict(medians))
 
     def _rng(self, label: str) -> np.random.Generator:
         # Not hash(): it differs between processes.

@@ -34,7 +34,7 @@ class ErrorDraws:
         return math.exp(self._error.own * self._deviate(name, draw))
 
     def _deviate(self, name: str, draw: int) -> float:
-        return self._deviates.of(name)[draw]
+        return float(self._deviates.of(name)[draw])
 
 
 class StepErrorDraws:
@@ -67,7 +67,7 @@ class StepErrorDraws:
         """Return draws of the error's logarithm at each octave of chunks, (octaves, draws)."""
         if name not in self._logs:
             roots = np.array(self._errors.roots)
-            deviates = (np.array(self._deviates.of(f"{name} {at}")) for at in range(len(roots)))
+            deviates = (self._deviates.of(f"{name} {at}") for at in range(len(roots)))
             # One after the other: products of matrices round as the processor likes.
             self._logs[name] = sum(map(np.multiply.outer, roots.T, deviates), np.zeros(()))
         return self._logs[name]
@@ -81,13 +81,13 @@ class Deviates:
 
     def __init__(self, num: int) -> None:
         normal = NormalDist()
-        self._quantiles = [normal.inv_cdf((at + 0.5) / num) for at in range(num)]
-        self._found: dict[str, list[float]] = {}
+        self._quantiles = np.array([normal.inv_cdf((at + 0.5) / num) for at in range(num)])
+        self._found: dict[str, Floats] = {}
 
-    def of(self, name: str) -> list[float]:
+    def of(self, name: str) -> Floats:
         """Return the deviates of that name, one a draw."""
         if name not in self._found:
             # Not hash(): it differs between processes.
             rng = np.random.default_rng([_SEED, zlib.crc32(name.encode())])
-            self._found[name] = rng.permutation(self._quantiles).tolist()
+            self._found[name] = rng.permutation(self._quantiles)
         return self._found[name]
