@@ -163,11 +163,7 @@ def curve_through(
         alpha_seconds: start-up time of the fitted line.
         least_seconds_per_size: no time between the points is below this rate's.
     """
-    log_seconds = isotonic([math.log(one) for one in seconds])
-    monotone = tuple(
-        given if fitted == math.log(given) else math.exp(fitted)
-        for given, fitted in zip(seconds, log_seconds, strict=True)
-    )
+    monotone, log_seconds = never_falling(seconds)
     return Curve(
         sizes=tuple(float(size) for size in sizes),
         seconds=monotone,
@@ -177,6 +173,17 @@ def curve_through(
         least_seconds_per_size=least_seconds_per_size,
         deviates=deviates,
     )
+
+
+def never_falling(seconds: Sequence[float]) -> tuple[tuple[float, ...], list[float]]:
+    """Return the times of a curve at its points, and their logarithms."""
+    given = [math.log(one) for one in seconds]
+    fitted = isotonic(given)
+    times = (
+        one if log_seconds == own else math.exp(log_seconds)
+        for one, own, log_seconds in zip(seconds, given, fitted, strict=True)
+    )
+    return tuple(times), fitted
 
 
 def _pieces(x: Sequence[float], y: Sequence[float]) -> tuple[_Piece, ...]:

@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moetune.domain.samples import GemmForm
-from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, curve_through, interpolation_errors
+from moetune.fit.curve import (
+    ASSUMED_RELATIVE_ERROR,
+    Curve,
+    curve_through,
+    interpolation_errors,
+    never_falling,
+)
 from moetune.fit.pool import AttentionKey, Series, Shape
 from moetune.fit.roofline import Table, roofline_of, table_of, work_of
 
@@ -139,11 +145,13 @@ class Surface:
         if len(self._shapes) == 1:
             return []
         errors = []
+        rows = self._table.rows.tolist()
         for at, (shape, series) in enumerate(self._shapes.items()):
-            blend = self._blend(shape, np.arange(len(self._shapes)) != at, 0.0)
+            seconds, _ = self._blended(shape, np.arange(len(self._shapes)) != at)
+            blend = dict(zip(rows, never_falling(seconds)[0], strict=True))
             errors += [
-                abs(blend.predict(rows).seconds / seconds - 1)
-                for rows, seconds in zip(series.sizes, series.medians, strict=True)
+                abs(blend[size] / measured - 1)
+                for size, measured in zip(series.sizes, series.medians, strict=True)
             ]
         return errors
 
@@ -153,6 +161,21 @@ class Surface:
 
     def _blend(self, shape: Shape, use: Bools, relative_error: float) -> Curve:
         """Return the curve blended from the shapes in `use`."""
+        seconds, best_rate = self._blended(shape, use)
+        return curve_through(
+            sizes=self._table.rows.tolist(),
+            seconds=seconds,
+            alpha_seconds=self.alpha_seconds,
+            relative_error=relative_error,
+            least_seconds_per_size=math.prod(shape) / best_rate,
+        )
+
+    def _blended(self, shape: Shape, use: Bools) -> tuple[list[float], float]:
+        """Return the times at the table's rows blended from the shapes in `use`.
+
+        Returns:
+            Also the highest rate of these shapes, in MACs per second.
+        """
         table = self._table
         known = use.tobytes()
         if known not in self._rooflines:
@@ -167,13 +190,7 @@ class Surface:
         mean = (weights * correction).sum(axis=0) / weights.sum(axis=0)
         seconds = (start + compute * macs[0] + traffic * elements[0]) * np.exp(mean)
         best_rate = float(table.best_rates[use].max())
-        return curve_through(
-            sizes=table.rows.tolist(),
-            seconds=np.maximum(seconds, macs[0] / best_rate).tolist(),
-            alpha_seconds=self.alpha_seconds,
-            relative_error=relative_error,
-            least_seconds_per_size=math.prod(shape) / best_rate,
-        )
+        return np.maximum(seconds, macs[0] / best_rate).tolist(), best_rate
 
 
 def nearest_attention(wanted: AttentionKey, known: Iterable[AttentionKey]) -> AttentionKey | None:

@@ -114,27 +114,23 @@ def _non_negative_least_squares(features: Floats) -> Floats:
 def _least_squares(features: Floats) -> _Fits:
     """Return least squares by the columns that they have, and the squares that they miss by.
 
-    With fewer columns more is missed. Left out are therefore columns within others which miss more
-    than a non-negative fit does, or which have a positive one: without an entry of it as much more
-    is missed as its square times that of the smallest singular value, or more.
+    With fewer columns more is missed, and within a positive fit more by the square of its smallest
+    entry times that of the smallest singular value, at least. Columns are left out of which that
+    tells that a non-negative fit misses less.
     """
+    count, wanted = features.shape[1], np.ones(len(features))
     fits: _Fits = {}
-    least, left = math.inf, {tuple(range(features.shape[1]))}
-    while left:
-        may_miss_less = []
-        for columns in left:
+    least, bounds = math.inf, list[tuple[set[int], float]]()
+    for size in range(count, 0, -1):
+        for columns in combinations(range(count), size):
+            limit = least + _CLEARLY
+            if any(bound > limit and within.issuperset(columns) for within, bound in bounds):
+                continue
             part = features[:, list(columns)]
-            found, _, rank, singular = np.linalg.lstsq(part, np.ones(len(part)))
+            found, _, rank, singular = np.linalg.lstsq(part, wanted)
             missed, smallest = float(np.sum((part @ found - 1) ** 2)), float(found.min())
             fits[columns] = found, missed
             least = min(least, missed) if smallest >= 0 else least
-            is_clear = rank == len(columns) and (smallest * singular[-1]) ** 2 > _CLEARLY
-            if smallest < 0 or not is_clear:
-                may_miss_less.append(columns)
-        left = {
-            fewer
-            for columns in may_miss_less
-            for fewer in combinations(columns, len(columns) - 1)
-            if fewer and fits[columns][1] < least + _CLEARLY
-        }
+            more = (max(smallest, 0.0) * singular[-1]) ** 2 if rank == size else 0.0
+            bounds.append((set(columns), missed + more))
     return fits
