@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetune.domain.arrays import Floats, array_of, is_many
-from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.samples import ResourceClass
 from moetune.fit.curve import Curve, curve_through
 from moetune.fit.pool import InterferenceKey, Pool

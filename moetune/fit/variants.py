@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from moetune.domain.arrays import array_of
-from moetune.domain.costs import Costs, Interference, LinearCost, OverlapSpeeds
+from moetune.domain.costs import Costs, LinearCost
+from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.profile import Profile
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through

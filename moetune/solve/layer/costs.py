@@ -17,7 +17,8 @@ import numpy as np
 
 from moetune.domain.arrays import Floats, array_of, exp_of, floats_of, is_many
 from moetune.domain.constraints import Dispatcher, Order
-from moetune.domain.costs import Estimate, Interference, LinearCost, OverlapSpeeds
+from moetune.domain.costs import Estimate, LinearCost
+from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, LayerKey, Phase
 from moetune.domain.samples import GemmForm
 from moetune.domain.step_errors import StepErrors

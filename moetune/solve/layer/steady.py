@@ -8,7 +8,8 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from moetune.domain.costs import Estimate, Interference
+from moetune.domain.costs import Estimate
+from moetune.domain.interference import Interference
 from moetune.domain.samples import ResourceClass
 from moetune.solve.layer.reuse import COPIES, ChunkKind, Durations, ReusedChunk, reuse_tasks
 from moetune.solve.layer.timeline import COMPUTE, LINK
