@@ -2,6 +2,7 @@
 
     python -m benchmarks.layer_plans time           CPU seconds of 14 cases, least of five
     python -m benchmarks.layer_plans first          of the first plan of a process, least and median
+    python -m benchmarks.layer_plans one CASE       of one case alone, which `first` runs
     python -m benchmarks.layer_plans write OUT      120 random plans, as JSON
     python -m benchmarks.layer_plans compare A B    largest relative difference of two such files
 
