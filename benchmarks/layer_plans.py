@@ -1,6 +1,8 @@
 """What a layer's plan takes, and whether a change leaves every plan as it was.
 
     python -m benchmarks.layer_plans time           CPU seconds of 14 cases, least of five
+    python -m benchmarks.layer_plans first          of the first plan of a process, least and median
+    python -m benchmarks.layer_plans one CASE       of one case alone, which `first` runs
     python -m benchmarks.layer_plans write OUT      120 random plans, as JSON
     python -m benchmarks.layer_plans compare A B    largest relative difference of two such files
 
@@ -8,11 +10,16 @@
 """
 
 import argparse
+import gc
 import json
 import random
+import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.document import canonical_json
@@ -34,6 +41,7 @@ _BERT = LayerShape(d_model=1024, d_hidden=4096, num_experts=64)
 _TOKENS = 16_384
 _MIB = 2**20
 _ROUNDS = 5
+_PROCESSES = 9
 _NUM_RANDOM = 120
 _SEED = 7
 _STRATEGIES = ("", "none", "S1", "S2", "S3", "S4")
@@ -42,11 +50,16 @@ _STRATEGIES = ("", "none", "S1", "S2", "S3", "S4")
 def main() -> None:
     """Run the command of the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("time", "write", "compare"))
+    parser.add_argument("command", choices=("time", "first", "one", "write", "compare"))
     parser.add_argument("paths", nargs="*", type=Path)
     parsed = parser.parse_args()
     if parsed.command == "time":
         _time()
+    elif parsed.command == "first":
+        _first()
+    elif parsed.command == "one":
+        [case] = parsed.paths
+        _one(int(str(case)))
     elif parsed.command == "write":
         [path] = parsed.paths
         path.write_text(json.dumps(list(_random_plans()), indent=1))
@@ -59,32 +72,67 @@ def main() -> None:
 def _time() -> None:
     profiles = {name: load_profile_file(path) for name, path in _PROFILES.items()}
     worst = 0.0
-    for name, ranks, words, limit, strategy in _cases():
-        layer = _LAB if name == "lab" else _BERT
-        pins = {"strategy": strategy} if strategy else {}
-        request = _request(layer, ranks, _TOKENS, limit, pins)
-        fingerprint = profiles[name].digest
-        seconds = []
-        for _ in range(_ROUNDS):
-            start = time.process_time()
-            make_plan(request, profile=profiles[name], fingerprint=fingerprint)
-            seconds.append(time.process_time() - start)
+    for case in _cases():
+        seconds = [case.seconds(profiles[case.profile]) for _ in range(_ROUNDS)]
         worst = max(worst, min(seconds))
-        print(f"| {name}, {words} | {1e3 * min(seconds):.0f} ms |", flush=True)
+        print(f"| {case.profile}, {case.words} | {1e3 * min(seconds):.0f} ms |", flush=True)
     print(f"| the slowest | {1e3 * worst:.0f} ms |")
 
 
-def _cases() -> Iterator[tuple[str, int, str, int | None, str]]:
-    """Yield profile, ranks, words, memory limit and pinned strategy."""
-    yield "lab", 8, "nothing pinned", None, ""
+def _first() -> None:
+    """Time the first plans of processes: imports and the loading of the profile come before."""
+    worst = 0.0
+    for number, case in enumerate(_cases()):
+        command = [sys.executable, "-m", "benchmarks.layer_plans", "one", str(number)]
+        seconds = [
+            float(subprocess.run(command, check=True, capture_output=True).stdout)
+            for _ in range(_PROCESSES)
+        ]
+        least, median = min(seconds), statistics.median(seconds)
+        worst = max(worst, least)
+        words = f"{case.profile}, {case.words}"
+        print(f"| {words} | {1e3 * least:.0f} ms | {1e3 * median:.0f} ms |", flush=True)
+    print(f"| the slowest | {1e3 * worst:.0f} ms | |")
+
+
+def _one(number: int) -> None:
+    """Print the seconds of one case; what is there before is frozen, as the command does."""
+    case = list(_cases())[number]
+    profile = load_profile_file(_PROFILES[case.profile])
+    gc.freeze()
+    print(case.seconds(profile))
+
+
+class _Case(NamedTuple):
+    """A question that is timed; without a strategy none is pinned."""
+
+    profile: str
+    ranks: int
+    words: str
+    memory_limit_bytes: int | None = None
+    strategy: str = ""
+
+    def seconds(self, profile: Profile) -> float:
+        """Return the seconds of a processor that its plan takes."""
+        layer = _LAB if self.profile == "lab" else _BERT
+        pins = {"strategy": self.strategy} if self.strategy else {}
+        request = _request(layer, self.ranks, _TOKENS, self.memory_limit_bytes, pins)
+        fingerprint = profile.digest
+        start = time.process_time()
+        make_plan(request, profile=profile, fingerprint=fingerprint)
+        return time.process_time() - start
+
+
+def _cases() -> Iterator[_Case]:
+    yield _Case("lab", 8, "nothing pinned")
     for strategy in _STRATEGIES[1:]:
-        yield "lab", 8, f"strategy {strategy}", None, strategy
+        yield _Case("lab", 8, f"strategy {strategy}", strategy=strategy)
     for limit in (500, 300, 250):
-        yield "lab", 8, f"free, limit of {limit} MiB", limit * _MIB, ""
-    yield "a100-x4", 4, "nothing pinned", None, ""
+        yield _Case("lab", 8, f"free, limit of {limit} MiB", limit * _MIB)
+    yield _Case("a100-x4", 4, "nothing pinned")
     for strategy in ("S1", "S2", "S4"):
-        yield "a100-x4", 4, f"strategy {strategy}", None, strategy
-    yield "a100-x4", 4, "free, limit of 3 GiB", 3072 * _MIB, ""
+        yield _Case("a100-x4", 4, f"strategy {strategy}", strategy=strategy)
+    yield _Case("a100-x4", 4, "free, limit of 3 GiB", 3072 * _MIB)
 
 
 def _random_plans() -> Iterator[object]:

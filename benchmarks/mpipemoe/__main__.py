@@ -21,9 +21,9 @@ from benchmarks.mpipemoe.memory import MODELS, TOKENS, Row, measure_table
 from benchmarks.netlab.__main__ import describe_machine
 from benchmarks.netlab.lab import check_supported
 from benchmarks.netlab.peers import ensure_peer
-from moetune.domain.costs import Interference
 from moetune.domain.document import encode
 from moetune.domain.errors import MoetuneError
+from moetune.domain.interference import Interference
 from moetune.domain.layer import LayerShape, Workload
 from moetune.solve.layer.memory import layer_memory
 from moetune.workflows.files import write_text

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from benchmarks.mpipemoe.lab import StrategyCell
 from benchmarks.mpipemoe.memory import Row
 from moetune.domain.constraints import STRATEGIES
-from moetune.domain.costs import Interference
+from moetune.domain.interference import Interference
 
 MIB = 2**20
 _SIZE = {"width": 900, "height": 480, "scale": 1.5}

@@ -8,7 +8,7 @@ from benchmarks.mpipemoe.lab import Step, StrategyCell
 from benchmarks.mpipemoe.memory import Row
 from benchmarks.netlab.report import Target
 from moetune.domain.constraints import STRATEGIES, Strategy
-from moetune.domain.costs import Interference
+from moetune.domain.interference import Interference
 from moetune.domain.prediction_error import prediction_error
 
 _MAX_OVER_BOUND = 1.02

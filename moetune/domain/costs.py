@@ -1,12 +1,12 @@
 """Costs of operations in seconds, each with the trust in it: `fit` provides them to the solvers."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
-from moetune.domain.errors import InputError
+from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey
-from moetune.domain.samples import CollectiveOp, Direction, GemmForm, ResourceClass
+from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 from moetune.domain.step_errors import StepErrors
 
 Trust = Literal["measured", "interpolated", "extrapolated", "modelled"]
@@ -103,93 +103,6 @@ class ModelError:
 
     common: float = 0.0
     own: float = 0.0
-
-
-def _check_speeds(speeds: Iterable[tuple[str, float]]) -> None:
-    for name, speed in speeds:
-        if not 0 < speed <= 1:
-            raise InputError(f"{name} must be a speed above 0 and at most 1, got {speed}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompSpeed:
-    """Speed of computation while the others run, 1.0 = undisturbed."""
-
-    comm: float = 1.0
-    mem: float = 1.0
-    all: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_speeds((("comm", self.comm), ("mem", self.mem), ("all", self.all)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommSpeed:
-    """Speed of communication while the others run, 1.0 = undisturbed."""
-
-    comp: float = 1.0
-    mem: float = 1.0
-    all: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_speeds((("comp", self.comp), ("mem", self.mem), ("all", self.all)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemSpeed:
-    """Speed of host/device copies while the others run, 1.0 = undisturbed."""
-
-    comp: float = 1.0
-    comm: float = 1.0
-    all: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_speeds((("comp", self.comp), ("comm", self.comm), ("all", self.all)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapSpeeds:
-    """Speeds of computation and communication while both run, 1.0 = undisturbed."""
-
-    comp: float
-    comm: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interference:
-    """Speed of each class while each set of the others runs (MPipeMoE §II-C, Fig. 3)."""
-
-    comp: CompSpeed = field(default_factory=CompSpeed)
-    comm: CommSpeed = field(default_factory=CommSpeed)
-    mem: MemSpeed = field(default_factory=MemSpeed)
-
-    def speed(self, victim: ResourceClass, running: frozenset[ResourceClass]) -> float:
-        """Return the victim's speed while the classes in `running` run (itself ignored)."""
-        others = running - {victim}
-        if not others:
-            return 1.0
-        key = "all" if len(others) > 1 else next(iter(others))
-        return float(getattr(getattr(self, victim), key))
-
-    @property
-    def overlap_speeds(self) -> OverlapSpeeds:
-        """Speeds of computation and communication beside each other."""
-        return OverlapSpeeds(comp=self.comp.comm, comm=self.comm.comp)
-
-    def overlapped(self, speeds: OverlapSpeeds) -> "Interference":
-        """Return the table with these speeds of computation and communication beside each other."""
-        if speeds == self.overlap_speeds:
-            return self
-        return Interference(
-            comp=CompSpeed(comm=speeds.comp, mem=self.comp.mem, all=self.comp.all),
-            comm=CommSpeed(comp=speeds.comm, mem=self.comm.mem, all=self.comm.all),
-            mem=self.mem,
-        )
-
-    @property
-    def is_none(self) -> bool:
-        """Whether no class slows another one down."""
-        return self == Interference()
 
 
 class Costs(Protocol):

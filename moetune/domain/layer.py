@@ -7,7 +7,7 @@ from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.placement import busiest_sum, check_places, most_replicas
 from moetune.domain.quantization import Quantization
-from moetune.domain.routing import LayerRouting, RankSkew
+from moetune.domain.routing import EVEN, LayerRouting, RankSkew
 from moetune.domain.units import dtype_bytes
 
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
@@ -151,7 +151,7 @@ class Workload:
     def skew(self) -> RankSkew:
         """Load of the fullest rank, as a multiple of the even one."""
         if not self.routing:
-            return RankSkew()
+            return EVEN
         return LayerRouting.of(self.routing).skew(
             num_experts=self.layer.num_experts, top_k=self.layer.top_k, ranks=self.world_size,
             experts=self.placement,

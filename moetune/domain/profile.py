@@ -7,9 +7,10 @@ from typing import Literal
 
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.corrections import Correction
-from moetune.domain.costs import NO_BURST, Interference, LinearCost
+from moetune.domain.costs import NO_BURST, LinearCost
 from moetune.domain.document import UNLESS_DEFAULT, decode_schema, digest, encode
 from moetune.domain.errors import InputError, check_positive
+from moetune.domain.interference import Interference
 from moetune.domain.quantization import check_product_dtype
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample

@@ -172,6 +172,7 @@ class RankSkew:
     p99: float = 1.0
 
 
+EVEN = RankSkew()
 BALANCED, NATURAL = ExpertLoads(), ExpertLoads(name="natural")
 
 

@@ -271,5 +271,8 @@ def undisturbed(visits: Sequence[Sample]) -> tuple[Sample, ...]:
         visits: with times.
     """
     clean = [visit for visit in visits if not visit.marks] or list(visits)
-    slowest = sorted(visit.median_seconds for visit in clean)[(len(clean) - 1) // 2]
-    return tuple(visit for visit in clean if visit.median_seconds <= slowest)
+    if len(clean) == 1:
+        return tuple(clean)
+    medians = [visit.median_seconds for visit in clean]
+    slowest = sorted(medians)[(len(clean) - 1) // 2]
+    return tuple(visit for visit, one in zip(clean, medians, strict=True) if one <= slowest)

@@ -79,27 +79,6 @@ class StepErrors:
         low, high, share = self.place(degree)
         return math.exp((1 - share) * self.mean[low] + share * self.mean[high])
 
-    def deviations(self, degree: int, at_octaves: Sequence[Sequence[float]]) -> list[float]:
-        """Return draws of the ratio over the expected one.
-
-        Args:
-            at_octaves: draws of its logarithm at each octave, as of `at_octave`.
-        """
-        low, high, share = self.place(degree)
-        return [
-            math.exp((1 - share) * at_low + share * at_high)
-            for at_low, at_high in zip(at_octaves[low], at_octaves[high], strict=True)
-        ]
-
-    def at_octave(self, octave: int, deviates: Sequence[Sequence[float]]) -> list[float]:
-        """Return draws of the ratio's logarithm at an octave, around the expected one.
-
-        Args:
-            deviates: of each draw, independent and standard normal, one for each octave.
-        """
-        roots = self.roots[octave]
-        return [sum(map(operator.mul, roots, of_draw)) for of_draw in deviates]
-
     def place(self, degree: int) -> tuple[int, int, float]:
         """Return the octaves around a number of chunks, and its place between them."""
         octaves = min(math.log2(degree), len(self.mean) - 1)

@@ -12,16 +12,8 @@ from dataclasses import replace
 
 from moetune.domain.arrays import array_of, floats_of, is_many
 from moetune.domain.corrections import CorrectedOp, Correction, distance_octaves
-from moetune.domain.costs import (
-    Burst,
-    CopyMode,
-    Costs,
-    Estimate,
-    Interference,
-    LinearCost,
-    OverlapSpeeds,
-    takes_arrays,
-)
+from moetune.domain.costs import Burst, CopyMode, Costs, Estimate, LinearCost, takes_arrays
+from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 from moetune.domain.step_errors import StepErrors

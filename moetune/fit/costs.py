@@ -5,16 +5,8 @@ from functools import cached_property
 from typing import get_args
 
 from moetune.domain.cluster import Group, canonical
-from moetune.domain.costs import (
-    NO_BURST,
-    Burst,
-    CopyMode,
-    Costs,
-    Estimate,
-    Interference,
-    LinearCost,
-    OverlapSpeeds,
-)
+from moetune.domain.costs import NO_BURST, Burst, CopyMode, Costs, Estimate, LinearCost
+from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm

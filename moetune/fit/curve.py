@@ -4,6 +4,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -18,7 +19,7 @@ ASSUMED_RELATIVE_ERROR = 0.05
 _Piece = tuple[float, float, float, float, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Curve:
     """Times that never fall as the size grows, a monotone cubic between points in log-log.
 
@@ -63,20 +64,24 @@ class Curve:
         seconds = max(seconds, size * self.least_seconds_per_size)
         return Estimate(seconds=seconds, trust="interpolated")
 
+    @cached_property
+    def _arrays(self) -> tuple[Floats, Floats, Floats]:
+        """Sizes, seconds and the numbers of the pieces, of shape (5, pieces)."""
+        return np.array(self.sizes), np.array(self.seconds), np.array(self.pieces).T
+
     def _many(self, sizes: Floats) -> Floats:
         """Return the times at an array of sizes; beyond the points a draw's one by one."""
         low, high, seconds = self.sizes[0], self.sizes[-1], np.empty(sizes.shape)
         between, below, above = (low < sizes) & (sizes <= high), sizes <= low, sizes > high
         if between.any():
             inside = sizes[between]
-            at = np.searchsorted(self.sizes, inside)
-            pieces = np.array(self.pieces)[at - 1]
-            log_size, log_seconds, first, second, third = pieces.T
+            known, times, pieces = self._arrays
+            at = np.searchsorted(known, inside)
+            log_size, log_seconds, first, second, third = pieces[:, at - 1]
             step = log_of(inside) - log_size
             found = exp_of(log_seconds + step * (first + step * (second + step * third)))
             found = np.maximum(found, inside * self.least_seconds_per_size)
-            is_point = np.array(self.sizes)[at] == inside
-            seconds[between] = np.where(is_point, np.array(self.seconds)[at], found)
+            seconds[between] = np.where(known[at] == inside, times[at], found)
         if any(self.deviates):
             outside = ~between
             seconds[outside] = [self.predict(one).seconds for one in sizes[outside].tolist()]
@@ -158,11 +163,7 @@ def curve_through(
         alpha_seconds: start-up time of the fitted line.
         least_seconds_per_size: no time between the points is below this rate's.
     """
-    log_seconds = isotonic([math.log(one) for one in seconds])
-    monotone = tuple(
-        given if fitted == math.log(given) else math.exp(fitted)
-        for given, fitted in zip(seconds, log_seconds, strict=True)
-    )
+    monotone, log_seconds = never_falling(seconds)
     return Curve(
         sizes=tuple(float(size) for size in sizes),
         seconds=monotone,
@@ -172,6 +173,17 @@ def curve_through(
         least_seconds_per_size=least_seconds_per_size,
         deviates=deviates,
     )
+
+
+def never_falling(seconds: Sequence[float]) -> tuple[tuple[float, ...], list[float]]:
+    """Return the times of a curve at its points, and their logarithms."""
+    given = [math.log(one) for one in seconds]
+    fitted = isotonic(given)
+    times = (
+        one if log_seconds == own else math.exp(log_seconds)
+        for one, own, log_seconds in zip(seconds, given, fitted, strict=True)
+    )
+    return tuple(times), fitted
 
 
 def _pieces(x: Sequence[float], y: Sequence[float]) -> tuple[_Piece, ...]:

@@ -1,18 +1,23 @@
 """GEMMs and attention of shapes that were not measured, from those that were."""
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moetune.domain.samples import GemmForm
-from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, curve_through, interpolation_errors
-from moetune.fit.line import Floats
+from moetune.fit.curve import (
+    ASSUMED_RELATIVE_ERROR,
+    Curve,
+    curve_through,
+    interpolation_errors,
+    never_falling,
+)
 from moetune.fit.pool import AttentionKey, Series, Shape
+from moetune.fit.roofline import Table, roofline_of, table_of, work_of
 
 Bools = NDArray[np.bool_]
 
@@ -21,9 +26,6 @@ Bools = NDArray[np.bool_]
 _UNCHECKED_SHAPE_ERROR = 0.30
 
 
-_AS_NEAR = 1e-12
-"""Squared relative errors that rounding alone makes differ: of such fits the first, simplest one is
-taken, so that processors which round in other ways predict alike."""
 FADE = 0.5
 """Share of a shape's own ratio to others that is left an octave beyond its measured rows."""
 
@@ -64,13 +66,13 @@ class Surface:
         if self._relative_error is not None:
             return self._relative_error
         errors = self.row_errors()
-        return float(np.median(errors)) if errors else ASSUMED_RELATIVE_ERROR
+        return statistics.median(errors) if errors else ASSUMED_RELATIVE_ERROR
 
     @cached_property
     def shape_error(self) -> float:
         """The typical error of a shape that was not measured, by leaving each one out."""
         errors = self.shape_errors()
-        typical = float(np.median(errors)) if errors else _UNCHECKED_SHAPE_ERROR
+        typical = statistics.median(errors) if errors else _UNCHECKED_SHAPE_ERROR
         return max(self.relative_error, typical)
 
     def series(self, shape: Shape) -> Series | None:
@@ -143,26 +145,43 @@ class Surface:
         if len(self._shapes) == 1:
             return []
         errors = []
+        rows = self._table.rows.tolist()
         for at, (shape, series) in enumerate(self._shapes.items()):
-            blend = self._blend(shape, np.arange(len(self._shapes)) != at, 0.0)
+            seconds, _ = self._blended(shape, np.arange(len(self._shapes)) != at)
+            blend = dict(zip(rows, never_falling(seconds)[0], strict=True))
             errors += [
-                abs(blend.predict(rows).seconds / seconds - 1)
-                for rows, seconds in zip(series.sizes, series.medians, strict=True)
+                abs(blend[size] / measured - 1)
+                for size, measured in zip(series.sizes, series.medians, strict=True)
             ]
         return errors
 
     @cached_property
-    def _table(self) -> "_Table":
-        return _table(self._shapes, self.alpha_seconds)
+    def _table(self) -> Table:
+        return table_of(self._shapes, self.alpha_seconds)
 
     def _blend(self, shape: Shape, use: Bools, relative_error: float) -> Curve:
         """Return the curve blended from the shapes in `use`."""
+        seconds, best_rate = self._blended(shape, use)
+        return curve_through(
+            sizes=self._table.rows.tolist(),
+            seconds=seconds,
+            alpha_seconds=self.alpha_seconds,
+            relative_error=relative_error,
+            least_seconds_per_size=math.prod(shape) / best_rate,
+        )
+
+    def _blended(self, shape: Shape, use: Bools) -> tuple[list[float], float]:
+        """Return the times at the table's rows blended from the shapes in `use`.
+
+        Returns:
+            Also the highest rate of these shapes, in MACs per second.
+        """
         table = self._table
         known = use.tobytes()
         if known not in self._rooflines:
-            self._rooflines[known] = _roofline(table, use)
+            self._rooflines[known] = roofline_of(table, use)
         start, compute, traffic = self._rooflines[known]
-        macs, elements = _work(np.asarray([shape], float), table.rows)
+        macs, elements = work_of(np.asarray([shape], float), table.rows)
         others = table.shapes[use]
         modelled = start + compute * table.macs[use] + traffic * table.elements[use]
         correction = np.log(table.seconds[use] / modelled)
@@ -171,98 +190,7 @@ class Surface:
         mean = (weights * correction).sum(axis=0) / weights.sum(axis=0)
         seconds = (start + compute * macs[0] + traffic * elements[0]) * np.exp(mean)
         best_rate = float(table.best_rates[use].max())
-        return curve_through(
-            sizes=table.rows.tolist(),
-            seconds=np.maximum(seconds, macs[0] / best_rate).tolist(),
-            alpha_seconds=self.alpha_seconds,
-            relative_error=relative_error,
-            least_seconds_per_size=math.prod(shape) / best_rate,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
-    """The measured shapes by all rows at which any of them was measured.
-
-    Args:
-        rows: shape (rows,).
-        shapes: shape (shapes, 3).
-        seconds, macs, elements: shape (shapes, rows); of each shape's curve.
-        measured: where a time is a measured one, shape (shapes, rows).
-        octaves_outside: squared distance from the shape's measured rows, shape (shapes, rows).
-        best_rates: highest MACs per second at measured rows, shape (shapes,).
-    """
-
-    rows: Floats
-    shapes: Floats
-    seconds: Floats
-    macs: Floats
-    elements: Floats
-    measured: Bools
-    octaves_outside: Floats
-    best_rates: Floats
-
-
-def _table(shapes: Mapping[Shape, Series], alpha_seconds: float) -> _Table:
-    rows = np.array(sorted({size for series in shapes.values() for size in series.sizes}))
-    curves = [
-        curve_through(sizes=one.sizes, seconds=one.medians, alpha_seconds=alpha_seconds)
-        for one in shapes.values()
-    ]
-    seconds = np.array([[curve.predict(size).seconds for size in rows] for curve in curves])
-    sizes = np.array(list(shapes), float)
-    macs, elements = _work(sizes, rows)
-    measured = np.array([np.isin(rows, curve.sizes) for curve in curves])
-    low = np.array([[curve.sizes[0]] for curve in curves])
-    high = np.array([[curve.sizes[-1]] for curve in curves])
-    return _Table(
-        rows=rows,
-        shapes=sizes,
-        seconds=seconds,
-        macs=macs,
-        elements=elements,
-        measured=measured,
-        octaves_outside=np.log2(rows / np.clip(rows, low, high)) ** 2,
-        best_rates=np.where(measured, macs / seconds, 0.0).max(axis=1),
-    )
-
-
-def _work(shapes: Floats, rows: Floats) -> tuple[Floats, Floats]:
-    """Return MACs, and elements read and written, by shape and rows."""
-    num_experts, d_in, d_out = shapes.T[:, :, None]
-    return (
-        num_experts * rows * d_in * d_out,
-        num_experts * (rows * (d_in + d_out) + d_in * d_out),
-    )
-
-
-def _roofline(table: _Table, use: Bools) -> tuple[float, float, float]:
-    """Return start, compute and traffic, none negative, with the least relative error.
-
-    seconds = start + MACs · compute + elements moved · traffic
-    """
-    where = table.measured & use[:, None]
-    seconds = table.seconds[where]
-    work = [np.ones_like(seconds), table.macs[where], table.elements[where]]
-    features = np.stack(work, axis=1) / seconds[:, None]
-    scale = features.max(axis=0)
-    start, compute, traffic = _non_negative_least_squares(features / scale) / scale
-    return float(start), float(compute), float(traffic)
-
-
-def _non_negative_least_squares(features: Floats) -> Floats:
-    """Return x ≥ 0 with features · x nearest to 1, by trying every set of non-zero entries."""
-    count = features.shape[1]
-    best, least = np.zeros(count), math.inf
-    for size in range(1, count + 1):
-        for columns in map(list, combinations(range(count), size)):
-            part = features[:, columns]
-            found = np.linalg.lstsq(part, np.ones(len(part)))[0]
-            missed = float(np.sum((part @ found - 1) ** 2))
-            if (found >= 0).all() and missed < least - _AS_NEAR:
-                best, least = np.zeros(count), missed
-                best[columns] = found
-    return best
+        return np.maximum(seconds, macs[0] / best_rate).tolist(), best_rate
 
 
 def nearest_attention(wanted: AttentionKey, known: Iterable[AttentionKey]) -> AttentionKey | None:

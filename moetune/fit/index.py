@@ -1,11 +1,10 @@
 """The operations that a profile knows: measured points, or else a published line."""
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-
-import numpy as np
 
 from moetune.domain.cluster import Group
 from moetune.domain.costs import Burst
@@ -65,6 +64,7 @@ class ProfileIndex:
         self._surfaces: dict[tuple[str, GemmForm], Surface] = {}
         self._rows_lines = {(line.op, line.dtype): line for line in profile.rows}
         self._rows: dict[RowsKey, Points | Line | None] = {}
+        self._collectives: dict[CollectiveKey, Points] = {}
 
     @cached_property
     def pool(self) -> Pool:
@@ -188,11 +188,13 @@ class ProfileIndex:
 
     def collective(self, key: CollectiveKey) -> Points | Line:
         """Return the points, else the line, of a collective with one of those numbers in flight."""
-        series = self.pool.collective.get(key)
-        if series is None:
-            return _line(self._collective_lines[key])
-        found = _points(f"collective {key}", series, self._collective_lines.get(key))
-        return replace(found, origin=self.tables.collective.get(key))
+        if key not in self._collectives:
+            series, line = self.pool.collective.get(key), self._collective_lines.get(key)
+            if series is None:
+                return _line(self._collective_lines[key])
+            found = _points(f"collective {key}", series, line)
+            self._collectives[key] = replace(found, origin=self.tables.collective.get(key))
+        return self._collectives[key]
 
     def copies(self) -> tuple[CopyKey, ...]:
         """Return the known kinds of copy."""
@@ -248,7 +250,7 @@ def _typical_error(series: Series, alpha_seconds: float, error: FitError | None)
     errors = interpolation_errors(
         sizes=series.sizes, seconds=series.medians, alpha_seconds=alpha_seconds
     )
-    return float(np.median(errors)) if errors else ASSUMED_RELATIVE_ERROR
+    return statistics.median(errors) if errors else ASSUMED_RELATIVE_ERROR
 
 
 def _line(line: _AnyLine) -> Line:

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetune.domain.arrays import Floats, array_of, is_many
-from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.samples import ResourceClass
 from moetune.fit.curve import Curve, curve_through
 from moetune.fit.pool import InterferenceKey, Pool
 
 _LEAST_SPEED = 0.1
-_COMP_ALONE: tuple[ResourceClass, frozenset[ResourceClass]] = ("comp", frozenset())
+_NONE: frozenset[ResourceClass] = frozenset()
+_COMP_ALONE: tuple[ResourceClass, frozenset[ResourceClass]] = ("comp", _NONE)
 
 
 def interference_of(times: Mapping[InterferenceKey, tuple[float, ...]]) -> Interference:
@@ -34,13 +35,17 @@ def interference_of(times: Mapping[InterferenceKey, tuple[float, ...]]) -> Inter
 
     Source: MPipeMoE §II-C, Fig. 3.
     """
+    return table_of({key: statistics.median(some) for key, some in times.items() if some})
+
+
+def table_of(medians: Mapping[InterferenceKey, float]) -> Interference:
+    """Return `interference_of` times with these medians."""
     speeds: dict[str, dict[str, float]] = {"comp": {}, "comm": {}, "mem": {}}
-    for (victim, others), disturbed in times.items():
-        alone = times.get((victim, frozenset[ResourceClass]()))
-        if alone and others:
+    for (victim, others), disturbed in medians.items():
+        alone = medians.get((victim, _NONE))
+        if alone is not None and others:
             key = "all" if len(others) > 1 else next(iter(others))
-            speed = statistics.median(alone) / statistics.median(disturbed)
-            speeds[victim][key] = min(1.0, speed)
+            speeds[victim][key] = min(1.0, alone / disturbed)
     return Interference(
         comp=CompSpeed(**speeds["comp"]),
         comm=CommSpeed(**speeds["comm"]),

@@ -4,6 +4,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 from moetune.domain.samples import (
@@ -140,7 +141,7 @@ def _series(visits_of: Mapping[int, Sequence[Sample]]) -> Series:
 
 def _times(visits: Sequence[Sample]) -> tuple[float, ...]:
     """Return the raw times of the visits that were disturbed least."""
-    return tuple(one for visit in undisturbed(visits) for one in visit.seconds)
+    return tuple(chain.from_iterable(visit.seconds for visit in undisturbed(visits)))
 
 
 _Times = Mapping[int, tuple[float, ...]]

@@ -6,7 +6,8 @@ from typing import Protocol
 import numpy as np
 
 from moetune.domain.arrays import array_of, is_many
-from moetune.domain.costs import Doubt, Estimate, Interference, OverlapSpeeds, Trust, least_trust
+from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
+from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.index import Points, ProfileIndex
 from moetune.fit.reference import Origin

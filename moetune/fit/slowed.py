@@ -7,16 +7,8 @@ it, finer: a collective's start-up time apart from its bandwidth.
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from moetune.domain.costs import (
-    CommSpeed,
-    CompSpeed,
-    Costs,
-    Estimate,
-    Interference,
-    LinearCost,
-    MemSpeed,
-    OverlapSpeeds,
-)
+from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 from moetune.fit.corrected import CorrectedCosts
 

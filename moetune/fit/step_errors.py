@@ -87,7 +87,7 @@ class MachineErrors:
         across = self._own**2 * _shared(_OCTAVES, degrees)
         across *= _near(np.log2([tokens]), sizes) * [_likeness(key, one) for one in keys]
         residuals = np.array([one.residual for one in near])
-        usual = float(np.median(residuals)) if len(near) >= _FEWEST_ALIKE else 0.0
+        usual = statistics.median(residuals.tolist()) if len(near) >= _FEWEST_ALIKE else 0.0
         own_noise = _noise(residuals - usual)
         gain, exact = (
             np.linalg.solve(among + np.diag(noise**2), across.T).T

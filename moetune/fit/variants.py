@@ -8,14 +8,15 @@ from dataclasses import replace
 import numpy as np
 
 from moetune.domain.arrays import array_of
-from moetune.domain.costs import Costs, Interference, LinearCost, OverlapSpeeds
+from moetune.domain.costs import Costs, LinearCost
+from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.profile import Profile
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.draws import curves_through, scaled_curves
 from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Points, ProfileIndex, index_of
-from moetune.fit.interference import interference_of
+from moetune.fit.interference import table_of
 from moetune.fit.line import Floats, resampled_medians
 from moetune.fit.pool import InterferenceKey
 from moetune.fit.predictor import ExactCurves, Name, Predictor, StandIn
@@ -124,18 +125,17 @@ class _Noise:
     def __init__(self, *, num: int, seed: int) -> None:
         self._num = num
         self._seed = seed
-        self._medians: dict[str, list[list[float]]] = {}
-        self._deviates: dict[str, list[list[float]]] = {}
+        self._medians: dict[str, Floats] = {}
+        self._deviates: dict[str, Floats] = {}
         self._interference: list[list[float]] = []
         self._tables: dict[int, Interference] = {}
 
-    def medians(self, points: Points) -> list[list[float]]:
-        """Return the points' medians, one row for each draw."""
+    def medians(self, points: Points) -> Floats:
+        """Return the points' medians, shape (draws, points)."""
         if points.label not in self._medians:
-            drawn: Floats = resampled_medians(
+            self._medians[points.label] = resampled_medians(
                 times=points.series.times, num=self._num, rng=self._rng(points.label)
             )
-            self._medians[points.label] = drawn.tolist()
         return self._medians[points.label]
 
     def factors(self, family: str, *, draw: int, relative_error: float) -> tuple[float, float]:
@@ -147,18 +147,18 @@ class _Noise:
     def all_factors(self, family: str, *, relative_error: float) -> Floats:
         """Return the factors of all draws, shape (draws, 2)."""
         spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
-        factors: Floats = np.exp(spread * np.array(self.all_deviates(f"{family}: factors")))
+        factors: Floats = np.exp(spread * self.all_deviates(f"{family}: factors"))
         return factors
 
     def deviates(self, label: str, *, draw: int) -> tuple[float, float]:
         """Return two independent standard normal numbers."""
-        one, other = self.all_deviates(label)[draw]
+        one, other = self.all_deviates(label)[draw].tolist()
         return one, other
 
-    def all_deviates(self, label: str) -> list[list[float]]:
-        """Return the numbers of all draws."""
+    def all_deviates(self, label: str) -> Floats:
+        """Return the numbers of all draws, shape (draws, 2)."""
         if label not in self._deviates:
-            self._deviates[label] = self._rng(label).normal(size=(self._num, 2)).tolist()
+            self._deviates[label] = self._rng(label).normal(size=(self._num, 2))
         return self._deviates[label]
 
     def interference(self, index: ProfileIndex, *, draw: int) -> Interference:
@@ -179,7 +179,7 @@ class _Noise:
             )
             self._interference = drawn.tolist()
         medians = zip(times, self._interference[draw], strict=True)
-        return interference_of({key: (median,) for key, median in medians})
+        return table_of(dict(medians))
 
     def _rng(self, label: str) -> np.random.Generator:
         # Not hash(): it differs between processes.
@@ -209,7 +209,7 @@ class _DrawnCurves:
         )
         return curve_through(
             sizes=points.series.sizes,
-            seconds=[factor * one for one in self._noise.medians(points)[self._draw]],
+            seconds=(factor * self._noise.medians(points)[self._draw]).tolist(),
             alpha_seconds=factor * points.alpha_seconds,
             relative_error=points.relative_error,
             deviates=self._beyond(points.family),
@@ -254,21 +254,25 @@ class _CurvesOfAll:
         self._draws = list(draws)
         self._known = known
         self._exact = ExactCurves()
+        self._speeds: OverlapSpeeds | None = None
 
     def interference(self, index: ProfileIndex) -> Interference:  # noqa: ARG002 - of the protocol
         raise AssertionError("each draw has its own table of interference")
 
     def overlap_speeds(self, index: ProfileIndex) -> OverlapSpeeds:
-        found = [self._noise.interference(index, draw=one).overlap_speeds for one in self._draws]
-        return OverlapSpeeds(
-            comp=array_of([one.comp for one in found]), comm=array_of([one.comm for one in found])
-        )
+        if self._speeds is None:
+            tables = [self._noise.interference(index, draw=one) for one in self._draws]
+            self._speeds = OverlapSpeeds(
+                comp=array_of([one.comp.comm for one in tables]),
+                comm=array_of([one.comm.comp for one in tables]),
+            )
+        return self._speeds
 
     def through(self, points: Points) -> Predictor:
         if points.family in self._known:
             return self._exact.through(points)
         factors = self._factors(points.family, relative_error=points.relative_error)[:, 0]
-        medians = np.array(self._noise.medians(points))[self._draws]
+        medians = self._noise.medians(points)[self._draws]
         return curves_through(
             sizes=points.series.sizes,
             seconds=factors[:, None] * medians,
@@ -293,7 +297,7 @@ class _CurvesOfAll:
     def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:
         if label in self._known:
             return inner
-        deviates = np.array(self._noise.all_deviates(label))[self._draws, 0]
+        deviates = self._noise.all_deviates(label)[self._draws, 0]
         return StandIn(inner=inner, factor=array_of(np.exp(spread * deviates)))
 
     def named(self, inner: Predictor, name: Name) -> Predictor:  # noqa: ARG002 - draws name nothing
@@ -303,4 +307,4 @@ class _CurvesOfAll:
         return self._noise.all_factors(family, relative_error=relative_error)[self._draws]
 
     def _beyond(self, family: str) -> Floats:
-        return np.array(self._noise.all_deviates(f"{family}: beyond"))[self._draws]
+        return self._noise.all_deviates(f"{family}: beyond")[self._draws]

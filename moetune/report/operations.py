@@ -7,7 +7,8 @@ from functools import partial
 from typing import TypedDict
 
 from moetune.domain.cluster import placement_name
-from moetune.domain.costs import Interference, LinearCost
+from moetune.domain.costs import LinearCost
+from moetune.domain.interference import Interference
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.samples import GemmForm, ResourceClass
 from moetune.domain.units import format_share

@@ -9,8 +9,8 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import PARTS, Slowdown, slowed
+from moetune.solve.layer.candidates import choose_quickly, rank_layer
 from moetune.solve.layer.memory import limit_of
-from moetune.solve.layer.plan import choose_quickly, rank_layer
 from moetune.solve.layer.strategies import RankedLayer, all_contenders
 from moetune.solve.predict import plan_step
 from moetune.workflows.compared import degrees_name

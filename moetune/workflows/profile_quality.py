@@ -98,16 +98,20 @@ def summarize(profile: Profile) -> tuple[GroupSummary, ...]:
 
 
 def _summary(group: str, samples: Sequence[Sample], errors: Sequence[FitError]) -> GroupSummary:
-    timed = [_QUALITIES.index(sample.quality) for sample in samples if not sample.error]
     labels = [_QUALITIES.index(error.quality) for error in errors]
-    middle = round(statistics.median(timed)) if timed else len(_QUALITIES) - 1
     return GroupSummary(
         group=group,
         num_points=len({sample.point for sample in samples}),
         num_failed=sum(bool(sample.error) for sample in samples),
-        quality=_QUALITIES[max(labels, default=middle)],
+        quality=_QUALITIES[max(labels)] if labels else _middle(samples),
         median_error=statistics.median(error.median for error in errors) if errors else None,
     )
+
+
+def _middle(samples: Sequence[Sample]) -> Quality:
+    """Return the quality of the median sample; the worst where none was timed."""
+    timed = [_QUALITIES.index(sample.quality) for sample in samples if not sample.error]
+    return _QUALITIES[round(statistics.median(timed)) if timed else -1]
 
 
 def _fit_errors(profile: Profile) -> dict[str, list[FitError]]:

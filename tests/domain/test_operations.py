@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.corrections import Correction, corrections_words
-from moetune.domain.costs import Interference
 from moetune.domain.errors import InputError
+from moetune.domain.interference import Interference
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.operations import (
     Operation,

@@ -10,8 +10,8 @@ import pytest
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.constraints import LayoutPins, TransformerSizes
-from moetune.domain.costs import CompSpeed
 from moetune.domain.errors import InputError
+from moetune.domain.interference import CompSpeed
 from moetune.domain.layer import Activation, ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout, check_ranks, rank_rules
 from moetune.domain.model import Transformer

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from moetune.domain.cluster import Fingerprint, Machine
-from moetune.domain.costs import CommSpeed, Costs, Interference
+from moetune.domain.costs import Costs
+from moetune.domain.interference import CommSpeed, Interference
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.samples import (
     AttentionPoint,

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.costs import Costs, Interference
+from moetune.domain.costs import Costs
 from moetune.domain.errors import InputError
+from moetune.domain.interference import Interference
 from moetune.domain.profile import Profile, RowsLine
 from moetune.fit.costs import costs_of
 from moetune.fit.scaled import Speeds, scale_profile

@@ -6,15 +6,8 @@ from pathlib import Path
 import pytest
 
 from moetune.domain.constraints import Strategy
-from moetune.domain.costs import (
-    CommSpeed,
-    CompSpeed,
-    Costs,
-    Interference,
-    LinearCost,
-    MemSpeed,
-    takes_arrays,
-)
+from moetune.domain.costs import Costs, LinearCost, takes_arrays
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.domain.samples import CollectiveOp

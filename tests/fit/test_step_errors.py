@@ -99,9 +99,6 @@ def test_between_octaves_the_logarithm_is_linear_and_past_the_last_it_stays() ->
     assert found.factor(2) == found.factor(1000) == pytest.approx(math.exp(0.1))
     halfway = StepErrors(mean=(0.0, 0.0, 0.2), roots=found.roots)
     assert halfway.factor(3) == pytest.approx(math.exp(0.2 * (math.log2(3) - 1)))
-    at_octaves = [found.at_octave(at, [(0.5, 0.25)]) for at in range(len(found.mean))]
-    for degree in (1, 2):
-        assert found.deviations(degree, at_octaves) == pytest.approx([math.exp(0.5)])
 
 
 def test_layers_whose_ranks_share_experts_otherwise_tell_nothing() -> None:

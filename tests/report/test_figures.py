@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.constraints import Constraints, LayoutPins
-from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.model_plan import StageTime
 from moetune.domain.plan import Plan
 from moetune.domain.records import Stored

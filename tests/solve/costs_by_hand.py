@@ -4,18 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from moetune.domain.costs import (
-    NO_BURST,
-    Burst,
-    CopyMode,
-    Doubt,
-    Estimate,
-    Interference,
-    LinearCost,
-    OverlapSpeeds,
-    Trust,
-)
+from moetune.domain.costs import NO_BURST, Burst, CopyMode, Doubt, Estimate, LinearCost, Trust
 from moetune.domain.errors import ProfileError
+from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm

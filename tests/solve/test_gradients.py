@@ -4,13 +4,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.costs import CommSpeed, CompSpeed, Interference
 from moetune.domain.errors import InputError
 from moetune.domain.gradients import (
     GradientPiece,
     GradientSchedule,
     default_schedule,
 )
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.solve.layer.timeline import Timeline
 from moetune.solve.model.gradients import BackwardPass, best_pieces, schedule_of
 from moetune.solve.model.program import (

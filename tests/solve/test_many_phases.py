@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.costs import Interference
+from moetune.domain.interference import Interference
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.many_phases import reused_seconds_of_many, seconds_where_settled
 from moetune.solve.layer.phase_arrays import ManyPhases, speeds_of

@@ -103,6 +103,13 @@ def test_degrees_share_the_less_of_their_error_the_more_octaves_they_are_apart(
     assert np.mean(found) == pytest.approx(expected, abs=0.12)
 
 
+def test_roots_of_the_covariance_are_what_deviates_are_taken_times() -> None:
+    apart = StepErrors(mean=(0.0, 0.0), roots=((1.0, 0.0), (0.0, 2.0)))
+    draws = StepErrorDraws(apart, num=NUM)
+    assert np.std(logs_of(draws, 2)) == pytest.approx(2 * np.std(logs_of(draws, 1)), rel=1e-9)
+    assert abs(np.corrcoef(logs_of(draws, 1), logs_of(draws, 2))[0, 1]) < 0.3
+
+
 def test_neighbouring_degrees_have_nearly_one_error_and_strategies_their_own() -> None:
     draws = StepErrorDraws(errors_of(OWN), num=NUM)
     assert np.corrcoef(logs_of(draws, 15), logs_of(draws, 16))[0, 1] > 0.95

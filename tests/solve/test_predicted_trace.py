@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from moetune.domain.constraints import Bounds, Order, Strategy
-from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost
+from moetune.domain.costs import LinearCost
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import dtype_bytes

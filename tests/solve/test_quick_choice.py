@@ -7,8 +7,8 @@ import pytest
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
+from moetune.solve.layer.candidates import choose_quickly, rank_layer
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.plan import choose_quickly, rank_layer
 from moetune.solve.layer.strategies import choose_safely
 from moetune.solve.layer.times import step_time
 from moetune.solve.layer.uncertainty import TimedChoice, chance_of_faster

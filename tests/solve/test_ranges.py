@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from moetune.domain.constraints import Bounds
-from moetune.domain.costs import (
-    CommSpeed,
-    CompSpeed,
-    Costs,
-    Estimate,
-    Interference,
-    LinearCost,
-)
+from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
 from moetune.domain.plan import Range
 from moetune.domain.samples import CollectiveOp, GemmForm

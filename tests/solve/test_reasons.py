@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.constraints import Strategy
-from moetune.domain.costs import CommSpeed, CompSpeed, Estimate, Interference, Trust
+from moetune.domain.costs import Estimate, Trust
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.profile import Provenance
 from moetune.solve.layer.times import PhaseTime, StepTime
 from moetune.solve.layer.words import (

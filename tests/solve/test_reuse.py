@@ -9,15 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.constraints import Order, Strategy
-from moetune.domain.costs import (
-    CommSpeed,
-    CompSpeed,
-    CopyMode,
-    Estimate,
-    Interference,
-    LinearCost,
-    MemSpeed,
-)
+from moetune.domain.costs import CopyMode, Estimate, LinearCost
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import LayerShape, Phase, Workload
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import makespan

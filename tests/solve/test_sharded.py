@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from moetune.domain.constraint_texts import EXPERT_PARALLEL, SEQUENCE_PARALLEL
 from moetune.domain.constraints import Bounds
-from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
+from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.samples import CollectiveOp

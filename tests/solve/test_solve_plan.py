@@ -7,16 +7,10 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.constraints import Bounds
-from moetune.domain.costs import (
-    CommSpeed,
-    CompSpeed,
-    Costs,
-    Estimate,
-    Interference,
-    LinearCost,
-)
+from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.profile import Provenance

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Estimate, Interference, LinearCost
+from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.step_errors import NO_STEP_ERRORS
 from moetune.solve.layer.costs import LayerCosts

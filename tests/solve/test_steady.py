@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.costs import CommSpeed, CompSpeed, Estimate, Interference, MemSpeed
+from moetune.domain.costs import Estimate
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.reuse import ReusedChunk, reuse_tasks
 from moetune.solve.layer.steady import reused_seconds

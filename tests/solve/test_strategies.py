@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
-from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost, MemSpeed
+from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
 from moetune.solve.layer.choose import WORTH

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
-from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
+from moetune.domain.costs import Costs, LinearCost
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.plan import Alternative
 from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.plan import SolvedPlan, solve_plan

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.constraints import Order
-from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.timeline import Task, pipeline_tasks, simulate
 from tests.solve.costs_by_hand import event_by_event, link_order

@@ -16,9 +16,9 @@ from moetune.domain.constraints import (
     LayoutPins,
     TransformerSizes,
 )
-from moetune.domain.costs import Interference
 from moetune.domain.errors import InputError
 from moetune.domain.gradients import default_schedule
+from moetune.domain.interference import Interference
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer

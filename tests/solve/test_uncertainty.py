@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
-from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
+from moetune.domain.costs import Costs, LinearCost
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.model_plan import Confidence
 from moetune.solve.layer.choose import DegreeChooser

@@ -11,7 +11,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.fit.slowed import Slowdown
-from moetune.solve.layer.plan import choose_quickly
+from moetune.solve.layer.candidates import choose_quickly
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.layer_sensitivity import LayerSubject
 from moetune.workflows.plan import make_plan

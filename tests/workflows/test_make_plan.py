@@ -4,8 +4,8 @@ import pytest
 
 from moetune.domain.cluster import DeviceKind
 from moetune.domain.constraints import Bounds, Constraints, Order
-from moetune.domain.costs import CommSpeed, CompSpeed, Interference
 from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS
 from moetune.domain.profile import GemmLine, Profile

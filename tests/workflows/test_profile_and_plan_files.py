@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.cluster import Fingerprint, Machine
-from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.errors import InputError
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.profile import (
     CollectiveLine,
     CopyLine,

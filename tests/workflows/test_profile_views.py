@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from moetune.domain.cluster import Cluster, Fingerprint
-from moetune.domain.costs import Interference
 from moetune.domain.errors import MoetuneError, ProfileError
+from moetune.domain.interference import Interference
 from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
 from moetune.domain.samples import (
     CollectivePoint,

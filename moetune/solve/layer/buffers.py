@@ -56,6 +56,8 @@ class BufferCounts:
         self._share, self._bias = share, bias and self._layer.activation != "swiglu"
         self._skew = workload.skew.p99
         self._element = dtype_bytes(workload.dtype)
+        self._middle = middle_elements(self._layer)
+        self._local_experts = workload.local_experts
         self._pairs = workload.rows
         self._rows = math.ceil(workload.rows * share * self._skew)
         self._sent = self._rows if is_padded else self._pairs
@@ -71,11 +73,11 @@ class BufferCounts:
         layer = self._layer
         biases = (layer.d_hidden + layer.d_model) * self._bias
         one = layer.num_gemms * layer.d_hidden * layer.d_model + biases
-        return one * self._workload.local_experts
+        return one * self._local_experts
 
     def replica_bytes(self, states: StateBytes) -> int:
         """Return the most bytes of the sums of replicas' gradients: those, sent and received."""
-        one = self._expert_parameters // self._workload.local_experts
+        one = self._expert_parameters // self._local_experts
         return 3 * self._workload.local_replicas * one * states.gradient
 
     @property
@@ -151,14 +153,10 @@ class BufferCounts:
         width = self._layer.d_model * self._keeps_input + self._middle * self._keeps_middle
         return self._rows * width * self._element
 
-    @property
-    def _middle(self) -> int:
-        return middle_elements(self._layer)
-
     def _regroups(self, phase: int) -> bool:
         """Return whether rows of several experts, or pieces of a chunk, come from several ranks."""
         own, other = self._degrees[phase], self._degrees[1 - phase]
-        cells = self._workload.local_experts > 1 or own % other > 0
+        cells = self._local_experts > 1 or own % other > 0
         return self._workload.world_size > 1 and cells
 
 
@@ -210,7 +208,7 @@ class QuantizedCounts(GroupedCounts):
         made = (layer.num_gemms - 1 if backward else 1) * layer.d_hidden * self._element
         found = super().ring_bytes(backward=backward)
         if recipe.grad_input if backward else recipe.forward:
-            of_matrix = self._workload.local_experts * layer.d_model * layer.d_hidden
+            of_matrix = self._local_experts * layer.d_model * layer.d_hidden
             of_rows = rows * (made + _ROUNDING_BYTES * widest)
             found = max(found, of_rows, _ROUNDING_BYTES * of_matrix)
         if backward and recipe.grad_weights:
@@ -222,7 +220,7 @@ class QuantizedCounts(GroupedCounts):
     @property
     def _matrix_bytes(self) -> int:
         """Values and scales of the matrices of a phase."""
-        layer, local = self._layer, self._workload.local_experts
+        layer, local = self._layer, self._local_experts
         recipe = self._workload.recipe
         form = None if recipe is None else recipe.forward or recipe.grad_input
         if form is None:

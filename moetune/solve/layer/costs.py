@@ -17,7 +17,8 @@ import numpy as np
 
 from moetune.domain.arrays import Floats, array_of, exp_of, floats_of, is_many
 from moetune.domain.constraints import Dispatcher, Order
-from moetune.domain.costs import Estimate, Interference, LinearCost, OverlapSpeeds
+from moetune.domain.costs import Estimate, LinearCost
+from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, LayerKey, Phase
 from moetune.domain.samples import GemmForm
 from moetune.domain.step_errors import StepErrors
@@ -52,21 +53,6 @@ class LayerCosts(LayerOperations, ABC):
     dispatcher: Dispatcher = "flat"
     skew: float = 1.0
     summed_experts: float = 0.0
-    _transfers: dict[tuple[_Key, _Key], Estimate] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    _computes: dict[tuple[Phase, _Key], Estimate] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    _halves: dict[tuple[Phase, _Key, bool], tuple[Estimate, Estimate]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    _speeds: dict[tuple[_Key, _Key], OverlapSpeeds] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    _step_errors: dict[int, StepErrors] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
     _kept: dict[Hashable, object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -106,9 +92,10 @@ class LayerCosts(LayerOperations, ABC):
 
     def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
         """Return what these costs had made for the key before, or make it now."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return cast("Kept", self._kept[key])
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = make()
+        return cast("Kept", found)
 
     def rows(self, tokens: float, *, degree: int = 1) -> float:
         """Return the rows of a chunk on the fullest rank, for so many tokens of each rank."""
@@ -121,11 +108,8 @@ class LayerCosts(LayerOperations, ABC):
             rows: or an array of them.
             degree: of the phase, or an array of theirs.
         """
-        key = _key(rows), _key(degree)
-        found = self._transfers.get(key)
-        if found is None:
-            found = self._transfers[key] = self._transfer(rows, degree)
-        return found
+        key = "transfer", _key(rows), _key(degree)
+        return self.kept(key, lambda: self._transfer(rows, degree))
 
     def compute(self, *, phase: Phase, rows: float) -> Estimate:
         """Return one chunk's experts: GEMMs, activation, and the movement of their rows.
@@ -133,11 +117,7 @@ class LayerCosts(LayerOperations, ABC):
         Args:
             rows: or an array of them.
         """
-        key = phase, _key(rows)
-        found = self._computes.get(key)
-        if found is None:
-            found = self._computes[key] = self._compute(phase, rows)
-        return found
+        return self.kept(("compute", phase, _key(rows)), lambda: self._compute(phase, rows))
 
     @abstractmethod
     def _transfer(self, rows: float, degree: int) -> Estimate:
@@ -213,11 +193,9 @@ class LayerCosts(LayerOperations, ABC):
 
     def step_errors(self, *, tokens: int) -> StepErrors:
         """Return by how much whole steps differ from the sum of their operations."""
-        found = self._step_errors.get(tokens)
-        if found is None:
-            found = self.errors or self.costs.step_errors(self.key, tokens=tokens)
-            self._step_errors[tokens] = found
-        return found
+        return self.errors or self.kept(
+            ("step errors", tokens), lambda: self.costs.step_errors(self.key, tokens=tokens)
+        )
 
     def in_step(self, estimate: Estimate, *, rows: float, degree: int) -> Estimate:
         """Return the time that an operation of a phase's chunk takes within a whole step.
@@ -265,13 +243,12 @@ class LayerCosts(LayerOperations, ABC):
 
     def speeds(self, *, rows: float, transfer_seconds: float) -> OverlapSpeeds:
         """Return the speeds of the experts and of the collectives of such chunks, overlapped."""
-        key = _key(rows), _key(transfer_seconds)
-        found = self._speeds.get(key)
-        if found is None:
-            found = self._speeds[key] = self.costs.overlap_speeds(
+        return self.kept(
+            ("speeds", _key(rows), _key(transfer_seconds)),
+            lambda: self.costs.overlap_speeds(
                 exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
-            )
-        return found
+            ),
+        )
 
     def overhead(self, *, tokens: float) -> Estimate:
         """Return the time outside both pipelines: gate, permutation and small collectives."""
@@ -288,11 +265,8 @@ class LayerCosts(LayerOperations, ABC):
             recompute: backward, T_M is computed again, and that comes before.
         """
         again = recompute and phase == "backward"
-        key = phase, _key(rows), again
-        found = self._halves.get(key)
-        if found is None:
-            found = self._halves[key] = self._two_halves(phase, rows, recompute=again)
-        return found
+        key = "halves", phase, _key(rows), again
+        return self.kept(key, lambda: self._two_halves(phase, rows, recompute=again))
 
     def _two_halves(
         self, phase: Phase, rows: float, *, recompute: bool

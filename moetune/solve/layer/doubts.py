@@ -10,8 +10,8 @@ from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.ranking import Ranking
-from moetune.solve.layer.refits import refits_of
-from moetune.solve.layer.stacked import each, stacked
+from moetune.solve.layer.refits import stacked_refits
+from moetune.solve.layer.stacked import each
 from moetune.solve.layer.times import StepTime, step_time
 
 PROFILE = "moetune profile"
@@ -51,10 +51,9 @@ def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | N
         return None
     if not resamples or not (best.doubts or one_chunk.doubts):
         return None
-    refits = refits_of(ranking.costs, resamples, tokens=ranking.tokens)
-    layer = stacked(refits)
+    refits = stacked_refits(ranking.costs, resamples, tokens=ranking.tokens)
     several, single = (
-        each(_seconds(layer, ranking, step), len(refits)) for step in (best, one_chunk)
+        each(_seconds(refits.stack, ranking, step), len(refits.each)) for step in (best, one_chunk)
     )
     ratios = [one / other for one, other in zip(several, single, strict=True)]
     regret = sum(max(ratio - 1, 0.0) for ratio in ratios) / len(ratios)

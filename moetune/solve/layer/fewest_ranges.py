@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from moetune.domain.arrays import array_of
+from moetune.domain.arrays import array_of, is_many
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.plan import Range
 from moetune.solve.layer.changes import Change, places_of
@@ -179,9 +179,11 @@ def _compared(chooser: DegreeChooser) -> tuple[Phase, ...]:
 
 def _evaluated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
     """Yield each phase's good degrees from the times of all of them."""
-    allowed = [[chooser.allowed(phase, size) for size in sizes] for phase in _compared(chooser)]
+    allowed = [_allowed(chooser, phase, sizes) for phase in _compared(chooser)]
+    costs, widths = sized(chooser.costs), {each.shape[1] for each in allowed}
+    factors = {most: costs.step_factors(sizes, range(1, most + 1)) for most in widths}
     times = [
-        _times(chooser, phase, sizes, each)
+        _times(chooser, phase, sizes, each, factors[each.shape[1]])
         for phase, each in zip(PHASES, (allowed[0], allowed[-1]), strict=True)
     ]
     compared = [times[0] + times[1]] if chooser.is_paired else times
@@ -200,9 +202,18 @@ def _is_set(good: Sequence[Sequence[bool]], at: int, degree: int) -> bool:
     return degree <= len(good[at]) and good[at][degree - 1]
 
 
+def _allowed(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Bools:
+    """Return which degrees each size may have, shape (sizes, degrees)."""
+    degrees = [chooser.allowed(phase, size) for size in sizes]
+    found = np.zeros((len(sizes), max(one[-1] for one in degrees)), bool)
+    for row, each in zip(found, degrees, strict=True):
+        row[np.asarray(each) - 1] = True
+    return found
+
+
 @np.errstate(over="ignore", invalid="ignore")
 def _times(
-    chooser: DegreeChooser, phase: Phase, sizes: Sequence[int], allowed: Sequence[Sequence[int]]
+    chooser: DegreeChooser, phase: Phase, sizes: Sequence[int], allowed: _Bools, factors: _Floats
 ) -> _Floats:
     """Return the time of each degree, ∞ where it is not allowed.
 
@@ -211,19 +222,19 @@ def _times(
     every degree at every size would take ten times as long.
 
     Args:
-        allowed: degrees of each size.
+        allowed: degrees of each size, shape (sizes, degrees).
+        factors: of operations within steps, of the same shape.
 
     Returns:
         Shape (sizes, degrees).
     """
-    times = np.full((len(sizes), max(one[-1] for one in allowed)), math.inf)
+    times = np.full(allowed.shape, math.inf)
     costs, rows_of_one = sized(chooser.costs), chooser.costs.rows(1)
-    factors = costs.step_factors(sizes, range(1, times.shape[1] + 1))
     rows = np.asarray(sizes, float) * rows_of_one
     grid = _grid(rows_of_one, float(rows[-1]))
     compute = costs.compute(phase=phase, rows=array_of(grid)).seconds
-    for degree in sorted(set().union(*allowed)):
-        where = [at for at, one in enumerate(allowed) if degree in one]
+    for degree in (np.flatnonzero(allowed.any(axis=0)) + 1).tolist():
+        where = np.flatnonzero(allowed[:, degree - 1])
         chunk = rows[where] / degree
         near = grid[: np.searchsorted(grid, chunk[-1]) + 1]
         near = near[max(np.searchsorted(near, chunk[0], side="right") - 1, 0) :]
@@ -241,7 +252,8 @@ def _times(
 
 def _interpolated(rows: _Floats, grid: _Floats, seconds: float) -> _Floats:
     """Return the times at so many rows, of an array of times on the grid."""
-    found: _Floats = np.interp(rows, grid, np.broadcast_to(seconds, grid.shape))
+    many = seconds if is_many(seconds) else np.full(grid.shape, seconds)
+    found: _Floats = np.interp(rows, grid, many)
     return found
 
 

@@ -6,9 +6,10 @@ which simulates one phase at a time, and tests hold the two together.
 
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import product
+from itertools import accumulate, product
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,17 @@ from moetune.domain.arrays import Floats
 from moetune.domain.samples import ResourceClass
 from moetune.solve.layer.phase_arrays import PLACES, Bools, Ints, ManyPhases, table_of
 from moetune.solve.layer.reuse import ChunkKind
-from moetune.solve.layer.steady import BITS, CLASSES, EDGE, FEW, SAME, Run, Step, program
+from moetune.solve.layer.steady import (
+    BITS,
+    CLASSES,
+    COUNT_BITS,
+    EDGE,
+    FEW,
+    GUARD,
+    SAME,
+    Run,
+    program,
+)
 
 _MORE = 24
 """Chunks that are simulated where the streams have not settled after `FEW`."""
@@ -30,13 +41,18 @@ _CODES: tuple[tuple[ResourceClass, ...], ...] = (("comm",), ("comp", "mem"), ("m
 _WEIGHTS = (1, 2, 6)
 """Of the streams' codes in the number of a set of classes that run at once, below `_NUM_SETS`."""
 _NUM_SETS = 12
-_COUNT_BITS = 20
-_ONE_ENDED = np.array([1 << _COUNT_BITS * stream for stream in range(_NUM_STREAMS)])
-_GUARD = sum(1 << _COUNT_BITS * (stream + 1) - 1 for stream in range(_NUM_STREAMS))
-"""Highest bit of each stream's count: a difference of counts that is negative clears it."""
+_CODE_OF = {
+    0: 0,
+    **{
+        CLASSES.index(name) + 1 << BITS * stream: _WEIGHTS[stream] * code
+        for stream, names in enumerate(_CODES)
+        for code, name in enumerate(names, 1)
+    },
+}
+"""Codes of the classes of a `Step`, times the weight of its stream."""
+_ONE_ENDED = np.array([1 << COUNT_BITS * stream for stream in range(_NUM_STREAMS)])
 _OVER_SHARE = 0.3
 """Of phases that are over, above which they are left out."""
-_NEVER = (1 << _COUNT_BITS - 1) - 1
 
 
 def reused_seconds_of_many(phases: ManyPhases) -> Floats:
@@ -92,57 +108,44 @@ class _Tasks(NamedTuple):
     """The tasks of a program, stream by stream; behind the last of each stream one that never runs.
 
     Args:
-        first: index of each stream's first task, shape (streams,).
-        duration: index of its duration.
-        code: its class, times the stream's weight.
-        needs: how many tasks of each stream end before it starts, one number.
-        compares: whether the streams are compared with a chunk before as this task becomes the
-            next one of the compute stream.
-        each: tasks of a chunk in each stream, shape (streams,).
+        first: index of each stream's first task.
+        steps: of each task the index of its duration; its class, times the stream's weight; how
+            many tasks of each stream end before it starts, one number; and whether the streams are
+            compared with a chunk before as it becomes the next one of the compute stream; shape
+            (4, tasks).
+        each: tasks of a chunk in each stream.
     """
 
-    first: Ints
-    duration: Ints
-    code: Ints
-    needs: Ints
-    compares: Bools
-    each: Ints
+    first: Sequence[int]
+    steps: Ints
+    each: Sequence[int]
 
 
 @lru_cache(maxsize=1024)
 def _tasks(kind: ChunkKind, num_chunks: int) -> _Tasks:
     found = program(kind, num_chunks)
     steps = [step for stream in found.streams for step in stream]
-    lengths = [len(stream) for stream in found.streams]
-    first = np.cumsum([0, *lengths[:-1]])
-    codes = [_code(stream, step) for stream, each in enumerate(found.streams) for step in each]
-    needs = [
-        sum(min(need, _NEVER) << _COUNT_BITS * stream for stream, need in enumerate(step.needs))
-        for step in steps
-    ]
-    compares = np.zeros(len(steps), bool)
+    first = [0, *accumulate(len(stream) for stream in found.streams[:-1])]
+    durations, classes, needs = zip(*steps, strict=True)
+    compares = [0] * len(steps)
     for num_ended, chunk in found.ended_chunk.items():
         compares[first[_COMPUTE] + num_ended] = EDGE <= chunk < num_chunks - EDGE
+    codes = list(map(_CODE_OF.__getitem__, classes))
     return _Tasks(
-        first=first, duration=np.array([step.duration for step in steps]), code=np.array(codes),
-        needs=np.array(needs), compares=compares, each=np.array(found.each),
-    )  # fmt: skip
+        first=first,
+        steps=np.array([durations, codes, needs, compares]),
+        each=found.each,
+    )
 
 
-def _code(stream: int, step: Step) -> int:
-    at = step.classes >> BITS * stream
-    return _WEIGHTS[stream] * (1 + _CODES[stream].index(CLASSES[at - 1])) if at else 0
-
-
-def _sets() -> tuple[Bools, Ints]:
-    """Return the speeds of each stream in each set of classes that run at once.
+def _speed_places() -> Ints:
+    """Return where the speed of each stream is in each set of classes that run at once.
 
     Returns:
-        Whether a stream is alone there or idle, and the place of its speed among `speeds_of`;
-        both of shape (sets, streams).
+        Its place among `speeds_of`, that behind the last where a stream is alone or idle; shape
+        (streams, sets).
     """
-    is_alone = np.ones((_NUM_SETS, _NUM_STREAMS), bool)
-    places = np.zeros((_NUM_SETS, _NUM_STREAMS), np.int64)
+    found = np.full((_NUM_STREAMS, _NUM_SETS), len(PLACES))
     for codes in product(*(range(len(names) + 1) for names in _CODES)):
         number = sum(map(operator.mul, _WEIGHTS, codes))
         running = [
@@ -152,12 +155,11 @@ def _sets() -> tuple[Bools, Ints]:
             others = {*running} - {victim, None}
             if victim is not None and others:
                 beside = "all" if len(others) > 1 else next(iter(others))
-                is_alone[number, stream] = False
-                places[number, stream] = PLACES[victim, str(beside)]
-    return is_alone, places
+                found[stream, number] = PLACES[victim, str(beside)]
+    return found
 
 
-_IS_ALONE, _SPEED_PLACES = _sets()
+_SPEED_PLACES = _speed_places()
 
 
 class _Runs:
@@ -168,32 +170,31 @@ class _Runs:
     """
 
     def __init__(self, phases: ManyPhases, num_chunks: Ints) -> None:
-        programs, of_phase = np.unique(
-            np.stack([phases.kind, num_chunks]), axis=1, return_inverse=True
-        )
-        tasks = [_tasks(phases.kinds[kind], chunks) for kind, chunks in programs.T.tolist()]
-        starts = np.cumsum([0, *(len(one.code) for one in tasks[:-1])])
-        first = np.stack([one.first + start for one, start in zip(tasks, starts, strict=True)])
-        self._duration = np.concatenate([one.duration for one in tasks])
-        self._code = np.concatenate([one.code for one in tasks])
-        self._needs = np.concatenate([one.needs for one in tasks])
-        self._compares = np.concatenate([one.compares for one in tasks])
-        speeds = np.vstack([phases.speeds, np.ones(len(num_chunks))])
+        num, most = len(num_chunks), int(num_chunks.max()) + 1
+        programs, of_phase = np.unique(phases.kind * most + num_chunks, return_inverse=True)
+        tasks = [_tasks(phases.kinds[one // most], one % most) for one in programs.tolist()]
+        starts = np.cumsum([0, *(one.steps.shape[1] for one in tasks[:-1])])
+        first = np.array([one.first for one in tasks]) + starts[:, None]
+        self._duration, self._code, self._needs, compares = np.hstack([one.steps for one in tasks])
+        self._compares = compares.astype(bool)
+        self._durations = phases.durations.T.copy()
+        self._speeds = np.vstack([phases.speeds, np.ones(num)]).T.copy()
         head = first.T[:, of_phase]
         self._state = _State(
-            phase=np.arange(len(num_chunks)),
-            durations=phases.durations,
-            speeds=speeds[np.where(_IS_ALONE, len(speeds) - 1, _SPEED_PLACES)],
-            each=np.stack([one.each for one in tasks]).T[:, of_phase],
+            phase=np.arange(num),
+            durations=np.arange(num) * self._durations.shape[1],
+            speeds=np.arange(num) * self._speeds.shape[1],
+            each=np.array([one.each for one in tasks]).T[:, of_phase],
             head=head,
-            first=_GUARD - _ONE_ENDED @ head,
-            left=self._whole(phases.durations, head),
-            now=np.zeros(len(num_chunks)),
-            before=np.full(len(num_chunks), np.nan),
+            first=GUARD - _ONE_ENDED @ head,
+            left=np.empty(head.shape),
+            now=np.zeros(num),
+            before=np.full(num, np.nan),
             had=np.zeros(head.shape),
             then=np.zeros_like(head),
         )
-        self._settled = np.full(len(num_chunks), np.nan)
+        self._state.left = self._whole()
+        self._settled = np.full(num, np.nan)
 
     def finish(self) -> tuple[Floats, Floats]:
         """Run all tasks.
@@ -206,8 +207,8 @@ class _Runs:
         while True:
             state = self._state
             num_ended = _ONE_ENDED @ state.head + state.first
-            running = (num_ended - self._needs.take(state.head)) & _GUARD == _GUARD
-            sets = (self._code.take(state.head) * running).sum(axis=0)
+            running = (num_ended - self._needs.take(state.head)) & GUARD == GUARD
+            sets = np.add.reduce(self._code.take(state.head) * running, axis=0)
             is_over = sets == 0
             if np.count_nonzero(is_over) > _OVER_SHARE * len(sets):
                 ends[state.phase[is_over]] = state.now[is_over]
@@ -221,20 +222,17 @@ class _Runs:
     def _advance(self, running: Bools, sets: Ints) -> None:
         """Move each phase to the next end of a task."""
         state = self._state
-        speeds = state.speeds.take(
-            sets * state.head.size + np.arange(state.head.size).reshape(state.head.shape)
-        )
+        speeds = self._speeds.take(_SPEED_PLACES.take(sets, axis=1) + state.speeds)
         times = np.where(running, state.left / speeds, np.inf)
-        step = times.min(axis=0)
+        step = np.minimum.reduce(times, axis=0)
         step[sets == 0] = 0.0
         state.now += step
         is_ended = (times <= step) & running
-        np.subtract(state.left, step * speeds, out=state.left, where=running)
         state.head += is_ended
-        np.copyto(state.left, self._whole(state.durations, state.head), where=is_ended)
-        compared = self._compares.take(state.head[_COMPUTE])
-        compared &= is_ended[_COMPUTE]
-        if compared.any():
+        left = state.left - np.where(running, step * speeds, 0.0)
+        state.left = np.where(is_ended, self._whole(), left)
+        compared = self._compares.take(state.head[_COMPUTE]) & is_ended[_COMPUTE]
+        if np.count_nonzero(compared):
             self._compare(np.flatnonzero(compared & np.isnan(self._settled[state.phase])))
 
     def _compare(self, at: Ints) -> None:
@@ -248,10 +246,10 @@ class _Runs:
         state.before[at], state.then[:, at] = state.now[at], state.head[:, at]
         state.had[:, at] = state.left[:, at]
 
-    def _whole(self, durations: Floats, head: Ints) -> Floats:
+    def _whole(self) -> Floats:
         """Return the seconds of the tasks at the heads of the streams."""
-        num = head.shape[1]
-        found: Floats = durations.take(self._duration.take(head) * num + np.arange(num))
+        state = self._state
+        found: Floats = self._durations.take(self._duration.take(state.head) + state.durations)
         return found
 
 
@@ -261,7 +259,7 @@ class _State:
 
     Args:
         phase: their indices.
-        speeds: of each stream in each set of classes.
+        durations, speeds: where theirs begin among all.
         each: tasks of a chunk.
         head, left: each stream's next task, and its seconds that are left.
         first: what the numbers of ended tasks are, as one, beyond those of the heads.
@@ -269,8 +267,8 @@ class _State:
     """
 
     phase: Ints
-    durations: Floats
-    speeds: Floats
+    durations: Ints
+    speeds: Ints
     each: Ints
     head: Ints
     left: Floats

@@ -5,8 +5,8 @@ import zlib
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moetune.domain.arrays import Floats, exp_of
 from moetune.domain.constraints import Strategy
 from moetune.domain.costs import ModelError
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
@@ -34,7 +34,7 @@ class ErrorDraws:
         return math.exp(self._error.own * self._deviate(name, draw))
 
     def _deviate(self, name: str, draw: int) -> float:
-        return self._deviates.of(name)[draw]
+        return float(self._deviates.of(name)[draw])
 
 
 class StepErrorDraws:
@@ -47,28 +47,29 @@ class StepErrorDraws:
     def __init__(self, errors: StepErrors, *, num: int) -> None:
         self._errors = errors if num > 1 else NO_STEP_ERRORS
         self._deviates = Deviates(num)
-        self._found: dict[tuple[Strategy, int], NDArray[np.float64]] = {}
-        self._logs: dict[Strategy, list[list[float]]] = {}
+        self._found: dict[tuple[Strategy, int], Floats] = {}
+        self._logs: dict[Strategy, Floats] = {}
 
     def factor(self, strategy: Strategy, degree: int, draw: int) -> float:
         """Return the factor of a phase in so many chunks."""
         return float(self.factors(strategy, degree)[draw])
 
-    def factors(self, strategy: Strategy, degree: int) -> NDArray[np.float64]:
+    def factors(self, strategy: Strategy, degree: int) -> Floats:
         """Return the factor of each draw, shape (draws,)."""
         name: Strategy = strategy if degree > 1 else "none"  # one chunk reuses no memory
         if (name, degree) not in self._found:
-            drawn = self._errors.deviations(degree, self._at_octaves(name))
-            self._found[name, degree] = np.array(drawn)
+            logs = self._at_octaves(name)
+            low, high, share = self._errors.place(degree)
+            self._found[name, degree] = exp_of((1 - share) * logs[low] + share * logs[high])
         return self._found[name, degree]
 
-    def _at_octaves(self, name: Strategy) -> list[list[float]]:
-        """Return draws of the error's logarithm at each octave of chunks."""
+    def _at_octaves(self, name: Strategy) -> Floats:
+        """Return draws of the error's logarithm at each octave of chunks, (octaves, draws)."""
         if name not in self._logs:
-            octaves = range(len(self._errors.mean))
-            deviates = [self._deviates.of(f"{name} {at}") for at in octaves]
-            of_draws = list(zip(*deviates, strict=True))
-            self._logs[name] = [self._errors.at_octave(at, of_draws) for at in octaves]
+            roots = np.array(self._errors.roots)
+            deviates = (self._deviates.of(f"{name} {at}") for at in range(len(roots)))
+            # One after the other: products of matrices round as the processor likes.
+            self._logs[name] = sum(map(np.multiply.outer, roots.T, deviates), np.zeros(()))
         return self._logs[name]
 
 
@@ -80,13 +81,13 @@ class Deviates:
 
     def __init__(self, num: int) -> None:
         normal = NormalDist()
-        self._quantiles = [normal.inv_cdf((at + 0.5) / num) for at in range(num)]
-        self._found: dict[str, list[float]] = {}
+        self._quantiles = np.array([normal.inv_cdf((at + 0.5) / num) for at in range(num)])
+        self._found: dict[str, Floats] = {}
 
-    def of(self, name: str) -> list[float]:
+    def of(self, name: str) -> Floats:
         """Return the deviates of that name, one a draw."""
         if name not in self._found:
             # Not hash(): it differs between processes.
             rng = np.random.default_rng([_SEED, zlib.crc32(name.encode())])
-            self._found[name] = rng.permutation(self._quantiles).tolist()
+            self._found[name] = rng.permutation(self._quantiles)
         return self._found[name]

@@ -194,7 +194,7 @@ class LayerOperations:
         self, op: CollectiveOp, num_bytes: Floats, in_flight: NDArray[np.int64]
     ) -> Estimate:
         seconds = np.empty(num_bytes.shape)
-        for several in np.unique(in_flight).tolist():
+        for several in sorted(set(in_flight.tolist())):  # `np.unique` would import `numpy.ma`
             alike = in_flight == several
             found = self.collective(op, array_of(num_bytes[alike]), in_flight=several)
             seconds[alike] = found.seconds

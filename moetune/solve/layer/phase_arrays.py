@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats
-from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.solve.layer.reuse import ChunkKind
 
 Ints = NDArray[np.int64]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Bounds, Dispatcher
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Bounds
 from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.layout import Layout
 from moetune.domain.model_plan import Confidence
@@ -12,24 +12,17 @@ from moetune.domain.plan import Pipeline, Plan, Predicted
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.terms import LayerTerms, StrategyTerms
+from moetune.solve.layer.candidates import rank_layer
 from moetune.solve.layer.doubts import (
     PROFILE,
-    decline_chunks,
     doubt_warnings,
-    in_one_chunk,
     profile_command,
 )
-from moetune.solve.layer.memory import limit_of
-from moetune.solve.layer.parallelism import is_hierarchy_measured, layer_costs
 from moetune.solve.layer.ranges import solve_ranges
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import (
     RankedLayer,
-    choose_dispatcher,
     choose_safely,
-    choose_strategy,
-    fastest_ranking,
-    gains_by_hierarchy,
     phase_terms,
     strategy_terms,
 )
@@ -75,89 +68,6 @@ class SolvedPlan:
             backward=phase_terms(self.step.backward),
             strategies=self.strategies,
         )
-
-
-def rank_layer(
-    *,
-    inputs: PlanInputs,
-    costs: Costs,
-    bounds: Bounds,
-    device_memory_bytes: int,
-    num_nodes: int = 0,
-    placement: tuple[int, ...] = (),
-) -> RankedLayer:
-    """Return the candidates of a layer's plan, best first, of which `solve_plan` takes the first.
-
-    Args:
-        costs: nominal costs of the profile that the inputs name.
-        bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
-        device_memory_bytes: the limit where the inputs set none.
-        num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
-        placement: expert of each place; empty for the natural order.
-
-    Raises:
-        InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
-            memory than there is.
-        ProfileError: the profile lacks an operation that the layer needs.
-    """
-    bounds.check_degrees(inputs.tokens_per_rank)
-    layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
-    workload = inputs.workload(layout, placement)
-
-    def rank(dispatcher: Dispatcher) -> RankedLayer:
-        return choose_strategy(
-            workload=workload,
-            costs=layer_costs(
-                workload=workload, costs=costs, num_nodes=num_nodes, dispatcher=dispatcher
-            ),
-            bounds=bounds,
-            limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
-        )
-
-    if bounds.dispatcher is not None:
-        return rank(bounds.dispatcher)
-    flat = rank("flat")
-    if not is_hierarchy_measured(workload=workload, costs=costs, num_nodes=num_nodes):
-        return flat
-    return choose_dispatcher(flat, rank("hierarchical"))
-
-
-def choose_quickly(
-    *,
-    inputs: PlanInputs,
-    costs: Costs,
-    resamples: Sequence[Costs],
-    device_memory_bytes: int,
-    placement: tuple[int, ...] = (),
-) -> Ranking:
-    """Return the choice of `solve_plan` for a layer, without the candidates that explain it.
-
-    Args:
-        placement: expert of each place; empty for the natural order.
-
-    Raises:
-        InfeasiblePlanError, ProfileError: as `rank_layer`.
-    """
-    bounds = inputs.pinned.bounds
-    layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
-    workload = inputs.workload(layout, placement)
-    dispatchers: tuple[Dispatcher, ...] = (bounds.dispatcher or "flat",)
-    if bounds.dispatcher is None and is_hierarchy_measured(workload=workload, costs=costs):
-        dispatchers = ("flat", "hierarchical")
-    limit = limit_of(inputs, device_memory_bytes=device_memory_bytes)
-    best, *others = (
-        fastest_ranking(
-            workload=workload,
-            costs=layer_costs(workload=workload, costs=costs, dispatcher=one),
-            bounds=bounds,
-            limit_bytes=limit,
-        )
-        for one in dispatchers
-    )
-    for other in others:
-        if gains_by_hierarchy(best.best.seconds, other.best.seconds):
-            best = other
-    return best if decline_chunks(best, resamples) is None else in_one_chunk(best)
 
 
 def solve_plan(

@@ -6,7 +6,7 @@ was measured, so that the difference between both is smaller there.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Costs
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepRecord
@@ -20,6 +20,28 @@ IMPLAUSIBLE = 0.2
 record (`fit.model_error.OF_LAYERS`)."""
 LEAST_SHARE = 0.5
 """Of the refits that are kept, whatever their residuals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refits:
+    """A layer's costs under each refit, and under all of them at once."""
+
+    each: tuple[LayerCosts, ...]
+    stack: LayerCosts
+
+
+def stacked_refits(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -> Refits:
+    """Return the refits of `refits_of`; without any the nominal costs.
+
+    The nominal costs keep the refits that were asked of them first: a plan asks for them twice.
+    """
+
+    def found() -> tuple[Sequence[Costs], Refits]:
+        each = refits_of(nominal, resamples, tokens=tokens) or (nominal,)
+        return resamples, Refits(each=each, stack=stacked(each))
+
+    of, refits = nominal.kept(("refits", tokens), found)
+    return refits if of is resamples else found()[1]
 
 
 def refits_of(

@@ -26,9 +26,8 @@ from moetune.solve.layer.phase_arrays import (
     joined,
     speeds_of,
 )
-from moetune.solve.layer.refits import refits_of
+from moetune.solve.layer.refits import Refits, stacked_refits
 from moetune.solve.layer.reuse import chunk_of
-from moetune.solve.layer.stacked import stacked
 from moetune.solve.layer.times import StepTime, phase_time
 
 _Phase = tuple[Phase, int, Strategy]
@@ -57,24 +56,21 @@ class RefittedTimes:
     All seconds have the shape (refits,).
 
     Args:
-        refits: the layer's costs under each.
         errors: draws by number of chunks.
     """
 
-    refits: tuple[LayerCosts, ...]
+    refits: Refits
     tokens: int
     order: Order
     errors: StepErrorDraws
-    stack: LayerCosts = field(init=False)
     overhead_seconds: Floats = field(init=False)
     _closed: dict[_Phase, Floats] = field(default_factory=dict, init=False)
     _chunks: dict[_Phase, _Chunks] = field(default_factory=dict, init=False)
     _speeds: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        tables = [speeds_of(one.costs.interference) for one in self.refits]
+        tables = [speeds_of(one.costs.interference) for one in self.refits.each]
         object.__setattr__(self, "_speeds", np.array(tables).T)
-        object.__setattr__(self, "stack", stacked(self.refits))
         overhead = self.stack.overhead(tokens=self.tokens).seconds
         object.__setattr__(self, "overhead_seconds", np.broadcast_to(overhead, self.num))
 
@@ -83,14 +79,19 @@ class RefittedTimes:
         cls, costs: LayerCosts, resamples: Sequence[Costs], *, tokens: int, order: Order
     ) -> Self:
         """Return the times of the nominal costs' refits; without any those count as certain."""
-        refits = refits_of(costs, resamples, tokens=tokens) or (costs,)
-        errors = StepErrorDraws(costs.step_errors(tokens=tokens), num=len(refits))
+        refits = stacked_refits(costs, resamples, tokens=tokens)
+        errors = StepErrorDraws(costs.step_errors(tokens=tokens), num=len(refits.each))
         return cls(refits=refits, tokens=tokens, order=order, errors=errors)
 
     @property
     def num(self) -> int:
         """Refits."""
-        return len(self.refits)
+        return len(self.refits.each)
+
+    @property
+    def stack(self) -> LayerCosts:
+        """The layer's costs under all refits at once."""
+        return self.refits.stack
 
     def compare(
         self, contenders: Sequence[Sequence[int]], strategy: Strategy

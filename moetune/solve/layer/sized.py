@@ -10,16 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from moetune.domain.arrays import array_of
-from moetune.domain.costs import (
-    Burst,
-    CopyMode,
-    Costs,
-    Estimate,
-    Interference,
-    LinearCost,
-    OverlapSpeeds,
-    takes_arrays,
-)
+from moetune.domain.costs import Burst, CopyMode, Costs, Estimate, LinearCost, takes_arrays
+from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 from moetune.domain.step_errors import StepErrors

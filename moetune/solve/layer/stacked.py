@@ -11,16 +11,8 @@ from typing import TypeVar, cast
 import numpy as np
 
 from moetune.domain.arrays import array_of
-from moetune.domain.costs import (
-    Burst,
-    CopyMode,
-    Costs,
-    Estimate,
-    Interference,
-    LinearCost,
-    OverlapSpeeds,
-    costs_of_all,
-)
+from moetune.domain.costs import Burst, CopyMode, Costs, Estimate, LinearCost, costs_of_all
+from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 from moetune.domain.step_errors import StepErrors

@@ -8,7 +8,8 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from moetune.domain.costs import Estimate, Interference
+from moetune.domain.costs import Estimate
+from moetune.domain.interference import Interference
 from moetune.domain.samples import ResourceClass
 from moetune.solve.layer.reuse import COPIES, ChunkKind, Durations, ReusedChunk, reuse_tasks
 from moetune.solve.layer.timeline import COMPUTE, LINK
@@ -18,6 +19,11 @@ _ALL = range(len(_STREAMS))
 _COMPUTE = _STREAMS.index(COMPUTE)
 CLASSES: tuple[ResourceClass, ...] = ("comm", "comp", "mem")
 BITS = 2
+_CLASS_BITS = {
+    (stream, name): number + 1 << BITS * place
+    for place, stream in enumerate(_STREAMS)
+    for number, name in enumerate(CLASSES)
+}
 EDGE = 3
 """So many chunks at either end wait for other tasks than those between."""
 FEW = 11
@@ -26,22 +32,20 @@ SAME = 1e-13
 """Share of a chunk's time by which the streams may differ and still stand as one chunk before."""
 
 
-class Step(NamedTuple):
-    """A task of a stream.
-
-    Args:
-        duration: its index in `Durations`.
-        classes: its class, in the bits of its stream.
-        needs: how many tasks of each stream end before it starts.
-    """
-
-    duration: int
-    classes: int
-    needs: tuple[int, int, int]
+COUNT_BITS = 20
+"""Of each stream's number of tasks, where one integer has the numbers of all streams."""
+_ONES = [1 << COUNT_BITS * stream for stream in _ALL]
+GUARD = sum(1 << COUNT_BITS * (stream + 1) - 1 for stream in _ALL)
+"""Highest bit of each stream's number: a difference of numbers that is negative clears it."""
 
 
-_NEVER = Step(0, 0, (2**62, 0, 0))
+Step = tuple[int, int, int]
+"""A task of a stream: index of its duration in `Durations`; its class, in the bits of its stream;
+and how many tasks of each stream end before it starts, one integer. A plan has thousands."""
+_NEVER: Step = (0, 0, (1 << COUNT_BITS - 1) - 1)
 """Stands behind the last task of each stream."""
+_INDICES = [Estimate(seconds=float(index), trust="measured") for index in range(5)]
+"""In the place of the durations of a chunk's operations."""
 
 
 class Program(NamedTuple):
@@ -77,9 +81,7 @@ def reused_seconds(
 @lru_cache(maxsize=1024)
 def program(kind: ChunkKind, degree: int) -> Program:
     """Return the tasks of `reuse_tasks` as numbers; their durations are indices meanwhile."""
-    transfer, before, after, copy_input, copy_middle = (
-        Estimate(seconds=float(index), trust="measured") for index in range(5)
-    )
+    transfer, before, after, copy_input, copy_middle = _INDICES
     chunk = ReusedChunk(
         transfer=transfer, before=before, after=after,
         copy_input=copy_input if kind.copies_input else None,
@@ -88,25 +90,30 @@ def program(kind: ChunkKind, degree: int) -> Program:
         sorts_rows=kind.sorts_rows,
     )  # fmt: skip
     tasks = reuse_tasks(chunk=chunk, phase=kind.phase, degree=degree)
-    places: dict[str, tuple[int, int]] = {}
-    counts = [0] * len(_STREAMS)
-    for task in tasks:
-        stream = _STREAMS.index(task.stream)
-        counts[stream] += 1
-        places[task.name] = stream, counts[stream]
-    streams: list[list[Step]] = [[] for _ in _STREAMS]
-    for task in tasks:
-        stream, needs = places[task.name][0], [0, 0, 0]
-        for other, place in map(places.__getitem__, task.after):
-            needs[other] = max(needs[other], place)
-        classes = CLASSES.index(task.resource) + 1 << BITS * stream
-        step = Step(int(task.seconds), classes, (needs[0], needs[1], needs[2]))
-        streams[stream].append(step)
+    ones = dict(zip(_STREAMS, _ONES, strict=True))
+    counts = dict.fromkeys(_STREAMS, 0)
+    places: dict[str, int] = {}
+    for name, _, stream, _, _ in tasks:
+        counts[stream] += ones[stream]
+        places[name] = counts[stream]
+    streams: dict[str, list[Step]] = {stream: [] for stream in _STREAMS}
+    for _, resource, stream, seconds, names in tasks:
+        needs = 0
+        for name in names:
+            needs = _more(needs, places[name]) if needs else places[name]
+        streams[stream].append((int(seconds), _CLASS_BITS[stream, resource], needs))
     return Program(
-        streams=tuple((*steps, _NEVER) for steps in streams),
-        each=tuple(len(steps) // degree for steps in streams),
-        ended_chunk={places[f"after {chunk}"][1]: chunk for chunk in range(degree)},
+        streams=tuple((*steps, _NEVER) for steps in streams.values()),
+        each=tuple(len(steps) // degree for steps in streams.values()),
+        ended_chunk={places[f"after {chunk}"] // ones[COMPUTE]: chunk for chunk in range(degree)},
     )
+
+
+def _more(one: int, other: int) -> int:
+    """Return the larger number of each stream's tasks."""
+    less = ((other | GUARD) - one) & GUARD  # the highest bit of those of which the other has more
+    mask = (less << 1) - (less >> COUNT_BITS - 1)
+    return one & ~mask | other & mask
 
 
 class Run:
@@ -127,15 +134,15 @@ class Run:
     def finish(self) -> float:
         """Run all tasks and return when the last one ends."""
         durations, streams = self._durations, self._program.streams
-        ended, heads = [0, 0, 0], [steps[0] for steps in streams]
-        left = [durations[head.duration] for head in heads]
+        ended, num_ended, heads = [0, 0, 0], GUARD, [steps[0] for steps in streams]
+        left = [durations[head[0]] for head in heads]
         now, times = 0.0, [0.0, 0.0, 0.0]
         while True:
-            first, second, third = ended
+            before = ended[_COMPUTE]
             running, classes = [], 0
             for stream in _ALL:
-                _, bits, (one, two, three) = heads[stream]
-                if first >= one and second >= two and third >= three:
+                _, bits, needs = heads[stream]
+                if num_ended - needs & GUARD == GUARD:
                     running.append(stream)
                     classes |= bits
             if not running:
@@ -150,16 +157,17 @@ class Run:
                     left[stream] -= step * speeds[stream]
                 else:
                     ended[stream] += 1
+                    num_ended += _ONES[stream]
                     heads[stream] = head = streams[stream][ended[stream]]
-                    left[stream] = durations[head.duration]
-            if ended[_COMPUTE] > second and self.settled_seconds is None:
+                    left[stream] = durations[head[0]]
+            if ended[_COMPUTE] > before and self.settled_seconds is None:
                 self._compare(now, ended, left)
 
     def _speeds_of(self, classes: int, running: list[int], heads: list[Step]) -> tuple[float, ...]:
         """Return the speed of each stream while these classes run."""
         names: list[ResourceClass | None] = [None] * len(_STREAMS)
         for stream in running:
-            names[stream] = CLASSES[(heads[stream].classes >> BITS * stream) - 1]
+            names[stream] = CLASSES[(heads[stream][1] >> BITS * stream) - 1]
         among = frozenset(name for name in names if name is not None)
         found = self._speeds[classes] = tuple(
             1.0 if name is None else self._interference.speed(name, among) for name in names

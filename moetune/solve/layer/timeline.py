@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from moetune.domain.constraints import Order
-from moetune.domain.costs import Interference
+from moetune.domain.interference import Interference
 from moetune.domain.samples import ResourceClass
 
 LINK = "link"

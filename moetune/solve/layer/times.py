@@ -7,7 +7,8 @@ Every prediction of a layer is `phase_time`, one phase in r chunks with a memory
 from dataclasses import dataclass
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Order, Strategy
-from moetune.domain.costs import Doubt, Estimate, Interference, Trust, least_trust
+from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
+from moetune.domain.interference import Interference
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 
 from moetune.domain.constraints import Strategy
-from moetune.domain.costs import Interference, Trust
+from moetune.domain.costs import Trust
+from moetune.domain.interference import Interference
 from moetune.domain.plan import Binding
 from moetune.domain.profile import Provenance
 from moetune.domain.units import format_bytes, format_seconds, format_share

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
-from moetune.domain.costs import Interference
 from moetune.domain.gradients import (
     GradientPiece,
     GradientSchedule,
     PieceQueue,
     default_schedule,
 )
+from moetune.domain.interference import Interference
 from moetune.solve.layer.timeline import COMPUTE, LINK, Timeline, simulate
 from moetune.solve.model.program import (
     GRADIENTS,

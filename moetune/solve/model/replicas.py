@@ -8,8 +8,9 @@ of the dense gradients, of one batch or of two that take turns.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from moetune.domain.costs import Costs, Interference
+from moetune.domain.costs import Costs
 from moetune.domain.gradients import default_schedule
+from moetune.domain.interference import Interference
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.model import Transformer
 from moetune.domain.units import dtype_bytes

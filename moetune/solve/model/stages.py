@@ -6,7 +6,7 @@ p stages, m micro-batches; w_i seconds of one micro-batch's forward and backward
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from moetune.domain.costs import Interference
+from moetune.domain.interference import Interference
 from moetune.domain.layout import stage_blocks
 from moetune.domain.model import Transformer
 from moetune.domain.model_plan import StageTime

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost
+from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InputError
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.profile import Profile
 from moetune.domain.target_rules import target_rules
 from moetune.domain.targets import TARGETS, find_target
