@@ -8,13 +8,13 @@ that does is on the front. Steps that save little of the one before are omitted.
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute
-from moetune.solve.training.dispatchers import RankedDispatchers
+from moetune.solve.training.dispatchers import PricedDispatcher, RankedDispatchers
 from moetune.solve.training.pins import contradiction
 from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.ties import NOISE, PricedLayout
@@ -127,21 +127,26 @@ class _Sweep:
             if least > most_seconds:
                 continue
             for one in search.fitting.sharded(cut, self.pins):
-                yield from self._dispatched(one, least, most_seconds)
+                peak = search.fitting.least_offloaded(one, self.pins)
+                able = self.table.ranked(one, recompute)
+                yield self._dispatched(peak, least, one, able)
 
     def _dispatched(
-        self, cut: FoldedLayout, least_seconds: float, most_seconds: float
-    ) -> Iterator[_Branch]:
-        """Yield a cut with each dispatcher."""
-        rounds = self.search.prices.rounds_at_least(cut)
-        for to in self.table.ranked(cut, cut.recompute):
-            seconds = max(least_seconds, to.seconds * rounds)
-            if seconds > most_seconds:
-                break
-            is_fastest = to.dispatcher == cut.dispatcher
-            one = cut if is_fastest else cut.changed(dispatcher=to.dispatcher)
-            least = self.search.fitting.least_offloaded(one, self.pins)
-            yield self._branch(least, seconds, one, partial(self._offloaded, one))
+        self, peak_bytes: float, least_seconds: float, cut: FoldedLayout,
+        able: Sequence[PricedDispatcher],
+    ) -> _Branch:  # fmt: skip
+        """Return a cut with the fastest of some dispatchers, behind which the others come."""
+        first, *others = able
+        is_fastest = first.dispatcher == cut.dispatcher
+        one = cut if is_fastest else cut.changed(dispatcher=first.dispatcher)
+
+        def branches(most_seconds: float) -> Iterator[_Branch]:
+            if others:
+                yield self._dispatched(peak_bytes, least_seconds, cut, others)
+            yield from self._offloaded(one, most_seconds)
+
+        seconds = max(least_seconds, first.seconds * self.search.prices.rounds_at_least(cut))
+        return self._branch(peak_bytes, seconds, one, branches)
 
     def _offloaded(self, layout: FoldedLayout, most_seconds: float) -> Iterator[_Branch]:
         """Yield a cut with all that may be in host memory, which tells its memory."""
