@@ -32,7 +32,10 @@ class RankedDispatchers:
     def ranked(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
     ) -> tuple[PricedDispatcher, ...]:
-        """Return the dispatchers that go with a layout, the fastest first."""
+        """Return the dispatchers that go with a layout, the fastest first.
+
+        There is none where its overlap does not go with what it recomputes.
+        """
         key = (
             layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.overlap,
             recompute,
@@ -54,8 +57,11 @@ class RankedDispatchers:
         key = layout.tp, layout.ep, layout.etp, layout.overlap
         if key not in self._able:
             self._able[key] = self.space.dispatchers(layout, self.pins)
-        every = (
-            (layout.changed(dispatcher=one, recompute=recompute), one) for one in self._able[key]
-        )
-        priced = [PricedDispatcher(seconds(one), name) for one, name in every]
+        one = layout if recompute == layout.recompute else layout.changed(recompute=recompute)
+        if not self.space.may_overlap(one):
+            return ()
+        priced = [
+            PricedDispatcher(seconds(one.changed(dispatcher=name)), name)
+            for name in self._able[key]
+        ]
         return tuple(sorted(priced, key=lambda one: one.seconds))

@@ -107,7 +107,7 @@ class Fitting:
         """Return bytes that a device needs at least, [pipeline, recomputation].
 
         Args:
-            pipelines: of the same sizes and overlap.
+            pipelines: of the same sizes.
             may_offload: whether what is not pinned may be in host memory.
         """
         if not pipelines or pins.stages is not None:

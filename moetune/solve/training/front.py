@@ -100,21 +100,19 @@ class _Sweep:
 
     def _pipelines(self, sizes: FoldedLayout, most_seconds: float) -> Iterator[_Branch]:
         """Yield the pipelines of sizes, with each recomputation."""
-        fitting, prices, space = self.search.fitting, self.search.prices, self.search.space
-        recomputes = space.recomputes(self.pins)
-        for overlapped in space.overlapped(sizes, self.pins):
-            seconds = [self.table.seconds(overlapped, one) for one in recomputes]
-            if min(seconds) * prices.rounds(sizes) > most_seconds:
-                continue
-            every = [*space.pipelines(overlapped, self.pins)]
-            bounds = fitting.least_bytes(every, recomputes, self.pins, may_offload=True)
-            for one, row in zip(every, bounds.tolist(), strict=True):
-                rounds = prices.rounds_at_least(one)
-                for recompute, least, each in zip(recomputes, row, seconds, strict=True):
-                    if each * rounds <= most_seconds:
-                        yield self._branch(
-                            least, each * rounds, one, partial(self._cuts, one, recompute)
-                        )
+        prices, space, seconds = self.search.prices, self.search.space, self.table.seconds
+        rounds, recomputes = prices.rounds(sizes), space.recomputes(self.pins)
+        overlapped = [
+            one
+            for one in space.overlapped(sizes, self.pins)
+            if min(seconds(one, modules) for modules in recomputes) * rounds <= most_seconds
+        ]
+        for one, bounds in self.search.pipelines(overlapped, self.pins, may_offload=True):
+            rounds = prices.rounds_at_least(one)
+            for modules, peak in bounds.items():
+                least = seconds(one, modules) * rounds
+                if least <= most_seconds:
+                    yield self._branch(peak, least, one, partial(self._cuts, one, modules))
 
     def _cuts(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...], most_seconds: float
@@ -128,8 +126,7 @@ class _Sweep:
                 continue
             for one in search.fitting.sharded(cut, self.pins):
                 peak = search.fitting.least_offloaded(one, self.pins)
-                able = self.table.ranked(one, recompute)
-                yield self._dispatched(peak, least, one, able)
+                yield self._dispatched(peak, least, one, self.table.ranked(one, recompute))
 
     def _dispatched(
         self, peak_bytes: float, least_seconds: float, cut: FoldedLayout,

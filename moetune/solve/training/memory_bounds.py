@@ -28,7 +28,7 @@ def least_bytes(
     """Return bytes that the fullest device needs at least, [pipeline, recomputation].
 
     Args:
-        pipelines: layouts of the same sizes and overlap, which differ in vpp and schedule, cut
+        pipelines: layouts of the same sizes, which differ in overlap, vpp and schedule, cut
             equally or balanced.
         ways: to keep the states, as a layout with a ZeRO stage and a share of the optimizer on the
             host: the one that takes least counts.

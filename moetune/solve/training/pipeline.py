@@ -199,14 +199,11 @@ def _ends(pipeline: StagePipeline, table: Timetable) -> list[float]:
     clocks, free = [0.0] * pipeline.pp, [0.0] * table.num_links
     there, ends = [0.0] * table.num_messages, []
     for rank, length, _, needs, gives, link in table.turns:
-        clock, ready = clocks[rank], there[needs]
-        end = (ready if ready > clock else clock) + lengths[length]
+        end = max(clocks[rank], there[needs]) + lengths[length]
         ends.append(end)
         if link is None:
             there[gives] = clocks[rank] = end
             continue
-        sent = free[link]
-        arrival = (sent if sent > end else end) + send
-        there[gives] = free[link] = arrival
+        there[gives] = free[link] = arrival = max(end, free[link]) + send
         clocks[rank] = end if hides else arrival
     return ends
