@@ -18,6 +18,7 @@ from moetune.domain.pipeline import (
     Schedule,
     StageLetters,
     even_stages,
+    usual_schedule,
 )
 from moetune.domain.routing import BALANCED, ExpertLoads
 
@@ -140,7 +141,7 @@ class FoldedLayout:
     @property
     def order(self) -> Schedule:
         """The schedule by its name."""
-        return self.schedule or ("interleaved" if self.vpp > 1 else "1f1b")
+        return self.schedule or usual_schedule(self.vpp)
 
     def changed(self, **values: object) -> "FoldedLayout":
         """Return a copy with other values, which are not checked.

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.layout import divisors
-from moetune.domain.pipeline import SCHEDULES, Schedule, most_stages
+from moetune.domain.pipeline import SCHEDULES, Schedule, most_stages, usual_schedule
 from moetune.domain.target_rules import (
     dispatcher_rules,
     host_rules,
@@ -187,9 +187,8 @@ class LayoutSpace:
             if pins.schedule is not None or pp == 1:
                 yield vpp, pins.schedule
                 continue
-            plain = FoldedLayout(pp=pp, vpp=vpp).order
             others = {*self.target.schedules} - {"1f1b", "interleaved"}
-            if plain in self.target.schedules:
+            if usual_schedule(vpp) in self.target.schedules:
                 yield vpp, None
             yield from ((vpp, one) for one in SCHEDULES if one in others)
 
