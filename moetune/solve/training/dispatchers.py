@@ -1,5 +1,6 @@
 """Dispatchers that go with layouts, by the seconds of a micro-batch with them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,6 +50,17 @@ class RankedDispatchers:
         """Return the seconds of a micro-batch with the fastest dispatcher; infinite without one."""
         ranked = self.ranked(layout, recompute)
         return ranked[0].seconds if ranked else float("inf")
+
+    def least_seconds(
+        self, layout: FoldedLayout, recomputes: Sequence[tuple[Recompute, ...]]
+    ) -> float:
+        """Return what no micro-batch that recomputes one of the lists beats.
+
+        With nothing recomputed it takes least, but in chunks, whose degrees each list chooses.
+        """
+        if layout.overlap == "chunks":
+            return min(self.seconds(layout, one) for one in recomputes)
+        return self.seconds(layout, ())
 
     def _rank(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...]

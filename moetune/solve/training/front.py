@@ -49,7 +49,9 @@ def front_within(
         saving: share of a step that the next layout saves at least.
     """
     front: dict[float, PricedLayout] = {}
-    sweep = _Sweep(search=search, pins=pins, table=search.dispatchers(pins))
+    sweep = _Sweep(
+        search=search, pins=pins, table=search.dispatchers(pins), most_bytes=most_bytes
+    )
     worth, open_ends = slowest_seconds, [*sweep.roots()]
     heapq.heapify(open_ends)
     while open_ends and open_ends[0].peak_bytes <= most_bytes:
@@ -90,6 +92,7 @@ class _Sweep:
     search: FoldedSearch
     pins: LayoutRequest
     table: RankedDispatchers
+    most_bytes: float
     _number: Iterator[int] = field(default_factory=itertools.count)
 
     def roots(self) -> Iterator[_Branch]:
@@ -105,11 +108,13 @@ class _Sweep:
         overlapped = [
             one
             for one in space.overlapped(sizes, self.pins)
-            if min(seconds(one, modules) for modules in recomputes) * rounds <= most_seconds
+            if self.table.least_seconds(one, recomputes) * rounds <= most_seconds
         ]
         for one, bounds in self.search.pipelines(overlapped, self.pins, may_offload=True):
             rounds = prices.rounds_at_least(one)
             for modules, peak in bounds.items():
+                if peak > self.most_bytes:
+                    continue
                 least = seconds(one, modules) * rounds
                 if least <= most_seconds:
                     yield self._branch(peak, least, one, partial(self._cuts, one, modules))
