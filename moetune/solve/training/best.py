@@ -108,7 +108,7 @@ class _Branches:
         """Yield a pipeline that recomputes some of the lists, if there are any."""
         if not lists:
             return
-        least = min(self.table.seconds(layout, one) for one in lists)
+        least = self.table.least_seconds(layout, lists)
         seconds = least * self.search.prices.rounds_at_least(layout)
         yield self._branch(seconds, layout, partial(self._recomputed, layout, lists, roomy))
 

@@ -54,13 +54,13 @@ class RankedDispatchers:
     def least_seconds(
         self, layout: FoldedLayout, recomputes: Sequence[tuple[Recompute, ...]]
     ) -> float:
-        """Return what no micro-batch that recomputes one of the lists beats.
+        """Return the seconds of a micro-batch with the fastest of some lists of modules.
 
-        With nothing recomputed it takes least, but in chunks, whose degrees each list chooses.
+        That is the empty one, but in chunks, whose degrees each list chooses.
         """
-        if layout.overlap == "chunks":
-            return min(self.seconds(layout, one) for one in recomputes)
-        return self.seconds(layout, ())
+        if () in recomputes and layout.overlap != "chunks":
+            return self.seconds(layout, ())
+        return min(self.seconds(layout, one) for one in recomputes)
 
     def _rank(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
