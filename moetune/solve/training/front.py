@@ -49,9 +49,7 @@ def front_within(
         saving: share of a step that the next layout saves at least.
     """
     front: dict[float, PricedLayout] = {}
-    sweep = _Sweep(
-        search=search, pins=pins, table=search.dispatchers(pins), most_bytes=most_bytes
-    )
+    sweep = _Sweep(search=search, pins=pins, table=search.dispatchers(pins), most_bytes=most_bytes)
     worth, open_ends = slowest_seconds, [*sweep.roots()]
     heapq.heapify(open_ends)
     while open_ends and open_ends[0].peak_bytes <= most_bytes:

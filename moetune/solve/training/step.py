@@ -64,9 +64,7 @@ class StepPrices:
         default_factory=dict, init=False, repr=False
     )
     _micro_batches: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
-    _balanced: dict[_Key, StageLetters | None] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _balanced: dict[_Key, StageLetters | None] = field(default_factory=dict, init=False, repr=False)
     _seconds: dict[StagePipeline, float] = field(default_factory=dict, init=False, repr=False)
     _copied: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
 
