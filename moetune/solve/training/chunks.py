@@ -11,6 +11,7 @@ Source: PipeMoE Eq. 9-12, with the corrections of `solve.layer.degree`.
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from moetune.domain.experts import RoutedExperts
@@ -123,13 +124,14 @@ def best_degrees(
     return best
 
 
-def _cuts(*, are_paired: bool) -> list[Degrees]:
+@cache
+def _cuts(*, are_paired: bool) -> tuple[Degrees, ...]:
     """Return the degrees to choose from, the fewest chunks first."""
     every = itertools.product(range(1, MOST_CHUNKS + 1), repeat=2)
     found = [Degrees(forward=one, backward=other) for one, other in every]
     if are_paired:
-        return [cut for cut in found if cut.forward == cut.backward]
-    return sorted(found, key=lambda cut: (cut.forward + cut.backward, cut.forward))
+        return tuple(cut for cut in found if cut.forward == cut.backward)
+    return tuple(sorted(found, key=lambda cut: (cut.forward + cut.backward, cut.forward)))
 
 
 def _makespans(

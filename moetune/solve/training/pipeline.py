@@ -143,8 +143,9 @@ def pass_spans(pipeline: StagePipeline, num_micro_batches: int) -> tuple[PassSpa
     table, lengths = _timetable(pipeline, num_micro_batches), pipeline.lengths
     spans = []
     for turn, end in zip(table.turns, _ends(pipeline, table), strict=True):
+        rank, length, *_ = turn
         kind, stage, batch = table.action(turn)
-        spans.append(PassSpan(kind, turn.rank, stage, batch, end - lengths[turn.length], end))
+        spans.append(PassSpan(kind, rank, stage, batch, end - lengths[length], end))
     return tuple(spans)
 
 
@@ -197,7 +198,7 @@ def _ends(pipeline: StagePipeline, table: Timetable) -> list[float]:
     """
     lengths, send, hides = pipeline.lengths, pipeline.send_seconds, pipeline.hides_sends
     clocks, free = [0.0] * pipeline.pp, [0.0] * table.num_links
-    there, ends = [0.0] * table.num_messages, []
+    there, ends = [0.0] * table.num_places, []
     for rank, length, _, needs, gives, link in table.turns:
         end = max(clocks[rank], there[needs]) + lengths[length]
         ends.append(end)
