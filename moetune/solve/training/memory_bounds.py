@@ -41,7 +41,10 @@ def least_bytes(
     blocks = memory.sizes_of_blocks(first, recomputes)
     loss = 1 + FRAGMENTATION
     activations = np.array(
-        [[loss * share * one.total for one in every] for share, every in zip(kept, blocks)]
+        [
+            [loss * share * one.total for one in every]
+            for share, every in zip(kept, blocks, strict=True)
+        ]
     )
     workspace = np.array([min(one.workspace for one in every) for every in blocks])
     live = np.array([_live(memory, one) for one in pipelines])[:, :, None, None] * activations
