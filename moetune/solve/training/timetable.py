@@ -6,7 +6,6 @@ pipelines of a schedule.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from moetune.domain.pipeline import Schedule, rank_of_stage
@@ -81,22 +80,21 @@ class _Turns:
         self.links: dict[tuple[int, int], int] = {}
         self.turns: list[Turn] = []
         self.routes = {
-            (kind, stage): self._route(kind, stage)
-            for kind in _KINDS
-            for stage in range(len(ranks))
+            kind: [self._route(kind, stage) for stage in range(len(ranks))] for kind in _KINDS
         }
 
     def advance(self, rank: int) -> set[int]:
         """Do a rank's passes until one lacks its input; return the ranks that have got some."""
-        reached, is_there, first = set(), self.is_there, self.done[rank]
-        for kind, stage, batch in islice(self.every[rank], first, None):
-            length, needing, giving, link, there = self.routes[kind, stage]
+        reached, is_there, order = set(), self.is_there, self.every[rank]
+        for at in range(self.done[rank], len(order)):
+            kind, stage, batch = order[at]
+            length, needing, giving, link, there = self.routes[kind][stage]
             needs, gives = needing[batch], giving[batch]
             if not is_there[needs]:
                 break
             self.turns.append((rank, length, batch, needs, gives, link))
             is_there[gives] = True
-            self.done[rank] += 1
+            self.done[rank] = at + 1
             if there is not None:
                 reached.add(there)
         return reached
