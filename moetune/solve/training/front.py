@@ -111,10 +111,8 @@ class _Sweep:
         for one, bounds in self.search.pipelines(overlapped, self.pins, may_offload=True):
             rounds = prices.rounds_at_least(one)
             for modules, peak in bounds.items():
-                if peak > self.most_bytes:
-                    continue
-                least = seconds(one, modules) * rounds
-                if least <= most_seconds:
+                is_small = peak <= self.most_bytes  # others need no price
+                if is_small and (least := seconds(one, modules) * rounds) <= most_seconds:
                     yield self._branch(peak, least, one, partial(self._cuts, one, modules))
 
     def _cuts(
