@@ -30,6 +30,11 @@ _LONGEST = 10_000
 _EXAMPLE = "write them as Megatron does, such as 'Ettt|(tt|)*29m|L'"
 
 
+def usual_schedule(vpp: int) -> Schedule:
+    """Return the schedule of so many stages a rank where none is named."""
+    return "interleaved" if vpp > 1 else "1f1b"
+
+
 def rank_of_stage(stage: int, pp: int, schedule: Schedule) -> int:
     """Return the pipeline rank that has a stage."""
     if schedule in V_SCHEDULES:

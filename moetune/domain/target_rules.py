@@ -50,7 +50,7 @@ def layout_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
             yield _cannot(target, f"{what} {value}", f"--{flag} {' or '.join(map(str, known))}")
     yield from dispatcher_rules(layout, target)
     yield from _combinations(layout, target)
-    yield from _overlap_rules(layout, target)
+    yield from overlap_rules(layout, target)
     yield from _offload_rules(layout, target)
     for module in ("full", "moe"):
         if layout.cuda_graphs == "partial" and module in layout.recompute:
@@ -100,7 +100,7 @@ def _splitting_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRul
                       f"--zero {target.zero_with_split}, or another --schedule")  # fmt: skip
 
 
-def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
+def overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     """Yield what Megatron-Core refuses beside its overlap (`transformer_config.py`).
 
     The overlap calls a block's parts and not the block, so that the hooks of Megatron-FSDP never
@@ -118,8 +118,13 @@ def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]
     if layout.zero > _HIGHEST_WITHOUT_FSDP:
         yield _cannot(target, f"overlap batch with ZeRO-{layout.zero}, which is Megatron-FSDP",
                       f"--zero {_HIGHEST_WITHOUT_FSDP} or --overlap none")  # fmt: skip
+    yield from overlapped_rules(layout, target)
+
+
+def overlapped_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
+    """Yield what of a layout's recomputation does not go with its overlap."""
     for module in ("full", "moe"):
-        if module in layout.recompute:
+        if layout.overlap == "batch" and module in layout.recompute:
             yield _cannot(target, f"overlap batch with recomputation of {module}",
                           "--recompute moe_act,norm")  # fmt: skip
 

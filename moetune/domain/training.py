@@ -7,6 +7,7 @@ dp·cp·tp, and may exceed or cross dp (Megatron-Core's parallel folding).
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import ceil
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
@@ -17,6 +18,7 @@ from moetune.domain.pipeline import (
     Schedule,
     StageLetters,
     even_stages,
+    usual_schedule,
 )
 from moetune.domain.routing import BALANCED, ExpertLoads
 
@@ -147,7 +149,7 @@ class FoldedLayout:
     @property
     def order(self) -> Schedule:
         """The schedule by its name."""
-        return self.schedule or ("interleaved" if self.vpp > 1 else "1f1b")
+        return self.schedule or usual_schedule(self.vpp)
 
     def changed(self, **values: object) -> "FoldedLayout":
         """Return a copy with other values, which are not checked.
@@ -155,8 +157,8 @@ class FoldedLayout:
         It takes a third of the time of `dataclasses.replace`, and searches make tens of thousands.
         """
         copy = object.__new__(FoldedLayout)
-        for slot in _SLOTS:
-            slot.__set__(copy, slot.__get__(self))
+        for put, value in zip(_PUTS, _VALUES(self), strict=True):
+            put(copy, value)
         for name, value in values.items():
             object.__setattr__(copy, name, value)
         return copy
@@ -174,7 +176,9 @@ class FoldedLayout:
         return self.stages or self.even_stages(decoder)
 
 
-_SLOTS = tuple(getattr(FoldedLayout, one.name) for one in fields(FoldedLayout))
+_NAMES = tuple(one.name for one in fields(FoldedLayout))
+_VALUES = attrgetter(*_NAMES)
+_PUTS = tuple(getattr(FoldedLayout, name).__set__ for name in _NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,11 +94,10 @@ class _Branches:
         """Yield the pipelines of sizes with the recomputation with which they may fit."""
         if self.fitting.is_hopeless(every_overlap[0], self.pins):
             return
-        for overlapped in every_overlap:
-            every = [*self.search.space.pipelines(overlapped, self.pins)]
-            bounds = self.fitting.least_bytes(every, self.recomputes, self.pins, may_offload=True)
-            for one, row in zip(every, bounds <= self.fitting.limit_bytes, strict=True):
-                yield from self._recomputing(one, [*itertools.compress(self.recomputes, row)])
+        limit = self.fitting.limit_bytes
+        for one in self.search.pipelines(every_overlap, self.pins, may_offload=True):
+            fit = [modules for modules, least in one.least_bytes.items() if least <= limit]
+            yield from self._recomputing(one.layout, fit)
 
     def _recomputing(
         self,
@@ -109,7 +108,7 @@ class _Branches:
         """Yield a pipeline that recomputes some of the lists, if there are any."""
         if not lists:
             return
-        least = min(self.table.seconds(layout, one) for one in lists)
+        least = self.table.least_seconds(layout, lists)
         seconds = least * self.search.prices.rounds_at_least(layout)
         yield self._branch(seconds, layout, partial(self._recomputed, layout, lists, roomy))
 

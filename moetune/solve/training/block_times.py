@@ -64,6 +64,3 @@ class BlockTimes:
     def passes(self, name: ModuleName) -> Passes:
         """Return a module's passes, zero where the block has none."""
         return self.modules.get(name, NO_TIME)
-
-
-NO_TIMES = BlockTimes.of(())

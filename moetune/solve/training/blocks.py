@@ -1,6 +1,6 @@
 """Seconds of a decoder's blocks under layouts, each computed once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from moetune.domain.architecture import Block
@@ -8,7 +8,7 @@ from moetune.domain.experts import RoutedExperts
 from moetune.domain.targets import Target
 from moetune.domain.training import Degrees, FoldedLayout, TrainingJob
 from moetune.solve.training.block import BlockPrices
-from moetune.solve.training.block_times import NO_TIMES, BlockTimes
+from moetune.solve.training.block_times import BlockTimes
 from moetune.solve.training.chunks import (
     ChunkedBlock,
     ChunkedPasses,
@@ -53,7 +53,7 @@ class BlockTable:
     _local_times: dict[_Key, tuple[BlockTimes, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
-    _expert_times: dict[_Key, tuple[BlockTimes, ...]] = field(
+    _computed_times: dict[_Key, tuple[BlockTimes, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
     _host: dict[_Key, tuple[float, ...]] = field(default_factory=dict, init=False, repr=False)
@@ -156,22 +156,20 @@ class BlockTable:
         if not any(self._routed):
             return local
         of_experts = *key, layout.ep, layout.etp
-        computed = self._expert_times.get(of_experts)
+        computed = self._computed_times.get(of_experts)
         if computed is None:
-            computed = self._of_experts(prices.expert_times)
-            self._expert_times[of_experts] = computed
-        sent = self._of_experts(prices.sent_times)
-        return tuple(
-            own if part is None else own + experts + exchanged
-            for part, own, experts, exchanged in zip(
-                self._routed, local, computed, sent, strict=True
-            )
-        )
+            computed = self._computed_times[of_experts] = self._with(local, prices.expert_times)
+        return self._with(computed, prices.sent_times)
 
-    def _of_experts(self, price: Callable[[RoutedExperts], BlockTimes]) -> tuple[BlockTimes, ...]:
-        """Return the prices of each kind's experts; kinds with the same have the same."""
+    def _with(
+        self, times: Sequence[BlockTimes], price: Callable[[RoutedExperts], BlockTimes]
+    ) -> tuple[BlockTimes, ...]:
+        """Return the times of each kind with a price of its experts; equal ones have the same."""
         known = {part: price(part) for part in {*self._routed} if part is not None}
-        return tuple(NO_TIMES if part is None else known[part] for part in self._routed)
+        return tuple(
+            own if part is None else own + known[part]
+            for part, own in zip(self._routed, times, strict=True)
+        )
 
     def _on_device(self, layout: FoldedLayout) -> Iterator[tuple[BlockTimes, DevicePasses, float]]:
         """Yield each kind's modules, its passes, and by how long they are longer than the host."""

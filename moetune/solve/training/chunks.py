@@ -22,6 +22,17 @@ from moetune.solve.training.passes import FORWARD_OF_BOTH, LAUNCH_SECONDS
 
 MOST_CHUNKS = 16
 _WHOLE = Degrees(forward=1, backward=1)
+_CUTS = tuple(
+    sorted(
+        (
+            Degrees(forward=forward, backward=backward)
+            for forward, backward in itertools.product(range(1, MOST_CHUNKS + 1), repeat=2)
+        ),
+        key=lambda cut: (cut.forward + cut.backward, cut.forward),
+    )
+)
+"""The degrees to choose from, the fewest chunks first."""
+_PAIRS = tuple(cut for cut in _CUTS if cut.forward == cut.backward)
 _TRANSFERS = 2
 """Dispatch and combine."""
 
@@ -113,7 +124,7 @@ def best_degrees(
     """
     best, most = _WHOLE, 0.0
     scale = sum(count * sum(each.seconds[0] for each in one.passes) for count, one in blocks)
-    for cut in _cuts(are_paired=are_paired):
+    for cut in _PAIRS if are_paired else _CUTS:
         gains = [one.gained(cut) for _, one in blocks]
         if any(gain < 0 for pair in gains for gain in pair):
             continue
@@ -121,15 +132,6 @@ def best_degrees(
         if gained > most + TIE * scale:
             best, most = cut, gained
     return best
-
-
-def _cuts(*, are_paired: bool) -> list[Degrees]:
-    """Return the degrees to choose from, the fewest chunks first."""
-    every = itertools.product(range(1, MOST_CHUNKS + 1), repeat=2)
-    found = [Degrees(forward=one, backward=other) for one, other in every]
-    if are_paired:
-        return [cut for cut in found if cut.forward == cut.backward]
-    return sorted(found, key=lambda cut: (cut.forward + cut.backward, cut.forward))
 
 
 def _makespans(

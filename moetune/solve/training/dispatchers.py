@@ -1,5 +1,6 @@
 """Dispatchers that go with layouts, by the seconds of a micro-batch with them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,7 +33,10 @@ class RankedDispatchers:
     def ranked(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
     ) -> tuple[PricedDispatcher, ...]:
-        """Return the dispatchers that go with a layout, the fastest first."""
+        """Return the dispatchers that go with a layout, the fastest first.
+
+        There is none where its overlap does not go with what it recomputes.
+        """
         key = (
             layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.overlap,
             recompute,
@@ -47,6 +51,17 @@ class RankedDispatchers:
         ranked = self.ranked(layout, recompute)
         return ranked[0].seconds if ranked else float("inf")
 
+    def least_seconds(
+        self, layout: FoldedLayout, recomputes: Sequence[tuple[Recompute, ...]]
+    ) -> float:
+        """Return the seconds of a micro-batch with the fastest of some lists of modules.
+
+        That is the empty one, but in chunks, whose degrees each list chooses.
+        """
+        if () in recomputes and layout.overlap != "chunks":
+            return self.seconds(layout, ())
+        return min(self.seconds(layout, one) for one in recomputes)
+
     def _rank(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
     ) -> tuple[PricedDispatcher, ...]:
@@ -54,8 +69,11 @@ class RankedDispatchers:
         key = layout.tp, layout.ep, layout.etp, layout.overlap
         if key not in self._able:
             self._able[key] = self.space.dispatchers(layout, self.pins)
-        every = (
-            (layout.changed(dispatcher=one, recompute=recompute), one) for one in self._able[key]
-        )
-        priced = [PricedDispatcher(seconds(one), name) for one, name in every]
+        one = layout if recompute == layout.recompute else layout.changed(recompute=recompute)
+        if not self.space.may_overlap(one):
+            return ()
+        priced = [
+            PricedDispatcher(seconds(one.changed(dispatcher=name)), name)
+            for name in self._able[key]
+        ]
         return tuple(sorted(priced, key=lambda one: one.seconds))

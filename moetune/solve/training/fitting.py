@@ -107,7 +107,7 @@ class Fitting:
         """Return bytes that a device needs at least, [pipeline, recomputation].
 
         Args:
-            pipelines: of the same sizes and overlap.
+            pipelines: of the same sizes.
             may_offload: whether what is not pinned may be in host memory.
         """
         if not pipelines or pins.stages is not None:
@@ -207,11 +207,10 @@ class Fitting:
 
     def _with_activations(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout | None:
         """Return a layout with the fewest blocks' activations in host memory; None where no fit."""
-        if pins.offload_activations is not None:
-            return None
         num = self.space.job.decoder.num_layers
-        first = layout.changed(offload_activations=1 / num)
-        if num == 1 or not self.space.is_allowed(first):
+        if num == 1 or self._with_most_waiting(layout, pins) is layout:
+            return None
+        if not self.space.is_allowed(layout.changed(offload_activations=1 / num)):
             return None
         low, high = 0, num - 1
         while high - low > 1:

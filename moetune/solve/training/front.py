@@ -8,13 +8,13 @@ that does is on the front. Steps that save little of the one before are omitted.
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute
-from moetune.solve.training.dispatchers import RankedDispatchers
+from moetune.solve.training.dispatchers import PricedDispatcher, RankedDispatchers
 from moetune.solve.training.pins import contradiction
 from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.ties import NOISE, PricedLayout
@@ -49,7 +49,7 @@ def front_within(
         saving: share of a step that the next layout saves at least.
     """
     front: dict[float, PricedLayout] = {}
-    sweep = _Sweep(search=search, pins=pins, table=search.dispatchers(pins))
+    sweep = _Sweep(search=search, pins=pins, table=search.dispatchers(pins), most_bytes=most_bytes)
     worth, open_ends = slowest_seconds, [*sweep.roots()]
     heapq.heapify(open_ends)
     while open_ends and open_ends[0].peak_bytes <= most_bytes:
@@ -90,6 +90,7 @@ class _Sweep:
     search: FoldedSearch
     pins: LayoutRequest
     table: RankedDispatchers
+    most_bytes: float
     _number: Iterator[int] = field(default_factory=itertools.count)
 
     def roots(self) -> Iterator[_Branch]:
@@ -100,21 +101,19 @@ class _Sweep:
 
     def _pipelines(self, sizes: FoldedLayout, most_seconds: float) -> Iterator[_Branch]:
         """Yield the pipelines of sizes, with each recomputation."""
-        fitting, prices, space = self.search.fitting, self.search.prices, self.search.space
-        recomputes = space.recomputes(self.pins)
-        for overlapped in space.overlapped(sizes, self.pins):
-            seconds = [self.table.seconds(overlapped, one) for one in recomputes]
-            if min(seconds) * prices.rounds(sizes) > most_seconds:
-                continue
-            every = [*space.pipelines(overlapped, self.pins)]
-            bounds = fitting.least_bytes(every, recomputes, self.pins, may_offload=True)
-            for one, row in zip(every, bounds.tolist(), strict=True):
-                rounds = prices.rounds_at_least(one)
-                for recompute, least, each in zip(recomputes, row, seconds, strict=True):
-                    if each * rounds <= most_seconds:
-                        yield self._branch(
-                            least, each * rounds, one, partial(self._cuts, one, recompute)
-                        )
+        prices, space, seconds = self.search.prices, self.search.space, self.table.seconds
+        rounds, recomputes = prices.rounds(sizes), space.recomputes(self.pins)
+        overlapped = [
+            one
+            for one in space.overlapped(sizes, self.pins)
+            if self.table.least_seconds(one, recomputes) * rounds <= most_seconds
+        ]
+        for one, bounds in self.search.pipelines(overlapped, self.pins, may_offload=True):
+            rounds = prices.rounds_at_least(one)
+            for modules, peak in bounds.items():
+                is_small = peak <= self.most_bytes  # others need no price
+                if is_small and (least := seconds(one, modules) * rounds) <= most_seconds:
+                    yield self._branch(peak, least, one, partial(self._cuts, one, modules))
 
     def _cuts(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...], most_seconds: float
@@ -127,21 +126,25 @@ class _Sweep:
             if least > most_seconds:
                 continue
             for one in search.fitting.sharded(cut, self.pins):
-                yield from self._dispatched(one, least, most_seconds)
+                peak = search.fitting.least_offloaded(one, self.pins)
+                yield self._dispatched(peak, least, one, self.table.ranked(one, recompute))
 
     def _dispatched(
-        self, cut: FoldedLayout, least_seconds: float, most_seconds: float
-    ) -> Iterator[_Branch]:
-        """Yield a cut with each dispatcher."""
-        rounds = self.search.prices.rounds_at_least(cut)
-        for to in self.table.ranked(cut, cut.recompute):
-            seconds = max(least_seconds, to.seconds * rounds)
-            if seconds > most_seconds:
-                break
-            is_fastest = to.dispatcher == cut.dispatcher
-            one = cut if is_fastest else cut.changed(dispatcher=to.dispatcher)
-            least = self.search.fitting.least_offloaded(one, self.pins)
-            yield self._branch(least, seconds, one, partial(self._offloaded, one))
+        self, peak_bytes: float, least_seconds: float, cut: FoldedLayout,
+        able: Sequence[PricedDispatcher],
+    ) -> _Branch:  # fmt: skip
+        """Return a cut with the fastest of some dispatchers, behind which the others come."""
+        first, *others = able
+        is_fastest = first.dispatcher == cut.dispatcher
+        one = cut if is_fastest else cut.changed(dispatcher=first.dispatcher)
+
+        def branches(most_seconds: float) -> Iterator[_Branch]:
+            if others:
+                yield self._dispatched(peak_bytes, least_seconds, cut, others)
+            yield from self._offloaded(one, most_seconds)
+
+        seconds = max(least_seconds, first.seconds * self.search.prices.rounds_at_least(cut))
+        return self._branch(peak_bytes, seconds, one, branches)
 
     def _offloaded(self, layout: FoldedLayout, most_seconds: float) -> Iterator[_Branch]:
         """Yield a cut with all that may be in host memory, which tells its memory."""

@@ -113,10 +113,10 @@ class MemoryModel:
     )
     _largest: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
     _ranks: dict[_Key, tuple[_RankBytes, ...]] = field(default_factory=dict, init=False, repr=False)
+    _optimizer: Optimizer = field(init=False, repr=False)
 
-    @property
-    def _optimizer(self) -> Optimizer:
-        return optimizer_of(self.job.optimizer)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_optimizer", optimizer_of(self.job.optimizer))
 
     def peak(self, layout: FoldedLayout) -> RankMemory:
         """Return the memory of the pipeline rank that has most."""
@@ -167,7 +167,7 @@ class MemoryModel:
 
     def of_rank(self, layout: FoldedLayout, rank: RankBlocks) -> RankMemory:
         """Return the memory of that of such pipeline ranks which keeps most activations."""
-        return self._memory(layout, self._bytes_of_rank(layout, rank))
+        return self._memory(layout, self._bytes_of_rank(layout, rank, self.live(layout)))
 
     def _memory(self, layout: FoldedLayout, rank: _RankBytes) -> RankMemory:
         parts, host = self._parts(layout, rank, layout.offload_optimizer)
@@ -242,15 +242,18 @@ class MemoryModel:
         )  # fmt: skip
         found = self._ranks.get(key)
         if found is None:
-            ranks = self.stages.ranks(layout)
-            found = self._ranks[key] = tuple(self._bytes_of_rank(layout, one) for one in ranks)
+            live = self.live(layout)
+            found = self._ranks[key] = tuple(
+                self._bytes_of_rank(layout, one, live) for one in self.stages.ranks(layout)
+            )
         return found
 
-    def _bytes_of_rank(self, layout: FoldedLayout, rank: RankBlocks) -> _RankBytes:
+    def _bytes_of_rank(
+        self, layout: FoldedLayout, rank: RankBlocks, every_live: Sequence[float]
+    ) -> _RankBytes:
         dense, experts = self._parameters_of(layout, rank)
-        every = self.live(layout)
-        fullest = max(rank.ranks, key=every.__getitem__)
-        live = every[fullest]
+        fullest = max(rank.ranks, key=every_live.__getitem__)
+        live = every_live[fullest]
         blocks = self._bytes_of_blocks(layout, layout.recompute)
         counted = [*zip(rank.counts, blocks, strict=True)]
         return _RankBytes(

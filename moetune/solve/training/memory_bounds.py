@@ -15,6 +15,8 @@ from moetune.domain.training import FoldedLayout, Recompute
 from moetune.solve.training.memory import FRAGMENTATION, LIBRARY_BYTES, MemoryModel
 
 _Floats = npt.NDArray[np.float64]
+_LESS = np.array([[[0.0]], [[-1.0]]])
+"""Blocks that the rank that has most of them has more, and one between the ends."""
 
 
 def least_bytes(
@@ -28,29 +30,32 @@ def least_bytes(
     """Return bytes that the fullest device needs at least, [pipeline, recomputation].
 
     Args:
-        pipelines: layouts of the same sizes and overlap, which differ in vpp and schedule, cut
+        pipelines: layouts of the same sizes, which differ in overlap, vpp and schedule, cut
             equally or balanced.
         ways: to keep the states, as a layout with a ZeRO stage and a share of the optimizer on the
             host: the one that takes least counts.
         kept: share of the activations that the device keeps at least, for each recomputation.
     """
     first, num_layers = pipelines[0], memory.job.decoder.num_layers
-    counts = np.array(memory.stages.whole.counts)
+    counts = np.array(memory.stages.whole.counts, dtype=float)
     blocks = memory.sizes_of_blocks(first, recomputes)
-    activations = np.array([[one.total for one in every] for every in blocks])
-    workspace = np.array([[one.workspace for one in every] for every in blocks])
     loss = 1 + FRAGMENTATION
-    activations *= loss * np.array(kept)[:, None]
-    num = -(-num_layers // first.pp)
+    activations = np.array(
+        [
+            [loss * share * one.total for one in every]
+            for share, every in zip(kept, blocks, strict=True)
+        ]
+    )
+    workspace = np.array([min(one.workspace for one in every) for every in blocks])
     live = np.array([_live(memory, one) for one in pipelines])[:, :, None, None] * activations
     states = np.array([memory.states_of_blocks(one, on_host=share) for one, share in ways])
-    fullest = _cheapest(
-        np.array([num, num - 1])[:, None, None], counts, states[:, None, None, None] + live
-    ).max(axis=2)
+    num = -(-num_layers // first.pp)
+    taken = _cheapest(_LESS + num, counts, states[:, None, None, None] + live)
+    fullest = np.maximum(taken[:, :, 0], taken[:, :, 1])
     if first.pp == 1:  # all is on one rank, the ends with it
         whole = [memory.least(one, on_host=share) - LIBRARY_BYTES for one, share in ways]
         fullest += (np.array(whole) - states @ counts)[:, None, None]
-    least: _Floats = fullest.min(axis=0) + loss * workspace.min(axis=1) + LIBRARY_BYTES
+    least: _Floats = fullest.min(axis=0) + (loss * workspace + LIBRARY_BYTES)
     return least
 
 
@@ -61,16 +66,18 @@ def _live(memory: MemoryModel, layout: FoldedLayout) -> tuple[float, float]:
     return min(live), max(middle, default=0.0)
 
 
-def _cheapest(num: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], sizes: _Floats) -> _Floats:
+def _cheapest(num: _Floats, counts: _Floats, sizes: _Floats) -> _Floats:
     """Return the bytes of those blocks that take least, [way, pipeline, rank, recomputation].
 
+        min Σ x_k·s_k  for  Σ x_k = n, 0 ≤ x_k ≤ c_k  is  max_j (n·s_j − Σ c_k·max(0, s_j − s_k))
+
     Args:
-        num: of the blocks, [rank, 1, 1].
-        counts: that the model has of each kind.
-        sizes: of one block, [way, pipeline, rank, recomputation, kind].
+        num: n, of the blocks, [rank, 1, 1].
+        counts: c, that the model has of each kind.
+        sizes: s, of one block, [way, pipeline, rank, recomputation, kind].
     """
-    order = np.argsort(sizes, axis=-1)
-    there = counts[order]
-    taken = np.clip(num - (np.cumsum(there, axis=-1) - there), 0, there)
-    total: _Floats = (taken * np.take_along_axis(sizes, order, axis=-1)).sum(axis=-1)
-    return total
+    if len(counts) == 1:
+        return (num * sizes)[..., 0]
+    saved = np.maximum(sizes[..., :, None] - sizes[..., None, :], 0.0) @ counts
+    least: _Floats = (num * sizes - saved).max(axis=-1)
+    return least

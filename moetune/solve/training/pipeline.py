@@ -6,7 +6,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from moetune.domain.pipeline import SPLITTING, Schedule, rank_of_stage
-from moetune.solve.training.schedule import Order, Pass, orders
+from moetune.solve.training.schedule import Pass
+from moetune.solve.training.timetable import Timetable, timetable
 
 _ROUNDS = 4
 """Rounds of p micro-batches that are played; more repeat the last one."""
@@ -61,6 +62,14 @@ class StagePipeline:
     def ranks(self) -> tuple[int, ...]:
         """The rank of each stage."""
         return _ranks_of_stages(self.schedule, self.pp, len(self.stages))
+
+    @property
+    def lengths(self) -> tuple[float, ...]:
+        """Seconds of each kind of pass, as `PASS_WORDS` has them, of each stage."""
+        return (
+            *(one.forward for one in self.stages), *(one.backward for one in self.stages),
+            *(one.grad_input for one in self.stages), *(one.grad_weight for one in self.stages),
+        )  # fmt: skip
 
     @property
     def busy(self) -> tuple[float, ...]:
@@ -131,11 +140,13 @@ def pass_spans(pipeline: StagePipeline, num_micro_batches: int) -> tuple[PassSpa
     Args:
         num_micro_batches: that the schedule can have: of several stages a rank, whole rounds.
     """
-    played = _played(pipeline, num_micro_batches)
-    return tuple(
-        PassSpan(kind, rank, stage, batch, end - played.seconds[kind][stage], end)
-        for kind, rank, stage, batch, end in played.passes
-    )
+    table, lengths = _timetable(pipeline, num_micro_batches), pipeline.lengths
+    spans = []
+    for turn, end in zip(table.turns, _ends(pipeline, table), strict=True):
+        rank, length, *_ = turn
+        kind, stage, batch = table.action(turn)
+        spans.append(PassSpan(kind, rank, stage, batch, end - lengths[length], end))
+    return tuple(spans)
 
 
 def least_seconds(pipeline: StagePipeline) -> float:
@@ -172,76 +183,28 @@ def _sends(ranks: tuple[int, ...]) -> tuple[int, ...]:
 
 def _last_end(pipeline: StagePipeline, num_micro_batches: int) -> float:
     """Return the end of the last pass of any rank."""
-    return max(_played(pipeline, num_micro_batches).clocks)
+    return max(_ends(pipeline, _timetable(pipeline, num_micro_batches)))
 
 
-def _played(pipeline: StagePipeline, num_micro_batches: int) -> "_Events":
-    """Return the events after the last pass of every rank.
+def _timetable(pipeline: StagePipeline, num_micro_batches: int) -> Timetable:
+    return timetable(pipeline.schedule, pipeline.pp, pipeline.vpp, num_micro_batches)
+
+
+def _ends(pipeline: StagePipeline, table: Timetable) -> list[float]:
+    """Return the end of every pass.
 
     A rank does its passes in order, each once its input is there. A message leaves when the one
     before it on the way between the same ranks has arrived.
     """
-    every = orders(pipeline.schedule, pipeline.pp, pipeline.vpp, num_micro_batches)
-    events = _Events(pipeline, num_micro_batches)
-    ranks = [*range(pipeline.pp)]
-    while ranks:
-        rank = ranks.pop()
-        ranks += events.advance(rank, every[rank])
-    assert events.done == [*map(len, every)], "ranks wait for each other"  # noqa: S101 - our orders
-    return events
-
-
-class _Events:
-    """Clocks of the ranks, and the times at which the inputs of passes are there."""
-
-    def __init__(self, pipeline: StagePipeline, num_micro_batches: int) -> None:
-        stages, self.pipeline = pipeline.stages, pipeline
-        self.seconds: dict[Pass, list[float]] = {
-            "F": [one.forward for one in stages],
-            "B": [one.backward for one in stages],
-            "I": [one.grad_input for one in stages],
-            "W": [one.grad_weight for one in stages],
-        }
-        self.ranks = pipeline.ranks
-        self.clocks, self.done = [0.0] * pipeline.pp, [0] * pipeline.pp
-        self.inputs: list[list[float | None]] = [[None] * num_micro_batches for _ in stages]
-        self.inputs[0] = [0.0] * num_micro_batches
-        self.gradients: list[list[float | None]] = [[None] * num_micro_batches for _ in stages]
-        self.free: dict[tuple[int, int], float] = {}
-        self.passes: list[tuple[Pass, int, int, int, float]] = []
-
-    def advance(self, rank: int, order: Order) -> set[int]:
-        """Do a rank's passes until one lacks its input; return the ranks that have got some."""
-        inputs, gradients, ranks, seconds = self.inputs, self.gradients, self.ranks, self.seconds
-        reached, last, first = set(), len(inputs) - 1, self.done[rank]
-        clock, done = self.clocks[rank], first
-        for kind, stage, batch in order[first:]:
-            begin = clock
-            if kind != "W":
-                ready = (inputs if kind == "F" else gradients)[stage][batch]
-                if ready is None:
-                    break
-                begin = max(clock, ready)
-            clock = end = begin + seconds[kind][stage]
-            done += 1
-            self.passes.append((kind, rank, stage, batch, end))
-            if kind == "W":
-                continue
-            to, every = (stage + 1, inputs) if kind == "F" else (stage - 1, gradients)
-            if to > last:
-                gradients[stage][batch] = end
-            elif to >= 0:
-                there = ranks[to]
-                if there != rank:
-                    end = self._sent(end, rank, there)
-                    reached.add(there)
-                    clock = clock if self.pipeline.hides_sends else end
-                every[to][batch] = end
-        self.clocks[rank], self.done[rank] = clock, done
-        return reached
-
-    def _sent(self, end: float, rank: int, there: int) -> float:
-        """Return when what a rank has computed is on another one."""
-        arrival = max(end, self.free.get((rank, there), 0.0)) + self.pipeline.send_seconds
-        self.free[rank, there] = arrival
-        return arrival
+    lengths, send, hides = pipeline.lengths, pipeline.send_seconds, pipeline.hides_sends
+    clocks, free = [0.0] * pipeline.pp, [0.0] * table.num_links
+    there, ends = [0.0] * table.num_places, []
+    for rank, length, _, needs, gives, link in table.turns:
+        end = max(clocks[rank], there[needs]) + lengths[length]
+        ends.append(end)
+        if link is None:
+            there[gives] = clocks[rank] = end
+            continue
+        there[gives] = free[link] = arrival = max(end, free[link]) + send
+        clocks[rank] = end if hides else arrival
+    return ends

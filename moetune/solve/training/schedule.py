@@ -30,7 +30,7 @@ class Action(NamedTuple):
 Order: TypeAlias = tuple[Action, ...]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def orders(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tuple[Order, ...]:
     """Return what each rank does, from first to last.
 

@@ -1,7 +1,8 @@
 """The layouts of a job that a plan chooses among, with their prices and memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute, TrainingJob
@@ -12,6 +13,17 @@ from moetune.solve.training.pins import contradiction
 from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.step import StepPrices
 from moetune.solve.training.ties import PricedLayout
+
+
+class BoundedPipeline(NamedTuple):
+    """A pipeline that is not cut yet.
+
+    Args:
+        least_bytes: that a device needs at least with each list of modules that it may recompute.
+    """
+
+    layout: FoldedLayout
+    least_bytes: Mapping[tuple[Recompute, ...], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +95,25 @@ class FoldedSearch:
         self, pins: LayoutRequest
     ) -> Iterator[tuple[float, FoldedLayout, tuple[Recompute, ...]]]:
         """Yield bytes that pipelines with each recomputation need at least, and these."""
-        recomputes = self.space.recomputes(pins)
         for sizes in self.space.sizes(pins):
-            for overlapped in self.space.overlapped(sizes, pins):
-                pipelines = [*self.space.pipelines(overlapped, pins)]
-                bounds = self.fitting.least_bytes(pipelines, recomputes, pins, may_offload=False)
-                for one, row in zip(pipelines, bounds, strict=True):
-                    for recompute, least in zip(recomputes, row, strict=True):
-                        yield float(least), one, recompute
+            overlapped = [*self.space.overlapped(sizes, pins)]
+            for one in self.pipelines(overlapped, pins, may_offload=False):
+                for recompute, least in one.least_bytes.items():
+                    yield least, one.layout, recompute
+
+    def pipelines(
+        self, overlapped: Sequence[FoldedLayout], pins: LayoutRequest, *, may_offload: bool
+    ) -> Iterator[BoundedPipeline]:
+        """Yield the pipelines of sizes with some overlaps.
+
+        Args:
+            may_offload: whether what is not pinned may be in host memory.
+        """
+        recomputes = self.space.recomputes(pins)
+        every = [one for sizes in overlapped for one in self.space.pipelines(sizes, pins)]
+        bounds = self.fitting.least_bytes(every, recomputes, pins, may_offload=may_offload)
+        for one, row in zip(every, bounds.tolist(), strict=True):
+            yield BoundedPipeline(one, dict(zip(recomputes, row, strict=True)))
 
     def cuts(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...], pins: LayoutRequest,

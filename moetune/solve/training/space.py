@@ -5,8 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.layout import divisors
-from moetune.domain.pipeline import SCHEDULES, Schedule, most_stages
-from moetune.domain.target_rules import dispatcher_rules, host_rules, target_rules
+from moetune.domain.pipeline import SCHEDULES, Schedule, most_stages, usual_schedule
+from moetune.domain.target_rules import (
+    dispatcher_rules,
+    host_rules,
+    overlap_rules,
+    overlapped_rules,
+    target_rules,
+)
 from moetune.domain.targets import Target
 from moetune.domain.training import (
     FoldedLayout,
@@ -98,10 +104,12 @@ class LayoutSpace:
         return self.target.exchange_ranks(layout) > 1
 
     def pipelines(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield sizes with each number of stages and each schedule."""
+        """Yield sizes with each number of stages and each schedule that their overlap goes with."""
         for vpp, schedule in self._pipelines(pins, sizes.pp):
             is_plain = vpp == sizes.vpp and schedule is None
-            yield sizes if is_plain else sizes.changed(vpp=vpp, schedule=schedule)
+            one = sizes if is_plain else sizes.changed(vpp=vpp, schedule=schedule)
+            if one.overlap == "none" or next(overlap_rules(one, self.target), None) is None:
+                yield one
 
     def _tps(self, pins: LayoutRequest) -> Sequence[int]:
         if pins.tp:
@@ -179,9 +187,8 @@ class LayoutSpace:
             if pins.schedule is not None or pp == 1:
                 yield vpp, pins.schedule
                 continue
-            plain = FoldedLayout(pp=pp, vpp=vpp).order
             others = {*self.target.schedules} - {"1f1b", "interleaved"}
-            if plain in self.target.schedules:
+            if usual_schedule(vpp) in self.target.schedules:
                 yield vpp, None
             yield from ((vpp, one) for one in SCHEDULES if one in others)
 
@@ -211,6 +218,10 @@ class LayoutSpace:
             has -= {"moe_act"}  # which are computed again in any case
         lists = (tuple(module for module in one if module in has) for one in _RECOMPUTES)
         return [one for one in dict.fromkeys(lists) if {*one} <= able]
+
+    def may_overlap(self, layout: FoldedLayout) -> bool:
+        """Return whether what a layout recomputes goes with its overlap."""
+        return next(overlapped_rules(layout, self.target), None) is None
 
     def dispatchers(self, layout: FoldedLayout, pins: LayoutRequest) -> list[TokenDispatcher]:
         """Return the dispatchers that go with a layout; without other ranks they are one."""

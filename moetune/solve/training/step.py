@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from moetune.domain.pipeline import SPLITTING
+from moetune.domain.pipeline import SPLITTING, StageLetters
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
@@ -64,6 +64,7 @@ class StepPrices:
         default_factory=dict, init=False, repr=False
     )
     _micro_batches: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
+    _balanced: dict[_Key, StageLetters | None] = field(default_factory=dict, init=False, repr=False)
     _seconds: dict[StagePipeline, float] = field(default_factory=dict, init=False, repr=False)
     _copied: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
 
@@ -126,11 +127,7 @@ class StepPrices:
 
     def micro_batch_seconds(self, layout: FoldedLayout) -> float:
         """Return the seconds of one micro-batch in all of the model, whatever the pipeline."""
-        key = (
-            layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
-            layout.dispatcher_sms, layout.overlap, layout.degree, layout.recompute,
-            layout.cuda_graphs,
-        )  # fmt: skip
+        key = _of_micro_batch(layout)
         found = self._micro_batches.get(key)
         if found is None:
             found = self._micro_batches[key] = self._sum_of_blocks(layout)
@@ -181,6 +178,13 @@ class StepPrices:
 
     def balanced(self, layout: FoldedLayout) -> FoldedLayout:
         """Return the layout with stages whose ranks take as equally long as blocks allow."""
+        key = *_of_micro_batch(layout), layout.pp, layout.vpp, layout.order
+        if key not in self._balanced:
+            self._balanced[key] = self._balanced_stages(layout)
+        return layout.changed(stages=self._balanced[key])
+
+    def _balanced_stages(self, layout: FoldedLayout) -> StageLetters | None:
+        """Return the balanced stages; None where the equal ones are they."""
         blocks, (embedding, head) = self.blocks.seconds(layout), self._ends(layout)
         decoder = self.job.decoder
         whole = self.stages.whole
@@ -191,8 +195,7 @@ class StepPrices:
             block_seconds=every / decoder.num_layers,
             embedding_seconds=embedding, head_seconds=head + predicted,
         )  # fmt: skip
-        even = stages == layout.even_stages(decoder)
-        return replace(layout, stages=None if even else stages)
+        return None if stages == layout.even_stages(decoder) else stages
 
     def _rest(
         self, layout: FoldedLayout, pipeline: StagePipeline
@@ -270,3 +273,12 @@ class StepPrices:
         tokens = layout.micro_batch * self.job.length / (layout.cp * layout.tp)
         span = self.device.span(2, layout.stage_ranks)
         return self.device.collective("send", span, ELEMENT * tokens * self.job.decoder.d_model)
+
+
+def _of_micro_batch(layout: FoldedLayout) -> _Key:
+    """Return what the seconds of a micro-batch depend on."""
+    return (
+        layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
+        layout.dispatcher_sms, layout.overlap, layout.degree, layout.recompute,
+        layout.cuda_graphs,
+    )  # fmt: skip

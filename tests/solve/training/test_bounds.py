@@ -3,12 +3,17 @@
 import itertools
 from collections import defaultdict
 from dataclasses import replace
+from math import inf
 
+import numpy as np
 import pytest
 
+from moetune.domain.targets import TARGETS
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
+from moetune.solve.training import front
 from moetune.solve.training.best import _Branch, _Branches
+from moetune.solve.training.memory_bounds import _cheapest
 from moetune.solve.training.search import FoldedSearch
 from tests.solve.training.brute_force import every_layout, fitting
 from tests.solve.training.test_search import OLMOE, search_of
@@ -57,6 +62,74 @@ def test_no_step_is_faster_than_the_bound_of_any_node_above_it(
         assert found[sizes] == pytest.approx(fastest), "a branch left out the fastest of its sizes"
 
 
+def least_of_both(search: FoldedSearch, branch: front._Branch) -> tuple[float, float]:
+    """Return the least step and the fewest bytes of a branch, which no bound may exceed."""
+    if branch.branches is None:
+        priced = search.priced(branch.layout)
+        seconds, num_bytes = priced.step.seconds, priced.memory.peak_bytes
+    else:
+        every = [least_of_both(search, one) for one in branch.branches(inf)]
+        seconds = min((one for one, _ in every), default=inf)
+        num_bytes = min((one for _, one in every), default=inf)
+    assert branch.seconds <= seconds * SAME
+    assert branch.peak_bytes <= num_bytes * SAME
+    return seconds, num_bytes
+
+
+@pytest.mark.unmeasured
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "moetune"])
+def test_no_layout_of_the_front_is_faster_or_smaller_than_a_node_above_it(target: str) -> None:
+    decoder = replace(LITE, blocks=LITE.blocks[:4])
+    job = TrainingJob(decoder=decoder, world_size=4, global_batch=8, length=1024)
+    search, pins = search_of(job, target=target), LayoutRequest(micro_batch=1)
+    layouts = [*map(search.priced, every_layout(search, pins))]
+    sweep = front._Sweep(search=search, pins=pins, table=search.dispatchers(pins), most_bytes=inf)
+    found = [least_of_both(search, one) for one in sweep.roots()]
+    assert min(one for one, _ in found) == pytest.approx(min(one.step.seconds for one in layouts))
+    smallest = min(one.memory.peak_bytes for one in layouts)
+    assert min(one for _, one in found) == pytest.approx(smallest)
+
+
+@pytest.mark.parametrize("target", [*TARGETS])
+def test_what_no_search_looks_at_breaks_a_rule(target: str) -> None:
+    """Pipelines, and lists of modules, that their overlap does not go with."""
+    job = TrainingJob(decoder=OLMOE, world_size=4, global_batch=16, length=1024)
+    search, pins = search_of(job, target=target), LayoutRequest(micro_batch=1)
+    space, table = search.space, search.dispatchers(pins)
+    for sizes, overlap in itertools.product(space.sizes(pins), space.target.overlaps):
+        every = space.pipelines(replace(sizes, overlap="none"), pins)
+        overlapped = replace(sizes, overlap=overlap)
+        kept = {*space.pipelines(overlapped, pins)}
+        for one, modules in itertools.product(every, space.recomputes(pins)):
+            layout = replace(one, overlap=overlap)
+            if layout not in kept or not table.ranked(layout, modules):
+                assert not space.is_allowed(replace(layout, recompute=modules))
+
+
+@pytest.mark.parametrize("target", [*TARGETS])
+def test_a_micro_batch_takes_least_with_the_fastest_of_the_lists(target: str) -> None:
+    job = TrainingJob(decoder=LITE, world_size=8, global_batch=16, length=1024)
+    search, pins = search_of(job, target=target), LayoutRequest()
+    space, table = search.space, search.dispatchers(pins)
+    for sizes in space.sizes(pins):
+        for one in space.overlapped(sizes, pins):
+            for lists in (space.recomputes(pins), space.recomputes(pins)[-1:]):
+                least = min(table.seconds(one, modules) for modules in lists)
+                assert table.least_seconds(one, lists) == least
+
+
+@pytest.mark.parametrize("num_kinds", [1, 2, 3, 5])
+def test_the_cheapest_blocks_are_those_that_take_least(num_kinds: int) -> None:
+    rng = np.random.default_rng(num_kinds)
+    counts = rng.integers(1, 9, num_kinds).astype(float)
+    sizes = rng.uniform(0.0, 1.0, (2, 3, 2, 4, num_kinds))
+    for num in range(1, int(counts.sum()) + 1):
+        found = _cheapest(np.array([[[num]], [[num - 1.0]]]), counts, sizes)
+        for at in np.ndindex(found.shape):
+            blocks = np.sort(np.repeat(sizes[at], counts.astype(int)))
+            assert found[at] == pytest.approx(blocks[: num - at[2]].sum())
+
+
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("may_offload", [False, True])
 @pytest.mark.parametrize("target", ["megatron", "torchtitan", "deepspeed"])
@@ -65,15 +138,12 @@ def test_no_layout_needs_less_memory_than_its_bound(target: str, *, may_offload:
         decoder=replace(LITE, blocks=LITE.blocks[:10]), world_size=8, global_batch=16, length=2048
     )
     search, pins = search_of(job, target=target, gib=float("inf")), LayoutRequest(micro_batch=1)
-    space, fits, table = search.space, search.fitting, search.dispatchers(pins)
-    recomputes, ratios = space.recomputes(pins), []
+    space, table = search.space, search.dispatchers(pins)
+    ratios = []
     for sizes in space.sizes(pins):
-        for overlapped in search.space.overlapped(sizes, pins):
-            pipelines = [*space.pipelines(overlapped, pins)]
-            bounds = fits.least_bytes(pipelines, recomputes, pins, may_offload=may_offload)
-            for (one, row), (at, recompute) in itertools.product(
-                zip(pipelines, bounds, strict=True), enumerate(recomputes)
-            ):
+        overlapped = [*space.overlapped(sizes, pins)]
+        for one, bounds in search.pipelines(overlapped, pins, may_offload=may_offload):
+            for recompute, bound in bounds.items():
                 for cut in search.cuts(one, recompute, pins, table):
                     least = search.memory.needs(cut)[0]
                     if may_offload:
@@ -85,7 +155,7 @@ def test_no_layout_needs_less_memory_than_its_bound(target: str, *, may_offload:
                             for to, share in itertools.product(able, shares)
                             if share == 0 or to.zero == 1
                         )
-                    assert row[at] <= least * SAME
-                    ratios.append(row[at] / least)
+                    assert bound <= least * SAME
+                    ratios.append(bound / least)
     assert max(ratios) > 0.95
     assert sum(ratios) / len(ratios) > 0.7

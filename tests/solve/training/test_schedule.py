@@ -8,6 +8,7 @@ from torch.distributed.pipelining import schedules
 
 from moetune.domain.pipeline import Schedule
 from moetune.solve.training.schedule import most_live, orders
+from moetune.solve.training.timetable import timetable
 
 TORCH: dict[Schedule, Any] = {
     "interleaved": schedules.ScheduleInterleaved1F1B,
@@ -117,3 +118,25 @@ def test_1f1b_keeps_fewer_micro_batches_on_later_ranks_and_zero_bubble_as_many_o
     assert most_live("1f1b", 4, 1, 2) == (2, 2, 2, 1)
     assert most_live("zero_bubble", 4, 1, 32) == (4, 4, 4, 4)
     assert most_live("zero_bubble_v", 4, 2, 32) == (4, 4, 4, 4)
+
+
+@pytest.mark.parametrize(("schedule", "pp", "vpp", "num"), CASES)
+def test_in_a_timetable_every_pass_comes_after_its_input(
+    schedule: Schedule, pp: int, vpp: int, num: int
+) -> None:
+    table, last = timetable(schedule, pp, vpp, num), pp * vpp - 1
+    own: list[list[tuple[str, int, int]]] = [[] for _ in range(pp)]
+    done: set[tuple[str, int, int]] = set()
+    for turn in table.turns:
+        kind, stage, batch = action = table.action(turn)
+        if kind == "F" and stage:
+            assert ("F", stage - 1, batch) in done
+        if kind in "BI":
+            needed = (
+                {(one, stage + 1, batch) for one in "BI"} if stage < last else {("F", stage, batch)}
+            )
+            assert needed & done
+        own[turn[0]].append(action)
+        done.add(action)
+    assert own == [[*order] for order in orders(schedule, pp, vpp, num)]
+    assert len({turn[4] for turn in table.turns}) <= table.num_places

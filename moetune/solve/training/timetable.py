@@ -1,0 +1,126 @@
+"""Passes of all ranks of a schedule in one order, in which each comes after its input.
+
+What a pass waits for does not depend on how long the others take, so that it is found once for all
+pipelines of a schedule.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from moetune.domain.pipeline import Schedule, rank_of_stage
+from moetune.solve.training.schedule import PASS_WORDS, Action, Order, Pass, orders
+
+_KINDS = tuple(PASS_WORDS)
+
+Turn: TypeAlias = tuple[int, int, int, int, int, int | None]
+"""A pass: its rank, which of `StagePipeline.lengths` it takes, its micro-batch, the places of the
+message that it needs and of the one that comes of it, and the way to another rank that this goes;
+None where it stays."""
+
+
+class Timetable(NamedTuple):
+    """The passes, and how many places of messages and ways between ranks there are."""
+
+    turns: tuple[Turn, ...]
+    num_stages: int
+    num_places: int
+    num_links: int
+
+    def action(self, turn: Turn) -> Action:
+        """Return what a rank does in its turn."""
+        _, length, batch, *_ = turn
+        kind, stage = divmod(length, self.num_stages)
+        return Action(_KINDS[kind], stage, batch)
+
+
+@lru_cache(maxsize=32)
+def timetable(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> Timetable:
+    """Return the passes of so many micro-batches."""
+    every = orders(schedule, pp, vpp, num_micro_batches)
+    ranks = tuple(rank_of_stage(stage, pp, schedule) for stage in range(pp * vpp))
+    made = _Turns(every, ranks, num_micro_batches)
+    waiting = [*range(pp)]
+    while waiting:
+        waiting += made.advance(waiting.pop())
+    assert made.done == [*map(len, every)], "ranks wait for each other"  # noqa: S101 - our orders
+    return Timetable(
+        turns=tuple(made.turns), num_stages=len(ranks), num_places=len(made.is_there),
+        num_links=len(made.links),
+    )  # fmt: skip
+
+
+class _Route(NamedTuple):
+    """What the passes of one kind and stage have in common.
+
+    Args:
+        needs, gives: places of the messages of each micro-batch.
+        there: the rank that gets what comes of it; None where that stays.
+    """
+
+    length: int
+    needs: Sequence[int]
+    gives: Sequence[int]
+    link: int | None
+    there: int | None
+
+
+class _Turns:
+    """Passes that have had their turn, and the messages that are there.
+
+    Inputs of all stages have the first places, their gradients the next ones; the last two are of
+    what is there at once, and of what nothing needs.
+    """
+
+    def __init__(self, every: tuple[Order, ...], ranks: tuple[int, ...], num: int) -> None:
+        self.every, self.ranks, self.num = every, ranks, num
+        self.is_there = [True] * num + [False] * (2 * len(ranks) - 1) * num + [True, False]
+        self.places = [*range(len(self.is_there))]
+        self.done = [0] * len(every)
+        self.links: dict[tuple[int, int], int] = {}
+        self.turns: list[Turn] = []
+        self.routes = {
+            kind: [self._route(kind, stage) for stage in range(len(ranks))] for kind in _KINDS
+        }
+
+    def advance(self, rank: int) -> set[int]:
+        """Do a rank's passes until one lacks its input; return the ranks that have got some."""
+        reached, is_there, order = set(), self.is_there, self.every[rank]
+        for at in range(self.done[rank], len(order)):
+            kind, stage, batch = order[at]
+            length, needing, giving, link, there = self.routes[kind][stage]
+            needs, gives = needing[batch], giving[batch]
+            if not is_there[needs]:
+                break
+            self.turns.append((rank, length, batch, needs, gives, link))
+            is_there[gives] = True
+            self.done[rank] = at + 1
+            if there is not None:
+                reached.add(there)
+        return reached
+
+    def _route(self, kind: Pass, stage: int) -> _Route:
+        last = len(self.ranks) - 1
+        length = _KINDS.index(kind) * len(self.ranks) + stage
+        inputs, gradients = self._row(stage), self._row(last + 1 + stage)
+        at_once, nowhere = ([place] * self.num for place in self.places[-2:])
+        if kind == "W":
+            return _Route(length, at_once, nowhere, None, None)
+        if kind == "F":
+            if stage == last:
+                return _Route(length, inputs, gradients, None, None)
+            return _Route(length, inputs, self._row(stage + 1), *self._way(stage, stage + 1))
+        if stage == 0:
+            return _Route(length, gradients, nowhere, None, None)
+        return _Route(length, gradients, self._row(last + stage), *self._way(stage, stage - 1))
+
+    def _row(self, number: int) -> list[int]:
+        """Return the places of a stage's inputs, or gradients, one for each micro-batch."""
+        return self.places[number * self.num : (number + 1) * self.num]
+
+    def _way(self, stage: int, to: int) -> tuple[int | None, int | None]:
+        """Return the way between two stages, and the rank where it ends; None within a rank."""
+        here, there = self.ranks[stage], self.ranks[to]
+        if here == there:
+            return None, None
+        return self.links.setdefault((here, there), len(self.links)), there
