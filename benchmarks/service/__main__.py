@@ -49,7 +49,7 @@ def main() -> None:
         db = Path(folder) / "moetune.db"
         ids = _fill(db)
         rows = [("start to ready, median of 5", "2 s", _start_seconds(db))]
-        with _served(db) as url:
+        with served(db) as url:
             rows += asyncio.run(_known_plans(url, ids))
             rows += asyncio.run(_one_new_plan(url))
             rows += asyncio.run(_observed(url))
@@ -106,7 +106,7 @@ def _observation(plan: Plan, number: int) -> Observation:
 
 
 @contextmanager
-def _served(db: Path) -> Iterator[str]:
+def served(db: Path) -> Iterator[str]:
     """Run the service, quietly, until the block ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", "moetune", "--no-config", "--db", str(db), "serve", "--port", "0",
@@ -135,7 +135,7 @@ def _start_seconds(db: Path) -> str:
     seconds = []
     for _ in range(_NUM_STARTS):
         start = time.perf_counter()
-        with _served(db):
+        with served(db):
             seconds.append(time.perf_counter() - start)
     return format_seconds(statistics.median(seconds))
 
