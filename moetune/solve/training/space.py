@@ -5,7 +5,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.layout import divisors
-from moetune.domain.pipeline import SCHEDULES, Schedule, most_stages, usual_schedule
+from moetune.domain.pipeline import (
+    SCHEDULES,
+    SPLITTING,
+    STAGES_OF_V,
+    V_SCHEDULES,
+    Schedule,
+    most_stages,
+    usual_schedule,
+)
 from moetune.domain.target_rules import (
     dispatcher_rules,
     host_rules,
@@ -188,6 +196,8 @@ class LayoutSpace:
                 yield vpp, pins.schedule
                 continue
             others = {*self.target.schedules} - {"1f1b", "interleaved"}
+            if vpp != STAGES_OF_V:
+                others -= V_SCHEDULES
             if usual_schedule(vpp) in self.target.schedules:
                 yield vpp, None
             yield from ((vpp, one) for one in SCHEDULES if one in others)
@@ -218,6 +228,10 @@ class LayoutSpace:
             has -= {"moe_act"}  # which are computed again in any case
         lists = (tuple(module for module in one if module in has) for one in _RECOMPUTES)
         return [one for one in dict.fromkeys(lists) if {*one} <= able]
+
+    def may_recompute(self, layout: FoldedLayout, recompute: tuple[Recompute, ...]) -> bool:
+        """Return whether recomputation of some modules goes with a layout's schedule."""
+        return not recompute or self.target.splits_recomputed or layout.order not in SPLITTING
 
     def may_overlap(self, layout: FoldedLayout) -> bool:
         """Return whether what a layout recomputes goes with its overlap."""
