@@ -106,7 +106,8 @@ class _Sweep:
         overlapped = [
             one
             for one in space.overlapped(sizes, self.pins)
-            if self.table.least_seconds(one, recomputes) * rounds <= most_seconds
+            if self.table.at_least(one) * rounds <= most_seconds
+            and self.table.least_seconds(one, recomputes) * rounds <= most_seconds
         ]
         for one, bounds in self.search.pipelines(overlapped, self.pins, may_offload=True):
             rounds = prices.rounds_at_least(one)
