@@ -8,13 +8,21 @@ that does is on the front. Steps that save little of the one before are omitted.
 
 import heapq
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute
-from moetune.solve.training.dispatchers import PricedDispatcher, RankedDispatchers
+from moetune.domain.pipeline import StageLetters
+from moetune.domain.training import (
+    FoldedLayout,
+    LayoutRequest,
+    Overlap,
+    Recompute,
+    TokenDispatcher,
+)
+from moetune.solve.training.dispatchers import RankedDispatchers
 from moetune.solve.training.pins import contradiction
 from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.ties import NOISE, PricedLayout
@@ -83,6 +91,14 @@ class _Branch(NamedTuple):
     branches: Callable[[float], Iterable["_Branch"]] | None = None
 
 
+class _Exchange(NamedTuple):
+    """A way to exchange tokens, with the seconds of a micro-batch in the whole model."""
+
+    seconds: float
+    overlap: Overlap
+    dispatcher: TokenDispatcher
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sweep:
     """Branches of one front."""
@@ -101,7 +117,7 @@ class _Sweep:
 
     def _pipelines(self, sizes: FoldedLayout, most_seconds: float) -> Iterator[_Branch]:
         """Yield the pipelines of sizes, with each recomputation."""
-        prices, space, seconds = self.search.prices, self.search.space, self.table.seconds
+        prices, space = self.search.prices, self.search.space
         rounds, recomputes = prices.rounds(sizes), space.recomputes(self.pins)
         overlapped = [
             one
@@ -109,39 +125,62 @@ class _Sweep:
             if self.table.at_least(one) * rounds <= most_seconds
             and self.table.least_seconds(one, recomputes) * rounds <= most_seconds
         ]
-        for one, bounds in self.search.pipelines(overlapped, self.pins, may_offload=True):
-            rounds = prices.rounds_at_least(one)
-            for modules, peak in bounds.items():
-                is_small = peak <= self.most_bytes  # others need no price
-                if is_small and (least := seconds(one, modules) * rounds) <= most_seconds:
-                    yield self._branch(peak, least, one, partial(self._cuts, one, modules))
+        for group in _of_same_memory(overlapped):
+            overlaps = [one.overlap for one in group]
+            seconds = {
+                modules: min(self.table.seconds(one, modules) for one in group)
+                for modules in recomputes
+            }
+            for one, bounds in self.search.pipelines(group[:1], self.pins, may_offload=True):
+                rounds = prices.rounds_at_least(one)
+                for modules, peak in bounds.items():
+                    least = seconds[modules] * rounds
+                    if peak <= self.most_bytes and least <= most_seconds:
+                        cuts = partial(self._cuts, one, overlaps, modules)
+                        yield self._branch(peak, least, one, cuts)
 
     def _cuts(
-        self, layout: FoldedLayout, recompute: tuple[Recompute, ...], most_seconds: float
-    ) -> Iterator[_Branch]:
-        """Yield a pipeline with each cut, ZeRO stage and dispatcher."""
-        search = self.search
-        able = search.with_fastest(layout, recompute, self.table)
-        for cut in search.fitting.cuts(able, self.pins) if able else ():
-            least = search.prices.least_of_pipeline(cut)  # with other dispatchers it is longer
+        self, layout: FoldedLayout, overlaps: Sequence[Overlap], recompute: tuple[Recompute, ...],
+        most_seconds: float,
+    ) -> Iterator[_Branch]:  # fmt: skip
+        """Yield a pipeline with each cut, ZeRO stage, overlap and dispatcher."""
+        search, by_stages = self.search, defaultdict[StageLetters | None, list[FoldedLayout]](list)
+        for overlap in overlaps:
+            able = search.with_fastest(layout.changed(overlap=overlap), recompute, self.table)
+            for cut in search.fitting.cuts(able, self.pins) if able else ():
+                by_stages[cut.stages].append(cut)
+        for cuts in by_stages.values():
+            ways = self._ways(cuts)
+            fastest = next(one for one in cuts if one.overlap == ways[0].overlap)
+            least = search.prices.least_of_pipeline(fastest)  # with the other ways it is longer
             if least > most_seconds:
                 continue
-            for one in search.fitting.sharded(cut, self.pins):
+            for one in search.fitting.sharded(fastest, self.pins):
                 peak = search.fitting.least_offloaded(one, self.pins)
-                yield self._dispatched(peak, least, one, self.table.ranked(one, recompute))
+                yield self._exchanged(peak, least, one, ways)
 
-    def _dispatched(
-        self, peak_bytes: float, least_seconds: float, cut: FoldedLayout,
-        able: Sequence[PricedDispatcher],
-    ) -> _Branch:  # fmt: skip
-        """Return a cut with the fastest of some dispatchers, behind which the others come."""
-        first, *others = able
-        is_fastest = first.dispatcher == cut.dispatcher
-        one = cut if is_fastest else cut.changed(dispatcher=first.dispatcher)
+    def _ways(self, cuts: Sequence[FoldedLayout]) -> list[_Exchange]:
+        """Return how cuts that differ in their overlap may exchange tokens, the fastest first."""
+        every = (
+            _Exchange(seconds, one.overlap, dispatcher)
+            for one in cuts
+            for seconds, dispatcher in self.table.ranked(one, one.recompute)
+        )
+        return sorted(every, key=lambda one: one.seconds)
+
+    def _exchanged(
+        self, peak_bytes: float, least_seconds: float, cut: FoldedLayout, ways: Sequence[_Exchange]
+    ) -> _Branch:
+        """Return a cut with the fastest of some ways of exchange, behind which the others come."""
+        first, *others = ways
+        is_fastest = (first.overlap, first.dispatcher) == (cut.overlap, cut.dispatcher)
+        one = cut
+        if not is_fastest:
+            one = cut.changed(overlap=first.overlap, dispatcher=first.dispatcher)
 
         def branches(most_seconds: float) -> Iterator[_Branch]:
             if others:
-                yield self._dispatched(peak_bytes, least_seconds, cut, others)
+                yield self._exchanged(peak_bytes, least_seconds, cut, others)
             yield from self._offloaded(one, most_seconds)
 
         seconds = max(least_seconds, first.seconds * self.search.prices.rounds_at_least(cut))
@@ -170,3 +209,11 @@ class _Sweep:
         branches: Callable[[float], Iterable[_Branch]] | None = None,
     ) -> _Branch:
         return _Branch(peak_bytes, seconds, next(self._number), layout, branches)
+
+
+def _of_same_memory(overlapped: Sequence[FoldedLayout]) -> list[list[FoldedLayout]]:
+    """Return layouts that differ in their overlap, those together that have the same memory."""
+    groups: dict[bool, list[FoldedLayout]] = {}
+    for one in overlapped:
+        groups.setdefault(one.overlap == "batch", []).append(one)
+    return [*groups.values()]
