@@ -152,12 +152,14 @@ class _Sweep:
         for cuts in by_stages.values():
             ways = self._ways(cuts)
             fastest = next(one for one in cuts if one.overlap == ways[0].overlap)
-            least = search.prices.least_of_pipeline(fastest)  # with the other ways it is longer
-            if least > most_seconds:
+            passes = search.prices.least_of_pipeline(fastest)  # with the other ways it is longer
+            if passes > most_seconds:
                 continue
             for one in search.fitting.sharded(fastest, self.pins):
-                peak = search.fitting.least_offloaded(one, self.pins)
-                yield self._exchanged(peak, least, one, ways)
+                least = passes + search.prices.update.exposed_gradients(one)
+                if least <= most_seconds:
+                    peak = search.fitting.least_offloaded(one, self.pins)
+                    yield self._exchanged(peak, least, one, ways)
 
     def _ways(self, cuts: Sequence[FoldedLayout]) -> list[_Exchange]:
         """Return how cuts that differ in their overlap may exchange tokens, the fastest first."""
