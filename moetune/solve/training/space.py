@@ -73,7 +73,7 @@ class LayoutSpace:
                     continue
                 layout = FoldedLayout(
                     dp=dp, cp=cp, tp=tp, pp=pp, ep=ep, etp=etp, micro_batch=batch,
-                    zero=self.zeros(pins, pp)[0], dispatcher=self.target.dispatchers[0],
+                    zero=self.zeros(pins, pp, tp)[0], dispatcher=self.target.dispatchers[0],
                     cuda_graphs=pins.cuda_graphs or "none", stages=pins.stages,
                     offload_activations=pins.offload_activations or 0.0,
                     offload_optimizer=pins.offload_optimizer or 0.0,
@@ -91,7 +91,9 @@ class LayoutSpace:
             for overlapped in self.overlapped(sizes, pins):
                 for one in self.pipelines(overlapped, pins):
                     choices = itertools.product(
-                        self.recomputes(pins), self.dispatchers(one, pins), self.zeros(pins, one.pp)
+                        self.recomputes(pins),
+                        self.dispatchers(one, pins),
+                        self.zeros(pins, one.pp, one.tp),
                     )
                     for recompute, dispatcher, zero in choices:
                         layout = one.changed(recompute=recompute, dispatcher=dispatcher, zero=zero)
@@ -178,8 +180,8 @@ class LayoutSpace:
         """Return whether what an allowed layout has in host memory breaks no rule either."""
         return next(host_rules(layout, self.target, self.job), None) is None
 
-    def zeros(self, pins: LayoutRequest, pp: int) -> Sequence[ZeroStage]:
-        """Return the pinned stage, or those that go with the pipeline, ascending.
+    def zeros(self, pins: LayoutRequest, pp: int, tp: int) -> Sequence[ZeroStage]:
+        """Return the pinned stage, or those that go with the sizes, ascending.
 
         Stage 0 takes no less time than stage 1 and more memory: only a pin asks for it where the
         target has others.
@@ -187,6 +189,8 @@ class LayoutSpace:
         if pins.zero is not None:
             return (pins.zero,)
         most = 3 if pp == 1 else max(self.target.zero_with_pp, self.target.zero[0])
+        if tp > 1:
+            most = min(most, self.target.zero_with_tp)
         return [one for one in self.target.zero if 1 <= one <= most] or self.target.zero[:1]
 
     def _pipelines(self, pins: LayoutRequest, pp: int) -> Iterator[tuple[int, Schedule | None]]:
