@@ -11,7 +11,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from moetune.domain.pipeline import StageLetters
@@ -117,58 +117,63 @@ class _Sweep:
 
     def _pipelines(self, sizes: FoldedLayout, most_seconds: float) -> Iterator[_Branch]:
         """Yield the pipelines of sizes, with each recomputation."""
-        prices, space = self.search.prices, self.search.space
-        rounds, recomputes = prices.rounds(sizes), space.recomputes(self.pins)
+        rounds = self.search.prices.rounds(sizes)
         overlapped = [
             one
-            for one in space.overlapped(sizes, self.pins)
+            for one in self.search.space.overlapped(sizes, self.pins)
             if self.table.at_least(one) * rounds <= most_seconds
-            and self.table.least_seconds(one, recomputes) * rounds <= most_seconds
         ]
-        for group in _of_same_memory(overlapped):
-            overlaps = [one.overlap for one in group]
-            seconds = {
-                modules: min(self.table.seconds(one, modules) for one in group)
-                for modules in recomputes
-            }
-            for one, bounds in self.search.pipelines(group[:1], self.pins, may_offload=True):
-                rounds = prices.rounds_at_least(one)
-                for modules, peak in bounds.items():
-                    least = seconds[modules] * rounds
-                    if peak <= self.most_bytes and least <= most_seconds:
-                        cuts = partial(self._cuts, one, overlaps, modules)
-                        yield self._branch(peak, least, one, cuts)
+        groups = {group[0].overlap: group for group in _of_same_memory(overlapped)}
+
+        @cache
+        def ways(overlap: Overlap, modules: tuple[Recompute, ...]) -> Sequence[_Exchange]:
+            return self._ways(groups[overlap], modules)
+
+        firsts = [group[0] for group in groups.values()]
+        for one, bounds in self.search.pipelines(firsts, self.pins, may_offload=True):
+            rounds = self.search.prices.rounds_at_least(one)
+            for modules, peak in bounds.items():
+                able = ways(one.overlap, modules) if peak <= self.most_bytes else ()
+                if able and (least := able[0].seconds * rounds) <= most_seconds:
+                    yield self._branch(peak, least, one, partial(self._cuts, one, modules, able))
+
+    def _ways(
+        self, overlapped: Sequence[FoldedLayout], recompute: tuple[Recompute, ...]
+    ) -> Sequence[_Exchange]:
+        """Return how layouts with some overlaps may exchange tokens, the fastest first."""
+        every = (
+            _Exchange(seconds, one.overlap, dispatcher)
+            for one in overlapped
+            for seconds, dispatcher in self.table.ranked(one, recompute)
+        )
+        return sorted(every, key=lambda one: one.seconds)
 
     def _cuts(
-        self, layout: FoldedLayout, overlaps: Sequence[Overlap], recompute: tuple[Recompute, ...],
+        self, layout: FoldedLayout, recompute: tuple[Recompute, ...], ways: Sequence[_Exchange],
         most_seconds: float,
     ) -> Iterator[_Branch]:  # fmt: skip
-        """Yield a pipeline with each cut, ZeRO stage, overlap and dispatcher."""
+        """Yield a pipeline with each cut, ZeRO stage and way of exchange."""
         search, by_stages = self.search, defaultdict[StageLetters | None, list[FoldedLayout]](list)
+        overlaps = dict.fromkeys(one.overlap for one in ways)
         for overlap in overlaps:
-            able = search.with_fastest(layout.changed(overlap=overlap), recompute, self.table)
+            one = layout if overlap == layout.overlap else layout.changed(overlap=overlap)
+            able = search.with_fastest(one, recompute, self.table)
             for cut in search.fitting.cuts(able, self.pins) if able else ():
                 by_stages[cut.stages].append(cut)
         for cuts in by_stages.values():
-            ways = self._ways(cuts)
-            fastest = next(one for one in cuts if one.overlap == ways[0].overlap)
-            passes = search.prices.least_of_pipeline(fastest)  # with the other ways it is longer
+            cut = cuts[0]  # of the overlap that is fastest
+            passes = search.prices.least_of_pipeline(cut)  # with the other ways it is longer
             if passes > most_seconds:
                 continue
-            for one in search.fitting.sharded(fastest, self.pins):
+            left = ways
+            if len(cuts) < len(overlaps):
+                own = {one.overlap for one in cuts}
+                left = [one for one in ways if one.overlap in own]
+            for one in search.fitting.sharded(cut, self.pins):
                 least = passes + search.prices.update.exposed_gradients(one)
                 if least <= most_seconds:
                     peak = search.fitting.least_offloaded(one, self.pins)
-                    yield self._exchanged(peak, least, one, ways)
-
-    def _ways(self, cuts: Sequence[FoldedLayout]) -> list[_Exchange]:
-        """Return how cuts that differ in their overlap may exchange tokens, the fastest first."""
-        every = (
-            _Exchange(seconds, one.overlap, dispatcher)
-            for one in cuts
-            for seconds, dispatcher in self.table.ranked(one, one.recompute)
-        )
-        return sorted(every, key=lambda one: one.seconds)
+                    yield self._exchanged(peak, least, one, left)
 
     def _exchanged(
         self, peak_bytes: float, least_seconds: float, cut: FoldedLayout, ways: Sequence[_Exchange]

@@ -233,9 +233,9 @@ class LayoutSpace:
         lists = (tuple(module for module in one if module in has) for one in _RECOMPUTES)
         return [one for one in dict.fromkeys(lists) if {*one} <= able]
 
-    def may_recompute(self, layout: FoldedLayout, recompute: tuple[Recompute, ...]) -> bool:
-        """Return whether recomputation of some modules goes with a layout's schedule."""
-        return not recompute or self.target.splits_recomputed or layout.order not in SPLITTING
+    def keeps_all(self, layout: FoldedLayout) -> bool:
+        """Return whether no recomputation goes with a layout's schedule."""
+        return not self.target.splits_recomputed and layout.order in SPLITTING
 
     def may_overlap(self, layout: FoldedLayout) -> bool:
         """Return whether what a layout recomputes goes with its overlap."""
