@@ -154,8 +154,7 @@ class _Sweep:
     ) -> Iterator[_Branch]:  # fmt: skip
         """Yield a pipeline with each cut, ZeRO stage and way of exchange."""
         search, by_stages = self.search, defaultdict[StageLetters | None, list[FoldedLayout]](list)
-        overlaps = dict.fromkeys(one.overlap for one in ways)
-        for overlap in overlaps:
+        for overlap in dict.fromkeys(one.overlap for one in ways):
             one = layout if overlap == layout.overlap else layout.changed(overlap=overlap)
             able = search.with_fastest(one, recompute, self.table)
             for cut in search.fitting.cuts(able, self.pins) if able else ():
@@ -165,10 +164,8 @@ class _Sweep:
             passes = search.prices.least_of_pipeline(cut)  # with the other ways it is longer
             if passes > most_seconds:
                 continue
-            left = ways
-            if len(cuts) < len(overlaps):
-                own = {one.overlap for one in cuts}
-                left = [one for one in ways if one.overlap in own]
+            overlaps = {one.overlap for one in cuts}
+            left = [one for one in ways if one.overlap in overlaps]
             for one in search.fitting.sharded(cut, self.pins):
                 least = passes + search.prices.update.exposed_gradients(one)
                 if least <= most_seconds:

@@ -134,9 +134,10 @@ class StepPrices:
         return found
 
     def micro_batch_at_least(self, layout: FoldedLayout) -> float:
-        """Return what `micro_batch_seconds` is at least, before any chunks are priced."""
-        if layout.overlap != "chunks":
-            return self.micro_batch_seconds(layout)
+        """Return what `micro_batch_seconds` of a layout with chunks is at least.
+
+        No chunks are priced for it.
+        """
         plain = layout.changed(overlap="none", degree=None)
         return self.micro_batch_seconds(plain) - self.blocks.most_saved(layout)
 
