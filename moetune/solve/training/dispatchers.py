@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute, TokenDispatcher
+from moetune.domain.training import FoldedLayout, LayoutRequest, Overlap, Recompute, TokenDispatcher
 from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.step import StepPrices
 
 
 class PricedDispatcher(NamedTuple):
-    """A dispatcher with the seconds of a micro-batch in the whole model."""
+    """A dispatcher beside an overlap, with the seconds of a micro-batch in the whole model."""
 
     seconds: float
     dispatcher: TokenDispatcher
+    overlap: Overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class RankedDispatchers:
         if not self.space.may_overlap(one):
             return ()
         priced = [
-            PricedDispatcher(seconds(one.changed(dispatcher=name)), name)
+            PricedDispatcher(seconds(one.changed(dispatcher=name)), name, one.overlap)
             for name in self._able_of(layout)
         ]
         return tuple(sorted(priced, key=lambda one: one.seconds))

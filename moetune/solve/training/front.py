@@ -8,7 +8,6 @@ that does is on the front. Steps that save little of the one before are omitted.
 
 import heapq
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -20,9 +19,8 @@ from moetune.domain.training import (
     LayoutRequest,
     Overlap,
     Recompute,
-    TokenDispatcher,
 )
-from moetune.solve.training.dispatchers import RankedDispatchers
+from moetune.solve.training.dispatchers import PricedDispatcher, RankedDispatchers
 from moetune.solve.training.pins import contradiction
 from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.ties import NOISE, PricedLayout
@@ -91,14 +89,6 @@ class _Branch(NamedTuple):
     branches: Callable[[float], Iterable["_Branch"]] | None = None
 
 
-class _Exchange(NamedTuple):
-    """A way to exchange tokens, with the seconds of a micro-batch in the whole model."""
-
-    seconds: float
-    overlap: Overlap
-    dispatcher: TokenDispatcher
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sweep:
     """Branches of one front."""
@@ -126,7 +116,7 @@ class _Sweep:
         groups = {group[0].overlap: group for group in _of_same_memory(overlapped)}
 
         @cache
-        def ways(overlap: Overlap, modules: tuple[Recompute, ...]) -> Sequence[_Exchange]:
+        def ways(overlap: Overlap, modules: tuple[Recompute, ...]) -> Sequence[PricedDispatcher]:
             return self._ways(groups[overlap], modules)
 
         firsts = [group[0] for group in groups.values()]
@@ -139,26 +129,24 @@ class _Sweep:
 
     def _ways(
         self, overlapped: Sequence[FoldedLayout], recompute: tuple[Recompute, ...]
-    ) -> Sequence[_Exchange]:
+    ) -> Sequence[PricedDispatcher]:
         """Return how layouts with some overlaps may exchange tokens, the fastest first."""
-        every = (
-            _Exchange(seconds, one.overlap, dispatcher)
-            for one in overlapped
-            for seconds, dispatcher in self.table.ranked(one, recompute)
-        )
-        return sorted(every, key=lambda one: one.seconds)
+        every = [self.table.ranked(one, recompute) for one in overlapped]
+        if len(every) == 1:
+            return every[0]
+        return sorted(itertools.chain(*every), key=lambda one: one.seconds)
 
     def _cuts(
-        self, layout: FoldedLayout, recompute: tuple[Recompute, ...], ways: Sequence[_Exchange],
-        most_seconds: float,
+        self, layout: FoldedLayout, recompute: tuple[Recompute, ...],
+        ways: Sequence[PricedDispatcher], most_seconds: float,
     ) -> Iterator[_Branch]:  # fmt: skip
         """Yield a pipeline with each cut, ZeRO stage and way of exchange."""
-        search, by_stages = self.search, defaultdict[StageLetters | None, list[FoldedLayout]](list)
+        search, by_stages = self.search, dict[StageLetters | None, list[FoldedLayout]]()
         for overlap in dict.fromkeys(one.overlap for one in ways):
             one = layout if overlap == layout.overlap else layout.changed(overlap=overlap)
             able = search.with_fastest(one, recompute, self.table)
             for cut in search.fitting.cuts(able, self.pins) if able else ():
-                by_stages[cut.stages].append(cut)
+                by_stages.setdefault(cut.stages, []).append(cut)
         for cuts in by_stages.values():
             cut = cuts[0]  # of the overlap that is fastest
             passes = search.prices.least_of_pipeline(cut)  # with the other ways it is longer
@@ -173,7 +161,11 @@ class _Sweep:
                     yield self._exchanged(peak, least, one, left)
 
     def _exchanged(
-        self, peak_bytes: float, least_seconds: float, cut: FoldedLayout, ways: Sequence[_Exchange]
+        self,
+        peak_bytes: float,
+        least_seconds: float,
+        cut: FoldedLayout,
+        ways: Sequence[PricedDispatcher],
     ) -> _Branch:
         """Return a cut with the fastest of some ways of exchange, behind which the others come."""
         first, *others = ways
