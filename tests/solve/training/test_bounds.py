@@ -16,6 +16,7 @@ from moetune.solve.training import front
 from moetune.solve.training.best import _Branch, _Branches
 from moetune.solve.training.memory_bounds import _cheapest
 from moetune.solve.training.search import FoldedSearch
+from moetune.solve.training.ties import NOISE
 from tests.solve.training.brute_force import every_layout, fitting
 from tests.solve.training.test_search import OLMOE, search_of
 
@@ -146,6 +147,17 @@ def test_chunks_keep_what_whole_exchanges_do() -> None:
     for sizes in search.space.sizes(pins):
         peaks = {search.memory.peak(one).peak_bytes for one in search.space.overlapped(sizes, pins)}
         assert len(peaks) == 1
+
+
+def test_no_overlap_alone_has_a_better_front_than_all() -> None:
+    job = TrainingJob(decoder=LITE, world_size=16, global_batch=32, length=1024)
+    search, pins = search_of(job, target="moetune"), LayoutRequest(pp=2, micro_batch=1)
+    every = front.memory_front(search, pins)
+    for overlap in search.target.overlaps:
+        for one in front.memory_front(search, replace(pins, overlap=overlap)):
+            peak = one.memory.peak_bytes * SAME
+            least = min(other.step.seconds for other in every if other.memory.peak_bytes <= peak)
+            assert least <= one.step.seconds * (1 + NOISE)
 
 
 @pytest.mark.parametrize("target", [*TARGETS])
