@@ -17,6 +17,7 @@ InterleavedZeroBubble (ZB1P, with one stage a rank ZB-H1), ZBVZeroBubble and Dua
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 V_SCHEDULES: frozenset[Schedule] = frozenset({"zero_bubble_v", "dualpipe_v"})
 """Two stages a rank, there and back: the first rank has the first and the last one."""
+STAGES_OF_V = 2
 SPLITTING: frozenset[Schedule] = frozenset({"zero_bubble", "zero_bubble_v", "dualpipe_v"})
 """With gradients of the inputs first and those of the weights later."""
 StageLetters: TypeAlias = tuple[str, ...]

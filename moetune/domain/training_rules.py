@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule, nearest_divisors
-from moetune.domain.pipeline import V_SCHEDULES, most_stages, stage_words, wrong_stages
+from moetune.domain.pipeline import (
+    STAGES_OF_V,
+    V_SCHEDULES,
+    most_stages,
+    stage_words,
+    wrong_stages,
+)
 from moetune.domain.training import DEFAULT_SMS, RECOMPUTES, FoldedLayout, TrainingJob
-
-_OF_V = 2
-"""Stages of a rank, there and back."""
 
 
 def broken_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]:
@@ -137,7 +140,7 @@ def _schedule_rules(layout: FoldedLayout) -> Iterator[BrokenRule]:
         yield BrokenRule("schedule 1f1b has one stage a rank", "use vpp 1, or interleaved")
     if layout.order == "interleaved" and layout.vpp == 1:
         yield BrokenRule("schedule interleaved has several stages a rank", "use vpp 2 or more")
-    if layout.order in V_SCHEDULES and layout.vpp != _OF_V:
+    if layout.order in V_SCHEDULES and layout.vpp != STAGES_OF_V:
         yield BrokenRule(f"schedule {layout.order} has two stages a rank", "use vpp 2")
 
 

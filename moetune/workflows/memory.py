@@ -148,7 +148,7 @@ def _layouts(space: LayoutSpace, pins: LayoutRequest) -> Iterator[FoldedLayout]:
 
 def _kept(space: LayoutSpace, pins: LayoutRequest, layout: FoldedLayout) -> Iterator[FoldedLayout]:
     """Yield a shape with each ZeRO stage and recomputation that are allowed, the least first."""
-    for zero in space.zeros(pins, layout.pp):
+    for zero in space.zeros(pins, layout.pp, layout.tp):
         for recompute in space.recomputes(pins):
             one = replace(layout, zero=zero, recompute=recompute)
             if space.is_allowed(one):

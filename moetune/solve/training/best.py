@@ -86,14 +86,19 @@ class _Branches:
         """Yield the sizes of the ranks."""
         for sizes in self.search.sizes(self.pins):
             overlapped = [*self.search.space.overlapped(sizes, self.pins)]
-            least = min(self.table.seconds(one, one.recompute) for one in overlapped)
-            seconds = least * self.search.prices.rounds(sizes)
-            yield self._branch(seconds, sizes, partial(self._pipelines, overlapped))
+            seconds = min(map(self.table.at_least, overlapped)) * self.search.prices.rounds(sizes)
+            yield self._branch(seconds, sizes, partial(self._overlapped, overlapped))
+
+    def _overlapped(self, every_overlap: Sequence[FoldedLayout]) -> Iterator[_Branch]:
+        """Yield sizes whose states may fit, by the seconds of their fastest overlap."""
+        first = every_overlap[0]
+        if not self.fitting.is_hopeless(first, self.pins):
+            least = min(self.table.seconds(one, one.recompute) for one in every_overlap)
+            seconds = least * self.search.prices.rounds(first)
+            yield self._branch(seconds, first, partial(self._pipelines, every_overlap))
 
     def _pipelines(self, every_overlap: Sequence[FoldedLayout]) -> Iterator[_Branch]:
         """Yield the pipelines of sizes with the recomputation with which they may fit."""
-        if self.fitting.is_hopeless(every_overlap[0], self.pins):
-            return
         limit = self.fitting.limit_bytes
         for one in self.search.pipelines(every_overlap, self.pins, may_offload=True):
             fit = [modules for modules, least in one.least_bytes.items() if least <= limit]

@@ -14,6 +14,7 @@ from moetune.solve.training.chunks import (
     ChunkedPasses,
     best_degrees,
     chunked_passes,
+    most_saved,
 )
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.multiprocessors import hidden_share
@@ -45,6 +46,7 @@ class BlockTable:
     target: Target
     _kinds: tuple[Block, ...] = field(init=False, repr=False)
     _at: tuple[int, ...] = field(init=False, repr=False)
+    _counts: tuple[int, ...] = field(init=False, repr=False)
     _routed: tuple[RoutedExperts | None, ...] = field(init=False, repr=False)
     _seconds: dict[_Key, tuple[BlockSeconds, ...]] = field(
         default_factory=dict, init=False, repr=False
@@ -87,23 +89,28 @@ class BlockTable:
         """Return the layout's degrees, the fastest where it has none; None without chunks."""
         if layout.overlap != "chunks" or layout.degree is not None:
             return layout.degree
-        counts = [0] * len(self._kinds)
-        for index, count in zip(
-            self._at, block_counts(self.stages.whole, len(self._at)), strict=True
-        ):
-            counts[index] += count
-        chunked = zip(counts, self._chunked(layout), strict=True)
+        chunked = zip(self._counts, self._chunked(layout), strict=True)
         is_measured = self.device.costs.gemm_line(dtype="bfloat16") is None
         return best_degrees(
             [(count, one) for count, one in chunked if one is not None], are_paired=is_measured
         )
 
+    def most_saved(self, layout: FoldedLayout) -> float:
+        """Return the seconds of a micro-batch in the whole model that chunks save at most."""
+        repeats = repeats_exchange(layout)
+        every = zip(self._counts, self._times_of_kinds(layout), strict=True)
+        return sum(count * most_saved(times, repeats=repeats) for count, times in every)
+
     def __post_init__(self) -> None:
         decoder = self.job.decoder
         every = *decoder.kinds, *(block for one in decoder.predictions for block in one.blocks)
         kinds = tuple(dict.fromkeys(every))
+        at, counts = tuple(map(kinds.index, every)), [0] * len(kinds)
+        for index, count in zip(at, block_counts(self.stages.whole, len(at)), strict=True):
+            counts[index] += count
         object.__setattr__(self, "_kinds", kinds)
-        object.__setattr__(self, "_at", tuple(kinds.index(one) for one in every))
+        object.__setattr__(self, "_at", at)
+        object.__setattr__(self, "_counts", tuple(counts))
         object.__setattr__(self, "_routed", tuple(kind.routed for kind in kinds))
 
     def _whole(self, layout: FoldedLayout) -> list[BlockSeconds]:
@@ -125,12 +132,12 @@ class BlockTable:
         return found
 
     def _chunked(self, layout: FoldedLayout) -> tuple[ChunkedBlock | None, ...]:
-        shape = _shape(layout)
-        found = self._chunks.get(shape)
+        prices = self._prices(layout)
+        key = prices.own_tokens, layout.ep, layout.etp, layout.dispatcher, layout.sms
+        found = self._chunks.get(key)
         if found is None:
-            prices = self._prices(layout)
             known = {part: chunked_passes(prices, part) for part in {*self._routed}}
-            found = self._chunks[shape] = tuple(known[part] for part in self._routed)
+            found = self._chunks[key] = tuple(known[part] for part in self._routed)
         repeats = repeats_exchange(layout)
         return tuple(
             one and ChunkedBlock(passes=one, slack=slack, repeats=repeats)

@@ -18,6 +18,7 @@ from moetune.domain.training import Degrees
 from moetune.solve.layer.degree import TIE, makespan
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import BlockPrices
+from moetune.solve.training.block_times import BlockTimes
 from moetune.solve.training.passes import FORWARD_OF_BOTH, LAUNCH_SECONDS
 
 MOST_CHUNKS = 16
@@ -108,6 +109,26 @@ def chunked_passes(prices: BlockPrices, part: RoutedExperts | None) -> ChunkedPa
         forward=ChunkedPass(seconds=_makespans(prices, part, forward), kernels=gemms + 3),
         backward=ChunkedPass(seconds=_makespans(prices, part, backward), kernels=2 * gemms + 3),
     )
+
+
+def most_saved(times: BlockTimes, *, repeats: bool) -> float:
+    """Return the seconds that chunks of a block's exchanges save at most.
+
+        x + e − T(r) ≤ min(e, x − x/r)
+
+    of a pass with x seconds of exchanges and e of experts: in r chunks neither has less to do, and
+    the first dispatch and the last combine have no experts beside them (`makespan`).
+
+    Args:
+        times: of the block, in one chunk.
+        repeats: as in `ChunkedBlock`.
+    """
+    sent = times.passes("exchange")
+    computed = times.passes("experts") + times.passes("moe_act")
+    share = 1 - 1 / MOST_CHUNKS
+    forward = min(computed.forward, share * sent.forward)
+    backward = min(computed.backward, share * sent.grad_input)
+    return (2 if repeats else 1) * forward + backward
 
 
 def best_degrees(

@@ -10,10 +10,16 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
-from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute
+from moetune.domain.pipeline import StageLetters
+from moetune.domain.training import (
+    FoldedLayout,
+    LayoutRequest,
+    Overlap,
+    Recompute,
+)
 from moetune.solve.training.dispatchers import PricedDispatcher, RankedDispatchers
 from moetune.solve.training.pins import contradiction
 from moetune.solve.training.search import FoldedSearch
@@ -101,46 +107,76 @@ class _Sweep:
 
     def _pipelines(self, sizes: FoldedLayout, most_seconds: float) -> Iterator[_Branch]:
         """Yield the pipelines of sizes, with each recomputation."""
-        prices, space, seconds = self.search.prices, self.search.space, self.table.seconds
-        rounds, recomputes = prices.rounds(sizes), space.recomputes(self.pins)
+        rounds = self.search.prices.rounds(sizes)
         overlapped = [
             one
-            for one in space.overlapped(sizes, self.pins)
-            if self.table.least_seconds(one, recomputes) * rounds <= most_seconds
+            for one in self.search.space.overlapped(sizes, self.pins)
+            if self.table.at_least(one) * rounds <= most_seconds
         ]
-        for one, bounds in self.search.pipelines(overlapped, self.pins, may_offload=True):
-            rounds = prices.rounds_at_least(one)
+        groups = {group[0].overlap: group for group in _of_same_memory(overlapped)}
+
+        @cache
+        def ways(overlap: Overlap, modules: tuple[Recompute, ...]) -> Sequence[PricedDispatcher]:
+            return self._ways(groups[overlap], modules)
+
+        firsts = [group[0] for group in groups.values()]
+        for one, bounds in self.search.pipelines(firsts, self.pins, may_offload=True):
+            rounds = self.search.prices.rounds_at_least(one)
             for modules, peak in bounds.items():
-                is_small = peak <= self.most_bytes  # others need no price
-                if is_small and (least := seconds(one, modules) * rounds) <= most_seconds:
-                    yield self._branch(peak, least, one, partial(self._cuts, one, modules))
+                able = ways(one.overlap, modules) if peak <= self.most_bytes else ()
+                if able and (least := able[0].seconds * rounds) <= most_seconds:
+                    yield self._branch(peak, least, one, partial(self._cuts, one, modules, able))
+
+    def _ways(
+        self, overlapped: Sequence[FoldedLayout], recompute: tuple[Recompute, ...]
+    ) -> Sequence[PricedDispatcher]:
+        """Return how layouts with some overlaps may exchange tokens, the fastest first."""
+        every = [self.table.ranked(one, recompute) for one in overlapped]
+        if len(every) == 1:
+            return every[0]
+        return sorted(itertools.chain(*every), key=lambda one: one.seconds)
 
     def _cuts(
-        self, layout: FoldedLayout, recompute: tuple[Recompute, ...], most_seconds: float
-    ) -> Iterator[_Branch]:
-        """Yield a pipeline with each cut, ZeRO stage and dispatcher."""
-        search = self.search
-        able = search.with_fastest(layout, recompute, self.table)
-        for cut in search.fitting.cuts(able, self.pins) if able else ():
-            least = search.prices.least_of_pipeline(cut)  # with other dispatchers it is longer
-            if least > most_seconds:
+        self, layout: FoldedLayout, recompute: tuple[Recompute, ...],
+        ways: Sequence[PricedDispatcher], most_seconds: float,
+    ) -> Iterator[_Branch]:  # fmt: skip
+        """Yield a pipeline with each cut, ZeRO stage and way of exchange."""
+        search, by_stages = self.search, dict[StageLetters | None, list[FoldedLayout]]()
+        for overlap in dict.fromkeys(one.overlap for one in ways):
+            one = layout if overlap == layout.overlap else layout.changed(overlap=overlap)
+            able = search.with_fastest(one, recompute, self.table)
+            for cut in search.fitting.cuts(able, self.pins) if able else ():
+                by_stages.setdefault(cut.stages, []).append(cut)
+        for cuts in by_stages.values():
+            cut = cuts[0]  # of the overlap that is fastest
+            passes = search.prices.least_of_pipeline(cut)  # with the other ways it is longer
+            if passes > most_seconds:
                 continue
+            overlaps = {one.overlap for one in cuts}
+            left = [one for one in ways if one.overlap in overlaps]
             for one in search.fitting.sharded(cut, self.pins):
-                peak = search.fitting.least_offloaded(one, self.pins)
-                yield self._dispatched(peak, least, one, self.table.ranked(one, recompute))
+                least = passes + search.prices.update.exposed_gradients(one)
+                if least <= most_seconds:
+                    peak = search.fitting.least_offloaded(one, self.pins)
+                    yield self._exchanged(peak, least, one, left)
 
-    def _dispatched(
-        self, peak_bytes: float, least_seconds: float, cut: FoldedLayout,
-        able: Sequence[PricedDispatcher],
-    ) -> _Branch:  # fmt: skip
-        """Return a cut with the fastest of some dispatchers, behind which the others come."""
-        first, *others = able
-        is_fastest = first.dispatcher == cut.dispatcher
-        one = cut if is_fastest else cut.changed(dispatcher=first.dispatcher)
+    def _exchanged(
+        self,
+        peak_bytes: float,
+        least_seconds: float,
+        cut: FoldedLayout,
+        ways: Sequence[PricedDispatcher],
+    ) -> _Branch:
+        """Return a cut with the fastest of some ways of exchange, behind which the others come."""
+        first, *others = ways
+        is_fastest = (first.overlap, first.dispatcher) == (cut.overlap, cut.dispatcher)
+        one = cut
+        if not is_fastest:
+            one = cut.changed(overlap=first.overlap, dispatcher=first.dispatcher)
 
         def branches(most_seconds: float) -> Iterator[_Branch]:
             if others:
-                yield self._dispatched(peak_bytes, least_seconds, cut, others)
+                yield self._exchanged(peak_bytes, least_seconds, cut, others)
             yield from self._offloaded(one, most_seconds)
 
         seconds = max(least_seconds, first.seconds * self.search.prices.rounds_at_least(cut))
@@ -169,3 +205,11 @@ class _Sweep:
         branches: Callable[[float], Iterable[_Branch]] | None = None,
     ) -> _Branch:
         return _Branch(peak_bytes, seconds, next(self._number), layout, branches)
+
+
+def _of_same_memory(overlapped: Sequence[FoldedLayout]) -> list[list[FoldedLayout]]:
+    """Return layouts that differ in their overlap, those together that have the same memory."""
+    groups: dict[bool, list[FoldedLayout]] = {}
+    for one in overlapped:
+        groups.setdefault(one.overlap == "batch", []).append(one)
+    return [*groups.values()]

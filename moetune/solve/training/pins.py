@@ -196,7 +196,7 @@ def _plainest(space: LayoutSpace, pins: LayoutRequest) -> FoldedLayout:
     return FoldedLayout(
         dp=max(1, space.job.world_size // sharers), recompute=pins.recompute or (),
         dispatcher=pins.dispatcher or space.target.dispatchers[0],
-        overlap=pins.overlap or "none", zero=space.zeros(pins, sizes["pp"])[0],
+        overlap=pins.overlap or "none", zero=space.zeros(pins, sizes["pp"], sizes["tp"])[0],
         cuda_graphs=pins.cuda_graphs or "none",
         schedule=pins.schedule, stages=pins.stages,
         offload_activations=pins.offload_activations or 0.0,

@@ -113,7 +113,10 @@ class FoldedSearch:
         every = [one for sizes in overlapped for one in self.space.pipelines(sizes, pins)]
         bounds = self.fitting.least_bytes(every, recomputes, pins, may_offload=may_offload)
         for one, row in zip(every, bounds.tolist(), strict=True):
-            yield BoundedPipeline(one, dict(zip(recomputes, row, strict=True)))
+            least = dict(zip(recomputes, row, strict=True))
+            if self.space.keeps_all(one):
+                least = {modules: peak for modules, peak in least.items() if not modules}
+            yield BoundedPipeline(one, least)
 
     def cuts(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...], pins: LayoutRequest,

@@ -5,7 +5,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.layout import divisors
-from moetune.domain.pipeline import SCHEDULES, Schedule, most_stages, usual_schedule
+from moetune.domain.pipeline import (
+    SCHEDULES,
+    SPLITTING,
+    STAGES_OF_V,
+    V_SCHEDULES,
+    Schedule,
+    most_stages,
+    usual_schedule,
+)
 from moetune.domain.target_rules import (
     dispatcher_rules,
     host_rules,
@@ -65,7 +73,7 @@ class LayoutSpace:
                     continue
                 layout = FoldedLayout(
                     dp=dp, cp=cp, tp=tp, pp=pp, ep=ep, etp=etp, micro_batch=batch,
-                    zero=self.zeros(pins, pp)[0], dispatcher=self.target.dispatchers[0],
+                    zero=self.zeros(pins, pp, tp)[0], dispatcher=self.target.dispatchers[0],
                     cuda_graphs=pins.cuda_graphs or "none", stages=pins.stages,
                     offload_activations=pins.offload_activations or 0.0,
                     offload_optimizer=pins.offload_optimizer or 0.0,
@@ -83,7 +91,9 @@ class LayoutSpace:
             for overlapped in self.overlapped(sizes, pins):
                 for one in self.pipelines(overlapped, pins):
                     choices = itertools.product(
-                        self.recomputes(pins), self.dispatchers(one, pins), self.zeros(pins, one.pp)
+                        self.recomputes(pins),
+                        self.dispatchers(one, pins),
+                        self.zeros(pins, one.pp, one.tp),
                     )
                     for recompute, dispatcher, zero in choices:
                         layout = one.changed(recompute=recompute, dispatcher=dispatcher, zero=zero)
@@ -170,8 +180,8 @@ class LayoutSpace:
         """Return whether what an allowed layout has in host memory breaks no rule either."""
         return next(host_rules(layout, self.target, self.job), None) is None
 
-    def zeros(self, pins: LayoutRequest, pp: int) -> Sequence[ZeroStage]:
-        """Return the pinned stage, or those that go with the pipeline, ascending.
+    def zeros(self, pins: LayoutRequest, pp: int, tp: int) -> Sequence[ZeroStage]:
+        """Return the pinned stage, or those that go with the sizes, ascending.
 
         Stage 0 takes no less time than stage 1 and more memory: only a pin asks for it where the
         target has others.
@@ -179,6 +189,8 @@ class LayoutSpace:
         if pins.zero is not None:
             return (pins.zero,)
         most = 3 if pp == 1 else max(self.target.zero_with_pp, self.target.zero[0])
+        if tp > 1:
+            most = min(most, self.target.zero_with_tp)
         return [one for one in self.target.zero if 1 <= one <= most] or self.target.zero[:1]
 
     def _pipelines(self, pins: LayoutRequest, pp: int) -> Iterator[tuple[int, Schedule | None]]:
@@ -188,6 +200,8 @@ class LayoutSpace:
                 yield vpp, pins.schedule
                 continue
             others = {*self.target.schedules} - {"1f1b", "interleaved"}
+            if vpp != STAGES_OF_V:
+                others -= V_SCHEDULES
             if usual_schedule(vpp) in self.target.schedules:
                 yield vpp, None
             yield from ((vpp, one) for one in SCHEDULES if one in others)
@@ -218,6 +232,10 @@ class LayoutSpace:
             has -= {"moe_act"}  # which are computed again in any case
         lists = (tuple(module for module in one if module in has) for one in _RECOMPUTES)
         return [one for one in dict.fromkeys(lists) if {*one} <= able]
+
+    def keeps_all(self, layout: FoldedLayout) -> bool:
+        """Return whether no recomputation goes with a layout's schedule."""
+        return not self.target.splits_recomputed and layout.order in SPLITTING
 
     def may_overlap(self, layout: FoldedLayout) -> bool:
         """Return whether what a layout recomputes goes with its overlap."""

@@ -133,6 +133,14 @@ class StepPrices:
             found = self._micro_batches[key] = self._sum_of_blocks(layout)
         return found
 
+    def micro_batch_at_least(self, layout: FoldedLayout) -> float:
+        """Return what `micro_batch_seconds` of a layout with chunks is at least.
+
+        No chunks are priced for it.
+        """
+        plain = layout.changed(overlap="none", degree=None)
+        return self.micro_batch_seconds(plain) - self.blocks.most_saved(layout)
+
     def _sum_of_blocks(self, layout: FoldedLayout) -> float:
         blocks, (embedding, head) = self.blocks.seconds(layout), self._ends(layout)
         whole = self.stages.whole

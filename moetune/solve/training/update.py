@@ -42,6 +42,20 @@ class UpdatePrices:
         micro-batch. Sharded parameters are gathered before each pass, and before a backward pass
         on the links of its reduction.
         """
+        passes = pipeline.busiest_passes if self.target.hides_gradients else (0.0, 0.0)
+        return self._behind(layout, *passes, num_micro_batches=pipeline.num_micro_batches)
+
+    def exposed_gradients(self, layout: FoldedLayout) -> float:
+        """Return `gradients` where no passes hide them; nothing where these may hide all."""
+        if self.target.hides_gradients:
+            return 0.0
+        num = self.job.global_batch // (layout.micro_batch * layout.dp)
+        return self._behind(layout, 0.0, 0.0, num_micro_batches=num)
+
+    def _behind(
+        self, layout: FoldedLayout, forward: float, backward: float, *, num_micro_batches: int
+    ) -> float:
+        """Return the exposed time beside passes of so many seconds."""
         dense, experts = self._most_parameters(layout)
         data = self.device.span(layout.dp * layout.cp, layout.tp)
         replicas = self.device.span(layout.edp, layout.ep * layout.etp)
@@ -50,8 +64,7 @@ class UpdatePrices:
         for count, span in ((dense, data), (experts, replicas)):
             reduced += self.device.collective("reduce_scatter", span, summed * count)
             gathered += self.device.collective("all_gather", span, ELEMENT * count / span.size)
-        forward, backward = pipeline.busiest_passes if self.target.hides_gradients else (0.0, 0.0)
-        num, ahead = pipeline.num_micro_batches, max(0.0, gathered - forward)
+        ahead, num = max(0.0, gathered - forward), num_micro_batches
         if layout.zero > _SHARDS_GRADIENTS:
             return num * (ahead + max(0.0, reduced + gathered - backward))
         behind = max(0.0, reduced - backward)

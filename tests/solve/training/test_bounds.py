@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 import pytest
 
+from moetune.domain.pipeline import V_SCHEDULES
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
@@ -15,6 +16,7 @@ from moetune.solve.training import front
 from moetune.solve.training.best import _Branch, _Branches
 from moetune.solve.training.memory_bounds import _cheapest
 from moetune.solve.training.search import FoldedSearch
+from moetune.solve.training.ties import NOISE
 from tests.solve.training.brute_force import every_layout, fitting
 from tests.solve.training.test_search import OLMOE, search_of
 
@@ -102,8 +104,60 @@ def test_what_no_search_looks_at_breaks_a_rule(target: str) -> None:
         kept = {*space.pipelines(overlapped, pins)}
         for one, modules in itertools.product(every, space.recomputes(pins)):
             layout = replace(one, overlap=overlap)
-            if layout not in kept or not table.ranked(layout, modules):
+            is_left_out = bool(modules) and space.keeps_all(layout)
+            if is_left_out or layout not in kept or not table.ranked(layout, modules):
                 assert not space.is_allowed(replace(layout, recompute=modules))
+
+
+@pytest.mark.parametrize("target", [*TARGETS])
+def test_other_stages_and_shards_break_a_rule(target: str) -> None:
+    """V schedules with another number of stages, and ZeRO stages of the target's own."""
+    job = TrainingJob(decoder=OLMOE, world_size=4, global_batch=16, length=1024)
+    space, pins = search_of(job, target=target).space, LayoutRequest(micro_batch=1)
+    for sizes in space.sizes(pins):
+        kept = [*space.pipelines(sizes, pins)]
+        for one in kept:
+            for schedule in {*space.target.schedules} & V_SCHEDULES:
+                other = replace(one, schedule=schedule)
+                assert other in kept or not space.is_allowed(other)
+            for zero in {*space.target.zero} - {0, *space.zeros(pins, one.pp, one.tp)}:
+                assert not space.is_allowed(replace(one, zero=zero))
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "moetune"])
+def test_layouts_take_no_less_than_what_is_known_before_they_are_priced(target: str) -> None:
+    """Micro-batches before their chunks are priced, and gradients before the passes."""
+    job = TrainingJob(decoder=LITE, world_size=16, global_batch=32, length=1024)
+    search, pins = search_of(job, target=target), LayoutRequest()
+    space, table = search.space, search.dispatchers(pins)
+    for sizes, modules in itertools.product(space.sizes(pins), space.recomputes(pins)):
+        for one in space.overlapped(sizes, pins):
+            assert table.at_least(one) <= table.seconds(one, modules) * SAME
+            pipeline = search.prices.pipeline(one)
+            for zero in space.zeros(pins, one.pp, one.tp):
+                sharded = replace(one, zero=zero)
+                gradients = search.prices.update.gradients(sharded, pipeline)
+                assert search.prices.update.exposed_gradients(sharded) <= gradients
+
+
+def test_chunks_keep_what_whole_exchanges_do() -> None:
+    """So that the front cuts both at once."""
+    job = TrainingJob(decoder=LITE, world_size=16, global_batch=32, length=1024)
+    search, pins = search_of(job, target="moetune"), LayoutRequest()
+    for sizes in search.space.sizes(pins):
+        peaks = {search.memory.peak(one).peak_bytes for one in search.space.overlapped(sizes, pins)}
+        assert len(peaks) == 1
+
+
+def test_no_overlap_alone_has_a_better_front_than_all() -> None:
+    job = TrainingJob(decoder=LITE, world_size=16, global_batch=32, length=1024)
+    search, pins = search_of(job, target="moetune"), LayoutRequest(pp=2, micro_batch=1)
+    every = front.memory_front(search, pins)
+    for overlap in search.target.overlaps:
+        for one in front.memory_front(search, replace(pins, overlap=overlap)):
+            peak = one.memory.peak_bytes * SAME
+            least = min(other.step.seconds for other in every if other.memory.peak_bytes <= peak)
+            assert least <= one.step.seconds * (1 + NOISE)
 
 
 @pytest.mark.parametrize("target", [*TARGETS])

@@ -122,6 +122,21 @@ def test_no_degree_is_faster_than_the_chosen_one_and_none_slower_than_no_overlap
     assert min(chosen.parts.values()) > -1e-12
 
 
+@pytest.mark.parametrize("interference", [Interference(), DISTURBED], ids=["alone", "disturbed"])
+@pytest.mark.parametrize("recompute", [(), ("full",)])
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3"])
+def test_no_degree_saves_more_than_the_most(
+    name: str, recompute: tuple[Recompute, ...], interference: Interference
+) -> None:
+    prices = prices_of(name, replace(H100, interference=interference))
+    for ep, micro_batch in itertools.product((2, 8, 16, 64), (1, 4)):
+        layout = replace(CHUNKED, ep=ep, micro_batch=micro_batch, recompute=recompute)
+        least = prices.micro_batch_at_least(layout)
+        for degree in (None, *EVERY[:: MOST_CHUNKS + 1]):
+            one = prices.micro_batch_seconds(replace(layout, degree=degree))
+            assert least <= one * (1 + 1e-12)
+
+
 def test_a_pipeline_is_no_slower_with_chunks() -> None:
     prices = prices_of("deepseek-v3")
     for pp in (2, 4):

@@ -36,7 +36,11 @@ def test_for_no_memory_is_a_layout_faster_than_the_front(target: str, pins: Layo
         layout = replace(shape, overlap=overlap, dispatcher=dispatcher, recompute=recompute)
         if space.is_allowed(layout):
             cuts = {layout, search.prices.balanced(layout)} if layout.pp > 1 else {layout}
-            cuts |= {replace(one, zero=to) for one in cuts for to in space.zeros(pins, layout.pp)}
+            cuts |= {
+                replace(one, zero=to)
+                for one in cuts
+                for to in space.zeros(pins, layout.pp, layout.tp)
+            }
             cuts |= {way for one in cuts for way in _in_host_memory(one)}
             priced = map(search.priced, filter(space.is_allowed, cuts))
             every += [(one.memory.peak_bytes, one.step.seconds) for one in priced]

@@ -93,7 +93,11 @@ def test_no_layout_that_fits_is_faster_and_none_is_below_its_bounds(
             continue
         assert search.prices.floor(plain) <= search.prices.floor(layout) * (1 + 1e-12)
         cuts = {layout, search.prices.balanced(layout)} if layout.pp > 1 else {layout}
-        cuts |= {replace(one, zero=zero) for one in cuts for zero in space.zeros(pins, layout.pp)}
+        cuts |= {
+            replace(one, zero=zero)
+            for one in cuts
+            for zero in space.zeros(pins, layout.pp, layout.tp)
+        }
         cuts = {*filter(space.is_allowed, cuts)}
         offloaded = (replace(layout, offload_activations=one / 16) for one in range(1, 16))
         cuts |= {one for one in offloaded if space.is_allowed(one)}
