@@ -277,6 +277,8 @@ def _process_group(launch: Launch) -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
         dist.init_process_group(backend, timeout=_TIMEOUT)
+        # A rank that ends at once would break the connections that another is still making.
+        dist.all_reduce(torch.zeros(1))
     except (RuntimeError, ValueError) as error:
         raise CollectiveError(
             f"rank {launch.rank} of {launch.world_size} cannot reach the others: {error}",
