@@ -28,19 +28,19 @@ def test_every_overlap_computes_what_one_process_does_and_ranks_agree(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words", "num_steps"),
+    ("seconds", "words"),
     [
         (
             {"both": 1.0, "batch": 2.0, "chunks": 1.02},
             "in turns, in chunks as planned; as fast",
             13,
         ),
-        ({"both": 2.0, "batch": 1.0, "chunks": 1.5}, "in one chunk each; 1.00 s (100.0 %)", 13),
-        ({"both": 1.2, "batch": 2.0, "chunks": 1.0}, "one after the other, in chunks", 13),
+        ({"both": 2.0, "batch": 1.0, "chunks": 1.5}, "in one chunk each; 1.00 s (100.0 %)"),
+        ({"both": 1.2, "batch": 2.0, "chunks": 1.0}, "one after the other, in chunks"),
     ],
 )
 def test_the_fastest_is_settled_told_stored_and_reported(
-    seconds: Seconds, words: str, num_steps: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    seconds: Seconds, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     reported: list[tuple[Plan, Settled]] = []
     plan = plan_of(1)
@@ -52,7 +52,8 @@ def test_the_fastest_is_settled_told_stored_and_reported(
     with open_store(f"{tmp_path}/moetune.db") as store:
         (one,) = store.settled(plan.id)
     assert reported == [(plan, one)]
-    assert (one.overlap, one.num_steps, one.tokens_per_rank) == (fastest, num_steps, TOKENS)
+    # Five steps for each, of which one warms up, but three for the clearly slower one.
+    assert (one.overlap, one.num_steps, one.tokens_per_rank) == (fastest, 5 + 5 + 3, TOKENS)
     assert (one.seconds, one.planned_seconds) == ((seconds[fastest],) * 4, seconds["both"])
     is_whole = fastest == "batch"
     assert (one.decision.forward_degree == one.decision.backward_degree == 1) is is_whole

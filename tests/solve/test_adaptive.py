@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moetune.domain.plan import Decision
-from moetune.solve.layer.search_space import REACH, AdaptiveRanges, Gap
+from moetune.solve.layer.settled_ranges import REACH, AdaptiveRanges, Gap
 
 SIZES = st.integers(1, 400)
 

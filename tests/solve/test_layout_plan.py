@@ -16,7 +16,8 @@ from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.search_space import Gap, search_space
+from moetune.solve.layer.search_space import search_space
+from moetune.solve.layer.settled_ranges import Gap
 from moetune.solve.layout.choose import LayoutProblem, search_layouts
 from moetune.solve.layout.plan import solve_layout
 from moetune.solve.layout.words import explain_layout_loss, parts_of, trust_of, unmeasured_warnings

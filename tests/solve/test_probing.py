@@ -21,7 +21,8 @@ from moetune.solve.layer.online import (
     next_decision,
 )
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.search_space import Gap, Space, search_space
+from moetune.solve.layer.search_space import Space, search_space
+from moetune.solve.layer.settled_ranges import Gap
 from tests.runtime.plans import small_plan
 
 SHAPE = LayerShape(d_model=8, d_hidden=16, num_experts=4)

@@ -13,7 +13,8 @@ from moetune.domain.plan import Alternative, Decision, Plan
 from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.plan import solve_plan
-from moetune.solve.layer.search_space import REACH, Gap, Space, search_space
+from moetune.solve.layer.search_space import Space, search_space
+from moetune.solve.layer.settled_ranges import REACH, Gap
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
 WORKLOAD = Workload(

@@ -141,10 +141,12 @@ class LayerDecisions:
         """The plans that the layer looks up."""
         return self._book
 
-    def searched(self, num_tokens: int, dtype: torch.dtype) -> PlannedCall | None:
+    def searched_call(self, num_tokens: int, dtype: torch.dtype) -> PlannedCall | None:
         """Return the plan of a call that a search may decide; None where it may not."""
         plans = self._plans.get(dtype)
-        return None if self._pinned is not None or plans is None else plans.searched(num_tokens)
+        return (
+            None if self._pinned is not None or plans is None else plans.searched_call(num_tokens)
+        )
 
     def note(self, dtype: torch.dtype) -> int:
         """Return what this rank, if it is the first, tells the others: see `LayerPlans.note`."""

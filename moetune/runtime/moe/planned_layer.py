@@ -194,9 +194,9 @@ class PlannedLayer(nn.Module, ABC):
         return self._decisions.book
 
     @property
-    def searched(self) -> PlannedCall | None:
+    def searched_call(self) -> PlannedCall | None:
         """The plan of the last forward pass, if a search may decide otherwise; else None."""
-        return None if self._asked is None else self._decisions.searched(*self._asked)
+        return None if self._asked is None else self._decisions.searched_call(*self._asked)
 
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use, to find reads of old values; slow."""

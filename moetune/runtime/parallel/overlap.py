@@ -1,5 +1,7 @@
 """`moetune.BatchOverlap`: two batches in flight, one of which computes while the other exchanges.
 
+An online plan book may find that they are faster one after the other, and then they run so.
+
 Within a layer only experts can hide an exchange. Between batches everything can: attention, dense
 layers, the loss. FlowMoE and Megatron's batch-level overlap cut the model into pieces by hand;
 here each batch has a thread, and `turns` says whose turn it is.
@@ -34,9 +36,10 @@ Batch = TypeVar("Batch")
 class BatchOverlap(Generic[Batch]):
     """Runs the forward and backward passes of two batches, each behind the other's exchanges.
 
-    Gradients are the sums over both batches, as of two backward passes one after the other. Where
-    the layers have an online plan book, turns and chunks, each alone and both are tried, and the
-    fastest stays: `PlanBook.step` after each step decides.
+    Gradients are the sums over both batches, as of two backward passes one after the other.
+
+    Layers with an online plan book have other ways measured in the first steps: turns without
+    chunks, and chunks without turns, one batch after the other. The fastest stays.
 
     Args:
         model: with layers of experts, replicated by `moetune.replicate` or not at all.
@@ -75,7 +78,7 @@ class BatchOverlap(Generic[Batch]):
             return self._run(batches, "both" if search is None else search.overlap, devices)
         timed = search.begin(max(devices, key=_is_gpu))
         losses = self._run(batches, search.overlap, devices)
-        calls = [each.searched for _, each in named_layers(self._model)]
+        calls = [each.searched_call for _, each in named_layers(self._model)]
         search.end(timed, [one for one in calls if one is not None])
         return losses
 
@@ -108,7 +111,8 @@ class BatchOverlap(Generic[Batch]):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         turns = Turns(waits_on_host=state.gpu is None)
         leads, follows = (
-            BatchTurn(turns, number, one, in_one_chunk) for number, one in enumerate(draws)
+            BatchTurn(turns, number, draws=one, in_one_chunk=in_one_chunk)
+            for number, one in enumerate(draws)
         )
         with batches_of(self._model):
             following = self._follower.submit(

@@ -90,11 +90,8 @@ def batches_of(model: nn.Module) -> Iterator[None]:
     Raises:
         InputError: a plan of the gradients is being recorded.
     """
-    gradients = getattr(model, _ATTRIBUTE, None)
-    if not isinstance(gradients, DenseGradients):
-        yield
-        return
-    with gradients.of_batches(BATCHES_IN_TURNS):
+    gradients = _found(model)
+    with gradients.of_batches(BATCHES_IN_TURNS) if gradients else contextlib.nullcontext():
         yield
 
 
@@ -105,12 +102,9 @@ def unreduced(model: nn.Module) -> Iterator[None]:
     Raises:
         InputError: a plan of the gradients is being recorded.
     """
-    gradients = getattr(model, _ATTRIBUTE, None)
-    if not isinstance(gradients, DenseGradients):
-        yield
-        return
-    gradients.refuse_recording()
-    with no_sync(model):
+    if gradients := _found(model):
+        gradients.refuse_recording()
+    with no_sync(model) if gradients else contextlib.nullcontext():
         yield
 
 
@@ -120,10 +114,15 @@ def dense_gradients_of(model: nn.Module) -> DenseGradients:
     Raises:
         InputError: `replicate` was not called with it.
     """
-    gradients = getattr(model, _ATTRIBUTE, None)
-    if not isinstance(gradients, DenseGradients):
+    gradients = _found(model)
+    if gradients is None:
         raise InputError("the model is not replicated", "call moetune.replicate(model) first")
     return gradients
+
+
+def _found(model: nn.Module) -> DenseGradients | None:
+    gradients = getattr(model, _ATTRIBUTE, None)
+    return gradients if isinstance(gradients, DenseGradients) else None
 
 
 def _check_layers(model: nn.Module, communicator: Communicator) -> None:

@@ -67,7 +67,7 @@ class LayerPlans:
             self._known[tokens_per_rank] = decision
         return decision
 
-    def searched(self, tokens_per_rank: int) -> PlannedCall | None:
+    def searched_call(self, tokens_per_rank: int) -> PlannedCall | None:
         """Return the plan and the decision of calls of that size; None where nothing searches."""
         if self._search is None:
             return None

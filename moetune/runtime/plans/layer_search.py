@@ -12,7 +12,8 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.plan import Decision, Plan, nearest_plan
 from moetune.runtime.plans.timers import CallWatch, Clock, NoWatch, Watch
 from moetune.runtime.plans.tuner import TuningTask
-from moetune.solve.layer.search_space import AdaptiveRanges, search_space
+from moetune.solve.layer.search_space import search_space
+from moetune.solve.layer.settled_ranges import AdaptiveRanges
 
 
 class Searches(Protocol):

@@ -17,7 +17,7 @@ from moetune.domain.training import StepOverlap
 from moetune.runtime.plans.shared_tuner import PATIENCE_STEPS, Answer, Measured, SharedTuner
 from moetune.runtime.plans.timers import Clock, Interval
 from moetune.runtime.plans.tuner import Tuner
-from moetune.solve.layer.search_space import AdaptiveRanges
+from moetune.solve.layer.settled_ranges import is_near
 from moetune.solve.layer.step_overlaps import PlannedCall, best_overlap, next_overlap, step_overlaps
 
 _MOST_CALLS = 1024
@@ -156,7 +156,7 @@ class OverlapSearch:
         return self._first
 
     def _is_near(self, tokens: int) -> bool:
-        return AdaptiveRanges().is_near(tokens, self._about.tokens_per_rank)
+        return is_near(tokens, self._about.tokens_per_rank)
 
     def _result(self) -> Settled:
         """Return the best of what was tried; at least one step was measured."""

@@ -128,7 +128,7 @@ class OnlineSearch:
         if self.trial is not None:
             self._advance(self.trial)
         for one in self.overlaps:
-            one.is_settled |= self.has_ended
+            one.is_settled |= self.has_ended  # nothing is timed any more
         if self.trial is not None or self.has_ended:
             return
         overlap = next((one for one in self.overlaps if one.is_open), None)
@@ -136,7 +136,8 @@ class OnlineSearch:
             before = overlap.overlap
             overlap.step(self._shared)
             self.num_changes += overlap.overlap != before
-            self.wanted = None  # of a trial, whose overlap may not stay
+            # A trial's layers ask for searches of their own, and its overlap may not stay.
+            self.wanted = None
         elif self.wanted is not None:
             (layer, tokens), self.wanted = self.wanted, None
             self._begin(layer, tokens)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.training import StepOverlap
 from moetune.solve.layer.online import GAIN, REPEATS, is_clearly_worse
-from moetune.solve.layer.search_space import REACH, fits, limit_of
+from moetune.solve.layer.search_space import fits, limit_of
+from moetune.solve.layer.settled_ranges import REACH
 
 Times = Mapping[StepOverlap, Sequence[float]]
 """Seconds of the measured steps by what was tried, in the order of the trials."""

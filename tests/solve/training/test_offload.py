@@ -190,8 +190,9 @@ def test_what_no_host_can_do_is_refused_by_name(
     target: str, pins: dict[str, object], changes: dict[str, object], what: str
 ) -> None:
     wanted = LayoutRequest(**{"offload_optimizer": 0.5, **pins})  # type: ignore[arg-type]
+    job = replace(JOB, **changes)  # type: ignore[arg-type] # fields by name, of several types
     with pytest.raises(InputError, match=what):
-        best_layouts(search_of(replace(JOB, **changes), target=target), wanted)  # type: ignore[arg-type]
+        best_layouts(search_of(job, target=target), wanted)
 
 
 def test_the_optimizer_goes_to_the_host_where_activations_cannot() -> None:
