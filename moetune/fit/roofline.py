@@ -14,7 +14,7 @@ from moetune.fit.pool import Series, Shape
 
 Bools = NDArray[np.bool_]
 _Fits = dict[tuple[int, ...], tuple[NDArray[np.floating], float]]
-"""By their columns."""
+"""Least squares and what they miss by, squared, by the columns that they have."""
 
 _AS_NEAR = 1e-12
 """Squared relative errors that rounding alone makes differ: of such fits the first, simplest one is
@@ -114,9 +114,9 @@ def _non_negative_least_squares(features: Floats) -> Floats:
 def _least_squares(features: Floats) -> _Fits:
     """Return least squares by the columns that they have, and the squares that they miss by.
 
-    With fewer columns more is missed, and within a positive fit more by the square of its smallest
-    entry times that of the smallest singular value, at least. Columns are left out of which that
-    tells that a non-negative fit misses less.
+    Some of the columns of a fit miss more than all of them: where all entries are positive, by at
+    least the square of the smallest entry times the smallest singular value. Where this bound says
+    that a non-negative fit misses less, columns are left out.
     """
     count, wanted = features.shape[1], np.ones(len(features))
     fits: _Fits = {}
