@@ -17,7 +17,7 @@ from moetune.fit.curve import (
     never_falling,
 )
 from moetune.fit.pool import AttentionKey, Series, Shape
-from moetune.fit.roofline import Table, roofline_of, table_of, work_of
+from moetune.fit.roofline import Roofline, Table, rooflines_of, table_of, work_of
 
 Bools = NDArray[np.bool_]
 
@@ -58,7 +58,7 @@ class Surface:
         self._relative_error = relative_error
         self._blends: dict[Shape, Curve] = {}
         self._completed: dict[Shape, Series] = {}
-        self._rooflines: dict[bytes, tuple[float, float, float]] = {}
+        self._rooflines: dict[bytes, Roofline] = {}
 
     @cached_property
     def relative_error(self) -> float:
@@ -146,8 +146,10 @@ class Surface:
             return []
         errors = []
         rows = self._table.rows.tolist()
-        for at, (shape, series) in enumerate(self._shapes.items()):
-            seconds, _ = self._blended(shape, np.arange(len(self._shapes)) != at)
+        others, everyone = ~np.eye(len(self._shapes), dtype=bool), np.ones(len(self._shapes), bool)
+        self._fit(np.vstack([others, everyone]))  # `blend` asks for that of all shapes next
+        for use, (shape, series) in zip(others, self._shapes.items(), strict=True):
+            seconds, _ = self._blended(shape, use)
             blend = dict(zip(rows, never_falling(seconds)[0], strict=True))
             errors += [
                 abs(blend[size] / measured - 1)
@@ -170,6 +172,11 @@ class Surface:
             least_seconds_per_size=math.prod(shape) / best_rate,
         )
 
+    def _fit(self, uses: Bools) -> None:
+        """Fit the rooflines of the shapes in each of `uses`, shape (rooflines, shapes)."""
+        for use, roofline in zip(uses, rooflines_of(self._table, uses), strict=True):
+            self._rooflines[use.tobytes()] = roofline
+
     def _blended(self, shape: Shape, use: Bools) -> tuple[list[float], float]:
         """Return the times at the table's rows blended from the shapes in `use`.
 
@@ -177,10 +184,9 @@ class Surface:
             Also the highest rate of these shapes, in MACs per second.
         """
         table = self._table
-        known = use.tobytes()
-        if known not in self._rooflines:
-            self._rooflines[known] = roofline_of(table, use)
-        start, compute, traffic = self._rooflines[known]
+        if use.tobytes() not in self._rooflines:
+            self._fit(use[None])
+        start, compute, traffic = self._rooflines[use.tobytes()]
         macs, elements = work_of(np.asarray([shape], float), table.rows)
         others = table.shapes[use]
         modelled = start + compute * table.macs[use] + traffic * table.elements[use]

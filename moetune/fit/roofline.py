@@ -1,9 +1,9 @@
 """Roofline of measured GEMMs: start-up time, arithmetic and memory traffic over all shapes."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +13,26 @@ from moetune.fit.line import Floats
 from moetune.fit.pool import Series, Shape
 
 Bools = NDArray[np.bool_]
-_Fits = dict[tuple[int, ...], tuple[NDArray[np.floating], float]]
-"""Least squares and what they miss by, squared, by the columns that they have."""
 
 _AS_NEAR = 1e-12
 """Squared relative errors that rounding alone makes differ: of such fits the first, simplest one is
 taken, so that processors which round in other ways predict alike."""
-_CLEARLY = 1e-9
-"""Squared relative errors above which no rounding makes a fit the nearer one."""
+_SETS = np.array(
+    [
+        [column in one for column in range(3)]
+        for size in range(4)
+        for one in combinations(range(3), size)
+    ]
+)
+"""Sets of the columns of a roofline, the simplest first."""
+
+
+class Roofline(NamedTuple):
+    """Seconds of a GEMM: those of its start, of each MAC, and of each element moved."""
+
+    start: float
+    compute: float
+    traffic: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,53 +96,40 @@ def work_of(shapes: Floats, rows: Floats) -> tuple[Floats, Floats]:
     )
 
 
-def roofline_of(table: Table, use: Bools) -> tuple[float, float, float]:
+def rooflines_of(table: Table, uses: Bools) -> list[Roofline]:
     """Return start, compute and traffic, none negative, with the least relative error.
 
     seconds = start + MACs · compute + elements moved · traffic
+
+    Args:
+        uses: which shapes each roofline is fitted to, shape (rooflines, shapes).
     """
-    where = table.measured & use[:, None]
-    seconds = table.seconds[where]
-    work = [np.ones_like(seconds), table.macs[where], table.elements[where]]
-    features = np.stack(work, axis=1) / seconds[:, None]
-    scale = features.max(axis=0)
-    start, compute, traffic = _non_negative_least_squares(features / scale) / scale
-    return float(start), float(compute), float(traffic)
+    seconds = table.seconds[table.measured]
+    work = [np.ones_like(seconds), table.macs[table.measured], table.elements[table.measured]]
+    of_points = uses[:, np.nonzero(table.measured)[0], None]
+    features = np.stack(work, axis=1) / seconds[:, None] * of_points
+    scales = features.max(axis=1)
+    fits = _non_negative_least_squares(features / scales[:, None], of_points) / scales
+    return [Roofline(*fit) for fit in fits.tolist()]
 
 
-def _non_negative_least_squares(features: Floats) -> Floats:
-    """Return x ≥ 0 with features · x nearest to 1, of the sets of non-zero entries."""
-    count = features.shape[1]
-    best, least = np.zeros(count), math.inf
-    fits = _least_squares(features)
-    for columns in sorted(fits, key=lambda one: (len(one), one)):
-        found, missed = fits[columns]
-        if (found >= 0).all() and missed < least - _AS_NEAR:
-            best, least = np.zeros(count), missed
-            best[list(columns)] = found
-    return best
+def _non_negative_least_squares(features: Floats, wanted: NDArray[np.generic]) -> Floats:
+    """Return x ≥ 0 with features · x nearest to what is wanted, of the sets of non-zero entries.
 
+    Args:
+        features: shape (n, points, 3).
+        wanted: shape (n, points, 1).
 
-def _least_squares(features: Floats) -> _Fits:
-    """Return least squares by the columns that they have, and the squares that they miss by.
-
-    Some of the columns of a fit miss more than all of them: where all entries are positive, by at
-    least the square of the smallest entry times the smallest singular value. Where this bound says
-    that a non-negative fit misses less, columns are left out.
+    Returns:
+        Shape (n, 3).
     """
-    count, wanted = features.shape[1], np.ones(len(features))
-    fits: _Fits = {}
-    least, bounds = math.inf, list[tuple[set[int], float]]()
-    for size in range(count, 0, -1):
-        for columns in combinations(range(count), size):
-            limit = least + _CLEARLY
-            if any(bound > limit and within.issuperset(columns) for within, bound in bounds):
-                continue
-            part = features[:, list(columns)]
-            found, _, rank, singular = np.linalg.lstsq(part, wanted)
-            missed, smallest = float(np.sum((part @ found - 1) ** 2)), float(found.min())
-            fits[columns] = found, missed
-            least = min(least, missed) if smallest >= 0 else least
-            more = (max(smallest, 0.0) * singular[-1]) ** 2 if rank == size else 0.0
-            bounds.append((set(columns), missed + more))
-    return fits
+    basis, triangles = np.linalg.qr(features)
+    targets = basis.swapaxes(1, 2)[:, None] @ wanted[:, None]
+    parts = triangles[:, None] * _SETS[:, None]
+    every = np.linalg.pinv(parts) @ targets
+    missed = ((parts @ every - targets) ** 2).sum(axis=(2, 3))
+    entries = every[..., 0] * _SETS
+    missed[(entries < 0).any(axis=2)] = np.inf
+    is_nearest = missed <= missed.min(axis=1, keepdims=True) + _AS_NEAR
+    found: Floats = entries[np.arange(len(entries)), is_nearest.argmax(axis=1)]
+    return found

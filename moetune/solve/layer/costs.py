@@ -213,13 +213,16 @@ class LayerCosts(LayerOperations, ABC):
             rows, degree: or arrays of them.
         """
         if is_many(rows):
-            whole = np.rint(floats_of(rows * degree) / self.rows(1)).astype(int)
-            sizes, at = np.unique(whole, return_inverse=True)
-            degrees, of_degree = np.unique(degree, return_inverse=True)
-            factors = self.step_factors(sizes.tolist(), degrees.tolist())
-            return array_of(factors[at, of_degree])
+            key = "step factors", _key(rows), _key(degree)
+            return self.kept(key, lambda: self._factors_of_many(rows, degree))
         tokens = round(rows * degree / self.rows(1))
         return self.step_errors(tokens=tokens).factor(degree)
+
+    def _factors_of_many(self, rows: float, degree: int) -> float:
+        whole = np.rint(floats_of(rows * degree) / self.rows(1)).astype(int)
+        sizes, at = np.unique(whole, return_inverse=True)
+        degrees, of_degree = np.unique(degree, return_inverse=True)
+        return array_of(self.step_factors(sizes.tolist(), degrees.tolist())[at, of_degree])
 
     def step_factors(self, tokens: Sequence[int], degrees: Sequence[int]) -> Floats:
         """Return what operations take within steps, over their own time.

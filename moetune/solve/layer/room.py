@@ -28,6 +28,11 @@ class Room:
 
         A peak grows with the tokens: what is known of fewer or of more of them is an answer, too.
         """
+        if degrees[0] == degrees[1] > FEW_CHUNKS and self._budget.dispatcher == "flat":
+            return self._fits(tokens, (FEW_CHUNKS, FEW_CHUNKS)) or self._fits(tokens, degrees)
+        return self._fits(tokens, degrees)
+
+    def _fits(self, tokens: int, degrees: Degrees) -> bool:
         fit, too_many = self._known.get(degrees, (0, MOST_TOKENS))
         if fit < tokens < too_many:
             fits = self._peak(tokens, degrees) <= self._budget.limit_bytes
