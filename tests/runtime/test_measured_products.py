@@ -21,6 +21,8 @@ from moetune.runtime.moe.workspace import MemoryTracker
 from tests.cuda_kit import FakeCuda
 
 EXPERTS, ROWS, D_IN, D_OUT = 3, 4, 8, 16
+UNEVEN = [5, 3, 4]
+"""Rows of each expert, ROWS on average."""
 FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 
 
@@ -52,7 +54,7 @@ def of_the_layer(form: GemmForm, device: torch.device, dtype: torch.dtype) -> Ca
     """Return one chunk's product as the layer runs it; of gradients, of a later chunk."""
     x, y = (torch.ones(EXPERTS * ROWS, width).to(device, dtype) for width in (D_IN, D_OUT))
     w = torch.ones(EXPERTS, D_IN, D_OUT).to(device, dtype)
-    counts_CL, on_device_CL = [[ROWS] * EXPERTS], torch.full((1, EXPERTS), ROWS).to(device)
+    counts_CL, on_device_CL = [UNEVEN], torch.tensor([UNEVEN]).to(device)
     grouped = None
     if has_grouped(x, w):
         grouped = GroupedRows.of(on_device_CL, len(x), like=x, bias=False)
@@ -111,7 +113,7 @@ def _gradient(
 ) -> Callable[[], object]:
     tracker = MemoryTracker("device")
     if part.ends_E is not None:
-        products = DeferredProducts([[ROWS] * EXPERTS], counts_CL[0], None, None, tracker)
+        products = DeferredProducts([UNEVEN], counts_CL[0], None, None, tracker)
         return lambda: products.matrix(x, y, x.dtype)
     total = GradientSum(w, 2, tracker, dtype=w.dtype)
     total.add_gemm(x, y, part)
@@ -127,6 +129,18 @@ def test_a_cpus_products_are_those_of_the_layer(form: GemmForm) -> None:
     measured = listed(expert_kernels.gemm(point, device))
     assert measured == listed(of_the_layer(form, torch.device("cpu"), torch.float32))
     assert len(measured) == EXPERTS
+
+
+@pytest.mark.parametrize(("num_experts", "rows"), [(1, 7), (2, 8), (3, 2), (4, 16), (9, 5), (8, 1)])
+def test_experts_of_a_measured_product_have_all_its_rows_between_them(
+    num_experts: int, rows: int
+) -> None:
+    point = GemmPoint(dtype="float32", num_experts=num_experts, rows=rows, d_in=8, d_out=8)
+
+    found = expert_kernels.uneven_rows(point)
+
+    assert sum(found) == num_experts * rows
+    assert all(abs(one - rows) <= 1 and one > 0 for one in found)
 
 
 @pytest.mark.parametrize("form", FORMS)
