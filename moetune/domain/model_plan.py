@@ -12,8 +12,8 @@ GradientTiming = Literal["at_end", "between_exchanges"]
 PartName = Literal[
     "gate", "first all_to_all", "second all_to_all", "MoE all_reduce", "experts", "attention",
     "attention all_reduce", "dense FFN", "FFN all_reduce", "norms", "launches", "embedding",
-    "head and loss", "vocabulary all_reduce", "stage sends", "gradients", "chunk transfers",
-    "optimizer", "bubble",
+    "head and loss", "vocabulary all_reduce", "stage sends", "gradient sums", "gradients",
+    "chunk transfers", "optimizer", "bubble",
 ]  # fmt: skip
 
 

@@ -55,7 +55,8 @@ class RowsPoint:
     Args:
         op: an activation with its bias ("gelu"), "gather", "scatter_add", "gate" (softmax and
             top-k over `width` experts), "norm" (layer norm and the residual's sum) or
-            "cross_entropy" (of `width` logits), most also as "…_backward"; "adam" (AdamW's step on
+            "cross_entropy" (of `width` logits), most also as "…_backward"; "accumulate" (rows ·
+            width gradients added to those of an earlier micro-batch); "adam" (AdamW's step on
             rows · width parameters) or "host_adam" (the same on the host's float32 copy, written
             back to the parameters; on a CPU "adam" stands for both); "sustained_gemm" (rows times
             a square matrix, after two seconds of nothing else: at the clock that a GPU keeps up,

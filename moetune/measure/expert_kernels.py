@@ -109,9 +109,7 @@ def _multiply(
         torch.mm(x[low:high], weight, out=out[low:high])
 
 
-def _accumulate(
-    total: torch.Tensor, x: torch.Tensor, y: torch.Tensor, ends: Sequence[int]
-) -> None:
+def _accumulate(total: torch.Tensor, x: torch.Tensor, y: torch.Tensor, ends: Sequence[int]) -> None:
     for one, low, high in zip(total, [0, *ends], ends, strict=False):
         one.addmm_(x[low:high].T, y[low:high])
 
@@ -164,6 +162,7 @@ def _memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
         "norm_backward": model_kernels.norm_backward,
         "cross_entropy": model_kernels.cross_entropy,
         "cross_entropy_backward": model_kernels.cross_entropy_backward,
+        "accumulate": model_kernels.accumulate,
         "adam": model_kernels.adam,
         "host_adam": model_kernels.host_adam,
     }

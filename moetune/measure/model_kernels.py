@@ -86,6 +86,13 @@ def _logits_and_labels(point: RowsPoint, device: Device) -> tuple[torch.Tensor, 
     return tensor_maker(device, point.dtype)(point.rows, point.width), labels
 
 
+def accumulate(point: RowsPoint, device: Device) -> Callable[[], None]:
+    """Return a function that adds gradients of parameters to those of an earlier micro-batch."""
+    make = tensor_maker(device, point.dtype)
+    total, gradient = make(point.rows, point.width), make(point.rows, point.width)
+    return lambda: drop(total.add_(gradient))
+
+
 def adam(point: RowsPoint, device: Device) -> Callable[[], None]:
     """Return a function that runs a step of AdamW on one tensor, in one kernel."""
     make = tensor_maker(device, point.dtype)

@@ -8,7 +8,7 @@ from moetune.domain.samples import HOST_ROWS, HOST_WIDTH, AttentionPoint, Point,
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import Grid, collective, gemm_points
 
-# Adam's time over more elements is proportional to them.
+# The time of Adam, and of sums, over more elements is proportional to them.
 _MAX_ADAM_ELEMENTS: dict[DeviceKind, int] = {"cpu": 2**24, "cuda": 2**28}
 _MAX_HOST_ADAM_ELEMENTS = 2**26
 _MAX_GRADIENT_LADDERS = 8
@@ -97,11 +97,12 @@ def _head(model: Transformer, dtype: str, width: int, rows: int) -> Iterator[Poi
 def _optimizer(
     model: Transformer, dtype: str, groups: Sequence[Group], kind: DeviceKind, grid: Grid
 ) -> Iterator[Point]:
-    """Yield Adam on all parameters and on shards of them, and the all-reduce of all gradients."""
+    """Yield Adam and sums of all gradients and of shards of them, and their all-reduce."""
     parameters = model.num_parameters
     most = min(parameters, _MAX_ADAM_ELEMENTS[kind])
     for fraction in grid.fractions:
-        yield RowsPoint(op="adam", dtype=dtype, rows=max(most // fraction, 1), width=1)
+        for op in ("adam", "accumulate"):
+            yield RowsPoint(op=op, dtype=dtype, rows=max(most // fraction, 1), width=1)
     if kind == "cuda":
         most = min(parameters, _MAX_HOST_ADAM_ELEMENTS)
         for fraction in grid.fractions:

@@ -103,11 +103,12 @@ def test_the_exchange_of_all_gradients_is_covered(group: tuple[int, int]) -> Non
     assert found.trust in ("measured", "interpolated")
 
 
-def test_a_step_of_the_optimiser_is_measured_on_all_parameters_and_on_shards() -> None:
+@pytest.mark.parametrize("op", ["adam", "accumulate"])
+def test_a_step_of_the_optimiser_and_sums_are_measured_on_all_parameters_and_on_shards(
+    op: str,
+) -> None:
     sizes = sorted(
-        point.elements
-        for point in points_of()
-        if isinstance(point, RowsPoint) and point.op == "adam"
+        point.elements for point in points_of() if isinstance(point, RowsPoint) and point.op == op
     )
     assert sizes[-1] > (2 + 2 * 4) * 2 * 256 * 1024
     assert sizes[0] <= sizes[-1] // 16

@@ -29,6 +29,7 @@ ROWS = {
     "gelu": 1e-11, "gelu_backward": 2e-11, "norm": 3e-11, "norm_backward": 5e-11,
     "gather": 2e-11, "scatter_add": 3e-11, "gate": 4e-11, "gate_backward": 1e-11,
     "cross_entropy": 6e-11, "cross_entropy_backward": 8e-11, "adam": 7e-11, "attention": 2e-12,
+    "accumulate": 5e-11,
 }  # fmt: skip
 FACTORS: dict[CollectiveOp, float] = {
     "all_to_all": 1.0, "all_reduce": 2.0, "reduce_scatter": 1.1, "all_gather": 0.9, "send": 0.5,
@@ -180,6 +181,7 @@ class ByHand:
             pipeline
             + max(map(self.gradients, range(self.pp)))
             + max(map(self.adam, range(self.pp)))
+            + (self.m - 1) * max(map(self.sums, range(self.pp)))
         )
 
     def head(self) -> float:
@@ -211,6 +213,9 @@ class ByHand:
         if self.zero:
             return ROWS["adam"] * (dense / self.dp + experts / (self.dp // self.ep))
         return ROWS["adam"] * (dense + experts)
+
+    def sums(self, index: int) -> float:
+        return ROWS["accumulate"] * sum(self.counts(index))
 
     def memory(self) -> int:
         return max(map(self._stage_memory, range(self.pp)))

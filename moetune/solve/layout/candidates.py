@@ -45,6 +45,7 @@ class Candidate:
     Args:
         hops: send of one micro-batch from each stage to the next.
         gradients: exposed time of their reduction.
+        accumulation: of the sums of the micro-batches' gradients.
         transfers: exposed time of chunks' transfers.
         chunks: chunks and cache of the model states; None where they are not in chunks.
     """
@@ -58,12 +59,13 @@ class Candidate:
     optimizer: Estimate
     memory: ModelMemory
     transfers: Estimate = NOTHING
+    accumulation: Estimate = NOTHING
     chunks: ChunkChoice | None = None
 
     @property
     def seconds(self) -> float:
         """The whole step."""
-        after = self.gradients.seconds + self.optimizer.seconds
+        after = self.accumulation.seconds + self.gradients.seconds + self.optimizer.seconds
         return self.pipeline.seconds + self.transfers.seconds + after
 
     @property

@@ -227,8 +227,10 @@ def _warnings(chosen: ChosenLayout) -> Iterator[str]:
         zero=best.setting.zero and not best.setting.chunked, recompute=best.setting.recompute
     )
     yield from unmeasured_warnings(
-        model=problem.model, dtype=inputs.dtype, costs=problem.costs, offload=best.setting.offload
-    )
+        model=problem.model, dtype=inputs.dtype, costs=problem.costs,
+        accumulates=best.setting.num_micro_batches > 1 and best.chunks is None,
+        offload=best.setting.offload,
+    )  # fmt: skip
     if best.layout.expert_parallel == "tensor" or problem.provenance == "measured":
         yield from trust_warnings(
             trust=trust_of(best),

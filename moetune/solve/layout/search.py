@@ -239,6 +239,9 @@ class LayoutTrial:
                 num_micro_batches=setting.num_micro_batches,
             ),
             optimizer=prices.optimizer(layout=layout, zero=setting.zero),
+            accumulation=prices.accumulation(
+                layout=layout, num_micro_batches=setting.num_micro_batches
+            ),
             memory=memory,
         )
 

@@ -34,6 +34,7 @@ BINDING_OF: Mapping[PartName, ModelBinding] = MappingProxyType(
         "head and loss": "computation",
         "vocabulary all_reduce": "all_reduce",
         "stage sends": "bubble",
+        "gradient sums": "computation",
         "gradients": "gradients",
         "chunk transfers": "chunks",
         "optimizer": "computation",
@@ -67,6 +68,7 @@ def parts_of(candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[Part, ...
     idle = times.seconds - times.busy_seconds - times.send_seconds
     found["stage sends"] = (0.0, 0.0, times.send_seconds)
     found["bubble"] = (0.0, 0.0, idle if idle > _ROUNDING * times.seconds else 0.0)
+    found["gradient sums"] = (0.0, 0.0, candidate.accumulation.seconds)
     found["gradients"] = (0.0, 0.0, candidate.gradients.seconds)
     found["chunk transfers"] = (0.0, 0.0, candidate.transfers.seconds)
     found["optimizer"] = (0.0, 0.0, candidate.optimizer.seconds)
@@ -114,7 +116,8 @@ def _estimates(candidate: Candidate) -> list[Estimate]:
     backbone, moe = candidate.priced.backbone, candidate.priced.moe
     parts = (*backbone.attention, *backbone.ffn, *backbone.first, *backbone.last, *moe.parts)
     estimates = [one for part in parts for one in (part.forward, part.backward)]
-    estimates += [*candidate.hops, candidate.gradients, candidate.optimizer, candidate.transfers]
+    estimates += [*candidate.hops, candidate.accumulation, candidate.gradients]
+    estimates += [candidate.optimizer, candidate.transfers]
     return [one for one in estimates if one.seconds]
 
 
@@ -286,16 +289,24 @@ def runtime_warnings(*, zero: bool, recompute: bool) -> Iterator[str]:
 
 
 def unmeasured_warnings(
-    *, model: Transformer, dtype: str, costs: Costs, offload: bool = False
+    *,
+    model: Transformer,
+    dtype: str,
+    costs: Costs,
+    accumulates: bool = False,
+    offload: bool = False,
 ) -> Iterator[str]:
     """Yield warnings that name the operations that were not measured.
 
     Args:
+        accumulates: gradients of several micro-batches are added up.
         offload: the optimizer runs on the host.
     """
     width = model.moe.d_model
     names = {"norm": "norms", "cross_entropy": "the loss", "adam": "the optimizer",
              model.moe.activation: "activations"}  # fmt: skip
+    if accumulates:
+        names["accumulate"] = "sums of the micro-batches' gradients"
     if offload:
         update = names.pop("adam")
         adam = costs.rows_op(op="adam", dtype=dtype, rows=1, width=1)

@@ -222,6 +222,22 @@ class Prices:
         found = self.costs.rows_op(op="adam", dtype=self.dtype, rows=max(counts), width=1)
         return found or NOTHING
 
+    def accumulation(self, *, layout: Layout, num_micro_batches: int) -> Estimate:
+        """Return the time to add the gradients of later micro-batches to those of the first.
+
+        Of the stage with most parameters; 0 where it was not measured. Sharded gradients are added
+        once they are reduced, a shard on each rank.
+        """
+        shards = (1, 1)
+        if self.runtime.shards_gradients:
+            shards = layout.dp, layout.dp // layout.ep
+        counts = (
+            share.dense / shards[0] + share.experts / shards[1]
+            for _, _, share in self.shares(layout)
+        )
+        found = self.costs.rows_op(op="accumulate", dtype=self.dtype, rows=max(counts), width=1)
+        return (found or NOTHING).scaled(num_micro_batches - 1)
+
     def shares(self, layout: Layout) -> Sequence[tuple[int, Stage, Share]]:
         """Return the first stage of each kind, its index, and the parameters on its ranks."""
         return self.structure.once(
