@@ -173,12 +173,6 @@ class _Scope:
         return [*self.of_layers, *of_models]
 
     @property
-    def exchanging(self) -> list[Workload]:
-        """The layers that were named, and those of models on several ranks."""
-        several = [load for load in self.workloads if load.world_size > 1]
-        return list(dict.fromkeys([*self.of_layers, *several]))
-
-    @property
     def quantized(self) -> list[Workload]:
         """The named layers with experts in 8 bits."""
         return [
@@ -221,7 +215,7 @@ class _Scope:
         if self.linked and workloads:
             num_ranks = self.machine.num_devices
             yield from overlap_points(overlapped_bytes(workloads, grid, num_ranks=num_ranks))
-        yield from step_points([*self.exchanging, *self.quantized])
+        yield from step_points([*self.of_layers, *self.quantized])
         if self.machine.kind == "cuda" and workloads:
             # Plans may offload activations, on streams beside computation and exchanges.
             yield from interference(has_link=bool(self.linked))
