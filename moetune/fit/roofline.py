@@ -113,18 +113,19 @@ def rooflines_of(table: Table, uses: Bools) -> list[Roofline]:
     return [Roofline(*fit) for fit in fits.tolist()]
 
 
-def _non_negative_least_squares(features: Floats, wanted: NDArray[np.generic]) -> Floats:
-    """Return x ≥ 0 with features · x nearest to what is wanted, of the sets of non-zero entries.
+def _non_negative_least_squares(features: Floats, of_points: Bools) -> Floats:
+    """Return x ≥ 0 with features · x nearest to 1, of the sets of non-zero entries.
 
     Args:
-        features: shape (n, points, 3).
-        wanted: shape (n, points, 1).
+        features: 0 at the points that a fit is not of, shape (n, points, 3).
+        of_points: the points that each fit is of, shape (n, points, 1).
 
     Returns:
         Shape (n, 3).
     """
+    # A fit of some columns of the features is one of the same columns of their triangle.
     basis, triangles = np.linalg.qr(features)
-    targets = basis.swapaxes(1, 2)[:, None] @ wanted[:, None]
+    targets = basis.swapaxes(1, 2)[:, None] @ of_points[:, None]
     parts = triangles[:, None] * _SETS[:, None]
     every = np.linalg.pinv(parts) @ targets
     missed = ((parts @ every - targets) ** 2).sum(axis=(2, 3))

@@ -60,10 +60,10 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
 
 
 def uneven_rows(point: GemmPoint) -> list[int]:
-    """Return the rows of each expert: of every four, one has one more and one has one less.
+    """Return the rows of each expert: of every four experts one has a row more, one a row less.
 
-    A router gives no expert a round number, and half of them an odd one, for which MKL takes an
-    eighth longer to make gradients of weights.
+    A router gives experts odd numbers of rows as often as even ones. MKL takes an eighth longer for
+    the gradients of weights where they are odd, and a point's own number is round.
     """
     rows = [point.rows] * point.num_experts
     if point.rows > 1:

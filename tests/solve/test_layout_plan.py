@@ -480,6 +480,20 @@ def test_a_cpus_optimizer_on_the_host_is_its_own_optimizer() -> None:
     assert "optimizer" not in missing(host, offload=True)
 
 
+def test_sums_of_gradients_that_were_not_measured_are_named_for_several_micro_batches() -> None:
+    def warned(num_micro_batches: int, costs: LinearCosts) -> bool:
+        pins = LayoutPins(dp=2, ep=2, tp=1, pp=1, zero=False, micro_batch=4 // num_micro_batches)
+        asked = question(model=SMALL, world_size=2, tokens=4 * SMALL.length, pins=pins)
+        plan = solve_layout(replace(asked, costs=costs)).plan
+        return any("micro-batches' gradients" in one for one in plan.warnings)
+
+    unknown = LinearCosts()
+    known = replace(unknown, rows_seconds={"accumulate": 1e-9})
+    assert warned(2, unknown)
+    assert not warned(1, unknown)
+    assert not warned(2, known)
+
+
 def test_a_layer_in_a_whole_model_is_searched_without_the_whole_models_limit() -> None:
     asked = question(
         model=SMALL, world_size=2, tokens=256, pins=LayoutPins(dp=2, ep=2, micro_batch=1)

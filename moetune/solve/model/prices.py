@@ -215,11 +215,8 @@ class Prices:
 
     def optimizer(self, *, layout: Layout, zero: bool) -> Estimate:
         """Return the slowest stage's optimizer step; 0 where it was not measured."""
-        data, replicas = (layout.dp, layout.dp // layout.ep) if zero else (1, 1)
-        counts = (
-            share.dense / data + share.experts / replicas for _, _, share in self.shares(layout)
-        )
-        found = self.costs.rows_op(op="adam", dtype=self.dtype, rows=max(counts), width=1)
+        count = self._most_parameters(layout, is_sharded=zero)
+        found = self.costs.rows_op(op="adam", dtype=self.dtype, rows=count, width=1)
         return found or NOTHING
 
     def accumulation(self, *, layout: Layout, num_micro_batches: int) -> Estimate:
@@ -228,15 +225,16 @@ class Prices:
         Of the stage with most parameters; 0 where it was not measured. Sharded gradients are added
         once they are reduced, a shard on each rank.
         """
-        shards = (1, 1)
-        if self.runtime.shards_gradients:
-            shards = layout.dp, layout.dp // layout.ep
-        counts = (
-            share.dense / shards[0] + share.experts / shards[1]
-            for _, _, share in self.shares(layout)
-        )
-        found = self.costs.rows_op(op="accumulate", dtype=self.dtype, rows=max(counts), width=1)
+        count = self._most_parameters(layout, is_sharded=self.runtime.shards_gradients)
+        found = self.costs.rows_op(op="accumulate", dtype=self.dtype, rows=count, width=1)
         return (found or NOTHING).scaled(num_micro_batches - 1)
+
+    def _most_parameters(self, layout: Layout, *, is_sharded: bool) -> float:
+        """Return the parameters, or those of a shard, on a rank of the stage with most."""
+        data, replicas = (layout.dp, layout.dp // layout.ep) if is_sharded else (1, 1)
+        return max(
+            share.dense / data + share.experts / replicas for _, _, share in self.shares(layout)
+        )
 
     def shares(self, layout: Layout) -> Sequence[tuple[int, Stage, Share]]:
         """Return the first stage of each kind, its index, and the parameters on its ranks."""
