@@ -96,7 +96,7 @@ def few_values(values: Sequence[int], device: torch.device) -> torch.Tensor:
     """Return numbers of the host on a device, without a stop where it is a GPU."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=torch.int64, device=device)
-    on_host = torch.tensor(values, dtype=torch.int64, pin_memory=True)
+    on_host = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True)
     return on_host.to(device, non_blocking=True)
 
 
@@ -141,7 +141,7 @@ def largest(communicator: Communicator, values: Sequence[float], name: str) -> t
     """Return the element-wise maximum over the ranks."""
     if communicator.num_ranks == 1:
         return tuple(values)
-    mine = torch.tensor(values, dtype=torch.float64)
+    mine = torch.tensor(values, dtype=torch.float64, device="cpu")
     return tuple(communicator.all_reduce_values(mine, name, op="max").tolist())
 
 

@@ -22,10 +22,14 @@ def drawn_experts(
     Args:
         shares: of all rows, 1/K at most.
     """
-    ends_E = torch.tensor(shares, dtype=torch.float64).mul(top_k).cumsum(0)
+    ends_E = torch.tensor(shares, dtype=torch.float64, device="cpu").mul(top_k).cumsum(0)
     ends_E[-1] = top_k
-    start_T = (torch.randperm(num_tokens, generator=generator) + 0.5) / max(1, num_tokens)
-    teeth_TK = start_T.double().unsqueeze(1) + torch.arange(top_k, dtype=torch.float64)
+    start_T = (torch.randperm(num_tokens, generator=generator, device="cpu") + 0.5) / max(
+        1, num_tokens
+    )
+    teeth_TK = start_T.double().unsqueeze(1) + torch.arange(
+        top_k, dtype=torch.float64, device="cpu"
+    )
     return torch.searchsorted(ends_E, teeth_TK, right=True).clamp_(max=len(shares) - 1)
 
 

@@ -278,7 +278,7 @@ def _process_group(launch: Launch) -> Iterator[None]:
     try:
         dist.init_process_group(backend, timeout=_TIMEOUT)
         # A rank that ends at once would break the connections that another is still making.
-        dist.all_reduce(torch.zeros(1))
+        dist.all_reduce(torch.zeros(1, device="cpu"))
     except (RuntimeError, ValueError) as error:
         raise CollectiveError(
             f"rank {launch.rank} of {launch.world_size} cannot reach the others: {error}",

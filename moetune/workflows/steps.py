@@ -140,12 +140,12 @@ def random_steps(
     layer = _layer(workload, device=device, communicator=communicator)
     generator = torch.Generator().manual_seed(_SEED)
     if shape.num_experts <= shape.d_model:
-        gate_DE = torch.randn(shape.d_model, shape.num_experts, generator=generator)
+        gate_DE = torch.randn(shape.d_model, shape.num_experts, generator=generator, device="cpu")
         with torch.no_grad():
             layer.gate.weight.copy_(torch.linalg.qr(gate_DE).Q.T)
     generator.manual_seed(_SEED + 1 + (0 if is_tensor else layer.communicator.rank))
     size = (workload.tokens_per_rank, shape.d_model)
-    x_TD, grad_TD = (torch.randn(size, generator=generator) for _ in "xg")
+    x_TD, grad_TD = (torch.randn(size, generator=generator, device="cpu") for _ in "xg")
     if shares is not None:
         experts_TK = drawn_experts(shares, shape.top_k, len(x_TD), generator)
         x_TD = steer(x_TD, layer.gate.weight.detach().float().cpu(), experts_TK)
@@ -193,18 +193,18 @@ def measure_steps(
     for _ in range(_WARM_UP_ROUNDS):
         for decision in decisions:
             steps.run(decision)
-    seconds = torch.zeros(num_rounds, len(decisions), 3, dtype=torch.float64)
+    seconds = torch.zeros(num_rounds, len(decisions), 3, dtype=torch.float64, device="cpu")
     for number in range(num_rounds):
         for place in range(len(decisions)):
             index = (number + place) % len(decisions)
             _barrier()
-            seconds[number, index] = torch.tensor(steps.run(decisions[index]))
+            seconds[number, index] = torch.tensor(steps.run(decisions[index]), device="cpu")
     recorded = [
         [steps.operation_seconds(decision) for _ in range(_RECORDED_ROUNDS)]
         for decision in decisions
     ]
     seconds = _maximum(seconds)
-    deviation = _maximum(torch.tensor(deviations))
+    deviation = _maximum(torch.tensor(deviations, device="cpu"))
     imbalance = _imbalance(steps)
     return tuple(
         MeasuredSteps(

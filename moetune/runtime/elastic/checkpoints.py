@@ -160,8 +160,8 @@ class Checkpoints:
     def _random_states(self) -> dict[str, torch.Tensor]:
         """Return the states of this rank's generators, zeros where there is no GPU."""
         rank = self._communicator.rank
-        has_cuda = torch.cuda.is_initialized()
-        cuda = torch.cuda.get_rng_state() if has_cuda else torch.zeros(16, dtype=torch.uint8)
+        none = torch.zeros(16, dtype=torch.uint8, device="cpu")
+        cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else none
         return {f"rank {rank}, cpu": torch.get_rng_state(), f"rank {rank}, cuda": cuda}
 
     def _on_first(self, work: Callable[[], T], doing: str) -> T:

@@ -181,7 +181,8 @@ class Experts(nn.Module):
             for name, parameter in self.named_parameters():
                 fan_in = self._shape_of("w2" if name.endswith("2") else "w1")[1]
                 bound = 1 / math.sqrt(fan_in)
-                values = torch.empty((1, *self._shape_of(name)[1:]), dtype=torch.float64)
+                shape = 1, *self._shape_of(name)[1:]
+                values = torch.empty(shape, dtype=torch.float64, device="cpu")
                 values.uniform_(-bound, bound, generator=generator)
                 local, offsets = local_part(parameter)
                 row = place - (offsets[0] if is_dtensor(parameter) else first)

@@ -93,7 +93,7 @@ class Gate(nn.Module):
     def reset(self, seed: int) -> None:
         """Draw the weight uniformly within ±1/√d_model, the same on every rank."""
         generator, bound = torch.Generator().manual_seed(seed), self.layer.d_model**-0.5
-        values = torch.empty(self.weight.shape, dtype=torch.float64)
+        values = torch.empty(self.weight.shape, dtype=torch.float64, device="cpu")
         values.uniform_(-bound, bound, generator=generator)
         local, offsets = local_part(self.weight)
         local.copy_(cut(values, offsets, local.shape))

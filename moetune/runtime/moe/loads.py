@@ -49,7 +49,7 @@ class LoadRecorder:
         values = torch.zeros(
             1 + len(self._totals_L) + MOST_STEPS, dtype=torch.int64, device=communicator.device
         )
-        values[: len(mine)] = torch.tensor(mine, dtype=torch.int64)
+        values[: len(mine)] = torch.tensor(mine, dtype=torch.int64, device="cpu")
         rows = communicator.all_gather_values(values, "the gathering of experts' loads").tolist()
         steps = [row[0] for row in rows]
         if min(steps) != max(steps):

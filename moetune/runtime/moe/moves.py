@@ -58,7 +58,7 @@ def check_replicas(
     communicator = GroupCommunicator(group)
     every, num_local = replicas_of(order), len(local)
     first = communicator.rank * num_local
-    sums = torch.zeros(num_local, 2, dtype=torch.float64)
+    sums = torch.zeros(num_local, 2, dtype=torch.float64, device="cpu")
     for row, expert in enumerate(order[first : first + num_local]):
         if expert != EMPTY and len(every[expert]) > 1:
             values = local[row].detach().double()

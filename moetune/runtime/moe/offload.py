@@ -153,7 +153,9 @@ class HostPool:
     def _allocate(self, size: int, *, pinned: bool) -> torch.Tensor:
         if pinned and not self.is_pageable:
             try:
-                buffer = torch.empty(pinned_bytes(size), dtype=torch.uint8, pin_memory=True)
+                buffer = torch.empty(
+                    pinned_bytes(size), dtype=torch.uint8, device="cpu", pin_memory=True
+                )
             except RuntimeError as error:
                 self.is_pageable = True
                 warnings.warn(

@@ -105,7 +105,7 @@ def _offsets(box: tuple[Run, ...]) -> torch.Size:
 
 def _runs(value: DTensor, dim: int) -> list[Run]:
     """Return this rank's runs of a dimension, in the order in which it has them."""
-    indices = torch.arange(value.shape[dim])
+    indices = torch.arange(value.shape[dim], device="cpu")
     place = value.device_mesh.get_coordinate()
     assert place is not None  # noqa: S101 - this rank has a part
     for mesh_dim, placement in enumerate(value.placements):

@@ -47,7 +47,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
         counted.setdefault(groups, []).append(own)
     squares = [_square_sum(grads, groups) for groups, grads in counted.items()]
     if not squares:
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
     norm = torch.stack(squares).sum().sqrt()
     scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
     for grads in shards.values():

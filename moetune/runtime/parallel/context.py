@@ -27,8 +27,8 @@ def places_of_rank(length: int, communicator: Communicator) -> torch.Tensor:
     """
     ranks, rank = communicator.num_ranks, communicator.rank
     if ranks == 1:
-        return torch.arange(length)
-    chunks = torch.arange(length).view(2 * ranks, -1)
+        return torch.arange(length, device="cpu")
+    chunks = torch.arange(length, device="cpu").view(2 * ranks, -1)
     return torch.cat([chunks[rank], chunks[2 * ranks - 1 - rank]])
 
 

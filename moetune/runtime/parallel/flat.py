@@ -19,7 +19,7 @@ class FlatGradients:
         for index, parameter in enumerate(parameters):
             groups.setdefault((parameter.dtype, parameter.device), []).append(index)
         self.ends = tuple(accumulate(parameter.nbytes for parameter in parameters))
-        self.views: list[torch.Tensor] = [torch.empty(0)] * len(parameters)
+        self.views: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(parameters)
         self._buffers: list[tuple[torch.Tensor, list[int]]] = []
         for (dtype, device), members in groups.items():
             sizes = [parameters[index].numel() for index in members]

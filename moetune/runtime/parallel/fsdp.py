@@ -151,7 +151,7 @@ def _expert_mesh(
         placement = layer.experts.placement
         mine = [group[placement.rank] for group in groups]
         replicas = group_of_members(mine, description="moetune: replicas of experts")
-        spread, ranks = [placement.process_group], torch.tensor(groups)
+        spread, ranks = [placement.process_group], torch.tensor(groups, device="cpu")
         dims: tuple[str, ...] = _REPLICAS, EXPERTS
         if placement.width.mesh is not None:
             spread, dims = placement.width.mesh.get_all_groups(), (*dims, WIDTH)

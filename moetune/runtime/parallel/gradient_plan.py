@@ -178,7 +178,7 @@ def _mean(rounds: Sequence[Program], communicator: Communicator) -> Program:
     seconds = torch.tensor(
         [[each.seconds for each in program if isinstance(each, Compute | Send)]
          for program in rounds],
-        dtype=torch.float64,
+        dtype=torch.float64, device="cpu",
     )  # fmt: skip
     total = communicator.all_reduce_values(seconds, "the recorded times") / communicator.num_ranks
     return _with_seconds(rounds[0], iter(total.quantile(0.5, dim=0).tolist()))
@@ -209,7 +209,7 @@ def _reduction(gradients: DenseGradients) -> LinearCost:
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - start)
         times.append(statistics.median(seconds))
-    measured = torch.tensor(times, dtype=torch.float64)
+    measured = torch.tensor(times, dtype=torch.float64, device="cpu")
     mean = communicator.all_reduce_values(measured, "the measured times") / communicator.num_ranks
     small, large = mean.tolist()
     beta = max(0.0, (large - small) / (_REDUCED_BYTES[1] - _REDUCED_BYTES[0]))
@@ -222,6 +222,6 @@ def _compute_until(transfer: Transfer, device: torch.device) -> None:
     future = transfer.future()
     if device.type != "cpu" or future is None:
         return
-    left, right = torch.ones(2, _COMPUTED, _COMPUTED)
+    left, right = torch.ones(2, _COMPUTED, _COMPUTED, device="cpu")
     while not future.done():
         torch.mm(left, right)

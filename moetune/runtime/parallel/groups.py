@@ -211,7 +211,7 @@ def join(
         _check_folded(layout, dist.get_world_size())
     else:
         check_ranks(layout, dist.get_world_size())
-    ranks = torch.arange(dist.get_world_size()).view(sizes)
+    ranks = torch.arange(dist.get_world_size(), device="cpu").view(sizes)
     if mesh is not None:
         ranks = _ranks_of(mesh, sizes, dims)
     made = GroupsByRows(timeout)

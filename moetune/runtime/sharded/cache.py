@@ -176,7 +176,7 @@ class Cache:
             if trace.repeats:
                 self._evict(trace.farthest(free))
             else:
-                choice = torch.randint(len(free), (1,), generator=self._generator)
+                choice = torch.randint(len(free), (1,), generator=self._generator, device="cpu")
                 self._evict(free[int(choice)])
 
     def _fetch_ahead(self, position: int) -> None:

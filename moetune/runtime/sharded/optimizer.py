@@ -129,7 +129,7 @@ class ChunkedOptimizer(Optimizer):
                 copies = shard.chunk.replicas.num_ranks if shard.chunk.is_resident else 1
                 square = part.double().square().sum() / copies
                 totals[part.device] = totals.get(part.device, torch.zeros_like(square)) + square
-        zero = torch.zeros((), dtype=torch.float64)
+        zero = torch.zeros((), dtype=torch.float64, device="cpu")
         return sum((each.cpu() for each in totals.values()), start=zero)
 
     def _step_in_backward(self, chunk: StoredChunk) -> None:
@@ -266,7 +266,9 @@ class ChunkedOptimizer(Optimizer):
         seen = self._manager.cache.digest
         # The maxima of `seen` and of its negative are opposite only if all ranks have the same.
         flags = [*(name in mine for name in self._names), seen, -seen]
-        found = self._replicas.all_reduce_max(torch.tensor(flags, dtype=torch.int64)).tolist()
+        found = self._replicas.all_reduce_max(
+            torch.tensor(flags, dtype=torch.int64, device="cpu")
+        ).tolist()
         if found[-2] != -found[-1]:
             raise RankMismatchError(
                 "the ranks gathered and reduced their chunks in different orders",

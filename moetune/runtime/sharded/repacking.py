@@ -232,5 +232,7 @@ class _Move:
             for slot in chunk.slots:
                 parameter = self.builder.parameters[slot.name]
                 # A placeholder without memory, until the values are moved.
-                parameter.data = torch.zeros(()).to(parameter).expand(parameter.shape)
+                parameter.data = torch.zeros(
+                    (), dtype=parameter.dtype, device=parameter.device
+                ).expand(parameter.shape)
             return self.builder.store(number, chunk)

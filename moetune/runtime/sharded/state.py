@@ -45,7 +45,7 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
             if slot.name in layers:
                 communicator = layers[slot.name].communicator
                 parts = chunks.replicas.gather(value)
-                ranks = chunks.replicas.gather(torch.tensor([communicator.rank]))
+                ranks = chunks.replicas.gather(torch.tensor([communicator.rank], device="cpu"))
                 by_rank = {int(rank): part for rank, part in zip(ranks, parts, strict=True)}
                 value = torch.cat([by_rank[rank] for rank in sorted(by_rank)]) if parts else value
             if chunks.replicas.rank == 0:

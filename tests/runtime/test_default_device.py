@@ -1,0 +1,90 @@
+"""A device of the caller's, as `with torch.device("cuda"):`, changes nothing but where layers are.
+
+Here it is "meta": a tensor of ours that the caller's device decides on has no values there.
+"""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import moetune
+from moetune.domain.constraints import STRATEGIES, Strategy
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import SAFE_DECISION, Decision
+from moetune.runtime.moe.layer import MoELayer
+from moetune.workflows.steps import measure_steps, random_steps
+from tests.runtime.chunked_models import Twice
+
+CPU = torch.device("cpu")
+
+
+def step(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    layer.zero_grad()
+    x = x.detach().requires_grad_()
+    y = layer(x)
+    y.square().sum().backward()
+    grads = [x.grad, *(parameter.grad for parameter in layer.parameters())]
+    return [y.detach(), *(grad for grad in grads if grad is not None)]
+
+
+def both_ways(run: Callable[[], list[torch.Tensor]]) -> None:
+    """Hold what a function returns under a device of the caller's against the same without."""
+    wanted = run()
+    with torch.device("meta"):
+        found = run()
+    for one, other in zip(found, wanted, strict=True):
+        assert one.device == CPU
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("capacity_factor", [None, 0.7])
+def test_a_layer_is_drawn_and_steps(strategy: Strategy, capacity_factor: float | None) -> None:
+    x = torch.randn(60, 8)
+
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layer = MoELayer(8, 16, 4, 2, capacity_factor=capacity_factor, device=CPU)
+        layer.pin(Decision(forward_degree=3, backward_degree=2, strategy=strategy))
+        return step(layer, x) + step(layer, x)
+
+    both_ways(run)
+
+
+def test_a_layer_follows_the_callers_device() -> None:
+    with torch.device("meta"):
+        layer = MoELayer(8, 16, 4)
+    assert {each.device.type for each in layer.parameters()} == {"meta"}
+
+
+def test_the_steps_that_are_measured_run() -> None:
+    shape = LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=2)
+    workload = Workload(layer=shape, world_size=1, tokens_per_rank=20)
+    with torch.device("meta"):
+        steps = random_steps(workload, device=CPU)
+        (measured,) = measure_steps(steps, [SAFE_DECISION], num_rounds=2)
+    assert measured.deviation == 0
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_states_in_chunks_end_where_they_end_without(*, offload: bool) -> None:
+    start = Twice()
+    tokens = torch.arange(10).view(2, 5)
+
+    def run() -> list[torch.Tensor]:
+        model = copy.deepcopy(start)
+        model, optimizer = moetune.shard(
+            model, torch.optim.AdamW(model.parameters(), lr=1e-2), chunk_bytes=2**12,
+            cache_bytes=2**14, offload=offload,
+        )  # fmt: skip
+        for _ in range(3):
+            model(tokens).float().square().mean().backward()
+            optimizer.clip_grad_norm_(1.0)  # type: ignore[attr-defined]  # of ours
+            optimizer.step()
+            optimizer.zero_grad()
+        return [model(tokens).detach()]
+
+    both_ways(run)
