@@ -135,12 +135,20 @@ class Stopwatch:
         """
         victim = self._experiment.victim
         shared = self._control.num_ranks > 1 and not self._experiment.rest_seconds
-        known = self._issue_seconds < math.inf
         return self._device.seconds(
             lambda: self._repeat(iterations),
             lead_in=victim.run if shared else None,
-            head_start_seconds=_HEAD_START * iterations * self._issue_seconds if known else 0.0,
+            head_start_seconds=self._head_start_seconds(iterations),
         )
+
+    def _head_start_seconds(self, iterations: int) -> float:
+        """Return how long the host needs to issue a block; 0 where that is not known.
+
+        Beside background loads the device never idles: what is issued waits for them anyway.
+        """
+        if self._experiment.background_loads or self._issue_seconds == math.inf:
+            return 0.0
+        return _HEAD_START * iterations * self._issue_seconds
 
     def _marked(self, iterations: int) -> Callable[[], float]:
         self._repeat(iterations)
