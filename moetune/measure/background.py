@@ -20,7 +20,10 @@ from moetune.measure.ranks import MeasuringRanks
 MIN_OVERLAP = 0.95
 _START_TURNS = 2
 _TURN_SECONDS = 2e-3
+# Between turns of its own it leaves the engine: one run each, where a run is as long as a copy is.
+_ONE_BY_ONE_TURN_SECONDS = 1e-3
 _PATIENCE_SECONDS = 30.0
+_LONGEST_BLOCK_SECONDS = 10.0
 
 Window = tuple[float, float]
 """Start and end on `time.perf_counter`."""
@@ -52,6 +55,8 @@ def proves(window: Window, busy: Sequence[Window]) -> bool:
 class BackgroundLoad(threading.Thread):
     """A thread that runs one operation in turns, each issued before the last one is done.
 
+    It ends by itself when a block takes far too long: what is measured may be waiting for it.
+
     Args:
         vote: starts a vote with this rank's wish to stop, and returns the function that waits for
             the outcome: ranks that run a collective must stop after the same turn.
@@ -63,6 +68,7 @@ class BackgroundLoad(threading.Thread):
         super().__init__(daemon=True)
         self._operation, self._device, self._vote = operation, device, vote
         self._stopping = threading.Event()
+        self._deadline = math.inf
         self._changed = threading.Condition()
         self._busy: list[Window] = []
         self._failure: Exception | None = None
@@ -85,9 +91,9 @@ class BackgroundLoad(threading.Thread):
         runs = self._runs_in_turn()
         stopped = False
         while not stopped:
-            outcome = self._vote(self._stopping.is_set())
+            outcome = self._vote(self._stopping.is_set() or time.perf_counter() > self._deadline)
             issued.append((time.perf_counter(), self._issue(runs)))
-            if len(issued) > 1:
+            if len(issued) > 1 or self._operation.one_by_one:
                 start, done = issued.pop(0)
                 end = done()
                 with self._changed:
@@ -104,7 +110,8 @@ class BackgroundLoad(threading.Thread):
         start = time.perf_counter()
         self._operation.run()
         seconds = self._device.mark()() - start
-        return max(math.ceil(_TURN_SECONDS / max(seconds, 1e-9)), 1)
+        wanted = _ONE_BY_ONE_TURN_SECONDS if self._operation.one_by_one else _TURN_SECONDS
+        return max(math.ceil(wanted / max(seconds, 1e-9)), 1)
 
     def _issue(self, runs: int) -> Callable[[], float]:
         """Start a turn and return the function that waits for its end and returns the time."""
@@ -123,6 +130,10 @@ class BackgroundLoad(threading.Thread):
     def stop(self) -> None:
         """Request the end; return at once."""
         self._stopping.set()
+
+    def expect_end_by(self, moment: float) -> None:
+        """End at that moment, on `perf_counter`, if nobody sets another before."""
+        self._deadline = moment
 
     def has_run(self, turns: int) -> bool:
         """Wait for that number of completed turns; return False if it ended before."""
@@ -178,6 +189,11 @@ class Background:
             load.stop()
         for load in self._loads:
             load.join(_PATIENCE_SECONDS)
+
+    def begin_block(self) -> None:
+        """Run on for the time of a block, however long that is but for one that waits for ever."""
+        for load in self._loads:
+            load.expect_end_by(time.perf_counter() + _LONGEST_BLOCK_SECONDS)
 
     def ran_through(self, window: Window) -> bool:
         """Return whether every background load provably ran through the whole window.

@@ -47,11 +47,14 @@ class TimedOperation:
             the caller) behind its end.
         at_once: the point's operations that one run issues together.
         ranks_meet: it is a collective, which all ranks must run equally often.
+        one_by_one: a run is issued when the last one has ended: it shares an engine that serves a
+            stream for as long as there is work in it, and others never.
     """
 
     issue: Callable[[], Callable[[], None]]
     at_once: int = 1
     ranks_meet: bool = False
+    one_by_one: bool = False
 
     def run(self) -> None:
         """Run once, and order the current stream behind it."""
@@ -154,7 +157,7 @@ def prepare_experiment(
 
     if isinstance(point, InterferencePoint):
         victim, *others = (
-            operation(representatives.of(name, comm_bytes=point.comm_bytes))
+            _sharing(representatives.of(name, comm_bytes=point.comm_bytes), operation)
             for name in (point.victim, *point.others)
         )
         return Experiment(victim=victim, background_loads=tuple(others))
@@ -173,6 +176,16 @@ def prepare_experiment(
             block_seconds=_BURST_SECONDS,
         )
     return Experiment(victim=operation(point))
+
+
+def _sharing(point: Point, operation: Callable[[Point], TimedOperation]) -> TimedOperation:
+    """Return the operation as it runs beside others: a GPU's copies share an engine.
+
+    The engine of an H100 ran one stream's copies for as long as there were any, and another
+    stream's not once within seconds.
+    """
+    is_loopback = isinstance(point, CollectivePoint) and point.group_size == 1
+    return replace(operation(point), one_by_one=is_loopback or isinstance(point, CopyPoint))
 
 
 def _sustained_product(point: RowsPoint) -> GemmPoint:

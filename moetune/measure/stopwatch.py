@@ -71,6 +71,7 @@ class Stopwatch:
         self._device.flush()
         self._rest()
         self._control.barrier("a block")
+        self._background.begin_block()
         opened = time.perf_counter()
         try:
             seconds = self._seconds(iterations)
@@ -102,6 +103,7 @@ class Stopwatch:
         """
         text, ends, counts = "", [0.0] * (NUM_STREAM_BLOCKS + 1), [False] * NUM_STREAM_BLOCKS
         self._control.barrier("a stream")
+        self._background.begin_block()
         try:
             marks = [self._marked(iterations) for _ in ends]
             ends = [done() for done in marks]
@@ -164,6 +166,8 @@ class Stopwatch:
         began = time.perf_counter()
         for _ in range(iterations):
             self._experiment.victim.run()
+            if self._experiment.victim.one_by_one:
+                self._device.synchronize()
         mean_seconds = (time.perf_counter() - began) / iterations
         self._issue_seconds = min(self._issue_seconds, mean_seconds)
 

@@ -2,14 +2,17 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.domain.samples import InterferencePoint
 from moetune.measure.background import Background, overlap, proves
 from moetune.measure.device import CpuDevice
-from moetune.measure.operations import Experiment, local_operation
+from moetune.measure.estimate import representatives
+from moetune.measure.operations import Experiment, Makers, local_operation, prepare_experiment
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.stopwatch import FailedPointError
 from moetune.measure.timing import Effort, measure
@@ -98,3 +101,66 @@ def test_no_thread_is_left_behind() -> None:
     with Background([local_operation(short_sleep)] * 2, device=CpuDevice(), ranks=MeasuringRanks()):
         assert threading.active_count() == before + 2
     assert threading.active_count() == before
+
+
+def test_an_operation_that_waits_for_the_load_beside_it_to_end_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU's copy engine serves one stream for as long as there is work in it."""
+    monkeypatch.setattr("moetune.measure.background._LONGEST_BLOCK_SECONDS", 0.2)
+    served = threading.Lock()
+
+    def wait_for_the_engine() -> None:
+        with served:
+            short_sleep()
+
+    def keep_the_engine() -> None:
+        if not served.locked():
+            served.acquire()
+        short_sleep()
+
+    scene = Experiment(
+        victim=local_operation(wait_for_the_engine),
+        background_loads=(local_operation(keep_the_engine),),
+    )
+
+    class Releasing(CpuDevice):
+        """The engine is free when the load's stream has no more work."""
+
+        def synchronize(self) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                served.release()
+
+    effort = Effort(min_blocks=3, max_blocks=9, max_seconds=0.1, warmup_seconds=0.1)
+    with pytest.raises(FailedPointError, match="ran through only 0"):
+        measure(scene, device=Releasing(), ranks=MeasuringRanks(), effort=effort)
+
+
+def test_copies_of_two_streams_are_issued_one_by_one() -> None:
+    """No copy waits in a queue: the engine is free for another stream between any two."""
+    queued, most = 0, 0
+
+    class Counting(CpuDevice):
+        def mark(self) -> Callable[[], float]:
+            nonlocal queued, most
+            queued += 1
+            most = max(most, queued)
+
+            def done() -> float:
+                nonlocal queued
+                queued -= 1
+                return time.perf_counter()
+
+            return done
+
+    device, ranks = Counting(), MeasuringRanks()
+    effort = Effort(min_blocks=3, max_blocks=9, max_seconds=0.2, warmup_seconds=0.1)
+    for others, longest in ((("comp",), 2), (("mem",), 1)):
+        queued, most = 0, 0
+        point = InterferencePoint(victim="comp", others=others)  # type: ignore[arg-type]  # names
+        scene = prepare_experiment(
+            point, device=device, ranks=ranks, representatives=representatives(device, 1),
+            makers=Makers(),
+        )  # fmt: skip
+        measure(scene, device=device, ranks=ranks, effort=effort)
+        assert most == longest
