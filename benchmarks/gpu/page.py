@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.gpu.parts import Outcome
 from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.uneven_page import uneven_section
 from moetune.domain.prediction_error import prediction_error
 
 _MIB, _GIB = 2**20, 2**30
@@ -19,7 +20,7 @@ def page(folder: Path, outcomes: Sequence[Outcome], *, machine: str) -> str:
     Args:
         machine: the device and the software, in words.
     """
-    names = ("tests", "profile", "layers", "reuse", "turns", "chunks")
+    names = ("tests", "profile", "layers", "reuse", "uneven", "turns", "chunks")
     found = {name: list(Rows(folder, name)) for name in names}
     peak = _peak(found["profile"])
     lines = ["# On a GPU", "", machine, ""]
@@ -27,6 +28,7 @@ def page(folder: Path, outcomes: Sequence[Outcome], *, machine: str) -> str:
     lines += _profile(found["profile"])
     lines += _layers(found["layers"], peak)
     lines += _reuse(found["reuse"])
+    lines += uneven_section(found["uneven"])
     lines += _turns(found["turns"])
     lines += _chunks(found["chunks"])
     return "\n".join(lines) + "\n"

@@ -4,6 +4,7 @@ tests    the correctness tests that need a GPU
 profile  GEMM, row operations, copies, interference, and the loopback that stands for a wire
 layers   steps at each degree over that loopback, predicted and measured
 reuse    strategies S1 to S4: peak, time, what is hidden, and what each rule would choose
+uneven   one kernel for all experts under uneven loads, and what is predicted
 turns    two batches in turns: gradients against one process', and time against one after the other
 chunks   models near 40 GB with states in chunks, FSDP2's offload, and plain PyTorch
 """
@@ -53,6 +54,12 @@ def _reuse(scale: Scale, folder: Path) -> None:
     run_reuse(scale, folder)
 
 
+def _uneven(scale: Scale, folder: Path) -> None:
+    from benchmarks.gpu.uneven import run_uneven
+
+    run_uneven(scale, folder)
+
+
 def _turns(scale: Scale, folder: Path) -> None:
     from benchmarks.gpu.turns import run_turns
 
@@ -68,7 +75,7 @@ def _chunks(scale: Scale, folder: Path) -> None:
 PARTS: Mapping[str, Callable[[Scale, Path], None]] = MappingProxyType(
     {
         "tests": run_tests, "profile": _profile, "layers": _layers, "reuse": _reuse,
-        "turns": _turns, "chunks": _chunks,
+        "uneven": _uneven, "turns": _turns, "chunks": _chunks,
     }
 )  # fmt: skip
 

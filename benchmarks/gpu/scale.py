@@ -4,7 +4,7 @@ Each part's time is estimated from its sizes, so that all of them fit the limit.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,9 +20,10 @@ _MACS_PER_SECOND = 1e14
 _START_SECONDS = 12.0
 _STEPS_A_DECISION = 16
 _STRATEGIES, _REUSE_DEGREES = 5, 2
-_JOB_SECONDS = 30.0
-_TURNS_SECONDS = 3.0
-_TEST_SECONDS = 40.0
+_JOB_SECONDS = 22.0
+_TURNS_SECONDS, _UNEVEN_SECONDS, _TEST_SECONDS = 3.0, 6.0, 12.0
+_PROFILE_SECONDS = (40.0, 130.0)
+"""Least and most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class Scale:
         models: of MPipeMoE's Table III, each as one of 64 ranks sees it.
         tokens: of a step on one rank.
         budget_seconds: of the profile.
+        uneven_layers, uneven_rows: of the products with uneven loads; all experts on one rank.
         jobs: models in chunks.
         tests: files of tests that need a GPU, and are skipped without one.
     """
@@ -49,6 +51,8 @@ class Scale:
     dtype: str
     dtypes: tuple[str, ...]
     budget_seconds: float
+    uneven_layers: tuple[LayerShape, ...]
+    uneven_rows: tuple[int, ...]
     jobs: tuple[Job, ...]
     tests: tuple[str, ...]
 
@@ -80,13 +84,33 @@ class Scale:
             "profile": _START_SECONDS + self.budget_seconds,
             "layers": worlds * _START_SECONDS + steps * macs / _MACS_PER_SECOND,
             "reuse": _START_SECONDS + reused * largest / _MACS_PER_SECOND,
+            "uneven": _START_SECONDS + _UNEVEN_SECONDS,
             "turns": worlds * (_START_SECONDS + _TURNS_SECONDS),
-            "chunks": len(self.jobs) * (_START_SECONDS + _JOB_SECONDS),
+            "chunks": _START_SECONDS + len(self.jobs) * _JOB_SECONDS,
         }
 
 
-def gpu_scale() -> Scale:
-    """Return the sizes for one GPU with at least 40 GB, or several."""
+def gpu_scale(limit_seconds: float = LIMIT_SECONDS) -> Scale:
+    """Return the sizes for one GPU with at least 40 GB, or several.
+
+    Args:
+        limit_seconds: of all parts. With less, fewer models are trained in chunks, the largest
+            first, and then the profile has less time.
+    """
+    scale = _largest_scale()
+    while scale.jobs and _left_seconds(scale, limit_seconds) < 0:
+        scale = replace(scale, jobs=scale.jobs[:-1])
+    least, most = _PROFILE_SECONDS
+    budget = least + _left_seconds(scale, limit_seconds)
+    return replace(scale, budget_seconds=min(max(budget, least), most))
+
+
+def _left_seconds(scale: Scale, limit_seconds: float) -> float:
+    return limit_seconds - sum(scale.estimates().values())
+
+
+def _largest_scale() -> Scale:
+    """Return all sizes, and the least time for the profile."""
     return Scale(
         device="cuda",
         num_ranks=max(torch.cuda.device_count(), 1),
@@ -103,7 +127,14 @@ def gpu_scale() -> Scale:
         num_rounds=7,
         dtype="bfloat16",
         dtypes=("float32", "bfloat16"),
-        budget_seconds=130.0,
+        budget_seconds=_PROFILE_SECONDS[0],
+        uneven_layers=tuple(
+            LayerShape(d_model=d_model, d_hidden=d_hidden, num_experts=experts)
+            for experts, d_model, d_hidden in (
+                (8, 4096, 14336), (8, 2048, 1408), (16, 2048, 768), (64, 2048, 1408),
+            )
+        ),
+        uneven_rows=(2048, 8192, 32768),
         jobs=gpu_jobs(),
         tests=("tests/runtime/test_layer_cuda.py",),
     )  # fmt: skip
@@ -123,6 +154,8 @@ def dry_scale() -> Scale:
         dtype="float32",
         dtypes=("float32",),
         budget_seconds=8.0,
+        uneven_layers=(LayerShape(d_model=32, d_hidden=64, num_experts=4),),
+        uneven_rows=(64,),
         jobs=small_jobs(),
         tests=("tests/runtime/test_layer_cuda.py",),
     )

@@ -88,15 +88,38 @@ class ExpertLoads:
         Args:
             experts: of each place; empty for the natural order.
         """
-        shares = self.shares(top_k)
-        if shares is None or ep == 1:
+        if self.loads is None or ep == 1:
             return self.skew(num_experts, top_k, ep)
+        return max(map(sum, self._by_rank(top_k, ep, experts))) * ep
+
+    def fullest_shares(
+        self, num_experts: int, top_k: float, ep: int, experts: tuple[int, ...] = ()
+    ) -> tuple[float, ...]:
+        """Return the shares of the fullest rank's rows that its experts have, 1 in all.
+
+        Args:
+            experts: as of `skew_in_order`.
+
+        Returns:
+            Descending; empty for balanced loads. Of a law, the means over seeded placements.
+        """
+        if self.name == "balanced":
+            return ()
+        if self.loads is None:
+            fullest = _fullest(natural_loads(num_experts), top_k, ep)
+        else:
+            fullest = max(self._by_rank(top_k, ep, experts), key=sum)
+        return tuple(share / sum(fullest) for share in sorted(fullest, reverse=True))
+
+    def _by_rank(self, top_k: float, ep: int, experts: tuple[int, ...]) -> list[list[float]]:
+        """Return each rank's shares of all rows, by its experts."""
+        shares = self.shares(top_k) or ()
         placed = list(shares)
         if experts:
             parts = [shares[one] / len(places) for one, places in enumerate(replicas_of(experts))]
             placed = [0.0 if one == EMPTY else parts[one] for one in experts]
         local = len(placed) // ep
-        return max(sum(placed[rank * local : (rank + 1) * local]) for rank in range(ep)) * ep
+        return [placed[rank * local : (rank + 1) * local] for rank in range(ep)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +179,8 @@ class LayerRouting:
         """
         self.loads.check(num_experts)
         mean = self.loads.skew_in_order(num_experts, top_k, ranks, experts)
-        return RankSkew(mean=mean, p99=min(float(ranks), mean * self.spread))
+        shares = self.loads.fullest_shares(num_experts, top_k, ranks, experts)
+        return RankSkew(mean=mean, p99=min(float(ranks), mean * self.spread), shares=shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,10 +190,12 @@ class RankSkew:
     Args:
         mean: of the steps, for times.
         p99: of one step in a hundred, for memory.
+        shares: of its rows, of each of its experts; empty where about equal.
     """
 
     mean: float = 1.0
     p99: float = 1.0
+    shares: tuple[float, ...] = ()
 
 
 EVEN = RankSkew()
@@ -201,6 +227,18 @@ def _capped(loads: tuple[float, ...], most: float) -> list[float]:
             most if is_full else share * left for share, is_full in zip(shares, full, strict=True)
         ]
     return shares
+
+
+@cache
+def _fullest(loads: tuple[float, ...], top_k: float, ep: int) -> list[float]:
+    """Return the shares of the fullest rank's experts, descending, as means over placements."""
+    import numpy as np
+
+    drawn, shares = np.random.default_rng(0), np.array(_capped(loads, 1 / top_k))
+    ranks = [drawn.permutation(shares).reshape(ep, -1) for _ in range(_NUM_PLACEMENTS)]
+    fullest = [np.sort(one[one.sum(axis=1).argmax()])[::-1] for one in ranks]
+    found: list[float] = np.mean(fullest, axis=0).tolist()
+    return found
 
 
 @cache

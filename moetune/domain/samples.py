@@ -4,13 +4,17 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from moetune.domain.cluster import Group
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 
-GemmForm = Literal["forward", "grad_input", "grad_weight"]
+EvenForm = Literal["forward", "grad_input", "grad_weight"]
+GemmForm = Literal[
+    "forward", "grad_input", "grad_weight",
+    "uneven_forward", "uneven_grad_input", "uneven_grad_weight",
+]  # fmt: skip
 CollectiveOp = Literal[
     "all_to_all", "all_to_all_2d", "all_reduce", "all_gather", "reduce_scatter", "send"
 ]
@@ -22,8 +26,27 @@ Quality = Literal["good", "usable", "suspect"]
 GOOD_SPREAD = 0.10
 USABLE_SPREAD = 0.25
 HOST_ROWS, HOST_WIDTH = 2, 16
+UNEVEN = "uneven_"
 ALONE_CHUNKS = 2
 """In a phase of up to so many chunks, an exchange takes as long as alone on the link."""
+
+
+def hottest_share(num_experts: int) -> float:
+    """Return the share of all rows that one expert has in the uneven forms: half, and a bit more.
+
+    It is half-way between an equal part and all rows.
+    """
+    return (1 / num_experts + 1) / 2
+
+
+def even_form(form: GemmForm) -> EvenForm:
+    """Return the form of experts that have about as many rows."""
+    return cast("EvenForm", form.removeprefix(UNEVEN))
+
+
+def uneven_form(form: GemmForm) -> GemmForm:
+    """Return the form in which one expert has most of the rows."""
+    return cast("GemmForm", f"{UNEVEN}{even_form(form)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -31,7 +54,8 @@ class GemmPoint:
     """The experts' GEMM of one chunk, by the sizes of its forward form.
 
     forward (rows, d_in) x (d_in, d_out), grad_input (rows, d_out) x (d_out, d_in), and
-    grad_weight (d_in, rows) x (rows, d_out), once for each of `num_experts` experts.
+    grad_weight (d_in, rows) x (rows, d_out), once for each of `num_experts` experts, which have
+    about as many rows; in the "uneven_…" forms `hottest_share` of all are one expert's.
     """
 
     kind: Literal["gemm"] = "gemm"
@@ -46,6 +70,25 @@ class GemmPoint:
     def macs(self) -> int:
         """Multiply-accumulates of all experts together."""
         return self.num_experts * self.rows * self.d_in * self.d_out
+
+    @property
+    def expert_rows(self) -> tuple[int, ...]:
+        """Rows of each expert.
+
+        Of every four experts of an even form one has a row more than `rows`, one a row less. A
+        router gives experts odd numbers of rows as often as even ones. MKL takes an eighth longer
+        for the gradients of weights where they are odd, and a point's own number is round.
+        """
+        rows = [self.rows] * self.num_experts
+        if self.product.startswith(UNEVEN):
+            others = round(self.num_experts * self.rows * (1 - hottest_share(self.num_experts)))
+            rows[1:] = [others // (self.num_experts - 1)] * (self.num_experts - 1)
+            rows[0] = self.num_experts * self.rows - sum(rows[1:])
+        elif self.rows > 1:
+            for more in range(0, self.num_experts - 1, 4):
+                rows[more] += 1
+                rows[more + 1] -= 1
+        return tuple(rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -15,7 +15,7 @@ from moetune.domain.corrections import CorrectedOp, Correction, distance_octaves
 from moetune.domain.costs import Burst, CopyMode, Costs, Estimate, LinearCost, takes_arrays
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey
-from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.domain.samples import CollectiveOp, Direction, GemmForm, even_form
 from moetune.domain.step_errors import StepErrors
 
 FULL_OCTAVES, NO_OCTAVES = 4.0, 8.0
@@ -111,7 +111,9 @@ class CorrectedCosts:
             dtype=dtype, product=product, num_experts=num_experts, rows=rows, d_in=d_in,
             d_out=d_out,
         )  # fmt: skip
-        op: CorrectedOp = "experts_forward" if product == "forward" else "experts_backward"
+        op: CorrectedOp = (
+            "experts_forward" if even_form(product) == "forward" else "experts_backward"
+        )
         return self._times(found, (op, 0), num_experts * rows * d_in * d_out)
 
     def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> Estimate | None:

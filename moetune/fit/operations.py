@@ -6,7 +6,7 @@ from dataclasses import replace
 from moetune.domain.cluster import Group
 from moetune.domain.costs import Trust, least_trust
 from moetune.domain.layer import ACTIVATIONS
-from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.domain.samples import CollectiveOp, Direction, GemmForm, even_form
 from moetune.fit.collectives import Source, name_collective, nearest_source
 from moetune.fit.curve import Curve, Line
 from moetune.fit.extrapolation import (
@@ -57,9 +57,13 @@ class Operations:
     def gemm(self, dtype: str, product: GemmForm, shape: Shape) -> Predictor:
         """Return the GEMM's times over the rows of one expert.
 
+        Where uneven experts were not measured they take as long as even ones.
+
         Raises:
             ProfileError: nothing is known about that dtype.
         """
+        if (dtype, product) not in self._index.gemm_forms:
+            product = even_form(product)
         form = self._form(dtype, product)
         if form is None:
             return self._gemm_line(dtype, shape)
@@ -103,9 +107,10 @@ class Operations:
         return predictor, blended, surface.octaves_outside(shape)
 
     def _form(self, dtype: str, product: GemmForm) -> GemmForm | None:
-        """Return the measured form to predict with: the same one, forward, or any."""
+        """Return the measured form to predict with: the same one, forward, or any even one."""
         forms = [form for one, form in self._index.gemm_forms if one == dtype]
-        for wanted in (product, "forward", *forms):
+        even = [form for form in forms if form == even_form(form)]
+        for wanted in (product, "forward", *even):
             if wanted in forms:
                 return wanted
         return None

@@ -8,7 +8,7 @@ import numpy as np
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
-from moetune.domain.samples import Quality, Sample
+from moetune.domain.samples import Quality, Sample, even_form
 from moetune.fit.bursts import bursts_of
 from moetune.fit.curve import interpolation_errors
 from moetune.fit.gemm import Surface
@@ -100,10 +100,11 @@ def fit_profile(
 
 
 def _gemm_lines(found: Pool, seed: int) -> tuple[GemmLine, ...]:
-    """Return one line over MACs for each dtype, whatever the form and the shape."""
+    """Return one line over MACs for each dtype, whatever the shape and the form but uneven ones."""
     lines = []
-    for dtype in sorted({dtype for dtype, _, _ in found.gemm}):
-        forms = {key: series for key, series in found.gemm.items() if key[0] == dtype}
+    even = {key: series for key, series in found.gemm.items() if key[1] == even_form(key[1])}
+    for dtype in sorted({dtype for dtype, _, _ in even}):
+        forms = {key: series for key, series in even.items() if key[0] == dtype}
         sizes, times, medians = _over_macs(forms)
         cost = fit_line(sizes=sizes, seconds=medians)
         errors = _gemm_errors(found, dtype, cost.alpha_seconds)

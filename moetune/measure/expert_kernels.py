@@ -10,7 +10,7 @@ import torch
 
 from moetune.domain.errors import InputError
 from moetune.domain.quantization import measured_format
-from moetune.domain.samples import GemmPoint, RowsPoint
+from moetune.domain.samples import GemmPoint, RowsPoint, even_form
 from moetune.domain.units import dtype_bytes
 from moetune.measure import model_kernels
 from moetune.measure.device import Device, drop, tensor_maker
@@ -40,16 +40,16 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     rows = [(make(total_rows, point.d_in), make(total_rows, point.d_out)) for _ in range(num_rows)]
     turns = cycle([(weight, *one) for one in rows for weight in weights])
 
-    ends = list(accumulate(uneven_rows(point)))
+    product, ends = even_form(point.product), list(accumulate(point.expert_rows))
     offsets = None
     if point.num_experts > 1 and _has_grouped(rows[0][0], weights[0]):
         offsets = torch.tensor(ends, dtype=torch.int32, device=device.torch_device)
 
     def run() -> None:
         weight, x, y = next(turns)
-        if point.product == "forward":
+        if product == "forward":
             _multiply(x, weight, ends, y, offsets)
-        elif point.product == "grad_input":
+        elif product == "grad_input":
             _multiply(y, weight.transpose(1, 2), ends, x, offsets)
         elif offsets is not None:
             torch._grouped_mm(x.T, y, offs=offsets)  # noqa: SLF001 - no public name in 2.10
@@ -57,20 +57,6 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
             _accumulate(weight, x, y, ends)
 
     return run
-
-
-def uneven_rows(point: GemmPoint) -> list[int]:
-    """Return the rows of each expert: of every four experts one has a row more, one a row less.
-
-    A router gives experts odd numbers of rows as often as even ones. MKL takes an eighth longer for
-    the gradients of weights where they are odd, and a point's own number is round.
-    """
-    rows = [point.rows] * point.num_experts
-    if point.rows > 1:
-        for more in range(0, point.num_experts - 1, 4):
-            rows[more] += 1
-            rows[more + 1] -= 1
-    return rows
 
 
 def _num_operands(point: GemmPoint, device: Device) -> tuple[int, int]:
@@ -88,7 +74,7 @@ def _num_weights(point: GemmPoint) -> int:
     Backward it adds to both weights' gradients, too: with two matrices of 8 MiB, as many as caches
     held, gradients of 64 rows an expert took 2.2 ms, in a layer 3.2. Larger ones are in no cache.
     """
-    if point.product == "forward":
+    if even_form(point.product) == "forward":
         return 2
     num_bytes = point.num_experts * point.d_in * point.d_out * dtype_bytes(point.dtype)
     return min(max(_WEIGHTS_BYTES // num_bytes, 2), 4)

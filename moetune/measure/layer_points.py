@@ -16,10 +16,13 @@ from moetune.domain.samples import (
     Point,
     RowsPoint,
     StepPoint,
+    uneven_form,
 )
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import IN_FLIGHT, STAGED, Grid, collective, gemm_points
 
+_GROUPED_DTYPE = "bfloat16"
+"""Of the kernels that multiply all experts at once."""
 _FEW_TOKENS = 16
 """Part of the tokens for which an exchange that is alone is measured, too."""
 _STEP_DEGREES: Mapping[int, tuple[int, ...]] = MappingProxyType({1: (1, 4, 16), 4: (1, 4)})
@@ -40,6 +43,22 @@ def layer_points(
             if group[0] == load.world_size:
                 yield from _exchanges("all_to_all", load, group, grid)
         yield from _layer_rows(load, grid)
+
+
+def uneven_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
+    """Yield the GEMMs of layers where one of a rank's experts has most of the rows.
+
+    A kernel for all experts takes longer then; one for each takes as long as with even loads.
+    """
+    for load in workloads:
+        if load.local_experts == 1 or load.dtype != _GROUPED_DTYPE:
+            continue
+        shape = (load.layer.d_model, load.layer.d_hidden)
+        for degree in grid.degrees[::2]:
+            rows = -(-load.rows // (degree * load.local_experts))
+            for d_in, d_out in (shape, shape[::-1]):
+                for even in gemm_points(load.dtype, load.local_experts, rows, d_in, d_out):
+                    yield replace(even, product=uneven_form(even.product))
 
 
 def quantized_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:

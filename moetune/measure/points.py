@@ -48,6 +48,7 @@ from moetune.measure.layer_points import (
     step_points,
     tensor_points,
     two_level_points,
+    uneven_points,
 )
 from moetune.measure.transformer_points import transformer_points
 
@@ -221,6 +222,7 @@ class _Scope:
             yield from interference(has_link=bool(self.linked))
             yield from (one for one in copy_grid(self.machine.kind, grid) if one.pinned)
             yield from sustained(self.dtypes)
+            yield from uneven_points(workloads, grid)
 
     def others(self) -> Iterator[Point]:
         """Yield the grid's sizes, for what the layers and models do not say."""

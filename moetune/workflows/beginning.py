@@ -7,7 +7,7 @@ from moetune.domain.corrections import Correction
 from moetune.domain.errors import ProfileError
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
-from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
+from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample, even_form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,6 @@ def still_correct(
         if isinstance(point, CollectivePoint):
             again.add((point.op, point.group_size))
         elif isinstance(point, GemmPoint):
-            is_forward = point.product == "forward"
+            is_forward = even_form(point.product) == "forward"
             again.add(("experts_forward" if is_forward else "experts_backward", 0))
     return tuple(one for one in corrections if (one.op, one.group_size) not in again)

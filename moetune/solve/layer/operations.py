@@ -15,8 +15,9 @@ from moetune.domain.arrays import Floats, array_of, is_many
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
 from moetune.domain.quantization import Quantization, measured_dtype
-from moetune.domain.samples import CollectiveOp, GemmForm
+from moetune.domain.samples import CollectiveOp, GemmForm, even_form, uneven_form
 from moetune.solve.layer.totals import total
+from moetune.solve.layer.uneven import unevenness
 
 COUNT_BYTES = 8
 """Of a number of tokens, which ranks exchange as int64."""
@@ -41,6 +42,7 @@ class LayerOperations:
         places: experts of a rank, replicas among them; 0 for an equal part of the experts.
         chunk_parts: pieces of a forward and of a backward chunk, as `LayerCosts.in_chunks` counts
             them.
+        expert_shares: of the fullest rank's rows, of each of its experts; empty for even ones.
     """
 
     layer: LayerShape
@@ -51,6 +53,7 @@ class LayerOperations:
     quantization: Quantization | None = None
     places: int = 0
     chunk_parts: tuple[float, float] = (1.0, 1.0)
+    expert_shares: tuple[float, ...] = ()
 
     @property
     def local_experts(self) -> int:
@@ -106,18 +109,26 @@ class LayerOperations:
         Raises:
             ProfileError: nothing is known about the dtype.
         """
+        each = rows / self.local_experts / parts
+        found = self._gemm_of(product, rows=each, is_second=is_second)
+        if len(self.expert_shares) > 1:
+            share = unevenness(product, self.expert_shares, rows=each * self.local_experts)
+            uneven = self._gemm_of(uneven_form(product), rows=each, is_second=is_second)
+            found = total(found.scaled(1 - share), uneven.scaled(share))
+        return found if parts == 1 else found.scaled(parts)
+
+    def _gemm_of(self, form: GemmForm, *, rows: float, is_second: bool) -> Estimate:
+        """Return the GEMM of all local experts in an even or an uneven form.
+
+        Args:
+            rows: of one expert, on average.
+        """
         sizes = self.layer.d_model, self.layer.d_hidden
         d_in, d_out = sizes[::-1] if is_second else sizes
-        local_experts = self.local_experts
-        found = self.costs.gemm(
-            dtype=self.product_dtype(product),
-            product=product,
-            num_experts=local_experts,
-            rows=rows / local_experts / parts,
-            d_in=d_in,
-            d_out=d_out,
-        )
-        return found if parts == 1 else found.scaled(parts)
+        return self.costs.gemm(
+            dtype=self.product_dtype(even_form(form)), product=form,
+            num_experts=self.local_experts, rows=rows, d_in=d_in, d_out=d_out,
+        )  # fmt: skip
 
     def gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
         """Yield all GEMMs of the local experts; backward two for each of the forward pass."""

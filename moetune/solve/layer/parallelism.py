@@ -39,6 +39,7 @@ def layer_costs(
         dispatcher=dispatcher,
         quantization=workload.recipe,
         skew=workload.skew.mean,
+        expert_shares=workload.skew.shares,
         places=workload.local_experts,
         summed_experts=workload.summed_experts,
     )
