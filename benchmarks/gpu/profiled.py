@@ -26,7 +26,10 @@ def run_profile(scale: Scale, folder: Path) -> None:
             num_ranks=scale.num_ranks,
             preset="full" if scale.device == "cuda" else "quick",
             dtypes=scale.dtypes,
-            layers=tuple(scale.workload(model, 1, scale.num_ranks).layer for model in scale.models),
+            layers=(
+                *(scale.workload(model, 1, scale.num_ranks).layer for model in scale.models),
+                *scale.several_experts,
+            ),
             max_tokens=scale.tokens[-1],
             budget_seconds=scale.budget_seconds,
         ),

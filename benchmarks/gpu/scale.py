@@ -34,6 +34,7 @@ class Scale:
         device: "cuda" or "cpu".
         num_ranks: of the profile and of the layers that exchange over a real link.
         models: of MPipeMoE's Table III, each as one of 64 ranks sees it.
+        several_experts: layers of which a rank has several experts, for the profile alone.
         tokens: of a step on one rank.
         budget_seconds: of the profile.
         uneven_layers, uneven_rows: of the products with uneven loads; all experts on one rank.
@@ -44,6 +45,7 @@ class Scale:
     device: str
     num_ranks: int
     models: Mapping[str, LayerShape]
+    several_experts: tuple[LayerShape, ...]
     tokens: tuple[int, ...]
     degrees: tuple[int, ...]
     reuse_degrees: tuple[int, ...]
@@ -121,6 +123,12 @@ def _largest_scale() -> Scale:
             )
             for name in _MODELS
         },
+        several_experts=(
+            LayerShape(
+                d_model=2048, d_hidden=1408, num_experts=8 * max(torch.cuda.device_count(), 1),
+                top_k=2, activation="swiglu",
+            ),
+        ),
         tokens=(4096, 8192, 16384),
         degrees=(1, 2, 4, 8, 16),
         reuse_degrees=(4, 8),
@@ -147,6 +155,7 @@ def dry_scale() -> Scale:
         device="cpu",
         num_ranks=2,
         models={"small": layer},
+        several_experts=(),
         tokens=(64,),
         degrees=(1, 2),
         reuse_degrees=(2,),

@@ -60,6 +60,7 @@ def _measured(shape: LayerShape, total: int, device: Device) -> list[dict[str, o
             "num_experts": experts, "d_in": shape.d_model, "d_out": shape.d_hidden, "rows": total,
             "form": form, "law": law, "seconds": seconds[law, form],
             "even_seconds": seconds["even", form],
+            "as_measured_seconds": seconds["as measured", form],
             "predicted_seconds": _predicted(form, law, total, experts, seconds),
         }
         for law in LAWS
