@@ -22,7 +22,6 @@ LAWS: Mapping[str, Callable[[int, int], float]] = MappingProxyType({
     "1/√i": lambda place, _: (place + 1) ** -0.5,
     "1/i": lambda place, _: 1 / (place + 1),
     "1/i²": lambda place, _: (place + 1) ** -2.0,
-    "half on one": lambda place, experts: experts - 1.0 if not place else 1.0,
     "a quarter idle": lambda place, _: float(place % 4 > 0),
 })  # fmt: skip
 """Loads by place and number of experts, in any unit."""
@@ -50,7 +49,7 @@ def _measured(shape: LayerShape, total: int, device: Device) -> list[dict[str, o
         d_out=shape.d_hidden,
     )  # fmt: skip
     uneven = replace(point, product=uneven_form("forward"))
-    loads = {"even": point.expert_rows, "as measured": uneven.expert_rows}
+    loads = {"even": point.expert_rows, "half on one": uneven.expert_rows}
     for law in LAWS:
         loads[law] = tuple(int(total * share) for share in shares_of(law, experts))
     runs = _runs(point, loads, device)
@@ -60,7 +59,7 @@ def _measured(shape: LayerShape, total: int, device: Device) -> list[dict[str, o
             "num_experts": experts, "d_in": shape.d_model, "d_out": shape.d_hidden, "rows": total,
             "form": form, "law": law, "seconds": seconds[law, form],
             "even_seconds": seconds["even", form],
-            "as_measured_seconds": seconds["as measured", form],
+            "half_on_one_seconds": seconds["half on one", form],
             "predicted_seconds": _predicted(form, law, total, experts, seconds),
         }
         for law in LAWS
@@ -76,7 +75,7 @@ def _predicted(
     seconds: Mapping[tuple[str, GemmForm], float],
 ) -> float:
     share = unevenness(form, shares_of(law, num_experts), rows=rows)
-    return (1 - share) * seconds["even", form] + share * seconds["as measured", form]
+    return (1 - share) * seconds["even", form] + share * seconds["half on one", form]
 
 
 def _runs(

@@ -32,11 +32,18 @@ ALONE_CHUNKS = 2
 
 
 def hottest_share(num_experts: int) -> float:
-    """Return the share of all rows that one expert has in the uneven forms: half, and a bit more.
+    """Return the share of all rows that one expert has in the uneven forms, more than its part."""
+    return 0.75 if num_experts == 2 else 0.5  # noqa: PLR2004 - half of the rows is an equal part
 
-    It is half-way between an equal part and all rows.
-    """
-    return (1 / num_experts + 1) / 2
+
+def _nearly(rows: int, num_experts: int) -> list[int]:
+    """Return numbers of rows that are as many on average."""
+    found = [rows] * num_experts
+    if rows > 1:
+        for more in range(0, num_experts - 1, 4):
+            found[more] += 1
+            found[more + 1] -= 1
+    return found
 
 
 def even_form(form: GemmForm) -> EvenForm:
@@ -75,20 +82,17 @@ class GemmPoint:
     def expert_rows(self) -> tuple[int, ...]:
         """Rows of each expert.
 
-        Of every four experts of an even form one has a row more than `rows`, one a row less. A
-        router gives experts odd numbers of rows as often as even ones. MKL takes an eighth longer
-        for the gradients of weights where they are odd, and a point's own number is round.
+        Of every four experts of an even form one has a row more than `rows`, one a row less, and
+        the less loaded ones of an uneven form likewise. A router gives experts odd numbers of rows
+        as often as even ones. MKL takes an eighth longer for the gradients of weights where they
+        are odd, tiles of a GPU's kernels are full where they are round, and a point's own number
+        is round.
         """
-        rows = [self.rows] * self.num_experts
-        if self.product.startswith(UNEVEN):
-            others = round(self.num_experts * self.rows * (1 - hottest_share(self.num_experts)))
-            rows[1:] = [others // (self.num_experts - 1)] * (self.num_experts - 1)
-            rows[0] = self.num_experts * self.rows - sum(rows[1:])
-        elif self.rows > 1:
-            for more in range(0, self.num_experts - 1, 4):
-                rows[more] += 1
-                rows[more + 1] -= 1
-        return tuple(rows)
+        total, others = self.num_experts * self.rows, self.num_experts - 1
+        if not self.product.startswith(UNEVEN):
+            return tuple(_nearly(self.rows, self.num_experts))
+        each = int(total * (1 - hottest_share(self.num_experts))) // others
+        return (total - others * each, *_nearly(each, others))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

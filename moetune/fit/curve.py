@@ -24,13 +24,14 @@ class Curve:
     """Times that never fall as the size grows, a monotone cubic between points in log-log.
 
     Below the smallest size the time runs straight to `floor_seconds` at size 0; above the
-    largest the rate is held.
+    largest it grows by `growth_seconds` for each size, or where nobody knows it the rate is held.
 
     Args:
         sizes, seconds: the points, ascending.
         pieces: from each point to the next, the logarithms of its size and time, and the
             polynomial's coefficients of first to third degree in log(size) from there.
         relative_error: the typical error of a prediction between the points, for draws.
+        growth_seconds: above the largest size; None for its rate.
         deviates: of a random draw: by how many standard deviations it lies beside the curve,
             below the smallest size and above the largest.
     """
@@ -41,6 +42,7 @@ class Curve:
     floor_seconds: float
     relative_error: float
     least_seconds_per_size: float = 0.0
+    growth_seconds: float | None = None
     deviates: tuple[float, float] = (0.0, 0.0)
 
     def predict(self, size: float) -> Estimate:
@@ -89,11 +91,16 @@ class Curve:
         share, first_seconds = sizes[below] / low, self.seconds[0]
         fallen = self.floor_seconds + (first_seconds - self.floor_seconds) * share
         seconds[below] = np.clip(fallen, first_seconds * share, first_seconds)
-        seconds[above] = self.seconds[-1] * (sizes[above] / high)
+        if self.growth_seconds is None:
+            seconds[above] = self.seconds[-1] * (sizes[above] / high)
+        else:
+            seconds[above] = self.seconds[-1] + self.growth_seconds * (sizes[above] - high)
         return seconds
 
     def _above(self, size: float) -> Estimate:
         seconds = self.seconds[-1] * (size / self.sizes[-1])
+        if self.growth_seconds is not None:
+            seconds = self.seconds[-1] + self.growth_seconds * (size - self.sizes[-1])
         if self.deviates[1]:
             spread = above_largest(sizes=self.sizes, seconds=self.seconds, size=size)
             seconds *= spread.factor(self.deviates[1])
@@ -121,6 +128,7 @@ class Curve:
             ),
             floor_seconds=self.floor_seconds * factor,
             least_seconds_per_size=self.least_seconds_per_size * factor,
+            growth_seconds=None if self.growth_seconds is None else self.growth_seconds * factor,
         )
 
 
@@ -143,6 +151,7 @@ def curve_through(
     alpha_seconds: float = 0.0,
     relative_error: float = ASSUMED_RELATIVE_ERROR,
     least_seconds_per_size: float = 0.0,
+    growth_seconds: float | None = None,
     deviates: tuple[float, float] = (0.0, 0.0),
 ) -> Curve:
     """Return the curve through the points.
@@ -162,6 +171,7 @@ def curve_through(
         seconds: positive, one for each size.
         alpha_seconds: start-up time of the fitted line.
         least_seconds_per_size: no time between the points is below this rate's.
+        growth_seconds: for each size above the largest; by default its rate is held.
     """
     monotone, log_seconds = never_falling(seconds)
     return Curve(
@@ -171,6 +181,7 @@ def curve_through(
         floor_seconds=_floor(sizes, monotone, alpha_seconds),
         relative_error=relative_error,
         least_seconds_per_size=least_seconds_per_size,
+        growth_seconds=growth_seconds,
         deviates=deviates,
     )
 

@@ -25,6 +25,7 @@ class DrawnCurves:
         seconds: never falling, shape (draws, sizes).
         log_seconds: their logarithms.
         floor_seconds: shape (draws,).
+        growth_seconds: as of `Curve`, shape (draws,).
         deviates: as of `Curve`, shape (draws, 2).
     """
 
@@ -33,6 +34,7 @@ class DrawnCurves:
     log_seconds: Floats
     floor_seconds: Floats
     least_seconds_per_size: float | Floats
+    growth_seconds: Floats | None
     deviates: Floats
     _pieces: dict[int, tuple[Floats, Floats, Floats]] = field(default_factory=dict, init=False)
 
@@ -95,7 +97,10 @@ class DrawnCurves:
             factors = factors_above(
                 sizes=self.sizes, seconds=self.seconds, size=size, deviates=self.deviates[:, 1]
             )
-            held: Floats = np.maximum(last * (size / self.sizes[-1]) * factors, last)
+            risen = last * (size / self.sizes[-1])
+            if self.growth_seconds is not None:
+                risen = last + self.growth_seconds * (size - self.sizes[-1])
+            held: Floats = np.maximum(risen * factors, last)
             return held
         share, first = size / self.sizes[0], self.seconds[:, 0]
         fallen = self.floor_seconds + (first - self.floor_seconds) * share
@@ -135,7 +140,8 @@ def curves_through(
         floor_seconds = np.minimum(monotone[:, 0], np.maximum(intercept, alpha_seconds))
     return DrawnCurves(
         sizes=tuple(map(float, sizes)), seconds=monotone, log_seconds=logs,
-        floor_seconds=floor_seconds, least_seconds_per_size=0.0, deviates=deviates,
+        floor_seconds=floor_seconds, least_seconds_per_size=0.0, growth_seconds=None,
+        deviates=deviates,
     )  # fmt: skip
 
 
@@ -154,5 +160,6 @@ def scaled_curves(curve: Curve, factors: Floats, deviates: Floats) -> DrawnCurve
         log_seconds=np.add.outer(np.log(factors), logs),
         floor_seconds=curve.floor_seconds * factors,
         least_seconds_per_size=curve.least_seconds_per_size * factors,
+        growth_seconds=None if curve.growth_seconds is None else curve.growth_seconds * factors,
         deviates=deviates,
     )

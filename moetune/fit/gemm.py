@@ -162,14 +162,22 @@ class Surface:
         return table_of(self._shapes, self.alpha_seconds)
 
     def _blend(self, shape: Shape, use: Bools, relative_error: float) -> Curve:
-        """Return the curve blended from the shapes in `use`."""
+        """Return the curve blended from the shapes in `use`.
+
+        With more rows than any shape was measured with, it grows as the roofline does: the last
+        time may be all start-up, which more rows do not repeat.
+        """
         seconds, best_rate = self._blended(shape, use)
+        least, rows = math.prod(shape) / best_rate, self._table.rows[-1]
+        modelled, twice = self._rooflines[use.tobytes()].seconds(shape, np.array([rows, 2 * rows]))
+        growth = float((twice / modelled - 1) * seconds[-1] / rows)
         return curve_through(
             sizes=self._table.rows.tolist(),
             seconds=seconds,
             alpha_seconds=self.alpha_seconds,
             relative_error=relative_error,
-            least_seconds_per_size=math.prod(shape) / best_rate,
+            least_seconds_per_size=least,
+            growth_seconds=max(growth, least),
         )
 
     def _fit(self, uses: Bools) -> None:

@@ -34,6 +34,12 @@ class Roofline(NamedTuple):
     compute: float
     traffic: float
 
+    def seconds(self, shape: Shape, rows: Floats) -> Floats:
+        """Return the time of a shape at each number of rows."""
+        macs, elements = work_of(np.asarray([shape], float), rows)
+        found: Floats = (self.start + self.compute * macs + self.traffic * elements)[0]
+        return found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:

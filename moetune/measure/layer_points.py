@@ -61,6 +61,17 @@ def uneven_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
                     yield replace(even, product=uneven_form(even.product))
 
 
+def gate_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
+    """Yield the GEMMs of layers' gates: one matrix, as narrow as the layer has experts.
+
+    Taken for a blend of experts' GEMMs they were priced ten times too high on an H100.
+    """
+    for load in workloads:
+        for degree in grid.degrees[::2]:
+            rows = max(load.tokens_per_rank // degree, 1)
+            yield from gemm_points(load.dtype, 1, rows, load.layer.d_model, load.layer.num_experts)
+
+
 def quantized_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
     """Yield layers' products in 8 bits, and their rounding of rows, of matrices and for the wire.
 

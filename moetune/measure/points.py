@@ -41,6 +41,7 @@ from moetune.measure.grid_points import (
     two_level_grid,
 )
 from moetune.measure.layer_points import (
+    gate_points,
     layer_points,
     overlap_points,
     overlapped_bytes,
@@ -223,6 +224,7 @@ class _Scope:
             yield from (one for one in copy_grid(self.machine.kind, grid) if one.pinned)
             yield from sustained(self.dtypes)
             yield from uneven_points(workloads, grid)
+            yield from gate_points(workloads, grid)
 
     def others(self) -> Iterator[Point]:
         """Yield the grid's sizes, for what the layers and models do not say."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count
 
 from moetune.comm.agree import largest
+from moetune.domain.cluster import DeviceKind
 from moetune.domain.errors import InputError
 from moetune.domain.samples import BurstPoint, CollectivePoint, Point, Sample, StepPoint
 from moetune.domain.units import format_seconds
@@ -30,9 +31,12 @@ from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.schedule import MAX_VISITS, NUM_VISITS, doubtful, round_of, tiers
 from moetune.measure.timing import Effort
 
-_EFFORTS: dict[Preset, Effort] = {
-    "quick": Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05),
-    "full": Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.6),
+_EFFORTS: dict[tuple[Preset, DeviceKind], Effort] = {
+    ("quick", "cpu"): Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05),
+    ("full", "cpu"): Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.6),
+    ("quick", "cuda"): Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05),
+    # A GPU's clock moves by more than blocks may differ: warm-ups lasted as long as they were let.
+    ("full", "cuda"): Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.05),
 }
 _LARGEST_SHARE, _SHORT_SECONDS = 1 / 6, 1.0
 _NO_MAKERS = Makers()
@@ -133,7 +137,7 @@ def _runner_of(
     runner = PointRunner(
         device, ranks, representatives(device, control.num_ranks), sharers[control.rank], makers
     )
-    return runner, _EFFORTS[assignment.preset].for_sharers(max(sharers))
+    return runner, _EFFORTS[assignment.preset, device.kind].for_sharers(max(sharers))
 
 
 def _open_groups(assignment: Assignment, ranks: MeasuringRanks) -> None:

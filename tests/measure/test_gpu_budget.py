@@ -26,7 +26,7 @@ from moetune.measure.schedule import round_of, tiers
 from moetune.measure.session import _EFFORTS, Assignment, _affordable, _estimates
 from moetune.solve.layer.times import step_time
 
-EFFORT = _EFFORTS["full"]
+EFFORT = _EFFORTS["full", "cuda"]
 
 
 def _machine(num_ranks: int) -> Machine:

@@ -31,9 +31,9 @@ def unevenness(form: GemmForm, shares: Sequence[float], *, rows: float) -> float
     by_share = (max(shares) - 1 / num_experts) / (hottest - 1 / num_experts)
     if even_form(form) == "grad_weight":
         return min(by_share, _MOST)
-    measured = [hottest] + [(1 - hottest) / (num_experts - 1)] * (num_experts - 1)
-    even = _even_tiles(rows, num_experts)
-    more = _tiles(rows, measured) - even
+    even = _nearly_even_tiles(rows, num_experts)
+    others = _nearly_even_tiles(floats_of(rows) * (1 - hottest), num_experts - 1)
+    more = _tiles(rows, [hottest]) + others - even
     found = np.where(
         more > 0, (_tiles(rows, shares) - even) / np.where(more > 0, more, 1), by_share
     )
@@ -46,11 +46,11 @@ def _tiles(rows: float, shares: Sequence[float]) -> Floats:
     return _whole(each)
 
 
-def _even_tiles(rows: float, num_experts: int) -> Floats:
+def _nearly_even_tiles(rows: float | Floats, num_experts: int) -> Floats:
     """Return the tiles of experts with even loads, which are never equal: see `expert_rows`."""
     beside = np.zeros(num_experts)
     beside[: num_experts - 1 : 4], beside[1::4] = 1, -1
-    return _whole(floats_of(rows)[..., None] / num_experts + beside)
+    return _whole(np.asarray(rows, float)[..., None] / num_experts + beside)
 
 
 def _whole(rows: Floats) -> Floats:
