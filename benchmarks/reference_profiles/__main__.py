@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks.reference_profiles import network
 from benchmarks.reference_profiles.facts import MACHINES, Fact
+from benchmarks.reference_profiles.memory_bound import rows_lines
 from benchmarks.reference_profiles.tables import (
     Kept,
     collective_tables,
@@ -27,9 +28,10 @@ ADAM_BYTES = 30
 """Read: gradient, master and both moments in float32; written: the last three and the bfloat16."""
 _HEAD = """\
 # Made by `python -m benchmarks.reference_profiles FOLDER` from other people's measurements.
-# Nothing here was measured by moetune. Every table says whether its times are published or
-# modelled, and from where or by which rule; copies and Adam are rates of data sheets. A plan made
-# from it is labelled "modelled". docs/decisions/0072-reference-machines.md has the rules' errors.
+# Every table says whether its times are published or modelled, and from where or by which rule;
+# copies and Adam are rates of data sheets. Other memory-bound operations are lines that moetune
+# measured on one H100, by the rate of the device's memory. A plan made from it is labelled
+# "modelled". docs/decisions/0072-reference-machines.md and 0130 have the rules' errors.
 """
 
 
@@ -52,6 +54,7 @@ def profile_of(folder: Path, fact: Fact, numbers: network.Numbers) -> tuple[Prof
                 alpha_seconds=launch,
                 beta_seconds_per_element=float(f"{ADAM_BYTES / fact.hbm_bytes_per_second:.4g}"),
             ),
+            *rows_lines(fact.hbm_bytes_per_second),
         ),
         fingerprint=Fingerprint(hardware={"memory_size_bytes": str(fact.memory_bytes)}),
         tables=(*gemms, *collectives, *dispatchers),

@@ -26,6 +26,7 @@ Quality = Literal["good", "usable", "suspect"]
 GOOD_SPREAD = 0.10
 USABLE_SPREAD = 0.25
 HOST_ROWS, HOST_WIDTH = 2, 16
+HOST_CHUNKS = (1, 8)
 UNEVEN = "uneven_"
 ALONE_CHUNKS = 2
 """In a phase of up to so many chunks, an exchange takes as long as alone on the link."""
@@ -109,7 +110,8 @@ class RowsPoint:
             a square matrix, after two seconds of nothing else: at the clock that a GPU keeps up,
             where the GEMM points' short blocks run at its highest); "dense_block" or "moe_block",
             forward or as a whole "…_step", so small (`HOST_ROWS`, `HOST_WIDTH`) that their time is
-            that of the host launching them.
+            that of the host launching them; "chunked_layer" the same of a layer with experts in
+            `rows` chunks, of `HOST_CHUNKS`.
     """
 
     kind: Literal["rows"] = "rows"

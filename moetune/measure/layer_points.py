@@ -10,6 +10,7 @@ from moetune.domain.layer import Workload
 from moetune.domain.quantization import Quantization, measured_dtype
 from moetune.domain.samples import (
     ALONE_CHUNKS,
+    HOST_CHUNKS,
     BurstPoint,
     CollectiveOp,
     InterferencePoint,
@@ -59,6 +60,14 @@ def uneven_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
             for d_in, d_out in (shape, shape[::-1]):
                 for even in gemm_points(load.dtype, load.local_experts, rows, d_in, d_out):
                     yield replace(even, product=uneven_form(even.product))
+
+
+def launch_points(workloads: Sequence[Workload]) -> Iterator[Point]:
+    """Yield layers in few and in many chunks, so small that the host's launches are their time."""
+    for dtype in {load.dtype: None for load in workloads}:
+        for op in ("chunked_layer", "chunked_layer_step"):
+            for chunks in HOST_CHUNKS:
+                yield RowsPoint(op=op, dtype=dtype, rows=chunks, width=1)
 
 
 def gate_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:

@@ -79,6 +79,7 @@ class Experiment:
         rest_seconds: pause of the link before each block.
         block_seconds: shortest block.
         sustained_seconds: time for which the victim runs before anything is measured.
+        is_issued: the host's issuing of it is part of the time, as in a layer's step.
     """
 
     victim: TimedOperation
@@ -86,6 +87,7 @@ class Experiment:
     rest_seconds: float = 0.0
     block_seconds: float = 0.0
     sustained_seconds: float = 0.0
+    is_issued: bool = False
 
     @property
     def is_stream(self) -> bool:
@@ -165,7 +167,7 @@ def prepare_experiment(
         victim = operation(_sustained_product(point))
         return Experiment(victim=victim, sustained_seconds=SUSTAINED_SECONDS)
     if isinstance(point, StepPoint) or (isinstance(point, RowsPoint) and point.op in makers.rows):
-        return Experiment(victim=_made(point, device, ranks, makers))
+        return Experiment(victim=_made(point, device, ranks, makers), is_issued=True)
     if isinstance(point, CopyPoint) and point.both_ways:
         opposite = replace(point, direction=_OPPOSITE[point.direction], both_ways=False)
         return Experiment(victim=operation(point), background_loads=(operation(opposite),))

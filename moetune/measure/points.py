@@ -42,6 +42,7 @@ from moetune.measure.grid_points import (
 )
 from moetune.measure.layer_points import (
     gate_points,
+    launch_points,
     layer_points,
     overlap_points,
     overlapped_bytes,
@@ -225,6 +226,7 @@ class _Scope:
             yield from sustained(self.dtypes)
             yield from uneven_points(workloads, grid)
             yield from gate_points(workloads, grid)
+            yield from launch_points(workloads)
 
     def others(self) -> Iterator[Point]:
         """Yield the grid's sizes, for what the layers and models do not say."""

@@ -148,7 +148,8 @@ class Stopwatch:
 
         Beside background loads the device never idles: what is issued waits for them anyway.
         """
-        if self._experiment.background_loads or self._issue_seconds == math.inf:
+        experiment = self._experiment
+        if experiment.is_issued or experiment.background_loads or self._issue_seconds == math.inf:
             return 0.0
         return _HEAD_START * iterations * self._issue_seconds
 

@@ -14,7 +14,7 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.config import Launch
 from moetune.domain.errors import CollectiveError
 from moetune.domain.plan import SAFE_DECISION
-from moetune.domain.samples import RowsPoint, StepPoint
+from moetune.domain.samples import HOST_CHUNKS, HOST_WIDTH, RowsPoint, StepPoint
 from moetune.measure.device import Device, drop, open_device
 from moetune.measure.operations import Makers
 from moetune.measure.ranks import MeasuringRanks
@@ -69,11 +69,13 @@ def _measure(assignment: Assignment, tell: Callable[[News], object]) -> None:
 
 def block_makers() -> Makers:
     """Return functions that make a block's forward pass or step, or a layer's step."""
-    rows = {
+    rows: dict[str, Callable[[RowsPoint, Device], Callable[[], None]]] = {
         "dense_block": partial(_forward, _dense),
         "dense_block_step": partial(_step, _dense),
         "moe_block": partial(_forward, _moe),
         "moe_block_step": partial(_step, _moe),
+        "chunked_layer": _chunked_layer,
+        "chunked_layer_step": _chunked_layer_step,
     }
     return Makers(rows=rows, step=_layer_step)
 
@@ -84,6 +86,28 @@ def _layer_step(point: StepPoint, device: Device, communicator: Communicator) ->
         replace(SAFE_DECISION, forward_degree=point.degree, backward_degree=point.degree)
     )
     return steps.once
+
+
+def _chunked_layer(point: RowsPoint, device: Device) -> Callable[[], None]:
+    layer, x_TD = _in_chunks(point, device)
+    return lambda: drop(layer(x_TD))
+
+
+def _chunked_layer_step(point: RowsPoint, device: Device) -> Callable[[], None]:
+    layer, x_TD = _in_chunks(point, device)
+    grad_TD = torch.ones_like(x_TD)
+    return lambda: drop(layer(x_TD).backward(grad_TD))
+
+
+def _in_chunks(point: RowsPoint, device: Device) -> tuple[MoELayer, torch.Tensor]:
+    """Return a layer in the point's number of chunks, and as small a batch as has all of them."""
+    dtype = getattr(torch, point.dtype)
+    layer = MoELayer(
+        HOST_WIDTH, HOST_WIDTH, _NUM_EXPERTS, pipeline=point.rows, communicator=OneRank(),
+        device=device.torch_device, dtype=dtype,
+    )  # fmt: skip
+    size = HOST_CHUNKS[-1], HOST_WIDTH
+    return layer, torch.ones(size, dtype=dtype, device=device.torch_device, requires_grad=True)
 
 
 def _dense(width: int) -> nn.Module:

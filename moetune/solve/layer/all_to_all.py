@@ -103,7 +103,7 @@ class AllToAllCosts(LayerCosts):
             gemms = quantized_chunk(self, recipe, phase, rows=rows)
         return total(*gemms, self.activation(phase, rows), sorting, sorting)
 
-    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+    def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return gate and permutation, forward the opening exchanges, backward replicas' sums."""
         rows = tokens * self.layer.top_k
         ends = self.opening(tokens=tokens) if phase == "forward" else self.replica_sums()

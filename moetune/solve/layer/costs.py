@@ -24,7 +24,7 @@ from moetune.domain.samples import GemmForm
 from moetune.domain.step_errors import StepErrors
 from moetune.solve.layer.operations import NOTHING, LayerOperations
 from moetune.solve.layer.timeline import Task
-from moetune.solve.layer.totals import total
+from moetune.solve.layer.totals import at_least, total
 
 _Key = float | bytes
 Kept = TypeVar("Kept")
@@ -114,10 +114,17 @@ class LayerCosts(LayerOperations, ABC):
     def compute(self, *, phase: Phase, rows: float) -> Estimate:
         """Return one chunk's experts: GEMMs, activation, and the movement of their rows.
 
+        At least the time in which the host launches them.
+
         Args:
             rows: or an array of them.
         """
-        return self.kept(("compute", phase, _key(rows)), lambda: self._compute(phase, rows))
+
+        def compute() -> Estimate:
+            _, each = self.launches(phase) or (None, None)
+            return at_least(self._compute(phase, rows), each)
+
+        return self.kept(("compute", phase, _key(rows)), compute)
 
     @abstractmethod
     def _transfer(self, rows: float, degree: int) -> Estimate:
@@ -131,9 +138,14 @@ class LayerCosts(LayerOperations, ABC):
     def gathering(self, *, tokens: float) -> Estimate:
         """Return the all-gather of tokens before a phase's first chunk; 0 without shards."""
 
-    @abstractmethod
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return a phase's time outside its pipeline, as `overhead`; 0 where not measured."""
+        once, _ = self.launches(phase) or (None, None)
+        return at_least(self._phase_overhead(phase, tokens=tokens), once)
+
+    @abstractmethod
+    def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Compute `phase_overhead`, but for the host's launches."""
 
     def replica_sums(self) -> Estimate:
         """Return the sums of replicas' gradients behind a backward phase; 0 without replicas."""
@@ -268,8 +280,16 @@ class LayerCosts(LayerOperations, ABC):
             recompute: backward, T_M is computed again, and that comes before.
         """
         again = recompute and phase == "backward"
-        key = "halves", phase, _key(rows), again
-        return self.kept(key, lambda: self._two_halves(phase, rows, recompute=again))
+
+        def halves() -> tuple[Estimate, Estimate]:
+            before, behind = self._two_halves(phase, rows, recompute=again)
+            _, each = self.launches(phase) or (None, None)
+            if each is None:
+                return before, behind
+            left = replace(each, seconds=each.seconds - before.seconds)
+            return before, at_least(behind, left)
+
+        return self.kept(("halves", phase, _key(rows), again), halves)
 
     def _two_halves(
         self, phase: Phase, rows: float, *, recompute: bool

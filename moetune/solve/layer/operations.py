@@ -5,7 +5,7 @@ T tokens per rank, k experts per token, M d_model, H d_hidden, E experts, r chun
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -15,8 +15,8 @@ from moetune.domain.arrays import Floats, array_of, is_many
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
 from moetune.domain.quantization import Quantization, measured_dtype
-from moetune.domain.samples import CollectiveOp, GemmForm, even_form, uneven_form
-from moetune.solve.layer.totals import total
+from moetune.domain.samples import HOST_CHUNKS, CollectiveOp, GemmForm, even_form, uneven_form
+from moetune.solve.layer.totals import longer, total
 from moetune.solve.layer.uneven import unevenness
 
 COUNT_BYTES = 8
@@ -179,6 +179,27 @@ class LayerOperations:
     def rows_op(self, op: str, rows: float, width: int) -> Estimate | None:
         """Return a memory-bound operation; None where it was not measured."""
         return self.costs.rows_op(op=op, dtype=self.dtype, rows=rows, width=width)
+
+    def launches(self, phase: Phase) -> tuple[Estimate, Estimate] | None:
+        """Return the host's time for what a phase launches once, and for each chunk.
+
+        Returns:
+            None where it was not measured: on a CPU it is part of the operations' own times.
+        """
+        few, many = (self._launched(phase, chunks) for chunks in HOST_CHUNKS)
+        if few is None or many is None:
+            return None
+        each = (many.seconds - few.seconds) / (HOST_CHUNKS[1] - HOST_CHUNKS[0])
+        once = longer(few.seconds - each * HOST_CHUNKS[0], 0.0)
+        return replace(few, seconds=once), replace(few, seconds=each)
+
+    def _launched(self, phase: Phase, chunks: int) -> Estimate | None:
+        forward = self.rows_op("chunked_layer", chunks, 1)
+        step = self.rows_op("chunked_layer_step", chunks, 1)
+        if forward is None or step is None:
+            return None
+        backward = longer(step.seconds - forward.seconds, 0.0)
+        return forward if phase == "forward" else replace(step, seconds=backward)
 
     def collective(self, op: CollectiveOp, num_bytes: float, *, in_flight: int = 1) -> Estimate:
         """Return one collective of the ranks; 0 on one rank.

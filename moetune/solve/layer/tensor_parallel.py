@@ -78,7 +78,7 @@ class TensorParallelCosts(LayerCosts):
         again = gather if phase == "backward" else None
         return total(*self.gemms(phase, mine), self.activation(phase, mine), gather, again, add)
 
-    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+    def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return the gate, and an all-reduce: of the token count, or of the weights' gradients.
 
         0 where the gate was not measured.
@@ -165,7 +165,7 @@ class SequenceShardCosts(TensorParallelCosts):
         row_bytes = self.layer.d_model * dtype_bytes(self.dtype)
         return self.collective("all_gather", tokens / self.world_size * row_bytes)
 
-    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+    def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return the gate of this rank's shard, and the collectives that share its results.
 
         Forward: token counts, sums of the balance loss, all choices, all weights. Backward:

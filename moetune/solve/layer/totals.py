@@ -1,6 +1,7 @@
 """Sums of estimates: their seconds, the least of their trusts, and all of their doubts."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +22,13 @@ def total(*parts: Estimate | None) -> Estimate:
         trust=least_trust(trusts) if len(trusts) != 1 else trusts.pop(),
         doubts=doubts_of(known),
     )
+
+
+def at_least(estimate: Estimate, least: Estimate | None) -> Estimate:
+    """Return the estimate, or what it cannot be shorter than; None for nothing."""
+    if least is None:
+        return estimate
+    return replace(estimate, seconds=longer(estimate.seconds, least.seconds))
 
 
 def doubts_of(parts: Iterable[Estimate]) -> tuple[Doubt, ...]:

@@ -1,0 +1,76 @@
+"""What the host needs to launch a layer and its chunks, in the price of its steps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moetune.domain.arrays import array_of
+from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
+from moetune.domain.samples import HOST_CHUNKS
+from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import step_time
+from tests.solve.costs_by_hand import LinearCosts
+
+WORKLOAD = Workload(
+    layer=LayerShape(d_model=64, d_hidden=128, num_experts=8, top_k=2), world_size=2,
+    tokens_per_rank=64,
+)  # fmt: skip
+ONCE: dict[Phase, float] = {"forward": 2e-3, "backward": 3e-3}
+EACH: dict[Phase, float] = {"forward": 4e-4, "backward": 8e-4}
+
+
+class LaunchingCosts(LinearCosts):
+    """A layer's launches: the phase's start and each chunk."""
+
+    def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> object:  # type: ignore[override]  # narrower
+        if not op.startswith("chunked_layer"):
+            return super().rows_op(op=op, dtype=dtype, rows=rows, width=width)
+        assert rows in HOST_CHUNKS
+        phases = PHASES if op.endswith("_step") else PHASES[:1]
+        seconds = sum(ONCE[phase] + EACH[phase] * rows for phase in phases)
+        return replace(self.gemm(dtype=dtype, product="forward", num_experts=1, rows=1, d_in=1,
+                                 d_out=1), seconds=seconds)  # fmt: skip
+
+
+def costs_of(costs: LinearCosts, **changes: object) -> LayerCosts:
+    return layer_costs(workload=replace(WORKLOAD, **changes), costs=costs)  # type: ignore[arg-type]  # its fields
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("kind", ["all_to_all", "tensor"])
+def test_small_chunks_take_the_time_of_their_launches(phase: Phase, kind: str) -> None:
+    costs = costs_of(LaunchingCosts(), expert_parallel=kind)
+    assert costs.compute(phase=phase, rows=1.0).seconds == pytest.approx(EACH[phase])
+    assert costs.phase_overhead(phase, tokens=8).seconds == pytest.approx(ONCE[phase])
+    halves = costs.halves(phase, 1.0, recompute=True)
+    assert sum(half.seconds for half in halves) == pytest.approx(EACH[phase])
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_large_chunks_take_their_own(phase: Phase) -> None:
+    costs, rows = costs_of(LaunchingCosts()), 1e7
+    alone = costs_of(LinearCosts())
+    assert costs.compute(phase=phase, rows=rows) == alone.compute(phase=phase, rows=rows)
+    assert costs.halves(phase, rows, recompute=False) == alone.halves(phase, rows, recompute=False)
+    many = costs.compute(phase=phase, rows=array_of([1.0, rows])).seconds
+    assert np.asarray(many).tolist() == pytest.approx(
+        [EACH[phase], alone.compute(phase=phase, rows=rows).seconds]
+    )
+
+
+def test_a_step_that_the_host_binds_grows_by_each_chunks_launches() -> None:
+    few, many = (
+        step_time(
+            costs=costs_of(LaunchingCosts()), tokens=64, strategy="none", forward_degree=degree,
+            backward_degree=degree,
+        ).seconds
+        for degree in (4, 8)
+    )  # fmt: skip
+    assert many - few == pytest.approx(4 * sum(EACH.values()), rel=0.05)
+    assert few > sum(ONCE.values()) + 4 * sum(EACH.values())
+
+
+def test_it_is_nothing_where_it_was_not_measured() -> None:
+    assert costs_of(LinearCosts()).launches("forward") is None
