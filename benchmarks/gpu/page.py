@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.parts import Outcome
+from benchmarks.gpu.published_page import published_section
 from benchmarks.gpu.rows import Row, Rows
 from benchmarks.gpu.uneven_page import uneven_section
 from moetune.domain.prediction_error import prediction_error
@@ -20,7 +21,7 @@ def page(folder: Path, outcomes: Sequence[Outcome], *, machine: str) -> str:
     Args:
         machine: the device and the software, in words.
     """
-    names = ("tests", "profile", "layers", "reuse", "uneven", "turns", "chunks")
+    names = ("tests", "profile", "layers", "reuse", "published", "uneven", "turns", "chunks")
     found = {name: list(Rows(folder, name)) for name in names}
     peak = _peak(found["profile"])
     lines = ["# On a GPU", "", machine, ""]
@@ -28,6 +29,7 @@ def page(folder: Path, outcomes: Sequence[Outcome], *, machine: str) -> str:
     lines += _profile(found["profile"])
     lines += _layers(found["layers"], peak)
     lines += _reuse(found["reuse"])
+    lines += published_section(found["published"])
     lines += uneven_section(found["uneven"])
     lines += _turns(found["turns"])
     lines += _chunks(found["chunks"])

@@ -4,6 +4,7 @@ tests    the correctness tests that need a GPU
 profile  GEMM, row operations, copies, interference, and the loopback that stands for a wire
 layers   steps at each degree over that loopback, predicted and measured
 reuse    strategies S1 to S4: peak, time, what is hidden, and what each rule would choose
+published layers on this GPU alone, planned from others' tables
 uneven   one kernel for all experts under uneven loads, and what is predicted
 turns    two batches in turns: gradients against one process', and time against one after the other
 chunks   models near 40 GB with states in chunks, FSDP2's offload, and plain PyTorch
@@ -54,6 +55,12 @@ def _reuse(scale: Scale, folder: Path) -> None:
     run_reuse(scale, folder)
 
 
+def _published(scale: Scale, folder: Path) -> None:
+    from benchmarks.gpu.published import run_published
+
+    run_published(scale, folder)
+
+
 def _uneven(scale: Scale, folder: Path) -> None:
     from benchmarks.gpu.uneven import run_uneven
 
@@ -75,7 +82,7 @@ def _chunks(scale: Scale, folder: Path) -> None:
 PARTS: Mapping[str, Callable[[Scale, Path], None]] = MappingProxyType(
     {
         "tests": run_tests, "profile": _profile, "layers": _layers, "reuse": _reuse,
-        "uneven": _uneven, "turns": _turns, "chunks": _chunks,
+        "published": _published, "uneven": _uneven, "turns": _turns, "chunks": _chunks,
     }
 )  # fmt: skip
 

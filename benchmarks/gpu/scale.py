@@ -21,7 +21,7 @@ _START_SECONDS = 12.0
 _STEPS_A_DECISION = 16
 _STRATEGIES, _REUSE_DEGREES = 5, 2
 _JOB_SECONDS = 22.0
-_TURNS_SECONDS, _UNEVEN_SECONDS, _TEST_SECONDS = 3.0, 6.0, 12.0
+_TURNS_SECONDS, _UNEVEN_SECONDS, _TEST_SECONDS, _PUBLISHED_SECONDS = 3.0, 6.0, 12.0, 18.0
 _PROFILE_SECONDS = (40.0, 130.0)
 """Least and most."""
 
@@ -38,6 +38,7 @@ class Scale:
         tokens: of a step on one rank.
         budget_seconds: of the profile.
         uneven_layers, uneven_rows: of the products with uneven loads; all experts on one rank.
+        published_layers, published_degrees: on one GPU alone, each with its tokens.
         jobs: models in chunks.
         tests: files of tests that need a GPU, and are skipped without one.
     """
@@ -55,6 +56,8 @@ class Scale:
     budget_seconds: float
     uneven_layers: tuple[LayerShape, ...]
     uneven_rows: tuple[int, ...]
+    published_layers: tuple[tuple[LayerShape, int], ...]
+    published_degrees: tuple[int, ...]
     jobs: tuple[Job, ...]
     tests: tuple[str, ...]
 
@@ -86,6 +89,7 @@ class Scale:
             "profile": _START_SECONDS + self.budget_seconds,
             "layers": worlds * _START_SECONDS + steps * macs / _MACS_PER_SECOND,
             "reuse": _START_SECONDS + reused * largest / _MACS_PER_SECOND,
+            "published": _START_SECONDS + _PUBLISHED_SECONDS,
             "uneven": _START_SECONDS + _UNEVEN_SECONDS,
             "turns": worlds * (_START_SECONDS + _TURNS_SECONDS),
             "chunks": _START_SECONDS + len(self.jobs) * _JOB_SECONDS,
@@ -143,6 +147,8 @@ def _largest_scale() -> Scale:
             )
         ),
         uneven_rows=(2048, 8192, 32768),
+        published_layers=_published_layers(),
+        published_degrees=(1, 4),
         jobs=gpu_jobs(),
         tests=("tests/runtime/test_layer_cuda.py",),
     )  # fmt: skip
@@ -165,6 +171,26 @@ def dry_scale() -> Scale:
         budget_seconds=8.0,
         uneven_layers=(LayerShape(d_model=32, d_hidden=64, num_experts=4),),
         uneven_rows=(64,),
+        published_layers=((LayerShape(d_model=32, d_hidden=64, num_experts=4), 64),),
+        published_degrees=(1, 2),
         jobs=small_jobs(),
         tests=("tests/runtime/test_layer_cuda.py",),
     )
+
+
+def _published_layers() -> tuple[tuple[LayerShape, int], ...]:
+    """Return layers as of Mixtral 8x7B, DeepSeek-V2-Lite and Qwen3-30B-A3B, and a small one."""
+    sizes = (
+        (4096, 14336, 8, 2, 8192), (2048, 1408, 64, 6, 8192), (2048, 768, 128, 8, 8192),
+        (512, 1024, 16, 2, 1024),
+    )  # fmt: skip
+    return tuple(
+        (
+            LayerShape(
+                d_model=d_model, d_hidden=d_hidden, num_experts=experts, top_k=top_k,
+                activation="swiglu",
+            ),
+            tokens,
+        )
+        for d_model, d_hidden, experts, top_k, tokens in sizes
+    )  # fmt: skip

@@ -202,6 +202,26 @@ def test_one_gpu_talks_through_host_memory() -> None:
     assert {point.pinned for point in points if isinstance(point, CopyPoint)} == {True, False}
 
 
+def test_a_gpus_layers_have_uneven_loads_gates_and_launches() -> None:
+    layer = LayerShape(d_model=64, d_hidden=128, num_experts=4)
+
+    def added(kind: DeviceKind, dtype: str) -> tuple[set[str], set[int], set[str]]:
+        points = choose(2, cluster=cluster_of(2, kind), layers=[layer], dtypes=[dtype])
+        gemms = [one for one in points if isinstance(one, GemmPoint)]
+        ops = {one.op for one in points if isinstance(one, RowsPoint)}
+        return (
+            {one.product for one in gemms if one.product.startswith("uneven_")},
+            {one.d_out for one in gemms if (one.num_experts, one.d_in) == (1, 64)} & {4},
+            ops & {"chunked_layer", "chunked_layer_step"},
+        )
+
+    forms = {"uneven_forward", "uneven_grad_input", "uneven_grad_weight"}
+    launches = {"chunked_layer", "chunked_layer_step"}
+    assert added("cuda", "bfloat16") == (forms, {4}, launches)
+    assert added("cuda", "float32") == (set(), {4}, launches)  # one GEMM for each expert
+    assert added("cpu", "bfloat16") == (set(), set(), set())
+
+
 def test_products_in_8_bits_are_those_of_the_layers() -> None:
     cluster = cluster_of(2, "cuda")
     layer = LayerShape(d_model=64, d_hidden=128, num_experts=4)

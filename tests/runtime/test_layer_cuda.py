@@ -1,16 +1,24 @@
 """The layer on one CUDA device, over the host-staged loopback link."""
 
 import copy
+import warnings
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+import moetune
 from benchmarks.gpu.turns import deviation
 from benchmarks.staged_link import HostStagedLink
 from moetune.comm.group import OneRank
+from moetune.domain.constraints import STRATEGIES, Strategy
+from moetune.domain.errors import AllocationError
 from moetune.domain.plan import Decision
+from moetune.domain.quantization import Format, Quantization
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from tests.runtime.workers import relative_error
 
@@ -121,3 +129,95 @@ def test_deep_copy_of_the_layer_runs() -> None:
     layer = MoELayer(16, 32, 2, device=CUDA, communicator=OneRank())
     x = torch.randn(5, 16, device=CUDA)
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+
+
+def test_a_layer_is_made_under_the_callers_device() -> None:
+    with CUDA:
+        layer = MoELayer(16, 32, 4, 2, communicator=OneRank())
+    assert {parameter.device.type for parameter in layer.parameters()} == {"cuda"}
+    assert _run(layer, *torch.randn(2, 5, 16, device=CUDA))[0].shape == (5, 16)
+
+
+@pytest.mark.parametrize("degree", [1, 4])
+def test_the_host_waits_once_in_a_forward_pass_and_never_in_a_backward_pass(degree: int) -> None:
+    layer = MoELayer(
+        512, 1024, 16, 2, activation="swiglu", device=CUDA, dtype=torch.bfloat16,
+        communicator=HostStagedLink(CUDA), pipeline=degree,
+    )  # fmt: skip
+    x, dy = torch.randn(2, 4096, 512, device=CUDA).bfloat16()
+    for _ in range(3):
+        _run(layer, x, dy)
+    x = x.detach().requires_grad_()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as forward:
+            warnings.simplefilter("always")
+            y = layer(x)
+        with warnings.catch_warnings(record=True) as backward:
+            warnings.simplefilter("always")
+            y.backward(dy)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert (len(forward), len(backward)) == (1, 0)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_step_behind_one_without_memory_has_the_same_bits(strategy: Strategy) -> None:
+    torch.manual_seed(0)
+    layer = MoELayer(
+        1024, 4096, 8, 2, device=CUDA, dtype=torch.bfloat16, communicator=HostStagedLink(CUDA)
+    )
+    layer.pin(Decision(forward_degree=4, backward_degree=4, strategy=strategy))
+    x, dy = torch.randn(2, 16384, 1024, device=CUDA).bfloat16()
+    wanted = [one.clone() for one in _run(layer, x, dy)]
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + 2**26) / total)
+    try:
+        with pytest.raises((AllocationError, torch.OutOfMemoryError)):
+            _run(layer, x, dy)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert all(map(torch.equal, _run(layer, x, dy), wanted))
+
+
+@pytest.mark.parametrize("degree", [1, 3])
+def test_experts_in_8_bits_are_those_that_are_emulated(degree: int) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the kernels of fp8_rowwise are for compute capability 9.0")
+    torch.manual_seed(0)
+    form: Format = "fp8_rowwise"
+    recipe = Quantization(forward=form, grad_input=form, grad_weights=form)
+    found, emulated = (
+        MoELayer(
+            256, 512, 8, 2, activation="swiglu", bias=False, device=CUDA, dtype=torch.bfloat16,
+            communicator=OneRank(), quantization=one, pipeline=degree,
+        )
+        for one in (recipe, replace(recipe, emulate=True))
+    )  # fmt: skip
+    emulated.load_state_dict(found.state_dict())
+    x, dy = torch.randn(2, 2048, 256, device=CUDA).bfloat16()
+    for one, other in zip(_run(found, x, dy), _run(emulated, x, dy), strict=True):
+        assert relative_error(one.float(), other.float()) <= 0.01  # both round to bfloat16
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_models_of_transformers_equal_their_own(strategy: Strategy) -> None:
+    pytest.importorskip("transformers", minversion="5.20")
+    from tests.adapters.tiny_models import FAMILIES, tiny, tokens_of
+
+    for family in FAMILIES:
+        model = tiny(family).to(CUDA)
+        adapted = moetune.adapt(copy.deepcopy(model))
+        for layer in adapted.modules():
+            if isinstance(layer, RoutedLayer):
+                layer.pin(Decision(forward_degree=3, backward_degree=1, strategy=strategy))
+        found, wanted = (_of_model(one, tokens_of(0).to(CUDA)) for one in (adapted, model))
+        for one, other in zip(found, wanted, strict=True):
+            assert relative_error(one.cpu(), other.cpu()) <= 1e-12, family
+
+
+def _of_model(model: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
+    logits = model(input_ids=tokens).logits
+    logits.square().mean().backward()
+    return [logits.detach(), *(one.grad for one in model.parameters() if one.grad is not None)]
