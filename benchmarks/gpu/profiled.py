@@ -55,11 +55,18 @@ def profile_rows(profile: Profile) -> Iterator[Row]:
                 "both_ways": point.both_ways, "num_bytes": point.num_bytes,
                 "seconds": sample.median_seconds,
             }  # fmt: skip
-    if any(isinstance(one.point, InterferencePoint) for one in profile.samples):
+    if _has_interference(profile):
         yield {"kind": "interference", **asdict(costs_of(profile).interference)}
     for sample in profile.samples:
         if sample.error:
             yield {"kind": "failure", "point": repr(sample.point), "error": sample.error}
+
+
+def _has_interference(profile: Profile) -> bool:
+    """Return whether each class that was measured beside others was measured alone, too."""
+    points = [one.point for one in profile.samples if isinstance(one.point, InterferencePoint)]
+    beside = {point.victim for point in points if point.others}
+    return bool(beside) and beside <= {point.victim for point in points if not point.others}
 
 
 def _sustained(profile: Profile) -> Iterator[Row]:
