@@ -210,6 +210,11 @@ def machine_note(profile: Profile) -> str:
 
 
 def _unknown(name: str, known: set[str], bundled: Mapping[str, Path]) -> MoetuneError:
+    if name in known:
+        return ProfileError(
+            f"profile {name!r} is not finished: its measurement was ended before its fit",
+            f"go on with it:  moetune profile --name {name} --resume",
+        )
     names = sorted({*known, *bundled})
     there = f"known: {', '.join(names)}" if names else "there are no profiles yet"
     return ProfileError(

@@ -47,6 +47,7 @@ from moetune.workflows.views.profile import (
     profiles_section,
 )
 from moetune.workflows.wiring import StoreFinder
+from tests.fit.measured import FINGERPRINT, MACHINE
 from tests.report.lab import lab_plan, lab_profile
 
 LINES = ("gemm", "collective", "copy")
@@ -344,6 +345,19 @@ def test_an_unknown_name_is_answered_with_the_nearest_of_all(stores: StoreFinder
         with pytest.raises(ProfileError) as gone:
             remove_profile("cluster-a", store=store)
         assert "rtx2080ti-x64" not in gone.value.hint
+
+
+def test_a_measurement_that_was_ended_can_be_resumed_and_is_no_unknown_name(
+    stores: StoreFinder,
+) -> None:
+    with stores() as store:
+        assert store is not None
+        cluster = Cluster(machine=MACHINE, fingerprint=FINGERPRINT)
+        run = store.start_run(name="lab", cluster=cluster, preset="quick")
+        store.finish_run(run, status="partial")
+    with pytest.raises(ProfileError, match="not finished") as caught:
+        find_profile("lab", stores=stores)
+    assert "moetune profile --name lab --resume" in caught.value.hint
 
 
 def test_every_number_of_every_line_is_compared_under_a_key_of_its_own() -> None:
