@@ -27,6 +27,8 @@ GOOD_SPREAD = 0.10
 USABLE_SPREAD = 0.25
 HOST_ROWS, HOST_WIDTH = 2, 16
 HOST_CHUNKS = (1, 8)
+LAUNCHES = ("chunked_layer", "chunked_layer_step")
+"""A layer's forward pass and step, as long as the host needs to launch them."""
 UNEVEN = "uneven_"
 ALONE_CHUNKS = 2
 """In a phase of up to so many chunks, an exchange takes as long as alone on the link."""

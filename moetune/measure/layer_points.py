@@ -11,6 +11,7 @@ from moetune.domain.quantization import Quantization, measured_dtype
 from moetune.domain.samples import (
     ALONE_CHUNKS,
     HOST_CHUNKS,
+    LAUNCHES,
     BurstPoint,
     CollectiveOp,
     InterferencePoint,
@@ -65,7 +66,7 @@ def uneven_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
 def launch_points(workloads: Sequence[Workload]) -> Iterator[Point]:
     """Yield layers in few and in many chunks, so small that the host's launches are their time."""
     for dtype in {load.dtype: None for load in workloads}:
-        for op in ("chunked_layer", "chunked_layer_step"):
+        for op in LAUNCHES:
             for chunks in HOST_CHUNKS:
                 yield RowsPoint(op=op, dtype=dtype, rows=chunks, width=1)
 

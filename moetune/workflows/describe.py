@@ -13,6 +13,7 @@ from types import MappingProxyType
 from moetune.domain.data_sheets import LINK_BYTES_PER_SECOND, peak_flops
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
+from moetune.domain.samples import LAUNCHES
 from moetune.domain.spelling import nearest_then
 from moetune.domain.units import format_bytes, format_rate, parse_flops, parse_rate
 from moetune.report.section import plural
@@ -245,14 +246,20 @@ def _peaks(key: str, here: str, base: str) -> str:
 def _rows_lines(description: Description, base: Profile) -> Iterator[str]:
     if not description.memory_bandwidth:
         return
+    betas = {row.op: row.beta_seconds_per_element for row in base.rows}
+    if "adam" not in betas:
+        return
     rate = parse_rate(description.memory_bandwidth)
+    slower = _ADAM_BYTES / rate / betas["adam"]
     yield f"\n# Adam moves {_ADAM_BYTES} bytes a parameter, here at {description.memory_bandwidth}."
+    yield "# Other operations of the memory go by the same rate; the host launches as it does there."
     for row in base.rows:
+        beta = row.beta_seconds_per_element * (1.0 if row.op in LAUNCHES else slower)
         yield "[[rows]]"
         yield f"op = {toml_value(row.op)}"
         yield f"dtype = {toml_value(row.dtype)}"
         yield f"alpha_seconds = {row.alpha_seconds!r}"
-        yield f"beta_seconds_per_element = {_ADAM_BYTES / rate:.4g}"
+        yield f"beta_seconds_per_element = {beta:.4g}"
 
 
 def check_new(path: Path, *, force: bool) -> None:

@@ -14,7 +14,7 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.config import Launch
 from moetune.domain.errors import CollectiveError
 from moetune.domain.plan import SAFE_DECISION
-from moetune.domain.samples import HOST_CHUNKS, HOST_WIDTH, RowsPoint, StepPoint
+from moetune.domain.samples import HOST_CHUNKS, HOST_WIDTH, LAUNCHES, RowsPoint, StepPoint
 from moetune.measure.device import Device, drop, open_device
 from moetune.measure.operations import Makers
 from moetune.measure.ranks import MeasuringRanks
@@ -74,8 +74,7 @@ def block_makers() -> Makers:
         "dense_block_step": partial(_step, _dense),
         "moe_block": partial(_forward, _moe),
         "moe_block_step": partial(_step, _moe),
-        "chunked_layer": _chunked_layer,
-        "chunked_layer_step": _chunked_layer_step,
+        **dict(zip(LAUNCHES, (_chunked_layer, _chunked_layer_step), strict=True)),
     }
     return Makers(rows=rows, step=_layer_step)
 

@@ -75,9 +75,9 @@ def test_states_in_chunks_end_where_they_end_without(*, offload: bool) -> None:
     tokens = torch.arange(10).view(2, 5)
 
     def run() -> list[torch.Tensor]:
-        model = copy.deepcopy(start)
+        copied = copy.deepcopy(start)
         model, optimizer = moetune.shard(
-            model, torch.optim.AdamW(model.parameters(), lr=1e-2), chunk_bytes=2**12,
+            copied, torch.optim.AdamW(copied.parameters(), lr=1e-2), chunk_bytes=2**12,
             cache_bytes=2**14, offload=offload,
         )  # fmt: skip
         for _ in range(3):

@@ -73,7 +73,7 @@ def test_forward_by_tiles_and_gradients_of_weights_by_the_most_loaded(
     )
     wanted = (tiles(rows_of(rows, shares)) - even) / more if more > 0 else by_share
     for form in ("forward", "grad_input"):
-        found = unevenness(form, shares, rows=rows)  # type: ignore[arg-type]  # plain strings
+        found = unevenness(form, shares, rows=rows)
         assert found == pytest.approx(min(max(wanted, -1), 1.5))
 
 

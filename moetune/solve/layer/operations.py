@@ -15,7 +15,14 @@ from moetune.domain.arrays import Floats, array_of, is_many
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
 from moetune.domain.quantization import Quantization, measured_dtype
-from moetune.domain.samples import HOST_CHUNKS, CollectiveOp, GemmForm, even_form, uneven_form
+from moetune.domain.samples import (
+    HOST_CHUNKS,
+    LAUNCHES,
+    CollectiveOp,
+    GemmForm,
+    even_form,
+    uneven_form,
+)
 from moetune.solve.layer.totals import longer, total
 from moetune.solve.layer.uneven import unevenness
 
@@ -194,8 +201,7 @@ class LayerOperations:
         return replace(few, seconds=once), replace(few, seconds=each)
 
     def _launched(self, phase: Phase, chunks: int) -> Estimate | None:
-        forward = self.rows_op("chunked_layer", chunks, 1)
-        step = self.rows_op("chunked_layer_step", chunks, 1)
+        forward, step = (self.rows_op(op, chunks, 1) for op in LAUNCHES)
         if forward is None or step is None:
             return None
         backward = longer(step.seconds - forward.seconds, 0.0)
