@@ -18,7 +18,7 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.plans.timers import CallWatch, device_clock
+from moetune.runtime.plans.timers import CallWatch, NoWatch, Watch, device_clock
 from moetune.runtime.trace import NoRecorder
 from tests.runtime.reference import dense_moe
 from tests.runtime.workers import (
@@ -146,8 +146,8 @@ class Recorder(NoRecorder):
     def __init__(self, events: Events) -> None:
         self.events = events
 
-    def compute(self, phase: str, name: str, *_: Any) -> contextlib.AbstractContextManager[None]:
-        self.events.append((phase, name))
+    def compute(self, *step: Any) -> contextlib.AbstractContextManager[None]:
+        self.events.append(step[:2])
         return contextlib.nullcontext()
 
     def transfer(self, phase: str, name: str, chunk: int, transfer: Transfer, *_: Any) -> Transfer:
@@ -209,9 +209,8 @@ class Timed:
         self._number = 0
         layer._decisions.watch = self.watch  # type: ignore[method-assign]
 
-    def watch(self, num_tokens: int, _: torch.dtype, device: torch.device) -> Any:
-        from moetune.runtime.plans.timers import NoWatch
-
+    def watch(self, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
+        del dtype
         self._number += 1
         if self._number % 2:
             return CallWatch(
