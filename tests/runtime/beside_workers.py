@@ -9,6 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -17,6 +20,7 @@ from moetune.comm.group import OneRank
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.plan import Decision
+from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.timers import CallWatch, NoWatch, Watch, device_clock
 from moetune.runtime.trace import NoRecorder
@@ -75,7 +79,7 @@ class Shared(nn.Module):
 def layer_of(**options: Any) -> MoELayer:
     torch.manual_seed(5)
     given: dict[str, Any] = {"dtype": torch.float64, "shared_experts": Shared(), **options}
-    return MoELayer(D_MODEL, D_HIDDEN, NUM_EXPERTS, 2, **given)
+    return MoELayer(D_MODEL, D_HIDDEN, NUM_EXPERTS, **{"top_k": 2, **given})
 
 
 def rank_of() -> tuple[int, int]:
@@ -295,14 +299,61 @@ def equal_beside_others() -> None:
             net.zero_grad()
             loss_of(net, batches[rank]).backward()
             same(own(net), wanted)
+    replicated = nets[1]
+    moetune.plan_gradients(replicated, lambda: loss_of(replicated, batches[rank]).backward())
+    replicated.zero_grad()
+    loss_of(replicated, batches[rank]).backward()
+    same(own(replicated), wanted)
+    sharded = block(pipeline=2)
+    moetune.prepare_fsdp(sharded, mesh := init_device_mesh("cpu", (num_ranks,)))
+    for part in (*sharded, sharded):
+        fully_shard(part, mesh=mesh)
+    for _ in range(2):
+        sharded.zero_grad()
+        loss_of(sharded, batches[rank]).backward()
+        same(own(sharded), wanted)
     for x in batches[num_ranks:]:
         (loss_of(alone, x) / num_ranks).backward()
     both = own(alone)
-    overlap = moetune.BatchOverlap[torch.Tensor](nets[1], partial(loss_of, nets[1]))
+    overlap = moetune.BatchOverlap[torch.Tensor](replicated, partial(loss_of, replicated))
     for _ in range(2):
-        nets[1].zero_grad()
+        replicated.zero_grad()
         overlap([batches[rank], batches[num_ranks + rank]])
-        same(own(nets[1]), both)
+        same(own(replicated), both)
+
+
+def equal_after() -> None:
+    """Other kinds of experts, with the module beside them and behind them."""
+    num_ranks = rank_of()[1]
+    replicas = [*range(7), *range(6, NUM_EXPERTS), 0]
+    every: list[dict[str, Any]] = [{"activation": "swiglu"}, {"top_k": 1, "bias": False}]
+    if num_ranks == 2:
+        every.append({"placement": replicas})
+    for options in every:
+        made = [layer_of(**options), layer_of(**options)]
+        beside, behind = (pinned(each, "none", (2, 3)) for each in made)
+        shared, behind.shared_experts = behind.shared_experts, None
+        assert shared is not None
+        found = step(beside)
+        shared.zero_grad()
+        wanted = step(behind, lambda x: behind(x) + shared(x))  # noqa: B023 - called here
+        grads = [each.grad for each in shared.parameters()]
+        same(found, [*wanted, *(each for each in grads if each is not None)])
+
+
+def equal_where_weights_wait() -> None:
+    """Gradients of weights that wait for a later pass, as under zero-bubble schedules."""
+    layer = pinned(layer_of(), "none", (2, 2))
+    wanted = step(layer)
+    layer.weight_gradients = waiting = WeightGradients()
+    layer.zero_grad()
+    x, dy = inputs_of(rank_of()[0], TOKENS)
+    y = layer(x.requires_grad_())
+    (torch.sum(y * dy) + AUX_SCALE * layer.aux_loss).backward()
+    assert layer.experts.w1.grad is None
+    waiting.take()()
+    grads = [each.grad for each in (x, *layer.parameters())]
+    same([y.detach(), *(each for each in grads if each is not None)], wanted)
 
 
 def own(net: nn.Module) -> list[torch.Tensor]:
@@ -311,6 +362,8 @@ def own(net: nn.Module) -> list[torch.Tensor]:
     found = []
     for name, each in net.named_parameters():
         grad = torch.zeros_like(each) if each.grad is None else each.grad
+        if isinstance(grad, DTensor):
+            grad = grad.full_tensor()
         is_whole = ".experts." in name and len(grad) == NUM_EXPERTS
         found.append(grad.chunk(num_ranks)[rank].clone() if is_whole else grad.clone())
     return found
@@ -322,4 +375,6 @@ def two_ranks() -> None:
     shared_runs_behind_the_exchanges()
     equal_under_checkpoints()
     parts_of_a_graph()
+    equal_after()
+    equal_where_weights_wait()
     equal_beside_others()

@@ -29,6 +29,7 @@ from tests.runtime.gpu_runs import (
     on_every_rank,
     step,
 )
+from tests.runtime.gpu_turns import WIDTH, in_turns, train
 from tests.runtime.workers import TOKENS, inputs_of
 
 
@@ -89,6 +90,18 @@ def test_on_a_gpu_exchanges_hide_the_shared_expert_in_both_passes() -> None:
     for alone, after, beside in zip(*seconds.values(), strict=True):
         assert after - alone > 3e-3  # three products at least, of a millisecond each
         assert beside - alone < 0.5 * (after - alone)
+
+
+def test_batches_in_turns_on_gpus_wait_for_what_they_need() -> None:
+    def program(_: FakeCuda) -> None:
+        torch.cuda.set_device(GPU)
+        layer = MoELayer(WIDTH, 16, 4, 2, shared_experts=nn.Linear(WIDTH, WIDTH))
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), layer).to(GPU).double()
+        layer.pin(decision("S4", (2, 2)))
+        replicated = moetune.replicate(model)
+        train(in_turns(replicated), replicated, 3)
+
+    on_every_rank(program, backends=NCCL)
 
 
 class Lingering(OneRank):
