@@ -171,11 +171,13 @@ class _Waited:
         return self._inner.future()
 
 
-def order_of_a_step(degrees: tuple[int, int]) -> Events:
+def order_of_a_step(degrees: tuple[int, int], *, is_timed: bool = False) -> Events:
     """Return what a step issues, waits for and computes, in order."""
     events: Events = []
     layer = pinned(layer_of(shared_experts=Shared(events=events)), "none", degrees)
     layer.recorder = Recorder(events)
+    if is_timed:
+        Timed(layer)
     step(layer)
     return events
 
@@ -191,6 +193,13 @@ def shared_runs_behind_the_exchanges() -> None:
         ("backward", "issues combine 0"),
         ("backward", "shared down"), ("backward", "shared up"),
         ("backward", "has combine 0"),
+    ]  # fmt: skip
+    timed = order_of_a_step((1, 1), is_timed=True)
+    assert timed[:3] == [
+        ("forward", "shared up"), ("forward", "shared down"), ("forward", "issues dispatch 0"),
+    ]  # fmt: skip
+    assert timed[-3:] == [
+        ("backward", "has combine 0"), ("backward", "shared down"), ("backward", "shared up"),
     ]  # fmt: skip
     several = order_of_a_step((3, 2))
     first = [
@@ -356,6 +365,35 @@ def equal_where_weights_wait() -> None:
     same([y.detach(), *(each for each in grads if each is not None)], wanted)
 
 
+def first_of_a_model() -> None:
+    """A layer whose tokens and weights want no gradients, and backward passes of a part."""
+    rank, num_ranks = rank_of()
+    events: Events = []
+
+    def net_of(**options: Any) -> tuple[MoELayer, nn.Sequential]:
+        layer, dense = layer_of(**options), nn.Linear(D_MODEL, D_MODEL).double()
+        layer.gate.weight.requires_grad = False
+        for parameter in dense.parameters():
+            nn.init.constant_(parameter, 0.3)
+        return layer, nn.Sequential(layer, dense)
+
+    inputs = [inputs_of(0, (6 + at,))[0] for at in range(num_ranks)]
+    _, alone = net_of(communicator=OneRank())
+    for x in inputs:
+        (alone(x).square().mean() / num_ranks).backward()
+    layer, made = net_of()
+    net = moetune.replicate(made)
+    layer.recorder = Recorder(events)
+    for _ in range(3):
+        net.zero_grad()
+        net(inputs[rank]).square().mean().backward()
+        same(own(net), own(alone))
+        assert events[-1] == ("backward", "has combine 0")  # nothing is left under way
+        loss = net(inputs[rank].clone().requires_grad_()).square().mean()
+        with moetune.no_sync(net):
+            torch.autograd.grad(loss, [*layer.experts.parameters()])
+
+
 def own(net: nn.Module) -> list[torch.Tensor]:
     """Return gradients, of all ranks' experts this rank's part."""
     rank, num_ranks = rank_of()
@@ -377,4 +415,5 @@ def two_ranks() -> None:
     parts_of_a_graph()
     equal_after()
     equal_where_weights_wait()
+    first_of_a_model()
     equal_beside_others()
