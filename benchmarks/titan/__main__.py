@@ -45,6 +45,8 @@ def runs(steps: int, tokens: int, plans: dict[str, str]) -> list[dict[str, Any]]
         made += [{**base, "exchange": "torchtitan"}, {**base, "exchange": "moetune"}]
         if model == "qwen3" and not more:
             made.append({**base, "exchange": "moetune", "plan": plans[dtype]})
+        if model == "deepseek_v3":
+            made.append({**base, "exchange": "moetune", "shared": True})
     return made
 
 
@@ -96,6 +98,7 @@ def table(ranks: list[list[dict[str, Any]]]) -> str:
         more = f"tp {run['tp']}" if "tp" in run else run.get("checkpointing", "")
         seconds = max(min(cpu for _, cpu in each["seconds"][1:]) for each in both)
         exchange = run["exchange"] + (", plan" if "plan" in run else "")
+        exchange += ", shared experts beside" if "shared" in run else ""
         lines.append(
             f"| {run['model']} | {run['dtype']} | {more} | {exchange} | {run['losses'][-1]:.6f} | "
             f"{_difference(run, own, 'losses'):.1e} | {_difference(run, own, 'norms'):.1e} | "

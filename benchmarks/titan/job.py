@@ -26,6 +26,7 @@ from benchmarks.titan.parts import Bytes, Records, Text
 MODELS = {"qwen3": qwen3_moe_debug, "deepseek_v3": deepseek_v3_debugmodel}
 CHECKPOINTING = {"none": None, "full": FullAC.Config(), "selective": SelectiveAC.Config()}
 MOETUNE = "moetune.adapters.torchtitan.routed_experts"
+SHARED = "moetune.adapters.torchtitan.moe_with_shared_experts"
 
 
 def configuration(run: dict[str, Any]) -> Configurable.Config:
@@ -53,7 +54,8 @@ def configuration(run: dict[str, Any]) -> Configurable.Config:
     )
     config.override.imports = ["benchmarks.titan.parts.plain_attention"]
     if run["exchange"] == "moetune":
-        config.override.imports.append((MOETUNE, {"plan": run.get("plan")}))
+        override = SHARED if run.get("shared") else MOETUNE
+        config.override.imports.append((override, {"plan": run.get("plan")}))
     elif run["dtype"] == "float32":
         config.override.imports.append("benchmarks.titan.parts.float32_experts")
     return config

@@ -23,10 +23,12 @@ from moetune.adapters.layers import (
 from moetune.adapters.loading import load_checkpoint
 from moetune.adapters.ranks import ExpertRanks, ranks_of
 from moetune.adapters.saving import save_whole
+from moetune.adapters.shared import run_shared_beside
 from moetune.adapters.together import do_together
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
 from moetune.runtime.moe.routed_layer import RoutedLayer
+from moetune.runtime.moe.shared_work import SharedWork
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 _LAYER = "moetune"
@@ -52,7 +54,8 @@ def adapt(
 ) -> ModelT:
     """Make a transformers model's experts run in chunks over the ranks, and return it.
 
-    Routers, shared experts and everything else stay the model's own. Experts are spread over the
+    Routers, shared experts and everything else stay the model's own; the shared experts of blocks
+    that it knows run while the rows of the others travel. Experts are spread over the
     ranks, rank r of P keeping experts r·E/P … (r+1)·E/P − 1 of each layer; parameters keep their
     names, and are cut in place, before an optimizer is made. Every rank has tokens of its own.
     Consecutive ranks can share an expert's width, too (expert tensor parallelism): each then has a
@@ -121,6 +124,8 @@ def _install(found: _Found, layer: RoutedLayer) -> None:
     found.experts.forward = partial(_forward, layer)
     if found.family.weighs_inputs:
         found.block.forward = partial(weigh_inputs, found.block)
+    else:
+        run_shared_beside(found.block, rank=layer.communicator.rank)
 
 
 def _forward(
@@ -128,8 +133,9 @@ def _forward(
     hidden_states: torch.Tensor,
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
+    shared: SharedWork | None = None,
 ) -> torch.Tensor:
-    result: torch.Tensor = layer(hidden_states, top_k_index, top_k_weights)
+    result: torch.Tensor = layer(hidden_states, top_k_index, top_k_weights, shared)
     return result
 
 

@@ -82,6 +82,9 @@ class Target:
         shards_are_experts: whether the shards of an expert's width, over etp ranks, are experts of
             their own: each row travels to all of them in the one exchange over ep·etp ranks.
             Otherwise rows are exchanged over ep ranks, and gathered over the etp ones.
+        shared_beside: whether shared experts that no tensor parallelism cuts run beside the first
+            dispatch of a layer, and their backward pass beside its last combine, whatever the
+            overlap.
     """
 
     name: TargetName
@@ -112,6 +115,7 @@ class Target:
     sets_sms: bool = False
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
     shards_are_experts: bool = False
+    shared_beside: bool = False
 
     def exchange_ranks(self, layout: FoldedLayout) -> int:
         """Return the ranks among which a layer's tokens are exchanged."""
@@ -151,7 +155,7 @@ _KNOWN: dict[TargetName, Target] = {
         kept_by_experts=KeptByExperts(
             activations=False, results=True, gradients_wait=True, router_copies=1
         ),
-        splits_recomputed=False, shards_are_experts=True,
+        splits_recomputed=False, shards_are_experts=True, shared_beside=True,
     ),
     "megatron": _MEGATRON,
     "bridge": replace(

@@ -114,6 +114,8 @@ class TrainingStep:
     Args:
         parts: seconds on the slowest pipeline rank, by name.
         mfu: share of the device's peak; None where no peak is known.
+        saved_by_overlap_seconds: as against no overlap.
+        hidden_by_shared_experts_seconds: of exchanges on that rank, whatever the overlap.
 
     Raises:
         InputError: the step takes no time.
@@ -126,6 +128,7 @@ class TrainingStep:
     model_flops_per_second_per_device: float = 0.0
     mfu: float | None = None
     saved_by_overlap_seconds: float = 0.0
+    hidden_by_shared_experts_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.step_seconds <= 0:

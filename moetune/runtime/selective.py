@@ -18,21 +18,46 @@ from torch.utils import checkpoint
 _SELECTIVE = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)
 
 
+class HiddenModes:
+    """The modes that do not see a layer.
+
+    Args:
+        modes: all that are active outside of the layer, popped in this order.
+    """
+
+    def __init__(self, modes: list[dispatch.TorchDispatchMode]) -> None:
+        self._modes = modes
+
+    @contextmanager
+    def seeing(self) -> Iterator[None]:
+        """Run what the modes see, within what they do not."""
+        if not self._modes:
+            yield
+            return
+        others = _pop_all()
+        _push(self._modes)
+        try:
+            yield
+        finally:
+            _pop_all()
+            _push(others)
+
+
 @contextmanager
-def unseen_by_selective_checkpoints() -> Iterator[None]:
+def unseen_by_selective_checkpoints() -> Iterator[HiddenModes]:
     """Run without the modes of selective checkpointing; those of others stay."""
-    if not torch._C._len_torch_dispatch_stack():  # as nearly always
-        yield
-        return
-    modes = [dispatch._pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+    modes = _pop_all()
     others = [mode for mode in modes if not isinstance(mode, _SELECTIVE)]
     _push(others)
     try:
-        yield
+        yield HiddenModes(modes)
     finally:
-        for _ in others:
-            dispatch._pop_mode()
+        _pop_all()
         _push(modes)
+
+
+def _pop_all() -> list[dispatch.TorchDispatchMode]:
+    return [dispatch._pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
 
 
 def _push(modes: list[dispatch.TorchDispatchMode]) -> None:

@@ -252,7 +252,7 @@ def _rows_lines(description: Description, base: Profile) -> Iterator[str]:
     rate = parse_rate(description.memory_bandwidth)
     slower = _ADAM_BYTES / rate / betas["adam"]
     yield f"\n# Adam moves {_ADAM_BYTES} bytes a parameter, here at {description.memory_bandwidth}."
-    yield "# Other operations of the memory go by the same rate; the host launches as it does there."
+    yield "# Other memory-bound operations go by the same rate; the host launches as there."
     for row in base.rows:
         beta = row.beta_seconds_per_element * (1.0 if row.op in LAUNCHES else slower)
         yield "[[rows]]"

@@ -166,6 +166,7 @@ class TrainingPlan:
                 model_flops_per_second_per_device=speed.flops_per_second,
                 mfu=speed.mfu,
                 saved_by_overlap_seconds=one.saved_seconds,
+                hidden_by_shared_experts_seconds=one.step.beside,
             ),
             memory=TrainingMemory(
                 peak_bytes=round(memory.peak_bytes),

@@ -17,6 +17,7 @@ import moetune
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from tests.adapters import titan_interface, titan_workers
 from tests.ranks import run_ranks
+from tests.runtime.beside_workers import Events, Recorder
 
 titan_interface.provide()  # stand-ins where torchtitan is not installed
 
@@ -34,6 +35,39 @@ def test_one_rank_equals_the_dense_experts(experts: Any, tmp_path: Path) -> None
 
 def test_two_ranks_equal_the_dense_experts_and_refuse_different_plans(tmp_path: Path) -> None:
     assert run_ranks(titan_workers.two_ranks, 2, str(tmp_path)) == [""] * 2
+
+
+def test_shared_experts_beside_the_exchanges_have_the_same_numbers() -> None:
+    titan_workers.shared_experts_beside()
+
+
+def test_shared_experts_run_while_rows_travel() -> None:
+    _, layer = titan_workers.layers_with_shared_experts()
+    events: Events = []
+    x = titan_workers.inputs(0)[0]
+    layer(x)
+    layer.shared_experts.register_forward_hook(lambda *_: events.append(("forward", "shared")))
+    layer.routed_experts.moetune.recorder = Recorder(events)
+    layer(x)
+    names = [name for _, name in events]
+    assert names[:3] == ["issues dispatch 0", "shared", "has dispatch 0"]
+    layer.shared_experts = None
+    events.clear()
+    layer(x)
+    assert [name for _, name in events] == [name for name in names if name != "shared"]
+
+
+def test_other_layers_and_tensor_parallel_tokens_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(moetune.InputError, match="is no layer of torchtitan's own class"):
+        adapter.moe_with_shared_experts(
+            adapter.moe_with_shared_experts(titan_workers.layer_config())
+        )
+    _, layer = titan_workers.layers_with_shared_experts()
+    monkeypatch.setattr(adapter, "is_dtensor", lambda _: True)
+    with pytest.raises(moetune.InputError, match="tensor-parallel ranks"):
+        layer(titan_workers.inputs(0)[0])
 
 
 def test_parameters_keep_their_names() -> None:

@@ -101,13 +101,82 @@ class RoutedExperts(nn.Module, Configurable):
         self.token_dispatcher.ep_mesh = parallel_dims.get_optional_mesh("ep")
 
 
+class Linear(nn.Linear, Configurable):
+    @dataclass(kw_only=True)
+    class Config(Configurable.Config):
+        in_features: int
+        out_features: int
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config.in_features, config.out_features, bias=False)
+
+
+class FeedForward(nn.Module, Configurable):
+    @dataclass(kw_only=True)
+    class Config(Configurable.Config):
+        w1: Any
+        w2: Any
+        w3: Any
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.w1, self.w2, self.w3 = (each.build() for each in (config.w1, config.w2, config.w3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
+        return y
+
+
+class TokenChoiceTopKRouter(nn.Module, Configurable):
+    @dataclass(kw_only=True)
+    class Config(Configurable.Config):
+        num_experts: int
+        gate: Any
+        top_k: int
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.gate, self.top_k = config.gate.build(), config.top_k
+
+    def forward(self, x_BLD: torch.Tensor, _: object) -> tuple[torch.Tensor, ...]:
+        scores_BLE = torch.sigmoid(self.gate(x_BLD))
+        return (*scores_BLE.topk(self.top_k), scores_BLE)
+
+
+class MoE(nn.Module, Configurable):
+    @dataclass(kw_only=True)
+    class Config(Configurable.Config):
+        num_experts: int
+        routed_experts: Any
+        router: Any
+        load_balance_coeff: float | None = None
+        shared_experts: Any = None
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.routed_experts, self.router = config.routed_experts.build(), config.router.build()
+        shared = config.shared_experts
+        self.shared_experts = shared.build() if shared is not None else None
+        self.expert_bias_E = None
+
+    def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
+        scores_BLK, chosen_BLK, scores_BLE = self.router(x_BLD, self.expert_bias_E)
+        routed = torch.zeros_like(scores_BLE, dtype=torch.bool).scatter_(-1, chosen_BLK, value=True)
+        out_BLD: torch.Tensor = self.routed_experts(
+            x_BLD, scores_BLK, chosen_BLK, routed.sum(dim=(0, 1))
+        )
+        if self.shared_experts is not None:
+            out_BLD = out_BLD + self.shared_experts(x_BLD)
+        return out_BLD
+
+
 def override(**_options: object) -> Callable[[Any], Any]:
     return lambda factory: factory
 
 
 def derive(source: Any, target: Any, **deltas: object) -> Any:
     common = {item.name: getattr(source, item.name) for item in fields(source)}
-    return target(**common, **deltas)
+    return target(**{**common, **deltas})
 
 
 def provide() -> None:
@@ -121,8 +190,11 @@ def provide() -> None:
         "torchtitan.config.override": {"override": override, "derive": derive},
         "torchtitan.models": {},
         "torchtitan.models.common": {},
+        "torchtitan.models.common.feed_forward": {"FeedForward": FeedForward},
+        "torchtitan.models.common.linear": {"Linear": Linear},
         "torchtitan.models.common.moe": {
-            "RoutedExperts": RoutedExperts, "GroupedExperts": GroupedExperts,
+            "RoutedExperts": RoutedExperts, "GroupedExperts": GroupedExperts, "MoE": MoE,
+            "TokenChoiceTopKRouter": TokenChoiceTopKRouter,
         },
         "torchtitan.models.common.token_dispatcher": {
             "AllToAllTokenDispatcher": AllToAllTokenDispatcher,

@@ -35,6 +35,7 @@ from moetune.domain.plan import Decision, Plan
 from moetune.runtime.moe.local_parts import cut, local_parts
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from tests.adapters.tiny_models import FAMILIES, fill, loss_of, tiny, tokens_of
+from tests.runtime.beside_workers import Events, Recorder
 from tests.runtime.plans import small_plan
 
 TOLERANCE = 1e-10
@@ -56,6 +57,7 @@ class Odd(torch.nn.Module):
         self.experts = OddExperts()
 
 
+WITH_SHARED = ("Qwen2Moe", "Qwen3Next", "DeepseekV2", "DeepseekV3", "Glm4Moe", "Llama4")
 STRATEGIES: tuple[Strategy, ...] = ("none", "S1", "S2", "S3", "S4")
 WIDTH_OF_FOUR: dict[str, Any] = {"intermediate_size": 12, "moe_intermediate_size": 12}
 """Of experts that four ranks can share."""
@@ -180,6 +182,65 @@ def equal_models(
                     layer.poison_buffers()
                     layer.pin(decision)
                 check_step(adapted, whole, wanted)
+
+
+def order_in(family: str, **changes: Any) -> list[str]:
+    """Return when a model's first shared expert has run, among its layer's exchanges."""
+    if family == "Llama4":
+        changes = {"num_experts_per_tok": 1}
+    adapted = moetune.adapt(tiny(family, **changes))
+    events: Events = []
+    layers_of(adapted)[0].recorder = Recorder(events)
+    _shared_of(adapted).register_forward_hook(lambda *_: events.append(("forward", "shared")))
+    adapted(input_ids=tokens_of(0))
+    return [name for _, name in events][:3]
+
+
+def _shared_of(model: torch.nn.Module) -> torch.nn.Module:
+    names = ("shared_expert", "shared_experts")
+    found: torch.nn.Module = next(
+        each for name, each in model.named_modules() if name.endswith(names)
+    )
+    return found
+
+
+def keeps_other_orders(caplog: pytest.LogCaptureFixture) -> None:
+    """A block whose class, or whose own forward, is another than the known ones."""
+    kind = transformers.models.glm4_moe.modeling_glm4_moe.Glm4MoeMoE
+
+    class Twice(kind):  # type: ignore[misc, valid-type] # transformers has no types
+        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = super().forward(hidden_states) + self.shared_experts(hidden_states)
+            return y
+
+    def of_class(block: Any) -> None:
+        block.__class__ = Twice
+
+    def of_instance(block: Any) -> None:
+        block.forward = partial(kind.forward, block)
+
+    for change in (of_class, of_instance):
+        whole = tiny("Glm4Moe")
+        blocks = [each for each in whole.modules() if isinstance(each, kind)]
+        assert blocks
+        for block in blocks:
+            change(block)
+        caplog.clear()
+        adapted = moetune.adapt(copy.deepcopy(whole))
+        assert "computes in an order of its own" in caplog.text
+        check_step(adapted, whole, reference(whole))
+
+
+def compiles_with_shared_experts() -> None:
+    """A model that is compiled around its layers has the same numbers."""
+    for family in ("Glm4Moe", "Qwen2Moe"):
+        whole = tiny(family)
+        adapted = moetune.adapt(copy.deepcopy(whole))
+        blocks = [each for each in adapted.modules() if "forward" in vars(each)]
+        for block in blocks:
+            if not isinstance(getattr(block, "moetune", None), RoutedLayer):
+                block.forward = torch.compile(block.forward, backend="eager")
+        check_step(adapted, whole, reference(whole))
 
 
 def mean_reference(model: Any) -> None:

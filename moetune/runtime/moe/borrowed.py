@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from moetune.runtime.moe.beside import Beside, run_experts
 from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.moe.expert_module import local_experts, share_checkpoints
-from moetune.runtime.moe.function import ExpertFunction, MemoryPolicy
+from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.width import WHOLE, ExpertWidth
@@ -152,7 +153,11 @@ class BorrowedExperts:
         return (getattr(self._module, name) for name in self._names.all)
 
     def __call__(
-        self, x_TD: torch.Tensor, weights_TK: torch.Tensor, policy: MemoryPolicy
+        self,
+        x_TD: torch.Tensor,
+        weights_TK: torch.Tensor,
+        policy: MemoryPolicy,
+        beside: Beside | None = None,
     ) -> torch.Tensor:
         """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D)."""
         names = self._names
@@ -162,10 +167,7 @@ class BorrowedExperts:
         )
         if self._form is None:
             w1, w2, w3 = (None if each is None else each.mT for each in (w1, w2, w3))
-        y_TD: torch.Tensor = ExpertFunction.apply(  # type: ignore[no-untyped-call]
-            x_TD, weights_TK, policy, w1, b1, w2, b2, w3
-        )
-        return y_TD
+        return run_experts(x_TD, weights_TK, policy, (w1, b1, w2, b2, w3), beside)
 
     def _parameter(self, name: str) -> torch.Tensor | None:
         value: torch.Tensor | None = getattr(self._module, name) if name else None

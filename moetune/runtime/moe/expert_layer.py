@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -71,6 +72,7 @@ class ExpertLayer(PlannedLayer):
         quantization: Quantization | str | None = None,
         pad_to_capacity: bool = False,
         width: DeviceMesh | None = None,
+        shared_experts: nn.Module | None = None,
     ) -> None:
         if pad_to_capacity:
             check_padding(capacity_factor, quantization)
@@ -119,6 +121,7 @@ class ExpertLayer(PlannedLayer):
         self.pad_to_capacity = pad_to_capacity
         self._aux_losses: dict[int, torch.Tensor] = {}
         self.gate, self.experts = gate, experts
+        self.shared_experts = shared_experts
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -143,7 +146,7 @@ class ExpertLayer(PlannedLayer):
     # Never compiled: see `run`.
     @_disable_dynamo
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the experts' weighted outputs.
+        """Return the experts' weighted outputs, with those of the shared experts.
 
         Args:
             x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
@@ -152,12 +155,14 @@ class ExpertLayer(PlannedLayer):
             The same shape and dtype as `x`.
 
         Raises:
-            InputError: `x` has another width or dtype than the layer (one rank).
+            InputError: `x` has another width or dtype than the layer (one rank), or shared experts
+                return another shape, or change `x`.
             RankMismatchError: the ranks differ; the same on every rank.
             CollectiveError: an exchange failed.
             AllocationError: there is no memory for the step.
         """
-        return self.run(x, partial(self._route, x))
+        shared = None if self.shared_experts is None else partial(self.shared_experts, x)
+        return self.run(x, partial(self._route, x), shared=shared)
 
     def _route(self, x: torch.Tensor) -> Routing:
         routing: Routing = self.gate(x.reshape(-1, self.shape.d_model))

@@ -14,8 +14,9 @@ from torch import nn
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
+from moetune.runtime.moe.beside import Beside, run_experts
 from moetune.runtime.moe.executor import GradientMean
-from moetune.runtime.moe.function import ExpertFunction, MemoryPolicy
+from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.local_parts import cut, is_dtensor, local_part
 from moetune.runtime.moe.optimizer_states import watch_optimizers
@@ -70,7 +71,11 @@ class LocalExperts(Protocol):
         """Return all parameters."""
 
     def __call__(
-        self, x_TD: torch.Tensor, weights_TK: torch.Tensor, policy: MemoryPolicy
+        self,
+        x_TD: torch.Tensor,
+        weights_TK: torch.Tensor,
+        policy: MemoryPolicy,
+        beside: Beside | None = None,
     ) -> torch.Tensor:
         """Return Σₖ weightₖ · expertₖ(x) (T, D)."""
 
@@ -199,19 +204,23 @@ class Experts(nn.Module):
         return self.placement.width.whole_shape(name, parameter.shape)
 
     def forward(
-        self, x_TD: torch.Tensor, weights_TK: torch.Tensor, policy: MemoryPolicy
+        self,
+        x_TD: torch.Tensor,
+        weights_TK: torch.Tensor,
+        policy: MemoryPolicy,
+        beside: Beside | None = None,
     ) -> torch.Tensor:
         """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
 
         Args:
             policy: of the step; its context has the routing's exchanges.
+            beside: as of `run_experts`.
         """
         # w1, b1, w2, b2 and w3, as they were registered
         parameters = [
             local_experts(self.placement, name, each) for name, each in self._parameters.items()
         ]
-        y_TD: torch.Tensor = ExpertFunction.apply(x_TD, weights_TK, policy, *parameters)  # type: ignore[no-untyped-call]
-        return y_TD
+        return run_experts(x_TD, weights_TK, policy, parameters, beside)
 
 
 def local_experts(

@@ -5,12 +5,13 @@ A token's way to the wire: `layer`, `gate`, **function**, `executor`, the policy
 phase's buffers and handlers, and the executor runs them. The backward pass has a schedule of its
 own, because autograd's backward of chunked code does not overlap. Permutation, dispatch, experts
 and combine are one function: with the permutation outside, rows would have to have the same order
-backward as forward.
+backward as forward. `beside` cuts it in two where other work runs behind its exchanges.
 
 T tokens, K choices, D model width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -121,12 +122,11 @@ class ExpertFunction(torch.autograd.Function):
         """
         # Not around this function: activation checkpointing ends a repeated pass by an exception
         # where its results are saved, and the buffers stay good.
-        with policy.context.workspace.guard("a forward pass"):
-            y_TD, saved = _run_forward(policy, x_TD, weights_TK, parameters)
-        ctx.policy = policy
-        if policy.context.weight_gradients is not None:
-            ctx.parameters = parameters  # a checkpoint would return copies of saved ones
-        ctx.save_for_backward(weights_TK, *saved, *parameters)
+        with during(policy, "a forward pass"):
+            phase = start_forward(policy, x_TD, weights_TK, parameters)
+            phase.executor.run(phase.schedule, phase)
+            y_TD = phase.finish()
+        save(ctx, policy, (weights_TK, *phase.saved), parameters)
         return y_TD
 
     @staticmethod
@@ -138,32 +138,89 @@ class ExpertFunction(torch.autograd.Function):
         """Return the gradients of x, the weights and the parameters."""
         policy: MemoryPolicy = ctx.policy
         with policy.context.workspace.guard("a backward pass"):
-            weights_TK, *saved = ctx.saved_tensors
-            parameters = [saved.pop() for _ in range(_NUM_PARAMETERS)][::-1]
-            inputs = PhaseInputs(
-                values_TD=grad_TD, weights_TK=weights_TK, saved=tuple(saved),
-                experts=_cast(policy, parameters, grad_TD.dtype, "backward"),
-                wanted=_wanted(policy, parameters, ctx.needs_input_grad[-_NUM_PARAMETERS:]),
-            )  # fmt: skip
             try:
-                phase = policy.backward(inputs)
-                phase.begin()
-                phase.executor.run(phase.schedule, phase)
-                waiting = policy.context.weight_gradients
-                if waiting is None:
-                    phase.grads.finish()  # while the last results travel
+                phase = run_backward(ctx, grad_TD)
                 grad_x_TD, grad_weights_TK = phase.finish()
                 policy.context.gradient_queue.behind_phase()
             finally:
                 policy.release()
-            if waiting is not None:
-                waiting.put(partial(_add_later, policy, phase.grads, ctx.parameters))
-                return grad_x_TD, grad_weights_TK, None, *(None for _ in parameters)
-            grads = policy.context.width.without_zeros(phase.grads.totals())
-            if policy.context.replica_sums is not None:
-                policy.context.replica_sums.add_up(grads)
-            policy.context.gradients.sum_replicas(grads)
-            return grad_x_TD, grad_weights_TK, None, *grads
+            return grad_x_TD, grad_weights_TK, None, *parameter_grads(ctx, phase)
+
+
+def start_forward(
+    policy: MemoryPolicy, x_TD: torch.Tensor, weights_TK: torch.Tensor, parameters: Sequence[Any]
+) -> ForwardPhase:
+    """Return a forward phase whose buffers are made."""
+    experts = _cast(policy, parameters, x_TD.dtype, "forward")
+    phase = policy.forward(PhaseInputs(values_TD=x_TD, weights_TK=weights_TK, experts=experts))
+    phase.begin()
+    return phase
+
+
+@contextmanager
+def during(policy: MemoryPolicy, phase: str) -> Iterator[None]:
+    """Run a forward phase, or a part of one; where it fails, its memory is given back."""
+    with policy.context.workspace.guard(phase):
+        try:
+            yield
+        except BaseException:
+            policy.release()
+            raise
+
+
+def save(
+    ctx: Any,  # noqa: ANN401
+    policy: MemoryPolicy,
+    saved: Saved,
+    parameters: Sequence[Any],
+) -> None:
+    """Save what the backward pass takes.
+
+    Args:
+        saved: the weights of the choices, and what the forward phase saved.
+    """
+    ctx.policy = policy
+    if policy.context.weight_gradients is not None:
+        ctx.parameters = parameters  # a checkpoint would return copies of saved ones
+    ctx.save_for_backward(*saved, *parameters)
+
+
+def run_backward(
+    ctx: Any,  # noqa: ANN401
+    grad_TD: torch.Tensor,
+) -> BackwardPhase:
+    """Return a backward phase whose steps are issued; its last results may still travel."""
+    policy: MemoryPolicy = ctx.policy
+    weights_TK, *saved = ctx.saved_tensors
+    parameters = [saved.pop() for _ in range(_NUM_PARAMETERS)][::-1]
+    inputs = PhaseInputs(
+        values_TD=grad_TD, weights_TK=weights_TK, saved=tuple(saved),
+        experts=_cast(policy, parameters, grad_TD.dtype, "backward"),
+        wanted=_wanted(policy, parameters, ctx.needs_input_grad[-_NUM_PARAMETERS:]),
+    )  # fmt: skip
+    phase = policy.backward(inputs)
+    phase.begin()
+    phase.executor.run(phase.schedule, phase)
+    if policy.context.weight_gradients is None:
+        phase.grads.finish()  # while the last results travel
+    return phase
+
+
+def parameter_grads(
+    ctx: Any,  # noqa: ANN401
+    phase: BackwardPhase,
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of the parameters; None where they wait for a later pass."""
+    policy: MemoryPolicy = ctx.policy
+    waiting = policy.context.weight_gradients
+    if waiting is not None:
+        waiting.put(partial(_add_later, policy, phase.grads, ctx.parameters))
+        return (None,) * _NUM_PARAMETERS
+    grads = policy.context.width.without_zeros(phase.grads.totals())
+    if policy.context.replica_sums is not None:
+        policy.context.replica_sums.add_up(grads)
+    policy.context.gradients.sum_replicas(grads)
+    return grads
 
 
 def _add_later(
@@ -176,21 +233,6 @@ def _add_later(
     for parameter, grad in zip(parameters, grads, strict=True):
         if parameter is not None and grad is not None:
             add_gradient(parameter, grad)
-
-
-def _run_forward(
-    policy: MemoryPolicy, x_TD: torch.Tensor, weights_TK: torch.Tensor, parameters: Sequence[Any]
-) -> tuple[torch.Tensor, Saved]:
-    """Return (T, D), and the tensors for the backward phase."""
-    try:
-        experts = _cast(policy, parameters, x_TD.dtype, "forward")
-        phase = policy.forward(PhaseInputs(values_TD=x_TD, weights_TK=weights_TK, experts=experts))
-        phase.begin()
-        phase.executor.run(phase.schedule, phase)
-        return phase.finish(), phase.saved
-    except BaseException:
-        policy.release()
-        raise
 
 
 def _cast(

@@ -62,6 +62,9 @@ class MoELayer(AllToAllLayer, ExpertLayer):
         width: the group's ranks as a mesh ("experts", "width"): each expert's d_hidden is cut over
             the last dimension, and experts are spread over the first. A token's rows go to all
             shards of its experts, and plans are of the layer of these: see `LayerShape.in_shards`.
+        shared_experts: a module that every token passes beside its experts, whose output is added.
+            It runs while the first rows travel, and its backward pass while the last ones do. Its
+            parameters are dense ones, equal on all ranks.
         quantization: "fp8_rowwise", "mxfp8" or a `moetune.Quantization`: experts multiply in 8
             bits. All activations are kept, and plans do not know such layers yet.
 

@@ -25,6 +25,7 @@ from moetune.domain.quantization import Quantization
 from moetune.domain.routing_record import RoutingRecord
 from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.runtime.delayed import WeightGradients
+from moetune.runtime.moe.beside import Beside
 from moetune.runtime.moe.decisions import LayerDecisions
 from moetune.runtime.moe.executor import GradientQueue, NoGradients, PipelineContext
 from moetune.runtime.moe.expert_module import LocalExperts
@@ -35,6 +36,7 @@ from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.quantized import check_keeps
 from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.moe.shards import to_shards
+from moetune.runtime.moe.shared_work import SharedWork, WorkBeside
 from moetune.runtime.moe.turns import current_batch, current_turn
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
@@ -120,26 +122,37 @@ class PlannedLayer(nn.Module, ABC):
     # Never compiled, because the tokens decide the exchanges' sizes. `torch.compiler.disable` would
     # load the compiler with this module, in every process that only measures.
     @_disable_dynamo
-    def run(self, x: torch.Tensor, route: Route, problem: str = "") -> torch.Tensor:
-        """Return the experts' weighted outputs.
+    def run(
+        self, x: torch.Tensor, route: Route, problem: str = "", shared: SharedWork | None = None
+    ) -> torch.Tensor:
+        """Return the experts' weighted outputs, and added to them those of shared experts.
 
         Args:
             x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
             problem: why this rank has no routing; "" if it has one.
+            shared: gives what shared experts make of the same tokens, shaped as `x`. It runs while
+                the first rows travel, and its backward pass while the last ones do.
 
         Returns:
             The same shape and dtype as `x`.
 
         Raises:
-            InputError: `x` has another width or dtype than the layer (one rank).
+            InputError: `x` has another width or dtype than the layer (one rank), or `shared`
+                returns another shape, or changes `x`.
             RankMismatchError: the ranks differ; the same on every rank.
             CollectiveError: an exchange failed.
             AllocationError: there is no memory for the step.
         """
-        with unseen_by_selective_checkpoints():
-            return self._run(x, route, problem)
+        with unseen_by_selective_checkpoints() as modes:
+            if shared is None:
+                return self._run(x, route, problem)
+            work = WorkBeside(shared, x, modes)
+            y = self._run(x, route, problem, work)
+        return work.added_to(y)
 
-    def _run(self, x: torch.Tensor, route: Route, problem: str) -> torch.Tensor:
+    def _run(
+        self, x: torch.Tensor, route: Route, problem: str, beside: Beside | None = None
+    ) -> torch.Tensor:
         self.experts.check_wrappers()
         dtype = self.experts.compute_dtype or input_dtype(x)
         width = x.shape[-1] if x.dim() else 0
@@ -160,9 +173,12 @@ class PlannedLayer(nn.Module, ABC):
             if not is_capturing(x) and current_turn() is None:
                 watch = self._decisions.watch(step.num_tokens, dtype, x.device)
             policy = step.policy(x_TD, self._context(watch.recorder))
+            if beside is not None and not isinstance(watch, NoWatch):
+                beside()  # plans predict a phase by itself, and so it is timed
+                beside = None
             watch.begin()
             with torch.autocast(x.device.type, enabled=False):
-                y_TD: torch.Tensor = self.experts(x_TD, routing.weights_TK, policy)
+                y_TD: torch.Tensor = self.experts(x_TD, routing.weights_TK, policy, beside)
             watch.end_forward(y_TD)
         # Not a view: an in-place operation on one would drop the hooks that FSDP2 sets on it.
         y: torch.Tensor = torch.ops.aten._unsafe_view(y_TD.to(x.dtype), x.shape)  # noqa: SLF001

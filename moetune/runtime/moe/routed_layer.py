@@ -17,6 +17,7 @@ from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
 from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.gate import Routing
+from moetune.runtime.moe.shared_work import SharedWork
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.plans.book import PlanBook
 
@@ -80,14 +81,19 @@ class RoutedLayer(AllToAllLayer):
 
     @_disable_dynamo
     def forward(
-        self, x: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
+        self,
+        x: torch.Tensor,
+        experts_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        shared: SharedWork | None = None,
     ) -> torch.Tensor:
-        """Return the experts' weighted outputs.
+        """Return the experts' weighted outputs, and added to them those of shared experts.
 
         Args:
             x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
             experts_TK: chosen experts, below the number of all of them.
             weights_TK: of the choices; they get gradients.
+            shared: as of `run`.
 
         Returns:
             The same shape and dtype as `x`.
@@ -103,7 +109,7 @@ class RoutedLayer(AllToAllLayer):
                 f"{tuple(weights_TK.shape)}, for {num_tokens} tokens they must be {wanted}"
             )
         self.training = self.experts.module.training
-        return self.run(x, _given(x, experts_TK, weights_TK), problem)
+        return self.run(x, _given(x, experts_TK, weights_TK), problem, shared)
 
 
 def _given(

@@ -114,13 +114,18 @@ class _Stage:
         self._now = span.end_seconds
 
     def end_phase(self, now: float) -> None:
-        """End the phase: what follows is dense computation."""
-        self.is_over, self._now = True, now if self._now is None else min(now, self._now)
+        """End the phase: what follows is dense computation.
+
+        Where shared experts have made gradients beside the last combine, the rest of that was a
+        wait, which is the phase's own.
+        """
+        self.is_over = True
+        self._now = now if self._now is None or self._parts else min(now, self._now)
 
     def pass_time(self, now: float, num_bytes: int = 0) -> None:
         """Add dense computation until now, which has made gradients of so many bytes."""
         seconds = 0.0 if self._now is None else max(0.0, now - self._now)
-        self._now = now
+        self._now = now if self._now is None else max(now, self._now)
         if self._parts and self._parts[-1].made_bytes < _PART_BYTES:
             last = self._parts.pop()
             seconds, num_bytes = seconds + last.seconds, num_bytes + last.made_bytes

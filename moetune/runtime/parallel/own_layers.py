@@ -62,7 +62,7 @@ def equal_values(model: nn.Module, ranks: ParallelGroups, world: Communicator) -
 def spread_experts(model: nn.Module, ranks: ParallelGroups, kept: Iterable[nn.Module]) -> None:
     """Replace the layers of experts by ones over the ranks of the layout; a collective.
 
-    Their gates stay the modules that they are, and experts keep their values.
+    Their gates and shared experts stay the modules that they are, and experts keep their values.
 
     Args:
         kept: the blocks of this rank: other layers are not replaced.
@@ -121,7 +121,7 @@ def _spread(layer: MoELayer, ranks: ParallelGroups) -> ExpertLayer:
         new.requires_grad_(old.requires_grad)
     if not weight.is_meta:
         give_memory(spread.experts, weight.device)
-    spread.gate.weight = layer.gate.weight
+    spread.gate.weight, spread.shared_experts = layer.gate.weight, layer.shared_experts
     return spread
 
 

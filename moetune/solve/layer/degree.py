@@ -67,6 +67,39 @@ def makespan(
     return link + device + (1 - comm_speed - comp_speed) * overlap
 
 
+def makespan_beside(
+    *,
+    degree: int,
+    transfer_seconds: float,
+    compute_seconds: float,
+    beside_seconds: float,
+    comm_speed: float = 1.0,
+    comp_speed: float = 1.0,
+) -> float:
+    """Return the time of a phase that computes something else before its experts, or behind them.
+
+        T(r) = 2·r·t_d + r·t_e + t_s + (1 − μ − σ)·O
+        O    = min((2·r − 2)·a + min(a, s), r·b + s, r·a + (r − 1)·b),  s = t_s/σ
+
+    Forward it begins with D₁, backward it follows the last experts, beside C_r: one is the other,
+    read from its end. Either the device never waits and the link does, once; or the link never
+    idles; or, where it is long, the link waits for it between the dispatches, which it hides, and
+    the combines, which all experts but the first hide. It equals the simulation of `timeline`.
+
+    Args:
+        degree, transfer_seconds, compute_seconds, comm_speed, comp_speed: as of `makespan`, whose
+            chunks are dispatched first.
+        beside_seconds: t_s of what neither needs the experts' results nor they its own.
+    """
+    a, b = transfer_seconds / comm_speed, compute_seconds / comp_speed
+    beside = beside_seconds / comp_speed
+    overlap = min(
+        (2 * degree - 2) * a + min(a, beside), degree * b + beside, degree * a + (degree - 1) * b
+    )
+    work = 2 * degree * transfer_seconds + degree * compute_seconds + beside_seconds
+    return work + (1 - comm_speed - comp_speed) * overlap
+
+
 def tensor_parallel_makespan(
     *,
     degree: int,

@@ -39,7 +39,7 @@ class BlockPrices:
     Args:
         repeats_activations: whether experts compute their activation again in every backward pass
             (`KeptByExperts.activations`), which is then a part of that pass.
-        shards_are_experts: as in `Target`.
+        shards_are_experts, shared_beside: as in `Target`.
     """
 
     job: TrainingJob
@@ -47,6 +47,7 @@ class BlockPrices:
     device: DevicePrices
     repeats_activations: bool = False
     shards_are_experts: bool = False
+    shared_beside: bool = False
 
     @property
     def decoder(self) -> Decoder:
@@ -252,6 +253,12 @@ class BlockPrices:
         rows = self._rows(part) / degree
         computed = self._experts(part, rows) + self._expert_activation(part, rows)
         return computed, self._exchange(part, self.own_tokens / degree)
+
+    def beside(self, part: RoutedExperts) -> Passes:
+        """Return what runs beside the exchanges of experts in one chunk, too: shared experts."""
+        if part.shared is None or not self.shared_beside or self.layout.tp > 1:
+            return NO_TIME
+        return self._ffn(part.shared, self.tokens, self.layout.tp)
 
     def _rows(self, part: RoutedExperts) -> float:
         return self.own_tokens * most_rows(part, self.job, self.layout)

@@ -18,8 +18,8 @@ def block_timeline(times: BlockTimes, seconds: BlockSeconds) -> tuple[Timeline, 
     """Return the forward and the backward pass of a block.
 
     Each module is drawn once, in the order of the data, although norms and exchanges come several
-    times in a block. What exchanges hide is drawn beside the experts; a pass is as long as its
-    layout's price says.
+    times in a block. What is hidden of exchanges is drawn beside the experts, and beside shared
+    ones where they hide it; a pass is as long as its layout's price says.
 
     Args:
         seconds: of the same block under a layout, with recomputation, launches and what is hidden.
@@ -28,26 +28,32 @@ def block_timeline(times: BlockTimes, seconds: BlockSeconds) -> tuple[Timeline, 
     forward = _pass(
         {name: one.forward for name, one in times.modules.items()},
         {"launches": FORWARD_OF_BOTH * launches}, _ORDER, seconds.forward,
+        beside="shared_experts" if seconds.beside > 0 else "experts",
     )  # fmt: skip
     backward = _pass(
         {name: one.backward for name, one in times.modules.items()},
         {"recompute": recomputed, "launches": (1 - FORWARD_OF_BOTH) * launches},
         (*reversed(_ORDER),), seconds.backward,
+        beside="shared_experts" if seconds.beside >= seconds.hidden > 0 else "experts",
     )  # fmt: skip
     return forward, backward
 
 
 def _pass(
     modules: Mapping[ModuleName, float], more: Mapping[str, float],
-    order: Sequence[ModuleName], total: float,
+    order: Sequence[ModuleName], total: float, *, beside: ModuleName,
 ) -> Timeline:  # fmt: skip
-    """Return the spans of a pass; exchanges are as much shorter as the pass than its parts."""
+    """Return the spans of a pass; exchanges are as much shorter as the pass than its parts.
+
+    Args:
+        beside: the module with which what is hidden begins.
+    """
     hidden = max(0.0, sum(modules.values()) + sum(more.values()) - total)
     hidden = min(hidden, modules.get("exchange", 0.0))
     spans = [*_spans(modules, more, order, hidden)]
     last = max((one.end_seconds for one in spans), default=0.0)
     if hidden:
-        start = next((one.start_seconds for one in spans if one.name == "experts"), 0.0)
+        start = next((one.start_seconds for one in spans if one.name == beside), 0.0)
         spans.append(Span("exchange", "comm", HIDDEN, start, min(start + hidden, last)))
     return Timeline(spans=tuple(spans), makespan_seconds=last)
 

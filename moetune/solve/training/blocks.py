@@ -8,12 +8,13 @@ from moetune.domain.experts import RoutedExperts
 from moetune.domain.targets import Target
 from moetune.domain.training import Degrees, FoldedLayout, TrainingJob
 from moetune.solve.training.block import BlockPrices
-from moetune.solve.training.block_times import BlockTimes
+from moetune.solve.training.block_times import NO_TIME, BlockTimes
 from moetune.solve.training.chunks import (
     ChunkedBlock,
     ChunkedPasses,
     best_degrees,
     chunked_passes,
+    hidden_beside,
     most_saved,
 )
 from moetune.solve.training.machine import DevicePrices
@@ -62,6 +63,9 @@ class BlockTable:
     _chunks: dict[_Key, tuple[ChunkedPasses | None, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
+    _hidden: dict[_Key, tuple[tuple[float, float], ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def seconds(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
         """Return the seconds of the blocks for one micro-batch."""
@@ -98,8 +102,19 @@ class BlockTable:
     def most_saved(self, layout: FoldedLayout) -> float:
         """Return the seconds of a micro-batch in the whole model that chunks save at most."""
         repeats = repeats_exchange(layout)
-        every = zip(self._counts, self._times_of_kinds(layout), strict=True)
-        return sum(count * most_saved(times, repeats=repeats) for count, times in every)
+        every = zip(
+            self._counts, self._routed, self._times_of_kinds(layout), self._beside(layout),
+            strict=True,
+        )  # fmt: skip
+        prices = self._prices(layout)
+        return sum(
+            count
+            * most_saved(
+                times, repeats=repeats, beside=NO_TIME if part is None else prices.beside(part),
+                hidden=sum(hidden) + (hidden[0] if repeats else 0.0),
+            )
+            for count, part, times, hidden in every
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         decoder = self.job.decoder
@@ -116,24 +131,42 @@ class BlockTable:
     def _whole(self, layout: FoldedLayout) -> list[BlockSeconds]:
         hidden = self.target.overlap_hidden * hidden_share(layout, self.device.machine.device)
         return [
-            block_seconds(times, layout, device=device, slack=slack, overlap_hidden=hidden)
-            for times, device, slack in self._on_device(layout)
+            block_seconds(
+                times, layout, device=device, slack=slack, overlap_hidden=hidden, beside=beside
+            )
+            for (times, device, slack), beside in zip(
+                self._on_device(layout), self._beside(layout), strict=True
+            )
         ]
 
     def _in_chunks(self, layout: FoldedLayout) -> list[BlockSeconds]:
         degree, found = self.degree(layout), []
-        for (times, device, slack), chunked in zip(
-            self._on_device(layout), self._chunked(layout), strict=True
+        for (times, device, slack), chunked, beside in zip(
+            self._on_device(layout), self._chunked(layout), self._beside(layout), strict=True
         ):
             left, saved = slack, (0.0, 0.0)
             if chunked is not None and degree is not None:
                 left, saved = slack - chunked.launches(degree), chunked.saved(degree)
-            found.append(block_seconds(times, layout, device=device, slack=left, saved=saved))
+            found.append(
+                block_seconds(times, layout, device=device, slack=left, saved=saved, beside=beside)
+            )
+        return found
+
+    def _beside(self, layout: FoldedLayout) -> tuple[tuple[float, float], ...]:
+        """Return what each kind's shared experts hide in one chunk, of both passes."""
+        if not self.target.shared_beside:
+            return ((0.0, 0.0),) * len(self._routed)
+        prices = self._prices(layout)
+        key = _of_exchange(prices)
+        found = self._hidden.get(key)
+        if found is None:
+            known = {part: hidden_beside(prices, part) for part in {*self._routed}}
+            found = self._hidden[key] = tuple(known[part] for part in self._routed)
         return found
 
     def _chunked(self, layout: FoldedLayout) -> tuple[ChunkedBlock | None, ...]:
         prices = self._prices(layout)
-        key = prices.own_tokens, layout.ep, layout.etp, layout.dispatcher, layout.sms
+        key = _of_exchange(prices)
         found = self._chunks.get(key)
         if found is None:
             known = {part: chunked_passes(prices, part) for part in {*self._routed}}
@@ -151,6 +184,7 @@ class BlockTable:
             device=self.device,
             repeats_activations=not self.target.kept_by_experts.activations,
             shards_are_experts=self.target.shards_are_experts,
+            shared_beside=self.target.shared_beside,
         )
 
     def _together(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
@@ -193,6 +227,12 @@ class BlockTable:
                 host_seconds(kind, layout, self.target, self.job.dtype) for kind in self._kinds
             )
         return found
+
+
+def _of_exchange(prices: BlockPrices) -> _Key:
+    """Return what exchanges, and what is computed beside them, depend on."""
+    layout = prices.layout
+    return prices.own_tokens, layout.tp, layout.ep, layout.etp, layout.dispatcher, layout.sms
 
 
 def _shape(layout: FoldedLayout) -> _Key:

@@ -3,7 +3,8 @@
 A pass of r equal chunks takes the makespan of the layer's solver (`solve.layer.degree`): the
 exchanges of one chunk run while the experts compute another. What a chunk takes comes from the
 same prices as a whole pass. All layers share a plan book, and so one degree forward and one
-backward; memory is that of whole passes, whose rows are kept whatever the chunks.
+backward; memory is that of whole passes, whose rows are kept whatever the chunks. Shared experts
+that run beside the exchanges are a part of a pass, in one chunk as in several.
 
 Source: PipeMoE Eq. 9-12, with the corrections of `solve.layer.degree`.
 """
@@ -11,14 +12,15 @@ Source: PipeMoE Eq. 9-12, with the corrections of `solve.layer.degree`.
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.training import Degrees
-from moetune.solve.layer.degree import TIE, makespan
+from moetune.solve.layer.degree import TIE, makespan, makespan_beside
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import BlockPrices
-from moetune.solve.training.block_times import BlockTimes
+from moetune.solve.training.block_times import NO_TIME, BlockTimes, Passes
 from moetune.solve.training.passes import FORWARD_OF_BOTH, LAUNCH_SECONDS
 
 MOST_CHUNKS = 16
@@ -101,34 +103,65 @@ def chunked_passes(prices: BlockPrices, part: RoutedExperts | None) -> ChunkedPa
     """Return the passes of a layer in up to 16 chunks; None where no tokens are exchanged."""
     if part is None or not prices.exchanges:
         return None
-    chunks = [prices.chunk(part, degree) for degree in range(1, MOST_CHUNKS + 1)]
-    gemms = part.num_gemms
-    forward = [(computed.forward, sent.forward) for computed, sent in chunks]
-    backward = [(computed.backward, sent.grad_input) for computed, sent in chunks]
+    (forward, backward), gemms = _passes(prices, part, MOST_CHUNKS), part.num_gemms
     return ChunkedPasses(
-        forward=ChunkedPass(seconds=_makespans(prices, part, forward), kernels=gemms + 3),
-        backward=ChunkedPass(seconds=_makespans(prices, part, backward), kernels=2 * gemms + 3),
+        forward=ChunkedPass(seconds=forward.seconds, kernels=gemms + 3),
+        backward=ChunkedPass(seconds=backward.seconds, kernels=2 * gemms + 3),
     )
 
 
-def most_saved(times: BlockTimes, *, repeats: bool) -> float:
+def hidden_beside(prices: BlockPrices, part: RoutedExperts | None) -> tuple[float, float]:
+    """Return the seconds by which shared experts shorten both passes in one chunk."""
+    if part is None or not prices.exchanges or not prices.beside(part).forward:
+        return 0.0, 0.0
+    forward, backward = _passes(prices, part, 1)
+    return forward.work - forward.seconds[0], backward.work - backward.seconds[0]
+
+
+class _Pass(NamedTuple):
+    """A pass in 1, 2, … chunks, and all of its work in one, with nothing hidden."""
+
+    seconds: tuple[float, ...]
+    work: float
+
+
+def _passes(prices: BlockPrices, part: RoutedExperts, most: int) -> tuple[_Pass, _Pass]:
+    """Return the forward and the backward pass in up to so many chunks."""
+    chunks = [prices.chunk(part, degree) for degree in range(1, most + 1)]
+    beside = prices.beside(part)
+    forward = [(computed.forward, sent.forward) for computed, sent in chunks]
+    backward = [(computed.backward, sent.grad_input) for computed, sent in chunks]
+    return (
+        _Pass(_makespans(prices, part, forward, beside.forward), sum(forward[0]) + beside.forward),
+        _Pass(
+            _makespans(prices, part, backward, beside.backward), sum(backward[0]) + beside.backward
+        ),
+    )
+
+
+def most_saved(
+    times: BlockTimes, *, repeats: bool, beside: Passes = NO_TIME, hidden: float = 0.0
+) -> float:
     """Return the seconds that chunks of a block's exchanges save at most.
 
         x + e − T(r) ≤ min(e, x − x/r)
 
     of a pass with x seconds of exchanges and e of experts: in r chunks neither has less to do, and
-    the first dispatch and the last combine have no experts beside them (`makespan`).
+    the first dispatch and the last combine have no experts beside them (`makespan`). Shared experts
+    are beside one of the two: x − x/(2·r).
 
     Args:
         times: of the block, in one chunk.
         repeats: as in `ChunkedBlock`.
+        beside: what runs beside the exchanges in one chunk, too.
+        hidden: what that hides in one chunk, which chunks do not save.
     """
     sent = times.passes("exchange")
-    computed = times.passes("experts") + times.passes("moe_act")
-    share = 1 - 1 / MOST_CHUNKS
+    computed = times.passes("experts") + times.passes("moe_act") + beside
+    share = 1 - 1 / MOST_CHUNKS / (2 if beside.forward else 1)
     forward = min(computed.forward, share * sent.forward)
     backward = min(computed.backward, share * sent.grad_input)
-    return (2 if repeats else 1) * forward + backward
+    return (2 if repeats else 1) * forward + backward - hidden
 
 
 def best_degrees(
@@ -156,9 +189,12 @@ def best_degrees(
 
 
 def _makespans(
-    prices: BlockPrices, part: RoutedExperts, chunks: Sequence[tuple[float, float]]
+    prices: BlockPrices, part: RoutedExperts, chunks: Sequence[tuple[float, float]], beside: float
 ) -> tuple[float, ...]:
     """Return the seconds of a pass in 1, 2, … chunks, of which each has (experts, exchanges).
+
+    Args:
+        beside: of shared experts.
 
     Chunks take no less in all than the whole: points of a curve may say so, kernels do not.
     """
@@ -170,7 +206,8 @@ def _makespans(
         speeds = prices.device.costs.overlap_speeds(
             exchange_bytes=num_bytes / degree, exchange_seconds=transfer
         )
-        seconds = makespan(
+        price = partial(makespan_beside, beside_seconds=beside) if beside else makespan
+        seconds = price(
             degree=degree, transfer_seconds=transfer,
             compute_seconds=max(experts, whole_experts / degree),
             comm_speed=speeds.comm, comp_speed=speeds.comp,

@@ -45,6 +45,7 @@ class BlockSeconds(NamedTuple):
         recomputed: of the backward pass, what is computed and exchanged again.
         launches: that the device waits for.
         hidden: of the exchanges.
+        beside: of these, what shared experts hide in one chunk.
     """
 
     forward: float
@@ -54,6 +55,7 @@ class BlockSeconds(NamedTuple):
     recomputed: float
     launches: float
     hidden: float
+    beside: float = 0.0
 
     @property
     def both(self) -> float:
@@ -130,6 +132,7 @@ def block_seconds(
     device: DevicePasses,
     slack: float,
     saved: tuple[float, float] = (0.0, 0.0),
+    beside: tuple[float, float] = (0.0, 0.0),
     overlap_hidden: float = 0.0,
 ) -> BlockSeconds:
     """Return a block's passes, with what is recomputed, and exchanges hidden where they are.
@@ -141,6 +144,7 @@ def block_seconds(
         device: its passes on the device.
         slack: by how long they are longer than the host, launches of chunks counted.
         saved: by chunks, of the forward and the backward pass.
+        beside: by shared experts in one chunk, of both passes; `saved` is beyond it.
         overlap_hidden: share that another micro-batch's computation hides (`Target`).
     """
     forward, backward, again = device
@@ -148,9 +152,13 @@ def block_seconds(
     exchanges = exchange.forward * (2 if repeats else 1)
     waiting = max(0.0, -slack)
     if layout.overlap == "batch":
-        beside = forward + backward + waiting
-        share = overlap_hidden * min(beside, exchange.forward + exchanges) / 2
+        others = forward + backward + waiting
+        share = overlap_hidden * min(others, exchange.forward + exchanges) / 2
         saved = share, share
+    if any(beside):
+        again_beside = beside[0] if repeats else 0.0
+        beside = beside[0], beside[1] + again_beside
+        saved = saved[0] + beside[0], saved[1] + beside[1]
     repeated = saved[0] if repeats else 0.0
     return BlockSeconds(
         forward=forward + exchange.forward - saved[0] + FORWARD_OF_BOTH * waiting,
@@ -160,6 +168,7 @@ def block_seconds(
         recomputed=again + exchanges - exchange.grad_input - repeated if again else 0.0,
         launches=waiting,
         hidden=sum(saved) - repeated,
+        beside=sum(beside) - (beside[0] if repeats else 0.0),
     )
 
 

@@ -35,10 +35,12 @@ class StepSeconds:
     Args:
         parts: seconds on the slowest pipeline rank by name, all micro-batches; they add up to
             `seconds`.
+        beside: seconds of exchanges on that rank that shared experts hide in one chunk.
     """
 
     seconds: float
     parts: Mapping[str, float]
+    beside: float = 0.0
 
 
 _Key = tuple[object, ...]
@@ -87,8 +89,12 @@ class StepPrices:
         waits = seconds - pipeline.num_micro_batches * busiest
         # Without a pipeline both are one sum, but of floats in another order.
         parts["bubble and sends"] = waits if waits > _ROUNDING * seconds else 0.0
+        blocks = self.blocks.seconds(layout)
+        counts = block_counts(slowest, len(blocks))
+        beside = sum(count * one.beside for count, one in zip(counts, blocks, strict=True))
         return StepSeconds(
-            seconds=seconds + sum(rest.values()), parts=parts | rest
+            seconds=seconds + sum(rest.values()), parts=parts | rest,
+            beside=pipeline.num_micro_batches * beside,
         )  # fmt: skip
 
     def least(self, layout: FoldedLayout) -> float:

@@ -49,6 +49,9 @@ class TrainingExplanation:
             "profile_quality": encode(self.plan.profile_quality),
             "kinds": self.kinds,
             "saved_by_overlap_seconds": self.best.predicted.saved_by_overlap_seconds,
+            "hidden_by_shared_experts_seconds": (
+                self.best.predicted.hidden_by_shared_experts_seconds
+            ),
             "model_tflops_per_device": self.best.predicted.model_tflops_per_device,
             "mfu": self.best.predicted.mfu,
             "parts": dict(self.best.predicted.parts),
@@ -105,6 +108,7 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
         paragraphs=(
             f"{span} a step, {speed}: {kinds}. Most of it: {longest}.",
             *_saved(best),
+            *_beside(best),
             how_sure_of_layout(sure),
         ),
         tables=(time_table(best),),
@@ -148,6 +152,16 @@ def _saved(best: TrainingAnswer) -> Iterator[str]:
     without = Cell.seconds(step + saved).text
     share = percent(saved / (step + saved))
     yield f"{words}: that saves {Cell.seconds(saved).text}, {share} of the {without} without it."
+
+
+def _beside(best: TrainingAnswer) -> Iterator[str]:
+    """Yield what shared experts hide."""
+    hidden = best.predicted.hidden_by_shared_experts_seconds
+    if hidden > 0:
+        yield (
+            "Shared experts run beside a layer's first dispatch, backward beside its last combine: "
+            f"that hides {Cell.seconds(hidden).text} of exchanges."
+        )
 
 
 def _others(found: TrainingExplanation) -> Table:

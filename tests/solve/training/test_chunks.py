@@ -114,7 +114,21 @@ def test_no_degree_is_faster_than_the_chosen_one_and_none_slower_than_no_overlap
         one: prices.step(replace(layout, degree=Degrees(forward=one, backward=one))).seconds
         for one in range(1, MOST_CHUNKS + 1)
     }
-    assert chosen.seconds == steps[degree.forward] == pytest.approx(min(steps.values()), rel=1e-9)
+    alone = prices.blocks.seconds(replace(layout, overlap="none"))
+    allowed = [
+        one
+        for one in steps
+        if all(
+            found.forward <= own.forward * (1 + 1e-12)
+            and found.backward <= own.backward * (1 + 1e-12)
+            for found, own in zip(
+                prices.blocks.seconds(replace(layout, degree=Degrees(forward=one, backward=one))),
+                alone, strict=True,
+            )
+        )
+    ]  # fmt: skip
+    best = min(steps[one] for one in allowed)
+    assert chosen.seconds == steps[degree.forward] == pytest.approx(best, rel=1e-9)
     assert steps[1] == pytest.approx(plain.seconds, rel=1e-12)
     exchanges = plain.parts["exchange"] * (1.5 if recompute else 1.0)
     assert plain.seconds - exchanges <= chosen.seconds <= plain.seconds
@@ -138,9 +152,9 @@ def test_no_degree_saves_more_than_the_most(
 
 
 def test_a_pipeline_is_no_slower_with_chunks() -> None:
-    prices = prices_of("deepseek-v3")
+    prices = prices_of("deepseek-v3", H800)
     for pp in (2, 4):
-        layout = replace(CHUNKED, dp=64 // pp, pp=pp)
+        layout = replace(CHUNKED, dp=64 // pp, pp=pp, ep=16)
         plain = replace(layout, overlap="none")
         assert prices.step(layout).seconds < prices.step(plain).seconds
         least = prices.least(layout)

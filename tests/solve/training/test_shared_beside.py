@@ -1,0 +1,213 @@
+"""Shared experts beside the exchanges of a training step: against simulated events."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference
+from moetune.domain.samples import ResourceClass
+from moetune.domain.targets import TARGETS, find_target
+from moetune.domain.training import Degrees, FoldedLayout, Overlap, Recompute
+from moetune.fit.costs import costs_of
+from moetune.solve.layer.degree import makespan, makespan_beside
+from moetune.solve.layer.timeline import COMPUTE, Task, pipeline_tasks, simulate
+from moetune.solve.training.block import BlockPrices
+from moetune.solve.training.block_timeline import HIDDEN, block_timeline
+from moetune.solve.training.block_times import BlockTimes, Passes
+from moetune.solve.training.chunks import (
+    MOST_CHUNKS,
+    chunked_passes,
+    hidden_beside,
+    most_saved,
+)
+from moetune.solve.training.machine import DevicePrices
+from moetune.solve.training.step import StepPrices
+from tests.solve.training.test_chunks import DISTURBED, H100, H800, prices_of
+
+EXCHANGED = FoldedLayout(dp=64, ep=8)
+ALONE = Interference()
+
+
+def simulated(
+    degree: int, transfer: float, compute: float, beside: float, interference: Interference
+) -> tuple[float, float]:
+    """Return when a pass ends that computes something before its experts, and one behind them."""
+    tasks = pipeline_tasks(
+        dispatch_seconds=[transfer] * degree, combine_seconds=[transfer] * degree,
+        compute_seconds=[compute] * degree, order="dispatch_first",
+    )  # fmt: skip
+    shared = Task("shared experts", "comp", COMPUTE, beside)
+    first, last = (
+        simulate(each, interference=interference).makespan_seconds
+        for each in ([shared, *tasks], [*tasks, shared])
+    )
+    return first, last
+
+
+@pytest.mark.parametrize("interference", [ALONE, DISTURBED], ids=["alone", "disturbed"])
+def test_a_pass_with_shared_experts_ends_when_its_simulated_events_do(
+    interference: Interference,
+) -> None:
+    among: frozenset[ResourceClass] = frozenset({"comm", "comp"})
+    mu, sigma = interference.speed("comm", among), interference.speed("comp", among)
+    grid = itertools.product((1, 2, 3, 7), (0.3, 1.0, 2.5), (0.2, 1.0, 4.0), (0.1, 0.9, 3.0, 40.0))
+    for degree, transfer, compute, beside in grid:
+        found = makespan_beside(
+            degree=degree, transfer_seconds=transfer, compute_seconds=compute,
+            beside_seconds=beside, comm_speed=mu, comp_speed=sigma,
+        )  # fmt: skip
+        both = simulated(degree, transfer, compute, beside, interference)
+        assert both == pytest.approx((found, found))
+        without = makespan_beside(
+            degree=degree, transfer_seconds=transfer, compute_seconds=compute,
+            beside_seconds=0.0, comm_speed=mu, comp_speed=sigma,
+        )  # fmt: skip
+        assert without == pytest.approx(
+            makespan(
+                degree=degree, transfer_seconds=transfer, compute_seconds=compute,
+                comm_speed=mu, comp_speed=sigma,
+            )
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("interference", [ALONE, DISTURBED], ids=["alone", "disturbed"])
+def test_passes_of_a_model_end_when_their_simulated_events_do(interference: Interference) -> None:
+    job = prices_of("deepseek-v3").job
+    costs = costs_of(replace(H100, interference=interference), allow_modelled=True)
+    prices = BlockPrices(
+        job=job, layout=EXCHANGED, device=DevicePrices(costs=costs, machine=H100.machine),
+        shared_beside=True,
+    )  # fmt: skip
+    part = job.decoder.blocks[-1].routed
+    assert part is not None
+    assert part.shared is not None
+    shared = prices.expert_times(part).passes("shared_experts")
+    found = chunked_passes(prices, part)
+    assert found is not None
+    whole, sent = prices.chunk(part, 1)
+    for degree in (1, 2, 5, MOST_CHUNKS):
+        experts, exchange = prices.chunk(part, degree)
+        for place, chunked, compute, most, both, all_of_both, beside in (
+            (0, found.forward, experts.forward, whole.forward, exchange.forward, sent.forward,
+             shared.forward),
+            (1, found.backward, experts.backward, whole.backward, exchange.grad_input,
+             sent.grad_input, shared.backward),
+        ):  # fmt: skip
+            transfer, each = max(both, all_of_both / degree) / 2, max(compute, most / degree)
+            wanted = simulated(degree, transfer, each, beside, interference)[place]
+            assert chunked.seconds[degree - 1] == pytest.approx(wanted)
+    work = (
+        whole.forward + sent.forward + shared.forward,
+        whole.backward + sent.grad_input + shared.backward,
+    )
+    one_chunk = found.forward.seconds[0], found.backward.seconds[0]
+    hidden = [one - other for one, other in zip(work, one_chunk, strict=True)]
+    assert hidden_beside(prices, part) == pytest.approx(hidden)
+    assert min(hidden) > 0
+
+
+def without(prices: StepPrices) -> StepPrices:
+    """Return the prices of a runtime that runs shared experts before the exchanges."""
+    target = replace(prices.target, shared_beside=False)
+    return StepPrices(job=prices.job, device=prices.device, stages=prices.stages, target=target)
+
+
+@pytest.mark.parametrize("recompute", [(), ("moe",), ("full",)])
+@pytest.mark.parametrize("overlap", ["none", "chunks"])
+def test_a_step_is_shorter_by_what_shared_experts_hide(
+    overlap: Overlap, recompute: tuple[Recompute, ...]
+) -> None:
+    prices = prices_of("deepseek-v3", H800)
+    for ep, pp in ((8, 1), (32, 1), (16, 2)):
+        layout = replace(
+            EXCHANGED, ep=ep, dp=64 // pp, pp=pp, recompute=recompute, overlap=overlap,
+            degree=Degrees(forward=1, backward=1) if overlap == "chunks" else None,
+        )  # fmt: skip
+        before, found = without(prices).step(layout), prices.step(layout)
+        assert before.beside == 0 < found.beside
+        assert sum(found.parts.values()) == pytest.approx(found.seconds)
+        hidden = before.parts["exchange"] + before.parts.get("recompute", 0.0)
+        exposed = found.parts["exchange"] + found.parts.get("recompute", 0.0)
+        repeats = 1.5 if recompute else 1.0  # forward is computed and hidden twice
+        assert found.beside <= hidden - exposed + 1e-12 <= repeats * found.beside * (1 + 1e-9)
+        others = {"exchange", "recompute", "bubble and sends"}
+        for name in before.parts.keys() - others:
+            assert found.parts[name] == before.parts[name], name
+        if pp == 1:
+            assert before.seconds - found.seconds == pytest.approx(hidden - exposed)
+
+
+def test_chunks_gain_less_beside_shared_experts_and_are_never_slower() -> None:
+    prices = prices_of("deepseek-v3", H800)
+    for ep in (8, 16, 64):
+        plain = replace(EXCHANGED, ep=ep)
+        cut = replace(plain, overlap="chunks")
+        step = prices.step(cut)
+        assert step.seconds <= prices.step(plain).seconds
+        assert step.seconds <= without(prices).step(cut).seconds
+        assert step.beside == prices.step(plain).beside
+
+
+def test_only_exchanges_of_moetunes_own_layer_are_hidden_and_no_cut_shared_experts() -> None:
+    prices = prices_of("deepseek-v3")
+    for layout in (
+        replace(EXCHANGED, ep=1), replace(EXCHANGED, dp=32, tp=2), FoldedLayout(dp=64, ep=1),
+    ):  # fmt: skip
+        assert prices.step(layout) == without(prices).step(layout)
+    dense = prices_of("qwen3-30b-a3b")  # has no shared experts
+    assert dense.step(EXCHANGED) == without(dense).step(EXCHANGED)
+    assert [name for name in TARGETS if find_target(name).shared_beside] == ["moetune"]
+
+
+def test_a_block_draws_what_its_shared_experts_hide_beside_them() -> None:
+    ways: tuple[tuple[Overlap, Degrees | None], ...] = (
+        ("none", None), ("chunks", Degrees(forward=2, backward=3)),
+    )  # fmt: skip
+    for overlap, degree in ways:
+        layout = replace(EXCHANGED, ep=32, overlap=overlap, degree=degree)
+        blocks = prices_of("deepseek-v3", H800).blocks
+        times, seconds = blocks.times(layout)[-1], blocks.seconds(layout)[-1]
+        for timeline, length in zip(
+            block_timeline(times, seconds), (seconds.forward, seconds.backward), strict=True
+        ):
+            assert timeline.makespan_seconds == pytest.approx(length)
+        forward, backward = (
+            {one.name: one.start_seconds for one in timeline.spans if one.stream != HIDDEN}
+            for timeline in block_timeline(times, seconds)
+        )
+        hidden = [
+            next(one.start_seconds for one in timeline.spans if one.stream == HIDDEN)
+            for timeline in block_timeline(times, seconds)
+        ]
+        last = backward["shared_experts" if overlap == "none" else "experts"]
+        assert hidden == [forward["shared_experts"], last]
+
+
+def test_the_bound_of_what_chunks_save_holds_where_both_kinds_of_experts_are_long() -> None:
+    long, sent = Passes(100.0, 100.0, 100.0), Passes(1.0, 1.0)
+    times = BlockTimes.of([("experts", long), ("shared_experts", long), ("exchange", sent)])
+    both = [
+        makespan_beside(
+            degree=degree, transfer_seconds=0.5 / degree, compute_seconds=each / degree,
+            beside_seconds=each,
+        )
+        for degree in (1, MOST_CHUNKS)
+        for each in (long.forward, long.backward)
+    ]  # fmt: skip
+    hidden = 201.0 - both[0] + 401.0 - both[1]
+    saved = both[0] + both[1] - both[2] - both[3]
+    most = most_saved(times, repeats=False, beside=long, hidden=hidden)
+    assert saved == pytest.approx(most)
+    again = most_saved(times, repeats=True, beside=long, hidden=hidden + 201.0 - both[0])
+    assert again == pytest.approx(most + both[0] - both[2])
+
+
+def test_interference_can_make_hiding_longer_than_waiting() -> None:
+    slow = Interference(comp=CompSpeed(comm=0.4), comm=CommSpeed(comp=0.4))
+    found = makespan_beside(
+        degree=1, transfer_seconds=1.0, compute_seconds=1.0, beside_seconds=1.0,
+        comm_speed=0.4, comp_speed=0.4,
+    )  # fmt: skip
+    assert (found, found) == pytest.approx(simulated(1, 1.0, 1.0, 1.0, slow))
+    assert found > 4.0
