@@ -1,15 +1,18 @@
 """Blocks of transformers whose shared experts run while the rows of the routed ones travel.
 
 A block calls its shared experts before or behind its experts. Here it gives them to the layer,
-which runs them in between: the same modules, with the same numbers. A block is taken whose class
-computes what is written here, statement by statement; any other keeps its own order.
+which runs them in between: the same modules, with the same numbers. A block is taken whose class's
+own statements were compared with what is written here, which is known by their digest; any other
+keeps its own order.
 """
 
 import ast
+import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,30 +22,6 @@ from torch.nn import functional
 from moetune.runtime.plans.book import warn_on_first
 
 BlockForward = Callable[[Any, torch.Tensor], torch.Tensor]
-_SUM = """
-residuals = hidden_states
-orig_shape = hidden_states.shape
-_, topk_weights, topk_indices = self.gate(hidden_states)
-hidden_states = hidden_states.view(-1, hidden_states.shape[-1])
-hidden_states = self.experts(hidden_states, topk_indices, topk_weights).view(*orig_shape)
-hidden_states = hidden_states + self.shared_experts(residuals)
-return hidden_states
-"""
-"""DeepSeek-V2 and V3, GLM-4-MoE."""
-_GATED = """
-batch_size, sequence_length, hidden_dim = hidden_states.shape
-hidden_states_reshaped = hidden_states.view(-1, hidden_dim)
-shared_expert_output = self.shared_expert(hidden_states_reshaped)
-_, routing_weights, selected_experts = self.gate(hidden_states_reshaped)
-expert_output = self.experts(hidden_states_reshaped, selected_experts, routing_weights)
-shared_expert_output = (
-    F.sigmoid(self.shared_expert_gate(hidden_states_reshaped)) * shared_expert_output
-)
-expert_output = expert_output + shared_expert_output
-expert_output = expert_output.reshape(batch_size, sequence_length, hidden_dim)
-return expert_output
-"""
-"""Qwen2-MoE and Qwen3-Next."""
 
 
 def add_shared(block: Any, hidden_states: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - a module of transformers
@@ -75,7 +54,11 @@ def add_gated(block: Any, hidden_states: torch.Tensor) -> torch.Tensor:  # noqa:
     return y_TD.reshape(hidden_states.shape)
 
 
-_KNOWN: tuple[tuple[str, BlockForward], ...] = ((_SUM, add_shared), (_GATED, add_gated))
+_KNOWN: Mapping[str, BlockForward] = MappingProxyType({
+    "d0c879166c9d5177": add_shared,  # DeepSeek-V2 and V3, GLM-4-MoE of transformers 5.24
+    "64900aacce01346d": add_gated,  # Qwen2-MoE and Qwen3-Next
+})  # fmt: skip
+"""By the digest of a block's statements."""
 
 
 def run_shared_beside(block: nn.Module, *, rank: int) -> None:
@@ -87,11 +70,10 @@ def run_shared_beside(block: nn.Module, *, rank: int) -> None:
     children = {name for name, _ in block.named_children()}
     if not children & {"shared_expert", "shared_experts"}:
         return
-    statements = _statements(block)
-    for text, forward in _KNOWN:
-        if statements == _spelled(ast.parse(text).body):
-            block.forward = partial(forward, block)
-            return
+    forward = _KNOWN.get(_digest(block))
+    if forward is not None:
+        block.forward = partial(forward, block)
+        return
     warn_on_first(
         f"{type(block).__name__} computes in an order of its own: its shared experts are not run "
         "beside the exchanges of its experts. Results are the same.",
@@ -104,8 +86,12 @@ def _own(block: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _statements(block: nn.Module) -> str:
-    """Return what a block's class computes; "" where nobody knows, or another took its place."""
+def _digest(block: nn.Module) -> str:
+    """Return the digest of what a block's class computes, without layout and comments.
+
+    Returns:
+        "" where nobody knows, or another function took its place.
+    """
     forward = type(block).forward
     if "forward" in vars(block) or hasattr(forward, "__wrapped__"):
         return ""
@@ -115,9 +101,5 @@ def _statements(block: nn.Module) -> str:
         return ""
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         return ""
-    return _spelled(function.body)
-
-
-def _spelled(statements: list[ast.stmt]) -> str:
-    """Return statements without layout and comments."""
-    return "\n".join(map(ast.unparse, statements))
+    statements = "\n".join(map(ast.unparse, function.body))
+    return hashlib.sha256(statements.encode()).hexdigest()[:16]
