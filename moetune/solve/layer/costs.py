@@ -121,7 +121,7 @@ class LayerCosts(LayerOperations, ABC):
         """
 
         def compute() -> Estimate:
-            _, each = self.launches(phase) or (None, None)
+            _, each = self._least(phase)
             return at_least(self._compute(phase, rows), each)
 
         return self.kept(("compute", phase, _key(rows)), compute)
@@ -140,8 +140,11 @@ class LayerCosts(LayerOperations, ABC):
 
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return a phase's time outside its pipeline, as `overhead`; 0 where not measured."""
-        once, _ = self.launches(phase) or (None, None)
+        once, _ = self._least(phase)
         return at_least(self._phase_overhead(phase, tokens=tokens), once)
+
+    def _least(self, phase: Phase) -> tuple[Estimate | None, Estimate | None]:
+        return self.kept(("launches", phase), lambda: self.launches(phase) or (None, None))
 
     @abstractmethod
     def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
@@ -283,7 +286,7 @@ class LayerCosts(LayerOperations, ABC):
 
         def halves() -> tuple[Estimate, Estimate]:
             before, behind = self._two_halves(phase, rows, recompute=again)
-            _, each = self.launches(phase) or (None, None)
+            _, each = self._least(phase)
             if each is None:
                 return before, behind
             left = replace(each, seconds=each.seconds - before.seconds)
