@@ -20,7 +20,7 @@ class PlannedTraining:
     """A plan of a training, and what it was made from.
 
     Args:
-        priced: the request as the layouts are priced: with placed experts, where the plan has these.
+        priced: the request as the layouts are priced: with placed experts, where the plan has them.
         layouts: the chosen one, then those that it was compared with.
     """
 
