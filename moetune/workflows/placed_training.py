@@ -8,7 +8,13 @@ from moetune.domain.errors import InputError
 from moetune.domain.model_placement import LayerPlacement, ModelPlacement
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.solve.training.placed_layers import PlacedLayers
-from moetune.solve.training.placement import choice_of, kept, placing
+from moetune.solve.training.placement import (
+    choice_of,
+    kept,
+    natural_words,
+    placing,
+    unplaceable,
+)
 from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.ties import PricedLayout
 from moetune.workflows.training_plan import TrainingRequest
@@ -81,29 +87,37 @@ def solve_placed(
         ProfileError: the profile lacks an operation.
     """
     natural = solve(request)
-    routing, rule = request.job.routing, request.pins.expert_placement
-    if not isinstance(routing, RecordedLayers) or rule == "natural":
+    if not isinstance(request.job.routing, RecordedLayers):
         return natural, None
-    if not request.target.places_experts:
-        return natural, _elsewhere(natural, PlacedLayers.of(routing))
     asked = placed_request(request)
     layers = asked.job.routing
     assert isinstance(layers, PlacedLayers)  # noqa: S101 - of `placed_request`
-    try:
-        placed = solve(asked)
-    except InputError as error:
-        why = f"no layout with these pins places them: {error.what}"
-        return natural, kept(natural.placements(layers), why, natural.seconds)
+    fixed = _fixed(natural, layers)
+    if fixed is not None:
+        return natural, fixed
+    placed, own = solve(asked), natural.placements(layers)
     if placed.seconds is None:
-        why = "no layout that places them fits"
-        return natural, kept(natural.placements(layers), why, natural.seconds)
+        return natural, kept(own, "no layout that places them fits", natural.seconds)
     choice = choice_of(
         placed.placements(layers), natural_step_seconds=natural.seconds,
         placed_step_seconds=placed.seconds,
     )  # fmt: skip
     if choice.is_taken:
         return placed, choice
-    return natural, replace(choice, layers=kept(natural.placements(layers), "", None).layers)
+    return natural, kept(own, choice.why, natural.seconds, placed.seconds)
+
+
+def _fixed(natural: SolvedTraining, layers: PlacedLayers) -> ModelPlacement | None:
+    """Return the natural order where nothing else may be, with the reason."""
+    request = natural.request
+    if request.pins.expert_placement == "natural":
+        why = "as pinned"
+    elif not request.target.places_experts:
+        return _elsewhere(natural, layers)
+    elif not (why := unplaceable(request.pins)):
+        return None
+    own = natural.placements(layers)
+    return kept(own, f"{why}; {natural_words(own)}", natural.seconds)
 
 
 def _elsewhere(natural: SolvedTraining, layers: PlacedLayers) -> ModelPlacement:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from moetune.domain.model_placement import LayerPlacement, ModelPlacement
 from moetune.domain.targets import Target
-from moetune.domain.training import ZeroStage
+from moetune.domain.training import LayoutRequest, ZeroStage
 from moetune.domain.units import format_share
 from moetune.solve.layer.placed import WORTH_PLACING
 
@@ -24,6 +24,21 @@ def placing(target: Target) -> Target:
         target, zero=tuple(one for one in target.zero if one <= _MOST_ZERO),
         zero_with_pp=_MOST_ZERO, largest=MappingProxyType({**target.largest, "etp": 1}),
     )  # fmt: skip
+
+
+def unplaceable(pins: LayoutRequest) -> str:
+    """Return why no layout with these pins places experts; "" where one may."""
+    if pins.zero is not None and pins.zero > _MOST_ZERO:
+        return f"with ZeRO stage {pins.zero} their shards are in the order of the ranks"
+    if pins.etp is not None and pins.etp > 1:
+        return f"with etp {pins.etp} each one's width is cut over ranks"
+    return ""
+
+
+def natural_words(layers: Sequence[LayerPlacement]) -> str:
+    """Return how full the fullest ranks are in the natural order."""
+    mean = fmean(one.natural_skew for one in layers)
+    return f"the fullest ranks have {mean:.2f} × the mean rows, the mean of {len(layers)} layers"
 
 
 def choice_of(
