@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from moetune.runtime.parallel.overlap import BatchOverlap
     from moetune.runtime.parallel.parallel_model import ParallelModel
     from moetune.runtime.parallel.replicate import no_sync, replicate
+    from moetune.runtime.parallel.routing import routing_record
     from moetune.runtime.plans.book import PlanBook
     from moetune.runtime.sharded.model_chunks import model_chunks
     from moetune.runtime.sharded.shard import shard
@@ -104,6 +105,7 @@ __all__ = [
     "prepare_fsdp",
     "register_expert_parallel",
     "replicate",
+    "routing_record",
     "shard",
 ]
 
@@ -138,6 +140,7 @@ _HOMES = {
     "prepare_fsdp": "moetune.runtime.parallel.fsdp",
     "register_expert_parallel": "moetune.adapters.expert_parallel",
     "replicate": "moetune.runtime.parallel.replicate",
+    "routing_record": "moetune.runtime.parallel.routing",
     "shard": "moetune.runtime.sharded.shard",
 }
 _ERRORS = "moetune.domain.errors"

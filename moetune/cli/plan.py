@@ -10,10 +10,11 @@ from moetune.cli.completers import model_names
 from moetune.cli.next_step import how_to_verify
 from moetune.cli.plan_decoder import print_decoder
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
-from moetune.domain.constraints import DISPATCHERS, Order, PlacementRule, Strategy
+from moetune.domain.constraints import DISPATCHERS, Order, Strategy
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.optimizers import OPTIMIZERS
 from moetune.domain.pipeline import SCHEDULES
+from moetune.domain.placement import PlacementRule
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import CUDA_GRAPHS, OVERLAPS, RECOMPUTES
 from moetune.domain.units import parse_bytes, parse_count

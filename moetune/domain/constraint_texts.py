@@ -17,12 +17,12 @@ from moetune.domain.constraints import (
     Dispatcher,
     LayoutPins,
     Order,
-    PlacementRule,
     TransformerSizes,
 )
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
+from moetune.domain.placement import PlacementRule
 from moetune.domain.quantization import Quantization
 from moetune.domain.routing import LayerRouting
 from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range, nearest_or

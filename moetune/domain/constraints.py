@@ -9,6 +9,7 @@ from moetune.domain.errors import InfeasiblePlanError, InputError, check_positiv
 from moetune.domain.layer import PHASES, ExpertParallel, LayerShape, Phase
 from moetune.domain.layout import AXES, Layout
 from moetune.domain.model import Transformer, find_model
+from moetune.domain.placement import PlacementRule
 from moetune.domain.spelling import AS_FLAGS, Spelling
 from moetune.domain.training import Overlap
 
@@ -22,7 +23,6 @@ OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
 """The experts' inputs go to host memory; S2 and S4 send them again (MPipeMoE Table II)."""
 OFFLOADS_MIDDLE: frozenset[Strategy] = frozenset({"S1", "S2"})
 """Pre-activations go to host memory; S3 and S4 compute them again."""
-PlacementRule = Literal["planned", "once", "natural"]
 MAX_DEGREE = 64
 MOE_EVERY = 2
 SIZE_FLAGS: Mapping[str, str] = MappingProxyType(

@@ -1,7 +1,7 @@
 """Feed-forward parts of a decoder's block: dense FFNs, and routed experts with shared ones."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from moetune.domain.amounts import Amounts
@@ -84,6 +84,7 @@ class RoutedExperts:
         shared: the shared experts as one FFN; None without.
         shared_gate: parameters of a gate on the shared experts' output.
         latent_biases: of the projections to the latent width and back, with their norms.
+        record: number of the layer's record, where layers are told apart by their routing.
 
     Raises:
         InputError: a size below 1, more choices than experts, or groups that do not divide them.
@@ -102,6 +103,7 @@ class RoutedExperts:
     num_zero_experts: int = 0
     shared: DenseFfn | None = None
     shared_gate: int = 0
+    record: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_positive(self, "d_model", "num_experts", "top_k", "d_hidden", "latent")

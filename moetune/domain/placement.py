@@ -6,10 +6,12 @@ which its tokens are divided; a place may then be empty.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError
 
+PlacementRule = Literal["planned", "once", "natural"]
 EMPTY = -1
 """In place of the expert of a place that has none."""
 

@@ -1,6 +1,7 @@
 """Record of how a running layer routed its tokens: the experts' loads, and the fullest rank's rows.
 
-`MoELayer.routing_record` makes it while training, and plans read it as `--routing FILE`.
+`MoELayer.routing_record` makes it while training, `moetune.routing_record` one of each layer of a
+model, and plans read them as `--routing FILE`.
 """
 
 import json
@@ -15,6 +16,7 @@ from moetune.domain.placement import replicas_of
 from moetune.domain.routing import ExpertLoads
 
 SCHEMA: Literal["moetune.routing/1"] = "moetune.routing/1"
+MODEL_SCHEMA: Literal["moetune.model-routing/1"] = "moetune.model-routing/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,27 @@ class RoutingRecord:
         return ExpertLoads(name=name, loads=tuple(map(float, self.loads)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRoutingRecord:
+    """Records of all layers of experts of a model, in their order.
+
+    Raises:
+        InputError: there is none.
+    """
+
+    schema: Literal["moetune.model-routing/1"] = MODEL_SCHEMA
+    layers: tuple[RoutingRecord, ...]
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise InputError("a record of a model's routing must have a layer of experts")
+
+    @property
+    def text(self) -> str:
+        """The file's JSON text."""
+        return json.dumps(encode(self), indent=2) + "\n"
+
+
 def record_of(
     rows_SP: Sequence[Sequence[int]], totals_E: Sequence[int], *, top_k: int, num_ranks: int
 ) -> RoutingRecord:
@@ -98,16 +121,19 @@ def record_of(
     )  # fmt: skip
 
 
-def routing_record(text: str, where: str) -> RoutingRecord:
+def routing_record(text: str, where: str) -> RoutingRecord | ModelRoutingRecord:
     """Return the record in a file's text.
 
     Raises:
         InputError: it is no record, or a number in it is out of range.
     """
     try:
-        return decode(RoutingRecord, json.loads(text), where)
+        plain = json.loads(text)
     except ValueError as error:
         raise InputError(f"{where} is not valid JSON: {error}") from None
+    if isinstance(plain, dict) and plain.get("schema") == MODEL_SCHEMA:
+        return decode(ModelRoutingRecord, plain, where)
+    return decode(RoutingRecord, plain, where)
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

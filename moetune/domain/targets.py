@@ -85,6 +85,7 @@ class Target:
         shared_beside: whether shared experts that no tensor parallelism cuts run beside the first
             dispatch of a layer, and their backward pass beside its last combine, whatever the
             overlap.
+        places_experts: whether each layer's experts may be in another order than their own.
     """
 
     name: TargetName
@@ -116,6 +117,7 @@ class Target:
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
     shards_are_experts: bool = False
     shared_beside: bool = False
+    places_experts: bool = False
 
     def exchange_ranks(self, layout: FoldedLayout) -> int:
         """Return the ranks among which a layer's tokens are exchanged."""
@@ -155,7 +157,7 @@ _KNOWN: dict[TargetName, Target] = {
         kept_by_experts=KeptByExperts(
             activations=False, results=True, gradients_wait=True, router_copies=1
         ),
-        splits_recomputed=False, shards_are_experts=True, shared_beside=True,
+        splits_recomputed=False, shards_are_experts=True, shared_beside=True, places_experts=True,
     ),
     "megatron": _MEGATRON,
     "bridge": replace(

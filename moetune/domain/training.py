@@ -5,14 +5,16 @@ dp·cp·tp, and may exceed or cross dp (Megatron-Core's parallel folding).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from math import ceil
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
 from moetune.domain.architecture import Decoder
+from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import check_positive
+from moetune.domain.experts import RoutedExperts
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import (
     Schedule,
@@ -20,7 +22,9 @@ from moetune.domain.pipeline import (
     even_stages,
     usual_schedule,
 )
-from moetune.domain.routing import BALANCED, ExpertLoads
+from moetune.domain.placement import PlacementRule
+from moetune.domain.recorded_layers import RecordedLayers, alike
+from moetune.domain.routing import BALANCED, ExpertLoads, RankSkew
 
 Recompute = Literal[
     "core_attn", "moe_act", "norm", "mla_up_proj", "mlp", "shared_experts", "moe", "full"
@@ -183,7 +187,11 @@ _PUTS = tuple(getattr(FoldedLayout, name).__set__ for name in _NAMES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRequest:
-    """Sizes of a layout that the caller pins; None for what the solver chooses."""
+    """Sizes of a layout that the caller pins; None for what the solver chooses.
+
+    Args:
+        expert_placement: of experts whose layers were recorded.
+    """
 
     cp: int | None = None
     tp: int | None = None
@@ -202,6 +210,7 @@ class LayoutRequest:
     offload_activations: float | None = None
     offload_optimizer: float | None = None
     dispatcher_sms: int | None = None
+    expert_placement: PlacementRule | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         sizes = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "dispatcher_sms")
@@ -217,7 +226,8 @@ class TrainingJob:
         length: tokens of a sequence.
         dtype: of the GEMMs; 8-bit formats keep attention's core, the router and the head in
             bfloat16.
-        routing: of tokens to experts; a step waits for the fullest rank.
+        routing: of tokens to experts, one for all layers or each layer's own; a step waits for the
+            fullest rank.
         optimizer: its name, which says the bytes that it keeps for each parameter.
 
     Raises:
@@ -229,12 +239,25 @@ class TrainingJob:
     global_batch: int
     length: int
     dtype: TrainingDtype = "bfloat16"
-    routing: ExpertLoads = BALANCED
+    routing: ExpertLoads | RecordedLayers = BALANCED
     optimizer: OptimizerName = "adam"
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "global_batch", "length")
-        self.routing.check(self.decoder.layer.num_experts)
+        if isinstance(self.routing, ExpertLoads):
+            self.routing.check(self.decoder.layer.num_experts)
+
+    @property
+    def alike(self) -> "TrainingJob":
+        """The job with layers of a kind alike, each as full as all are on the mean."""
+        return replace(self, decoder=alike(self.decoder))
+
+    def skew(self, part: RoutedExperts, ep: int) -> RankSkew:
+        """Return how full the fullest of ep ranks is in a layer."""
+        if isinstance(self.routing, RecordedLayers):
+            return self.routing.skew(part.record, ep)
+        mean = self.routing.skew(part.num_experts, part.mean_top_k, ep)
+        return RankSkew(mean=mean, p99=mean)
 
     @property
     def tokens(self) -> int:

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from moetune.domain.document import UNLESS_DEFAULT, decode, encode, shown
 from moetune.domain.errors import InputError
+from moetune.domain.model_placement import ModelPlacement
 from moetune.domain.model_plan import Confidence
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import Schedule
@@ -174,6 +175,7 @@ class TrainingDocument:
         trust: the least in any number behind the choice.
         profile_quality: None where the profile says nothing of its errors, and in older plans.
         front: the fastest layout for each memory, least first; empty where not asked for.
+        placement: of experts, by a record of the layers' routing; None without one.
 
     Raises:
         InputError: the id is no digest.
@@ -192,6 +194,7 @@ class TrainingDocument:
     warnings: tuple[str, ...] = ()
     alternatives: tuple[TrainingAnswer, ...] = ()
     front: tuple[TrainingAnswer, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    placement: ModelPlacement | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
@@ -201,6 +204,11 @@ class TrainingDocument:
     def best(self) -> TrainingAnswer:
         """The chosen layout."""
         return TrainingAnswer(layout=self.layout, predicted=self.predicted, memory=self.memory)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether experts are in another order than their own."""
+        return self.placement is not None and self.placement.is_taken
 
     @property
     def is_suspect(self) -> bool:

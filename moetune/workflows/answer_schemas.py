@@ -9,6 +9,7 @@ from moetune.domain.cluster import Machine
 from moetune.domain.json_schema import Keys, ListOf, schema_of_keys
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Model
+from moetune.domain.model_placement import ModelPlacement
 from moetune.domain.model_plan import Confidence
 from moetune.domain.plan import Plan
 from moetune.domain.profile import ProfileQuality
@@ -111,7 +112,7 @@ _PLANS: Mapping[str, tuple[Keys, ...]] = {
             "alternatives": ListOf(Keys({
                 "layout": TrainingLayout, "step_seconds": float, "differences": _Parts,
             })),
-        }),
+        }, optional={"placement": ModelPlacement}),
     ),
     "whatif/1": (Keys({"before": Plan, "after": Plan, "words": _Texts}, optional=_SECTIONS),),
 }  # fmt: skip

@@ -95,7 +95,7 @@ def export_plan(
         target=target,
         hub_name=_hub_name(found.source),
         devices_per_node=_devices_per_node(inputs.profile, stores),
-        warnings=tuple(_warnings(inputs.target, target, fits=plan.fits)),
+        warnings=(*_warnings(inputs.target, target, fits=plan.fits), *_not_placed(plan)),
     )
     return PlanExport(plan_id=planned.plan_id, target=target, export=export_layout(planned))
 
@@ -133,6 +133,14 @@ def _devices_per_node(profile: str, stores: StoreFinder) -> int | None:
         return find_profile(profile, stores=stores).profile.machine.devices_per_node
     except (InputError, ProfileError):
         return None
+
+
+def _not_placed(plan: TrainingDocument) -> Iterator[str]:
+    if plan.is_placed:
+        yield (
+            "The plan places experts by their loads, as moetune.parallelize does and this export "
+            "does not: in their own order the step takes longer."
+        )
 
 
 def _warnings(planned_for: TargetName, target: Target, *, fits: bool) -> Iterator[str]:

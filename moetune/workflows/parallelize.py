@@ -54,7 +54,8 @@ def parallelize(
     - the DeviceMesh, `ranks.mesh`, with dimensions "pp", "dp", "cp" and "tp", and all groups;
     - pipeline stages: each has some blocks, the first what comes before them, the last what comes
       behind; the model's own forward runs in each;
-    - experts, spread over ep ranks of a stage, with the plan's chunks and dispatcher;
+    - experts, spread over ep ranks of a stage, with the plan's chunks and dispatcher, each layer's
+      on the ranks that the plan has placed them on;
     - ZeRO: with stage 1 each replica's optimizer has a part; with stage 3 everything beside the
       experts, and the experts over their replicas, is sharded by FSDP2 (`fully_shard`), block by
       block;
@@ -122,6 +123,7 @@ def parallelize(
     return parallel_model(
         model, ranks, loss_of=loss_of, num_sequences=found.inputs.global_batch // layout.dp,
         length=found.inputs.seq, blocks=listed, balance=balance, seed=seed,
+        placements=_placements(found),
     )  # fmt: skip
 
 
@@ -169,6 +171,13 @@ def _usable_layout(plan: TrainingDocument) -> FoldedLayout:
             f"{name} has blocks of multi-token prediction", "plan for a model without them"
         )
     return layout
+
+
+def _placements(plan: TrainingDocument) -> list[tuple[int, ...]]:
+    """Return the expert of each place of every layer; empty where all are in their own order."""
+    if plan.placement is None or not plan.is_placed:
+        return []
+    return [layer.experts for layer in plan.placement.layers]
 
 
 def _check_model(plan: TrainingDocument, blocks: "nn.ModuleList") -> None:

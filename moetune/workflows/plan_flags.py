@@ -14,13 +14,13 @@ from moetune.domain.constraints import (
     Constraints,
     LayoutPins,
     Order,
-    PlacementRule,
     Strategy,
 )
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.model import find_model
 from moetune.domain.pipeline import SCHEDULES, read_stages
+from moetune.domain.placement import PlacementRule
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.domain.targets import find_target
@@ -47,7 +47,7 @@ T = TypeVar("T", bound=str)
 _OF_LAYERS = (
     "d_model", "d_hidden", "num_experts", "top_k", "activation", "tokens", "batch", "num_layers",
     "num_heads", "vocab", "moe_every", "dp", "expert_parallel", "sequence_parallel", "no_offload",
-    "expert_placement", "memory_taken", "strategy", "forward_degree", "backward_degree",
+    "memory_taken", "strategy", "forward_degree", "backward_degree",
     "max_degree", "min_chunk_tokens", "order", "allow_modelled",
 )  # fmt: skip
 _OF_DECODERS = (
@@ -193,11 +193,12 @@ class PlanFlags:
         target = find_target(self.target or "moetune")
         decoder = find_decoder_model(self.model or "", world_size=ranks or 1).decoder
         assert decoder is not None  # noqa: S101 - only papers' layers have none
+        decoder, routing = read_routing(self.routing, decoder)
         return TrainingRequest(
             job=training_job(
                 decoder, world_size=ranks, global_batch=self.global_batch, length=self.seq,
                 dtype=full_dtype(self.dtype) if self.dtype else None,
-                routing=read_routing(self.routing, top_k=decoder.layer.top_k),
+                routing=routing,
                 optimizer=self.optimizer or target.optimizers[0], profile=profile,
             ),
             pins=self._training_pins(),
@@ -256,6 +257,7 @@ class PlanFlags:
             cuda_graphs=_one_of("--cuda-graphs", self.cuda_graphs, CUDA_GRAPHS),
             offload_activations=self.offload_activations,
             offload_optimizer=self.offload_optimizer,
+            expert_placement=self.expert_placement,
             zero=cast("ZeroStage | None", self.zero),
             schedule=_one_of("--schedule", self.schedule, SCHEDULES),
             stages=None if self.stages is None else read_stages(self.stages),

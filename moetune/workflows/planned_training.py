@@ -8,6 +8,7 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
 from moetune.workflows.models import find_decoder_model
+from moetune.workflows.placed_training import placed_request
 from moetune.workflows.routing_files import read_routing
 from moetune.workflows.training_files import MAKE_ONE, folded_layout
 from moetune.workflows.training_plan import TrainingPlan, TrainingRequest
@@ -19,11 +20,13 @@ class PlannedTraining:
     """A plan of a training, and what it was made from.
 
     Args:
+        priced: the request as the layouts are priced: with placed experts, where the plan has them.
         layouts: the chosen one, then those that it was compared with.
     """
 
     plan: TrainingDocument
     request: TrainingRequest
+    priced: TrainingRequest
     profile: Profile
     layouts: tuple[FoldedLayout, ...]
 
@@ -44,12 +47,12 @@ def read_planned_training(
     decoder = find_decoder_model(model or inputs.model, world_size=inputs.world_size).decoder
     if decoder is None:
         raise InputError(f"{name}: {inputs.model} is a layer, not a model", MAKE_ONE)
+    decoder, routing = read_routing(inputs.routing, decoder)
     request = TrainingRequest(
         job=TrainingJob(
             decoder=decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
             length=inputs.seq, dtype=inputs.dtype,
-            routing=read_routing(inputs.routing, top_k=decoder.layer.top_k),
-            optimizer=inputs.optimizer,
+            routing=routing, optimizer=inputs.optimizer,
         ),
         pins=inputs.pins,
         target=find_target(inputs.target),
@@ -60,6 +63,7 @@ def read_planned_training(
     return PlannedTraining(
         plan=plan,
         request=request,
+        priced=placed_request(request) if plan.is_placed else request,
         profile=profile,
         layouts=tuple(map(folded_layout, layouts)),
     )

@@ -10,7 +10,7 @@ from moetune.domain.errors import NotFoundError
 from moetune.domain.json_schema import schema_of
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.routing_record import RoutingRecord
+from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from moetune.domain.spelling import nearest_or
 from moetune.domain.training_document import TrainingDocument
 from moetune.workflows.answer_schemas import ANSWERS
@@ -39,6 +39,7 @@ _OF_CLASSES: Mapping[str, Callable[[], dict[str, object]]] = MappingProxyType(
             schema_of, Explanation, tag=EXPLANATION_SCHEMA, without=("profile",)
         ),
         "export": partial(schema_of, ExportDocument),
+        "model-routing": partial(schema_of, ModelRoutingRecord),
         "plan": partial(schema_of, Plan),
         "profile": partial(schema_of, Profile),
         "routing": partial(schema_of, RoutingRecord),

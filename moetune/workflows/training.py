@@ -1,6 +1,7 @@
 """The fastest layout to train a decoder in: its job, the search, and why nothing fits."""
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 from moetune.domain.architecture import Decoder
@@ -8,6 +9,7 @@ from moetune.domain.costs import Costs
 from moetune.domain.errors import InputError, LayoutTooLargeError, ProfileError
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.profile import Profile
+from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.routing import ExpertLoads
 from moetune.domain.targets import Target
 from moetune.domain.training import (
@@ -26,6 +28,11 @@ from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
+from moetune.workflows.placed_training import (
+    SolvedTraining,
+    check_placement_rule,
+    solve_placed,
+)
 from moetune.workflows.plan import host_memory_bytes, sound_numbers
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.training_plan import TrainingPlan, TrainingRequest, layout_words
@@ -45,11 +52,21 @@ def memory_model(job: TrainingJob, target: Target, stages: DecoderStages) -> Mem
 def search_of(
     request: TrainingRequest, prices: StepPrices, profile: Profile, *, limit_bytes: float
 ) -> FoldedSearch:
-    """Return the search of a request's layouts, within a device's memory and the host's."""
+    """Return the search of a request's layouts, within a device's memory and the host's.
+
+    Args:
+        prices: of the request's job.
+    """
+    job, apart = prices.job, None
+    if isinstance(job.routing, RecordedLayers):
+        apart = prices, memory_model(job, request.target, prices.stages)
+        job = job.alike
+        prices = replace(prices, job=job, stages=DecoderStages(job.decoder))
     return FoldedSearch(
-        job=request.job,
+        job=job,
         prices=prices,
-        memory=memory_model(request.job, request.target, prices.stages),
+        apart=apart,
+        memory=memory_model(job, request.target, prices.stages),
         limit_bytes=limit_bytes,
         target=request.target,
         host_bytes=host_memory_bytes(profile) or inf,
@@ -78,7 +95,7 @@ def plan_training(
     if not with_front:
         return plan
     with sound_numbers(profile.name):
-        return replace(plan, front=memory_front(search, request.pins))
+        return replace(plan, front=memory_front(search, _of_layouts(request.pins)))
 
 
 def search_training(
@@ -90,23 +107,40 @@ def search_training(
         InputError, LayoutTooLargeError, ProfileError: as of `plan_training`.
     """
     _check_sms(request.pins, profile)
+    check_placement_rule(request)
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
     with sound_numbers(profile.name):
         costs = costs or costs_of(profile, allow_modelled=True)
-        prices = step_prices(request.job, request.target, profile, costs)
-        search = search_of(request, prices, profile, limit_bytes=limit)
-        found = best_layouts(search, request.pins)
+        solved = partial(_solved, profile=profile, costs=costs, limit_bytes=limit)
+        one, placement = solve_placed(request, solved)
         plan = TrainingPlan(
             request=request, profile=profile.name, profile_fingerprint=profile.digest,
-            limit_bytes=limit,
-            trust=prices.device.trusts.least, found=tuple(found), host_bytes=search.host_bytes,
+            limit_bytes=limit, placement=placement,
+            trust=one.search.prices.device.trusts.least, found=one.found,
+            host_bytes=one.search.host_bytes,
             ranks_per_node=min(request.job.world_size, profile.machine.devices_per_node),
             quality=quality_of(profile), device=profile.machine.device,
-            stand_ins=stand_ins_of(request.job, request.target, profile, found[0], costs),
+            stand_ins=stand_ins_of(
+                one.request.job, one.request.target, profile, one.found[0], costs
+            ),
         )  # fmt: skip
     if not plan.fits:
         raise _too_large(plan)
-    return plan, search
+    return plan, one.search
+
+
+def _solved(
+    request: TrainingRequest, *, profile: Profile, costs: Costs, limit_bytes: float
+) -> SolvedTraining:
+    prices = step_prices(request.job, request.target, profile, costs)
+    search = search_of(request, prices, profile, limit_bytes=limit_bytes)
+    found = best_layouts(search, _of_layouts(request.pins))
+    return SolvedTraining(request=request, search=search, found=tuple(found))
+
+
+def _of_layouts(pins: LayoutRequest) -> LayoutRequest:
+    """Return the pins that layouts obey."""
+    return pins if pins.expert_placement is None else replace(pins, expert_placement=None)
 
 
 def _check_sms(pins: LayoutRequest, profile: Profile) -> None:
@@ -130,7 +164,7 @@ def _check_sms(pins: LayoutRequest, profile: Profile) -> None:
 
 def training_job(
     decoder: Decoder, *, world_size: int | None, global_batch: int | None, length: int | None,
-    dtype: str | None, routing: ExpertLoads, optimizer: str, profile: Profile,
+    dtype: str | None, routing: ExpertLoads | RecordedLayers, optimizer: str, profile: Profile,
 ) -> TrainingJob:  # fmt: skip
     """Return the job, with the profile's devices where no ranks are named.
 

@@ -9,9 +9,12 @@ from typing import Any
 
 from moetune.domain.data_sheets import peak_flops
 from moetune.domain.document import encode
+from moetune.domain.model_placement import ModelPlacement
 from moetune.domain.model_plan import Confidence
 from moetune.domain.pipeline import stage_words
 from moetune.domain.profile import ProfileQuality
+from moetune.domain.recorded_layers import RecordedLayers
+from moetune.domain.routing import ExpertLoads
 from moetune.domain.targets import Target
 from moetune.domain.throughput import Throughput
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
@@ -54,6 +57,7 @@ class TrainingPlan:
         host_bytes: memory of a node's host, as far as the profile has it.
         stand_ins: what the profile does not have of the chosen layout's operations.
         front: the fastest layout for each memory, least memory first; empty where not asked for.
+        placement: of experts whose layers were recorded; None where nothing was to be placed.
         quality: of the profile; None where it says nothing of its errors.
         device: name of the machine's devices.
     """
@@ -70,6 +74,7 @@ class TrainingPlan:
     host_bytes: float = inf
     ranks_per_node: int = 1
     front: tuple[PricedLayout, ...] = ()
+    placement: ModelPlacement | None = None
 
     @property
     def best(self) -> PricedLayout:
@@ -96,7 +101,7 @@ class TrainingPlan:
     def id(self) -> str:
         """Digest of the inputs, with what their names stand for."""
         job = self.request.job
-        return _id_of({**self.inputs, "decoder": repr(job.decoder), "loads": job.routing.loads})
+        return _id_of({**self.inputs, "decoder": repr(job.decoder), "loads": _loads(job.routing)})
 
     def tokens_per_second(self, one: PricedLayout) -> float:
         """Return the tokens a second of one device with a layout."""
@@ -146,6 +151,7 @@ class TrainingPlan:
             warnings=self.stand_ins.words,
             alternatives=tuple(map(self._answer, self.found[1:])),
             front=tuple(map(self._answer, self.front)),
+            placement=self.placement,
         )
 
     @property
@@ -198,6 +204,13 @@ def _layout(layout: FoldedLayout, job: TrainingJob) -> TrainingLayout:
         stages=stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None,
         degree=layout.degree, dispatcher_sms=layout.dispatcher_sms or None,
     )  # fmt: skip
+
+
+def _loads(routing: ExpertLoads | RecordedLayers) -> object:
+    """Return the loads that a plan is for; of each layer with its spread where it has its own."""
+    if isinstance(routing, RecordedLayers):
+        return [(one.loads.loads, one.spread) for one in routing.layers]
+    return routing.loads
 
 
 def _id_of(inputs: Mapping[str, object]) -> str:

@@ -45,7 +45,7 @@ class TrainingSubject:
     _known: dict[Slowdown, StepPrices] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        request, profile = self.planned.request, self.planned.profile
+        request, profile = self.planned.priced, self.planned.profile
         costs = costs_of(profile, allow_modelled=True)
         object.__setattr__(self, "costs", costs)
         prices = step_prices(request.job, request.target, profile, costs)
@@ -100,12 +100,12 @@ class TrainingSubject:
         yield self._memory()
 
     def _moved(self, name: str, size: int) -> KnobEffect:
-        own, pins = self._own, self.planned.request.pins
+        own, pins = self._own, self.planned.priced.pins
         knob, words = name.replace("_", "-"), f"{name.replace('_', '-')} {size}"
         sizes = {one: getattr(own, one) for one in (*_MOVED, "etp")}
         sizes[name] = size
         sizes["etp"] = min(sizes["etp"], sizes["tp"])
-        search = self._search(self.planned.request.memory_limit_bytes or inf)
+        search = self._search(self.planned.priced.memory_limit_bytes or inf)
         try:
             found = best_layouts(search, replace(pins, **sizes))[0]
         except (InputError, InfeasiblePlanError, ProfileError) as error:
@@ -118,8 +118,8 @@ class TrainingSubject:
         )  # fmt: skip
 
     def _memory(self) -> KnobEffect:
-        limit = (self.planned.request.memory_limit_bytes or inf) + GIB
-        found = best_layouts(self._search(limit), self.planned.request.pins)[0]
+        limit = (self.planned.priced.memory_limit_bytes or inf) + GIB
+        found = best_layouts(self._search(limit), self.planned.priced.pins)[0]
         seconds = found.step.seconds - self.recorded_seconds
         return KnobEffect(
             knob="memory-limit", choice=f"1 GiB more memory: {layout_words(found.layout)}",
@@ -128,7 +128,7 @@ class TrainingSubject:
 
     def _search(self, limit_bytes: float) -> FoldedSearch:
         planned = self.planned
-        return search_of(planned.request, self.prices, planned.profile, limit_bytes=limit_bytes)
+        return search_of(planned.priced, self.prices, planned.profile, limit_bytes=limit_bytes)
 
     @property
     def _own(self) -> FoldedLayout:
@@ -142,7 +142,7 @@ class TrainingSubject:
         return self._known[slowdown]
 
     def _prices(self, slowdown: Slowdown) -> StepPrices:
-        request, profile = self.planned.request, self.planned.profile
+        request, profile = self.planned.priced, self.planned.profile
         if slowdown.part == LAUNCHES:
             factor = request.target.launches * slowdown.factor
             target = replace(request.target, launches=factor)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from moetune.domain.recorded_layers import alike
 from moetune.domain.training import FoldedLayout
 from moetune.solve.layer.timeline import Timeline
 from moetune.solve.training.block_timeline import block_timeline
@@ -50,15 +51,18 @@ def _few(num: int, pp: int, most: int) -> int:
 
 
 def _block(prices: StepPrices, layout: FoldedLayout) -> tuple[str, Timeline, Timeline]:
-    """Return the kind of block that the model has most of, those with experts first."""
+    """Return the kind of block that the model has most of, those with experts first.
+
+    Of blocks that differ in their recorded routing alone it is the first.
+    """
     decoder = prices.job.decoder
-    kinds = decoder.kinds
-    at = max(
-        range(len(kinds)),
-        key=lambda one: (kinds[one].routed is not None, decoder.blocks.count(kinds[one])),
-    )
-    num, total = decoder.blocks.count(kinds[at]), decoder.num_layers
-    kind = "with experts" if kinds[at].routed is not None else "without experts"
-    words = f"a block {kind}, one of {num} alike among {total}"
+    plain = alike(decoder)
+    kind = max(plain.kinds, key=lambda one: (one.routed is not None, plain.blocks.count(one)))
+    first = decoder.blocks[plain.blocks.index(kind)]
+    at, num = decoder.kinds.index(first), plain.blocks.count(kind)
+    has = "with experts" if kind.routed is not None else "without experts"
+    words = f"a block {has}, one of {num} alike among {decoder.num_layers}"
+    if decoder.blocks.count(first) < num:
+        words = f"a block {has}, the first of {num} alike but for their routing"
     times, seconds = prices.blocks.times(layout)[at], prices.blocks.seconds(layout)[at]
     return words, *block_timeline(times, seconds)

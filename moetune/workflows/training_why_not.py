@@ -180,8 +180,8 @@ def _dp(text: LayoutText, pins: Mapping[str, object], flag: str, ranks: int) -> 
 
 def _compare(planned: PlannedTraining, asked: _Asked) -> WhyNotAnswer:
     own = _own_choice(planned.plan)
-    request, profile = planned.request, planned.profile
-    prices = step_prices(request.job, request.target, profile)
+    request, profile, priced = planned.request, planned.profile, planned.priced
+    prices = step_prices(priced.job, priced.target, profile)
     answer = WhyNotAnswer(
         plan=planned.plan.id, asked=asked.texts, source="solved", chosen=own,
         limit_bytes=request.memory_limit_bytes,
@@ -210,7 +210,7 @@ def _compare(planned: PlannedTraining, asked: _Asked) -> WhyNotAnswer:
 
 def _in_chunks(planned: PlannedTraining, asked: _Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
     """Return the chosen layout with its exchanges in so many chunks."""
-    layout, request = planned.layouts[0], planned.request
+    layout, request = planned.layouts[0], planned.priced
     if asked.pins:
         raise InputError(
             f"{asked.spelling('degree')} and {asked.spelling('layout')} exclude each other for the "

@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 
 from moetune.domain.document import encode
-from moetune.domain.routing_record import record_of
+from moetune.domain.routing_record import ModelRoutingRecord, record_of
 from moetune.domain.samples import CopyPoint
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.schemas import SCHEMAS
@@ -74,7 +74,9 @@ def test_documents_of_a_whole_models_plan_an_export_and_an_error(cli: Cli, tmp_p
 
 
 def test_other_documents(cli: Cli) -> None:
-    check("routing", record_of([(3, 1)], (3, 1), top_k=1, num_ranks=2))
+    routing = record_of([(3, 1)], (3, 1), top_k=1, num_ranks=2)
+    check("routing", routing)
+    check("model-routing", ModelRoutingRecord(layers=(routing, routing)))
     check("doctor", cli("doctor", "--json").document)
     check("profile", load_profile_file(bundled_profiles()["h100-x8"]))
     check("verification", verification(ALONE, PLANNED).document)

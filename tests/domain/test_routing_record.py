@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.domain.routing_record import RoutingRecord, record_of, routing_record
+from moetune.domain.routing_record import (
+    ModelRoutingRecord,
+    RoutingRecord,
+    record_of,
+    routing_record,
+)
 
 ROWS = [(3, 1), (2, 2), (0, 0), (4, 0)]
 """Of two ranks in four steps; the fullest has 1.5, 1, none and 2 times the mean."""
@@ -56,3 +61,13 @@ def test_loads_counted_by_place_become_those_of_the_experts() -> None:
     found = record().in_order_of((2, 0, 3, 1))
     assert found.loads == (4, 1, 5, 2)
     assert record().in_order_of(()) == record()
+
+
+def test_a_models_record_has_one_of_each_layer() -> None:
+    whole = ModelRoutingRecord(layers=(record(), record()))
+    assert routing_record(whole.text, "f") == whole
+    assert routing_record(record().text, "f") == record()
+    with pytest.raises(InputError, match="must have a layer of experts"):
+        ModelRoutingRecord(layers=())
+    with pytest.raises(InputError, match="loads must have 5 numbers"):
+        routing_record(whole.text.replace('"num_experts": 4', '"num_experts": 5'), "f")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.solve.layer import expert_groups
-from moetune.solve.layer.expert_groups import group_experts
+from moetune.solve.layer.expert_groups import group_experts, least_fullest
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -118,3 +118,26 @@ def test_a_rank_for_each_expert_has_the_largest_load() -> None:
     found = group_experts([3.0, 1.0, 2.0, 2.0], 4)
     assert found.groups == ((0,), (1,), (2,), (3,))
     assert found.fullest == found.least == 3.0
+
+
+@given(case=loads_and_groups(), tolerance=st.sampled_from([0.0, 0.05, 0.5]))
+@settings(deadline=None, max_examples=100)
+def test_groups_within_the_tolerance_are_enough_and_bounds_hold(
+    case: tuple[list[float], int], tolerance: float
+) -> None:
+    loads, num_groups = case
+    found = group_experts(loads, num_groups, tolerance=tolerance)
+    each, experts = len(loads) // num_groups, tuple(range(len(loads)))
+    assert sorted(expert for group in found.groups for expert in group) == list(experts)
+    least = min(fullest(loads, groups) for groups in partitions(experts, each))
+    bound = least_fullest(loads, num_groups)
+    assert bound <= least + 1e-9
+    assert found.least <= least + 1e-9
+    assert found.fullest <= max(least, bound * (1 + tolerance)) + 1e-9
+
+
+def test_close_groups_are_not_swapped_and_their_bound_is_not_called_reached() -> None:
+    near = group_experts(SWAPS_END_ABOVE, 3, tolerance=0.1)
+    assert (near.fullest, near.least) == (28, 26)
+    assert group_experts(SWAPS_END_ABOVE, 3, tolerance=0.05).fullest == 27
+    assert group_experts(SWAPS_END_ABOVE, 3, most_trials=3).fullest == 28

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.constraint_texts import decode_constraints
-from moetune.domain.constraints import Constraints, LayoutPins, PlacementRule
+from moetune.domain.constraints import Constraints, LayoutPins
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.placement import PlacementRule
 from moetune.domain.plan import Plan
 from moetune.domain.request import PlanRequest
 from moetune.domain.routing import LayerRouting

@@ -128,9 +128,9 @@ def layouts_train_alike(layouts: Sequence[dict[str, Any]]) -> None:
 
 def experts_of_transformers_train_alike(layouts: Sequence[dict[str, Any]]) -> None:
     """And take a whole state dict, as the last layout has it, too."""
-    _train_alike(_decoder_of_transformers, layouts, SAME_IN_FLOAT32)
-    state = {name: value + 1 for name, value in _decoder_of_transformers().state_dict().items()}
-    trained = _parallel(layouts[-1], _decoder_of_transformers())
+    _train_alike(decoder_of_transformers, layouts, SAME_IN_FLOAT32)
+    state = {name: value + 1 for name, value in decoder_of_transformers().state_dict().items()}
+    trained = _parallel(layouts[-1], decoder_of_transformers())
     trained.load_state_dict(state)
     loaded = trained.state_dict()
     trained.load_state_dict(loaded)
@@ -143,13 +143,13 @@ def _train_alike(
     losses, state = trained_alone(make)
     for layout in layouts:
         trained = _parallel(layout, make())
-        worst = _train(trained, losses)
+        worst = train(trained, losses)
         for name, value in trained.state_dict().items():
             worst = max(worst, float((whole(value) - state[name]).abs().max()))
         assert worst < tolerance, (worst, layout)
 
 
-def _decoder_of_transformers(d_hidden: int = WIDTH) -> Decoder:
+def decoder_of_transformers(d_hidden: int = WIDTH) -> Decoder:
     """Return the decoder with experts and routers of transformers' Mixtral."""
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
@@ -179,7 +179,7 @@ def _parallel(layout: dict[str, Any], model: nn.Module | None = None) -> moetune
     return moetune.parallelize(model, plan, loss_of=loss_of, timeout=_WAIT)
 
 
-def _train(trained: moetune.ParallelModel, losses: Sequence[float]) -> float:
+def train(trained: moetune.ParallelModel, losses: Sequence[float]) -> float:
     """Return the largest difference of a loss."""
     optimizer, shares = trained.optimizer(optimizer_of), []
     for step in range(NUM_STEPS):
@@ -205,7 +205,7 @@ def checkpoints_and_the_meta_device(folder: str) -> None:
     trained = _parallel({"dp": 2, "pp": 2, "ep": 2, "zero": 3, "micro_batch": 1}, empty)
     assert not any(one.is_meta for one in trained.parts.parameters())
     trained.load_state_dict(decoder().state_dict())
-    assert _train(trained, losses) < SAME
+    assert train(trained, losses) < SAME
     save({"model": trained.state_dict()}, checkpoint_id=folder)
     for layout in (
         {"dp": 4, "etp": 2, "zero": 3}, {"dp": 4, "ep": 4, "zero": 0}, {"dp": 4, "ep": 2, "etp": 2},
@@ -360,7 +360,7 @@ def refusals() -> None:
             moetune.parallelize(decoder(), plan, loss_of=loss_of)
     with pytest.raises(InputError, match=r"d_hidden \(9\) does not divide by the 2 ranks"):
         moetune.parallelize(
-            _decoder_of_transformers(d_hidden=9), plan_of(2, dp=2, etp=2), loss_of=loss_of
+            decoder_of_transformers(d_hidden=9), plan_of(2, dp=2, etp=2), loss_of=loss_of
         )
     with pytest.raises(InputError, match=r"no nn\.ModuleList 'h'"):
         moetune.parallelize(decoder(), plan_of(2, dp=2), loss_of=loss_of, blocks="h")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from moetune.domain.constraints import Constraints, PlacementRule
+from moetune.domain.constraints import Constraints
+from moetune.domain.placement import PlacementRule
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest

@@ -130,7 +130,9 @@ class ExpertPlacement:
             )
 
     def own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a parameter of all experts, in the natural order."""
+        """Return this rank's part of a parameter of all experts, which are in the natural order."""
+        if self.order:
+            return whole[[max(expert, 0) for expert in self.experts]]
         return self.width.own(name, whole[self.first : self.first + self.num_local])
 
     def whole(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -206,8 +208,6 @@ class ExpertPlacement:
             return moved(part, self.order, self.process_group)
         num_found = len(value) if value.dim() else 0
         if num_found == self.num_experts:
-            if self.order:
-                return value[[max(expert, 0) for expert in self.experts]]
             return self.own(name, value)
         if num_found == self.num_local:
             raise InputError(

@@ -78,6 +78,11 @@ class ModelStage(nn.Module):
         places = Places(len(blocks), own, self._crossing)
         self.model = twin_of(model, blocks, places, elsewhere)
 
+    @property
+    def own_blocks(self) -> Mapping[int, nn.Module]:
+        """The stage's blocks, by their numbers in the model."""
+        return self._crossing.blocks
+
     def forward(self, x: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """Return the hidden states (B, S, D) for the next stage, or the model's outputs.
 

@@ -5,7 +5,7 @@ values, from a seed and the module's name.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -59,21 +59,35 @@ def equal_values(model: nn.Module, ranks: ParallelGroups, world: Communicator) -
                 value.copy_(there)
 
 
-def spread_experts(model: nn.Module, ranks: ParallelGroups, kept: Iterable[nn.Module]) -> None:
+def spread_experts(
+    model: nn.Module,
+    ranks: ParallelGroups,
+    kept: Iterable[nn.Module],
+    placements: Sequence[Sequence[int]] = (),
+) -> None:
     """Replace the layers of experts by ones over the ranks of the layout; a collective.
 
     Their gates and shared experts stay the modules that they are, and experts keep their values.
 
     Args:
         kept: the blocks of this rank: other layers are not replaced.
+        placements: of each layer, the expert of each place; empty for the natural order.
 
     Raises:
         InputError: a layer cannot be spread so, or is one already.
         CollectiveError: a rank left.
     """
     mine = {id(one) for block in kept for one in block.modules()}
-    for name, layer in named_layers(model):
+    layers = named_layers(model)
+    _check_placements(layers, placements)
+    for (name, layer), experts in zip(layers, placements or [()] * len(layers), strict=True):
         if not isinstance(layer, MoELayer):
+            if experts:
+                raise InputError(
+                    f"{name}: the plan places experts on other ranks, and those of a "
+                    "transformers model stay in their own order",
+                    "plan with --expert-placement natural",
+                )
             if layer.communicator.members != ranks.expert_communicator.members:
                 raise InputError(
                     f"{name} is spread over other ranks than the plan's",
@@ -84,7 +98,7 @@ def spread_experts(model: nn.Module, ranks: ParallelGroups, kept: Iterable[nn.Mo
         layer.experts.placement.check_natural("moetune.parallelize")
         whole = list(_whole_experts(layer, name))
         if id(layer) in mine:
-            spread = _spread(layer, ranks)
+            spread = _spread(layer, ranks, experts)
             with torch.no_grad():
                 named = spread.experts.named_parameters()
                 for (own, parameter), values in zip(named, whole, strict=True):
@@ -109,10 +123,32 @@ def _whole_experts(layer: MoELayer, name: str) -> Iterator[torch.Tensor | None]:
             yield every.flatten(0, 1)
 
 
-def _spread(layer: MoELayer, ranks: ParallelGroups) -> ExpertLayer:
+def _check_placements(
+    layers: Sequence[tuple[str, PlannedLayer]], placements: Sequence[Sequence[int]]
+) -> None:
+    """Raise InputError where a plan places the experts of other layers."""
+    planned = [len(experts) for experts in placements]
+    found = [layer.shape.num_experts for _, layer in layers]
+    is_same = len(planned) == len(found) and all(
+        number in {0, wanted} for number, wanted in zip(planned, found, strict=True)
+    )
+    if placements and not is_same:
+        raise InputError(
+            f"the plan places the experts of {len(planned)} layers, {_numbers(planned)} each, and "
+            f"the model has {len(found)} layers of {_numbers(found)} experts",
+            "record the routing of this model with moetune.routing_record, and plan with it",
+        )
+
+
+def _numbers(sizes: Sequence[int]) -> str:
+    return " or ".join(map(str, dict.fromkeys(one for one in sizes if one))) or "no"
+
+
+def _spread(layer: MoELayer, ranks: ParallelGroups, experts: Sequence[int]) -> ExpertLayer:
     weight = layer.experts.w1
     spread = ranks.expert_layer(
-        layer.shape, bias=layer.experts.b1 is not None, dtype=weight.dtype, device="meta",
+        layer.shape, placement=experts or None,
+        bias=layer.experts.b1 is not None, dtype=weight.dtype, device="meta",
         capacity_factor=layer.gate.capacity_factor, normalize_topk=layer.gate.normalize_topk,
         quantization=layer.quantization, pad_to_capacity=layer.pad_to_capacity,
     )  # fmt: skip

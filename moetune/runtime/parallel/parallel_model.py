@@ -50,7 +50,9 @@ class ParallelModel(Stages):
 
         Tensors have the model's own shapes; those of which ranks have parts are DTensors. All
         stages together have every name: `torch.distributed.checkpoint` saves the whole model, and
-        loads it under any other layout, or into the model on one rank. Values are not copied.
+        loads it under any other layout, or into the model on one rank. Values are not copied, but
+        of experts that the plan has placed: give them to `load_state_dict` after
+        `torch.distributed.checkpoint.load`. All ranks call this together.
         """
         found: dict[str, torch.Tensor] = {}
         for part in self.parts:
@@ -62,12 +64,15 @@ class ParallelModel(Stages):
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take this rank's parameters and buffers from a whole model's, before the optimizer.
 
+        All ranks call this together.
+
         Args:
             state: with at least this rank's names; whole tensors, or DTensors as `state_dict` has
                 them.
 
         Raises:
             InputError: a name is missing, or a tensor has another shape.
+            CollectiveError: a rank left.
         """
         own = self.state_dict()
         for name, value in own.items():
@@ -86,6 +91,18 @@ class ParallelModel(Stages):
                 continue
             for local, offsets in local_parts(value):
                 local.copy_(cut(given, offsets, local.shape))
+        self._place(own)
+
+    def _place(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take placed experts, of which the state dict has copies, to their places."""
+        for part in self.parts:
+            for name, layer in named_layers(part):
+                experts, prefix = layer.experts, f"{name.removeprefix('model.')}.experts."
+                if not experts.placement.order:
+                    continue
+                for each, parameter in experts.module.named_parameters():
+                    value = state[prefix + each]
+                    parameter.copy_(experts.placement.own_part(value, each, prefix + each))
 
 
 def parallel_model(
@@ -98,6 +115,7 @@ def parallel_model(
     blocks: nn.ModuleList,
     balance: float = 0.0,
     seed: int = 0,
+    placements: Sequence[Sequence[int]] = (),
 ) -> ParallelModel:
     """Cut a model by a layout; all ranks call this together.
 
@@ -106,6 +124,7 @@ def parallel_model(
         num_sequences: of a data-parallel rank in one step.
         length: of a sequence.
         blocks: of the model.
+        placements: of the experts of each layer, as of `MoELayer`; none for the natural order.
 
     Raises:
         InputError: the layout cannot run the model.
@@ -128,7 +147,7 @@ def parallel_model(
     if from_meta:
         check_can_draw(model)
     equal_values(model, ranks, communicator_of(None))
-    spread_experts(model, ranks, kept)
+    spread_experts(model, ranks, kept, placements)
     num_micro_batches = num_sequences // layout.micro_batch
     if balance:
         losses = max(1, len(named_layers(model))) * num_micro_batches * ranks.num_token_ranks

@@ -8,6 +8,7 @@ the result is at most.
 Source: Graham (1969) for the first, Babel, Kellerer and Kotov (1998) for equal numbers.
 """
 
+import heapq
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,13 +38,24 @@ class ExpertGroups:
     least: float
 
 
-def group_experts(loads: Sequence[float], num_groups: int) -> ExpertGroups:
+def group_experts(
+    loads: Sequence[float],
+    num_groups: int,
+    *,
+    tolerance: float = 0.0,
+    most_trials: int | None = None,
+) -> ExpertGroups:
     """Return equal groups whose fullest one has as little load as was found; deterministic.
 
     Args:
         loads: of each expert; their number divides by that of the groups.
+        tolerance: share by which the fullest group may be above `least_fullest`; closer ones are
+            not looked for.
+        most_trials: of branch and bound; `MOST_TRIALS` by default.
     """
-    found = group_replicas(loads, range(len(loads)), num_groups)
+    found = group_replicas(
+        loads, range(len(loads)), num_groups, tolerance=tolerance, most_trials=most_trials
+    )
     assert found is not None  # noqa: S101 - only replicas are kept apart
     return found
 
@@ -53,6 +65,7 @@ def group_replicas(
     experts: Sequence[int],
     num_groups: int,
     *,
+    tolerance: float = 0.0,
     most_trials: int | None = None,
 ) -> ExpertGroups | None:
     """Return such groups of replicas, none with two of one expert; they are numbered by place.
@@ -60,7 +73,7 @@ def group_replicas(
     Args:
         loads: of each replica; their number divides by that of the groups.
         experts: of each replica.
-        most_trials: of branch and bound; `MOST_TRIALS` by default.
+        tolerance, most_trials: as of `group_experts`.
 
     Returns:
         None where the last replicas found room only beside another one of their experts.
@@ -72,15 +85,21 @@ def group_replicas(
     first = _longest_first(sorted_loads, sorted_experts, num_groups)
     if first is None:
         return None
-    search = _Search(sorted_loads, sorted_experts, num_groups, bound)
+    enough = bound * (1 + tolerance)
+    search = _Search(sorted_loads, sorted_experts, num_groups, enough)
     search.most_trials = MOST_TRIALS if most_trials is None else most_trials
-    search.improve(_swapped(sorted_loads, sorted_experts, first))
-    is_exact = search.run()
+    search.improve(_swapped(sorted_loads, sorted_experts, first, enough if tolerance else 0.0))
+    is_exact = search.run() and not (tolerance and search.fullest <= enough)
     groups = (tuple(sorted(order[at] for at in group)) for group in search.best)
     return ExpertGroups(
         groups=tuple(sorted(groups)), fullest=search.fullest,
         least=search.fullest if is_exact else bound,
     )  # fmt: skip
+
+
+def least_fullest(loads: Sequence[float], num_groups: int) -> float:
+    """Return what the fullest of equal groups has at least, without looking for any."""
+    return _lower_bound(sorted(loads, reverse=True), num_groups)
 
 
 def _lower_bound(loads: Sequence[float], num_groups: int) -> float:
@@ -108,32 +127,38 @@ def _longest_first(
     each = len(loads) // num_groups
     groups: list[list[int]] = [[] for _ in range(num_groups)]
     held: list[set[int]] = [set() for _ in range(num_groups)]
-    sums = [0.0] * num_groups
+    open_groups = [(0.0, group) for group in range(num_groups)]
     for at, load in enumerate(loads):
-        open_groups = [
-            (sums[group], group)
-            for group in range(num_groups)
-            if len(groups[group]) < each and experts[at] not in held[group]
-        ]
+        beside = []
+        while open_groups and experts[at] in held[open_groups[0][1]]:
+            beside.append(heapq.heappop(open_groups))
         if not open_groups:
             return None
-        _, emptiest = min(open_groups)
+        before, emptiest = heapq.heappop(open_groups)
         groups[emptiest].append(at)
         held[emptiest].add(experts[at])
-        sums[emptiest] += load
+        if len(groups[emptiest]) < each:
+            beside.append((before + load, emptiest))
+        for one in beside:
+            heapq.heappush(open_groups, one)
     return groups
 
 
 def _swapped(
-    loads: Sequence[float], experts: Sequence[int], groups: list[list[int]]
+    loads: Sequence[float], experts: Sequence[int], groups: list[list[int]], enough: float
 ) -> list[list[int]]:
     """Return the groups after swaps with the fullest one, each the best there is, until none helps.
 
     Every swap lowers the fullest group and leaves the other one below what that had.
+
+    Args:
+        enough: load of the fullest group that need not be lowered.
     """
     sums = [sum(loads[at] for at in group) for group in groups]
     while True:
         fullest = max(range(len(groups)), key=lambda group: (sums[group], -group))
+        if sums[fullest] <= enough:
+            return groups
         best = (sums[fullest] * (1 - _SAME), -1, -1, -1)
         for other in range(len(groups)):
             for mine, at in enumerate(groups[fullest]):

@@ -105,9 +105,8 @@ def _ffn_bytes(part: DenseFfn, tokens: float) -> float:
 
 
 def most_rows(part: RoutedExperts, job: TrainingJob, layout: FoldedLayout) -> float:
-    """Return the rows of the fullest rank for each token of a rank."""
-    skew = job.routing.skew(part.num_experts, part.mean_top_k, layout.ep)
-    return part.mean_top_k * skew * layout.etp
+    """Return the rows of the fullest rank for each token of a rank, as memory has to hold them."""
+    return part.mean_top_k * job.skew(part, layout.ep).p99 * layout.etp
 
 
 def _routed_modules(

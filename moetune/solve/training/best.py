@@ -5,6 +5,10 @@ overlap and dispatcher; once that is the least, these take its place, each with 
 their pipelines with what they recompute, and then what of these fits into memory, with its stages,
 its ZeRO stage and its shares in host memory. Only what is near the best is played. The answer is
 that of playing all, and only the bounds are in memory.
+
+Where layers were recorded one by one, bounds are those of their mean, and what is played has each
+layer's own fullest rank: the same sum of rows, so that bounds are off by what kernels' seconds
+do not follow rows.
 """
 
 import heapq
@@ -36,7 +40,9 @@ def best_layouts(search: FoldedSearch, pins: LayoutRequest) -> list[PricedLayout
         if one.seconds > leaders.limit_of(one.layout):
             continue
         if one.branches is None:
-            leaders.add(search.priced(one.layout))
+            priced = search.priced(one.layout)
+            if search.keeps(priced):
+                leaders.add(priced)
             continue
         for branch in one.branches():
             heapq.heappush(open_ends, branch)

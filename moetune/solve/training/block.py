@@ -13,7 +13,7 @@ from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
 from moetune.domain.samples import GemmForm
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.training.activations import ELEMENT, most_rows
+from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block_times import NO_TIME, BlockTimes, Passes
 from moetune.solve.training.exchange import DEDUPLICATING, exchange_seconds
 from moetune.solve.training.machine import DevicePrices
@@ -261,7 +261,9 @@ class BlockPrices:
         return self._ffn(part.shared, self.tokens, self.layout.tp)
 
     def _rows(self, part: RoutedExperts) -> float:
-        return self.own_tokens * most_rows(part, self.job, self.layout)
+        """Return the rows of the fullest rank, for which the others wait."""
+        skew = self.job.skew(part, self.layout.ep).mean
+        return self.own_tokens * (part.mean_top_k * skew * self.layout.etp)
 
     def _experts(self, part: RoutedExperts, rows: float) -> Passes:
         layout, experts = self.layout, part.num_experts // self.layout.ep
@@ -289,7 +291,7 @@ class BlockPrices:
         return Passes(forward=seconds, grad_input=seconds)
 
     def _exchange(self, part: RoutedExperts, tokens: float) -> Passes:
-        skew = self.job.routing.skew(part.num_experts, part.mean_top_k, self.layout.ep)
+        skew = self.job.skew(part, self.layout.ep).mean
         dispatch, combine = (
             skew
             * exchange_seconds(

@@ -71,7 +71,25 @@ def front_within(
             if priced.step.seconds <= worth:
                 front[one.peak_bytes] = priced  # in place of a slower one of that memory
                 worth = priced.step.seconds * (1 - saving)
-    return tuple(map(search.told, front.values()))
+    found = [*front.values()]
+    if search.apart is not None:
+        found = [*_falling(found, most_bytes, saving)]
+    return tuple(map(search.told, found))
+
+
+def _falling(
+    found: Sequence[PricedLayout], most_bytes: float, saving: float
+) -> Iterator[PricedLayout]:
+    """Yield layouts in the order of their own memory, each so much faster than the one before.
+
+    Args:
+        found: in the order of the memory that the mean of their layers needs.
+    """
+    worth = float("inf")
+    for one in sorted(found, key=lambda one: (one.memory.peak_bytes, one.step.seconds)):
+        if one.step.seconds <= worth and one.memory.peak_bytes <= most_bytes:
+            yield one
+            worth = one.step.seconds * (1 - saving)
 
 
 class _Branch(NamedTuple):

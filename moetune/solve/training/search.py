@@ -34,6 +34,8 @@ class FoldedSearch:
         limit_bytes: usable memory of a device.
         target: the runtime, which bounds the layouts.
         host_bytes: memory of a node's host.
+        apart: prices and memory of whole layouts whose layers are told apart by their routing; None
+            where layers of a kind are alike. `prices` and `memory` take the mean of such layers.
         space: the layouts that the rules and the target allow.
         fitting: those that fit into memory.
     """
@@ -44,6 +46,7 @@ class FoldedSearch:
     limit_bytes: float
     target: Target
     host_bytes: float = float("inf")
+    apart: tuple[StepPrices, MemoryModel] | None = None
     space: LayoutSpace = field(init=False)
     fitting: Fitting = field(init=False)
     _sizes: dict[LayoutRequest, tuple[FoldedLayout, ...]] = field(
@@ -64,11 +67,17 @@ class FoldedSearch:
 
     def priced(self, layout: FoldedLayout) -> PricedLayout:
         """Return a layout with its price and memory, whether it fits or not."""
-        return PricedLayout(
-            layout=layout,
-            step=self.prices.step(layout),
-            memory=self.memory.peak(layout),
-        )
+        prices, memory = self.of_wholes
+        return PricedLayout(layout=layout, step=prices.step(layout), memory=memory.peak(layout))
+
+    def keeps(self, one: PricedLayout) -> bool:
+        """Return whether a layout that fits on the mean of its layers fits as it is."""
+        return self.apart is None or self.fits(one.layout)
+
+    @property
+    def of_wholes(self) -> tuple[StepPrices, MemoryModel]:
+        """Prices and memory of whole layouts."""
+        return self.apart or (self.prices, self.memory)
 
     def smallest(self, pins: LayoutRequest) -> FoldedLayout:
         """Return the layout that takes least memory, of equals the fastest by its bound.
@@ -165,13 +174,14 @@ class FoldedSearch:
         """Return an answer with its degrees, and with what its overlap saves."""
         if one.layout.overlap == "none":
             return one
+        prices, _ = self.of_wholes
         plain = replace(one.layout, overlap="none", degree=None)
         return replace(
             one,
-            layout=replace(one.layout, degree=self.prices.blocks.degree(one.layout)),
-            saved_seconds=self.prices.step(plain).seconds - one.step.seconds,
+            layout=replace(one.layout, degree=prices.blocks.degree(one.layout)),
+            saved_seconds=prices.step(plain).seconds - one.step.seconds,
         )
 
     def fits(self, layout: FoldedLayout) -> bool:
         """Return whether a layout fits into the memory of the devices and of their host."""
-        return self.fitting.fits(layout)
+        return self.fitting.fits_into(*self.of_wholes[1].needs(layout))

@@ -21,6 +21,7 @@ from moetune.solve.training.ties import NOISE
 from moetune.workflows.views.decision import how_sure_of_layout
 from moetune.workflows.views.words import (
     largest_first,
+    model_placement_words,
     speed_cell,
     speed_words,
     suspect_words,
@@ -42,7 +43,11 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
         name="layout",
         title=f"{inputs.model} on {inputs.world_size} ranks: {best.words}",
         doubts=tuple(suspect_words(inputs.profile, plan.profile_quality)),
-        paragraphs=(how_sure_of_layout(sure), *map(sentence, plan.warnings)),
+        paragraphs=(
+            how_sure_of_layout(sure),
+            *model_placement_words(plan),
+            *map(sentence, plan.warnings),
+        ),
         tables=(
             facts(
                 "layout",

@@ -15,6 +15,7 @@ from moetune.workflows.views.decision import how_sure_of_layout
 from moetune.workflows.views.training import time_table
 from moetune.workflows.views.words import (
     largest_first,
+    model_placement_words,
     speed_words,
     suspect_words,
 )
@@ -68,7 +69,13 @@ class TrainingExplanation:
                 }
                 for one in self.plan.alternatives
             ],
-        }
+        } | self._placement
+
+    @property
+    def _placement(self) -> dict[str, object]:
+        """The placement of experts, where a record of the layers was given."""
+        placement = self.plan.placement
+        return {} if placement is None else {"placement": encode(placement)}
 
     @property
     def kinds(self) -> dict[str, float]:
@@ -127,6 +134,7 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
             ),
         ),
     )
+    yield from _placement(plan)
     if others:
         shortest = min(one.predicted.step_seconds for one in others)
         yield Section(
@@ -135,6 +143,33 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
             tables=(_others(found),),
             notes=(_TIES,) if shortest < step else (),
         )
+
+
+def _placement(plan: TrainingDocument) -> Iterator[Section]:
+    """Yield how full the fullest rank of each layer is."""
+    if plan.placement is None:
+        return
+    yield Section(
+        name="placement",
+        title="Rows of the fullest rank over the mean",
+        paragraphs=tuple(model_placement_words(plan)),
+        tables=(
+            Table(
+                name="placement",
+                header=("layer of experts", "own order", "placed", "at least"),
+                rows=tuple(
+                    (
+                        Cell(text=str(number), value=number),
+                        *(
+                            Cell(text=f"{skew:.3f}", value=skew)
+                            for skew in (one.natural_skew, one.placed_skew, one.least_skew)
+                        ),
+                    )
+                    for number, one in enumerate(plan.placement.layers, start=1)
+                ),
+            ),
+        ),
+    )
 
 
 def _saved(best: TrainingAnswer) -> Iterator[str]:

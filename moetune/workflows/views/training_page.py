@@ -12,7 +12,7 @@ from moetune.solve.training.front import LARGE, SLOW
 from moetune.workflows.views.decision import how_sure_of_layout
 from moetune.workflows.views.training import decision_words, training_sections
 from moetune.workflows.views.training_explanation import TrainingExplanation
-from moetune.workflows.views.words import speed_words
+from moetune.workflows.views.words import model_placement_words, speed_words
 
 _STEP_WORDS = "Predicted seconds on the slowest pipeline rank."
 
@@ -37,7 +37,10 @@ def training_page(plan: TrainingDocument) -> tuple[Section, ...]:
             answer,
             title=f"Training {plan.inputs.model}: {plan.best.words}",
             scope=training_scope(plan),
-            paragraphs=(decision_words(plan.best.words, plan.layout), how_sure_of_layout(sure)),
+            paragraphs=(
+                decision_words(plan.best.words, plan.layout), *model_placement_words(plan),
+                how_sure_of_layout(sure),
+            ),
             notes=tuple(map(sentence, plan.warnings)),
             tables=(),
             highlights=(
@@ -135,5 +138,8 @@ def compare_training(
         yield f"Its step takes {percent(ratio - 1, sign=True)} as against {names[0]}."
     if first.best.words != second.best.words:
         yield f"It takes {second.best.words} instead of {first.best.words}."
+    if first.is_placed != second.is_placed:
+        where = ["in their order", "placed by their loads"]
+        yield f"Its experts are {where[second.is_placed]} instead of {where[first.is_placed]}."
     was, now = first.best.memory.peak_bytes, second.best.memory.peak_bytes
     yield f"A device's memory peaks at {format_bytes(now)} instead of {format_bytes(was)}."

@@ -183,6 +183,13 @@ def _every(number: int) -> str:
     return f"every {number}{ending}"
 
 
+def model_placement_words(plan: TrainingDocument) -> Iterator[str]:
+    """Yield where the experts of a model's layers are, and why."""
+    if plan.placement is not None:
+        how = "are placed by their loads" if plan.is_placed else "keep their order"
+        yield sentence(f"Experts {how}: {plan.placement.why}")
+
+
 def routing_words(plan: Plan) -> Iterator[str]:
     """Yield how uneven a layer's routing is, and where its experts are."""
     if plan.experts and plan.placement is not None:

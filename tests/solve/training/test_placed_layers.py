@@ -1,0 +1,215 @@
+"""Experts of a model's layers by their own loads: against every partition, and every layout."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetune.domain.placement import check_order
+from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
+from moetune.domain.routing import ExpertLoads
+from moetune.domain.targets import find_target
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, ZeroStage
+from moetune.solve.training.best import best_layouts
+from moetune.solve.training.front import memory_front
+from moetune.solve.training.placed_layers import CLOSE, PlacedLayers
+from moetune.solve.training.placement import choice_of, kept, placing, unplaceable
+from moetune.solve.training.search import FoldedSearch
+from moetune.solve.training.ties import NOISE
+from tests.solve.test_expert_groups import fullest, partitions
+from tests.solve.training.brute_force import every_layout
+from tests.solve.training.test_search import OLMOE, search_of
+
+EXPERTS, TOP_K = 64, 8
+SMALL = replace(OLMOE, blocks=OLMOE.blocks[:4])
+SAME = 1e-9
+
+
+def recorded(*loads: tuple[float, ...], top_k: float = 1.0, spread: float = 1.0) -> RecordedLayers:
+    return RecordedLayers(
+        name="f",
+        layers=tuple(
+            RecordedLayer(loads=ExpertLoads(name="f", loads=one), spread=spread, top_k=top_k)
+            for one in loads
+        ),
+    )
+
+
+def uneven(seed: int, spread: float = 1.0) -> tuple[float, ...]:
+    drawn = random.Random(seed)
+    return tuple(drawn.lognormvariate(0.0, spread) for _ in range(EXPERTS))
+
+
+LOADS = tuple(uneven(seed, 0.4 + 0.4 * seed) for seed in range(4))
+
+
+@st.composite
+def small_layers(draw: st.DrawFn) -> tuple[list[list[float]], int]:
+    ranks = draw(st.sampled_from([1, 2, 3, 4]))
+    size = ranks * draw(st.integers(1, 8 // ranks))
+    load = st.one_of(st.floats(0.05, 1.0), st.sampled_from([1.0, 2.0, 5.0]))
+    return draw(st.lists(st.lists(load, min_size=size, max_size=size), min_size=1, max_size=3)), (
+        ranks
+    )
+
+
+@given(case=small_layers())
+@settings(deadline=None, max_examples=120)
+def test_each_layer_is_placed_as_well_as_any_partition(
+    case: tuple[list[list[float]], int],
+) -> None:
+    loads, ranks = case
+    layers = PlacedLayers.of(recorded(*map(tuple, loads)))
+    for number, (found, own) in enumerate(zip(layers.placements(ranks), loads, strict=True)):
+        each, experts = len(own) // ranks, tuple(range(len(own)))
+        shares = [load / sum(own) for load in own]
+        least = ranks * min(fullest(shares, groups) for groups in partitions(experts, each))
+        natural = ranks * fullest(
+            shares, tuple(experts[at : at + each] for at in range(0, len(own), each))
+        )
+        assert found.natural_skew == pytest.approx(natural)
+        assert found.placed_skew <= least * (1 + CLOSE) + 1e-6
+        assert found.least_skew <= least + 1e-6
+        assert layers.fullest_at_least(number, ranks) <= found.placed_skew + 1e-6
+        assert layers.skew(number, ranks).mean == found.placed_skew
+        order = found.experts or experts
+        check_order(order, len(own))
+        rows = [
+            sum(shares[one] for one in order[at : at + each]) for at in range(0, len(own), each)
+        ]
+        assert max(rows) * ranks == pytest.approx(found.placed_skew)
+        assert bool(found.experts) == (found.placed_skew < natural * (1 - SAME))
+
+
+def test_what_no_placement_betters_keeps_its_order() -> None:
+    layers = PlacedLayers.of(recorded((1.0,) * 4, (1.0, 4.0, 2.0, 3.0), (4.0, 1.0, 2.0, 3.0)))
+    assert [one.experts for one in layers.placements(2)] == [(), (), ()]
+    assert [one.experts for one in layers.placements(4)] == [(), (), ()]
+    assert [one.experts for one in layers.placements(1)] == [(), (), ()]
+    assert layers.placement(1, 2) is layers.placement(1, 2)
+
+
+def job_of(layers: RecordedLayers, *, ranks: int = 4, batch: int = 8) -> TrainingJob:
+    return TrainingJob(
+        decoder=layers.told_apart(SMALL), world_size=ranks, global_batch=batch, length=1024,
+        routing=layers,
+    )  # fmt: skip
+
+
+def apart_search(job: TrainingJob, *, gib: float = 70.0) -> FoldedSearch:
+    """Return the search with the mean of the layers, and each layer's own for whole layouts."""
+    target = find_target("moetune")
+    mean, own = (
+        replace(one, memory=replace(one.memory, kept_by_experts=target.kept_by_experts))
+        for one in (search_of(each, target="moetune", gib=gib) for each in (job.alike, job))
+    )
+    return replace(mean, apart=(own.prices, own.memory))
+
+
+@pytest.mark.parametrize("kind", [RecordedLayers, PlacedLayers])
+def test_a_step_has_each_layers_own_fullest_rank(kind: type[RecordedLayers]) -> None:
+    """A step of four layers, and what they keep, are a fourth of four models of each alone."""
+    layout = FoldedLayout(dp=4, ep=4, micro_batch=2)
+    skews, seconds, kept_bytes = [], [], []
+    for loads in [LOADS, *((one,) * 4 for one in LOADS)]:
+        plain = recorded(*loads, top_k=TOP_K, spread=1.25)
+        layers = plain if kind is RecordedLayers else PlacedLayers.of(plain)
+        prices, memory = apart_search(job_of(layers)).of_wholes
+        skews.append([layers.skew(one, 4).mean for one in range(4)])
+        seconds.append(prices.step(layout).seconds)
+        kept_bytes.append(memory.peak(layout).activations["experts"])
+    assert skews[0] == [one[0] for one in skews[1:]]
+    assert len({*skews[0]}) == 4 or kind is PlacedLayers
+    assert seconds[0] == pytest.approx(sum(seconds[1:]) / 4, rel=1e-9)
+    assert kept_bytes[0] == pytest.approx(sum(kept_bytes[1:]) / 4, rel=1e-9)
+
+
+def test_memory_is_that_of_the_steps_that_are_fullest() -> None:
+    layout = FoldedLayout(dp=4, ep=4, micro_batch=2)
+    rare, even = (
+        apart_search(job_of(recorded(*LOADS, top_k=TOP_K, spread=spread))) for spread in (1.3, 1.0)
+    )
+    assert rare.priced(layout).step == even.priced(layout).step
+    more, less = (one.priced(layout).memory for one in (rare, even))
+    assert more.activations["experts"] > less.activations["experts"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "pins", "quantile"),
+    [
+        (RecordedLayers, LayoutRequest(tp=1, micro_batch=1), 1.0),
+        (PlacedLayers, LayoutRequest(tp=1, micro_batch=1), 1.0),
+        (RecordedLayers, LayoutRequest(tp=1, micro_batch=2, overlap="none"), 0.3),
+        (PlacedLayers, LayoutRequest(tp=1, ep=4, micro_batch=2), 0.1),
+    ],
+)
+def test_no_layout_is_faster_with_each_layers_own_routing(
+    kind: type[RecordedLayers], pins: LayoutRequest, quantile: float
+) -> None:
+    plain = recorded(*LOADS, top_k=TOP_K)
+    job = job_of(plain if kind is RecordedLayers else PlacedLayers.of(plain))
+    open_search = apart_search(job)
+    every = [*every_layout(open_search, pins)]
+    peaks = sorted(open_search.priced(one).memory.peak_bytes for one in every)
+    search = apart_search(job, gib=peaks[int(quantile * (len(peaks) - 1))] / 2**30)
+    found = best_layouts(search, pins)
+    every = [one for one in every if search.fits(one)]
+    assert every
+    best = min(search.priced(one).step.seconds for one in every)
+    assert search.fits(found[0].layout)
+    assert best * (1 - SAME) <= found[0].step.seconds <= best * (1 + NOISE)
+    assert found[0].step == search.priced(found[0].layout).step
+
+
+def test_a_layout_that_fits_on_the_mean_alone_is_left_out() -> None:
+    """Of two stages the second one has the layers with a full rank."""
+    even = (1.0,) * EXPERTS
+    steep = (8.0,) * 4 + (1.0,) * (EXPERTS - 4)
+    pins = LayoutRequest(tp=1, pp=2, vpp=1, ep=2, micro_batch=4, overlap="none", recompute=())
+    search = apart_search(job_of(recorded(even, even, steep, steep, top_k=TOP_K)))
+    roomy = best_layouts(search, pins)[0]
+    assert search.apart is not None
+    mean, own = search.memory.needs(roomy.layout)[0], search.apart[1].needs(roomy.layout)[0]
+    assert mean < own
+    tight = apart_search(search.apart[0].job, gib=(mean + own) / 2 / 2**30)
+    assert tight.memory.needs(roomy.layout)[0] < tight.limit_bytes
+    assert not tight.keeps(tight.priced(roomy.layout))
+    for one in best_layouts(tight, pins):
+        assert tight.fits(one.layout) or one.layout == tight.smallest(pins)
+
+
+def test_the_front_is_in_the_order_of_its_own_memory() -> None:
+    search = apart_search(job_of(recorded(*LOADS, top_k=TOP_K)))
+    front = memory_front(search, LayoutRequest(tp=1))
+    assert len(front) > 1
+    peaks = [one.memory.peak_bytes for one in front]
+    steps = [one.step.seconds for one in front]
+    assert peaks == sorted(peaks)
+    assert all(after <= before * (1 - NOISE) for before, after in pairwise(steps))
+    assert all(one.step == search.priced(one.layout).step for one in front if not one.saved_seconds)
+
+
+def test_layouts_that_place_have_whole_experts_and_no_shards_of_them() -> None:
+    target = placing(find_target("moetune"))
+    assert (target.zero, target.zero_with_pp, target.largest["etp"]) == ((0, 1), 1, 1)
+    zeros: tuple[ZeroStage | None, ...] = (None, 0, 1)
+    for zero, etp in product(zeros, (None, 1)):
+        assert unplaceable(LayoutRequest(zero=zero, etp=etp)) == ""
+    assert "ZeRO stage 3" in unplaceable(LayoutRequest(zero=3))
+    assert "etp 2" in unplaceable(LayoutRequest(etp=2))
+
+
+def test_a_placement_is_taken_where_it_saves_more_than_two_percent_or_is_needed() -> None:
+    layers = PlacedLayers.of(recorded(*LOADS, top_k=TOP_K)).placements(8)
+    for natural, placed, is_taken in ((1.0, 0.97, True), (1.0, 0.985, False), (1.0, 1.1, False)):
+        choice = choice_of(layers, natural_step_seconds=natural, placed_step_seconds=placed)
+        assert choice.is_taken is is_taken
+        assert choice.gain == pytest.approx(1 - placed)
+        assert [one.placed_skew for one in choice.layers] == [one.placed_skew for one in layers]
+    choice = choice_of(layers, natural_step_seconds=None, placed_step_seconds=1.0)
+    assert choice.is_taken
+    assert "they do not fit" in choice.why
+    assert kept(layers, "so", 1.0).placed_step_seconds is None
