@@ -11,8 +11,9 @@ from typing import Literal
 
 from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.quantization import check_product_dtype
-from moetune.domain.samples import CollectiveOp, GemmForm
+from moetune.domain.samples import CollectiveOp
 
 Label = Literal["measured", "published", "modelled"]
 TransferPhase = Literal["dispatch", "combine"]

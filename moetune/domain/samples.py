@@ -4,17 +4,13 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 from moetune.domain.cluster import Group
 from moetune.domain.errors import InputError
+from moetune.domain.gemm_forms import GemmForm, expert_rows
 from moetune.domain.layer import Workload
 
-EvenForm = Literal["forward", "grad_input", "grad_weight"]
-GemmForm = Literal[
-    "forward", "grad_input", "grad_weight",
-    "uneven_forward", "uneven_grad_input", "uneven_grad_weight",
-]  # fmt: skip
 CollectiveOp = Literal[
     "all_to_all", "all_to_all_2d", "all_reduce", "all_gather", "reduce_scatter", "send"
 ]
@@ -29,34 +25,8 @@ HOST_ROWS, HOST_WIDTH = 2, 16
 HOST_CHUNKS = (1, 8)
 LAUNCHES = ("chunked_layer", "chunked_layer_step")
 """A layer's forward pass and step, as long as the host needs to launch them."""
-UNEVEN = "uneven_"
 ALONE_CHUNKS = 2
 """In a phase of up to so many chunks, an exchange takes as long as alone on the link."""
-
-
-def hottest_share(num_experts: int) -> float:
-    """Return the share of all rows that one expert has in the uneven forms, more than its part."""
-    return 0.75 if num_experts == 2 else 0.5  # noqa: PLR2004 - half of the rows is an equal part
-
-
-def _nearly(rows: int, num_experts: int) -> list[int]:
-    """Return numbers of rows that are as many on average."""
-    found = [rows] * num_experts
-    if rows > 1:
-        for more in range(0, num_experts - 1, 4):
-            found[more] += 1
-            found[more + 1] -= 1
-    return found
-
-
-def even_form(form: GemmForm) -> EvenForm:
-    """Return the form of experts that have about as many rows."""
-    return cast("EvenForm", form.removeprefix(UNEVEN))
-
-
-def uneven_form(form: GemmForm) -> GemmForm:
-    """Return the form in which one expert has most of the rows."""
-    return cast("GemmForm", f"{UNEVEN}{even_form(form)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -83,19 +53,8 @@ class GemmPoint:
 
     @property
     def expert_rows(self) -> tuple[int, ...]:
-        """Rows of each expert.
-
-        Of every four experts of an even form one has a row more than `rows`, one a row less, and
-        the less loaded ones of an uneven form likewise. A router gives experts odd numbers of rows
-        as often as even ones. MKL takes an eighth longer for the gradients of weights where they
-        are odd, tiles of a GPU's kernels are full where they are round, and a point's own number
-        is round.
-        """
-        total, others = self.num_experts * self.rows, self.num_experts - 1
-        if not self.product.startswith(UNEVEN):
-            return tuple(_nearly(self.rows, self.num_experts))
-        each = int(total * (1 - hottest_share(self.num_experts))) // others
-        return (total - others * each, *_nearly(each, others))
+        """Rows of each expert."""
+        return expert_rows(self.product, self.rows, self.num_experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -13,9 +13,10 @@ from dataclasses import replace
 from moetune.domain.arrays import array_of, floats_of, is_many
 from moetune.domain.corrections import CorrectedOp, Correction, distance_octaves
 from moetune.domain.costs import Burst, CopyMode, Costs, Estimate, LinearCost, takes_arrays
+from moetune.domain.gemm_forms import GemmForm, even_form
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey
-from moetune.domain.samples import CollectiveOp, Direction, GemmForm, even_form
+from moetune.domain.samples import CollectiveOp, Direction
 from moetune.domain.step_errors import StepErrors
 
 FULL_OCTAVES, NO_OCTAVES = 4.0, 8.0

@@ -6,10 +6,11 @@ from typing import get_args
 
 from moetune.domain.cluster import Group, canonical
 from moetune.domain.costs import NO_BURST, Burst, CopyMode, Costs, Estimate, LinearCost
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey
 from moetune.domain.profile import Profile
-from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.domain.samples import CollectiveOp, Direction
 from moetune.domain.step_errors import StepErrors
 from moetune.fit.corrected import corrected
 from moetune.fit.curve import Line

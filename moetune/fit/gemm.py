@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from moetune.domain.samples import GemmForm
+from moetune.domain.gemm_forms import GemmForm
 from moetune.fit.curve import (
     ASSUMED_RELATIVE_ERROR,
     Curve,

@@ -8,8 +8,9 @@ from functools import cached_property, lru_cache
 
 from moetune.domain.cluster import Group
 from moetune.domain.costs import Burst
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
-from moetune.domain.samples import CollectiveOp, GemmForm
+from moetune.domain.samples import CollectiveOp
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line, interpolation_errors
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import OverlapLoss, comm_loss, comp_loss, interference_of

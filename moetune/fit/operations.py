@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from moetune.domain.cluster import Group
 from moetune.domain.costs import Trust, least_trust
+from moetune.domain.gemm_forms import GemmForm, even_form
 from moetune.domain.layer import ACTIVATIONS
-from moetune.domain.samples import CollectiveOp, Direction, GemmForm, even_form
+from moetune.domain.samples import CollectiveOp, Direction
 from moetune.fit.collectives import Source, name_collective, nearest_source
 from moetune.fit.curve import Curve, Line
 from moetune.fit.extrapolation import (

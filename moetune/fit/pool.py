@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.samples import (
     AttentionPoint,
     CollectiveOp,
     CollectivePoint,
     CopyPoint,
     Direction,
-    GemmForm,
     GemmPoint,
     InterferencePoint,
     Point,

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
-from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.domain.samples import CollectiveOp, Direction
 from moetune.fit.corrected import CorrectedCosts
 
 GEMM_RATE, GEMM_START = "gemm rate", "gemm start-up"

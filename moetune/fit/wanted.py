@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moetune.domain.costs import Costs, Estimate
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.profile import Profile
 from moetune.domain.samples import (
     AttentionPoint,
@@ -12,7 +13,6 @@ from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
     Direction,
-    GemmForm,
     GemmPoint,
     Point,
     RowsPoint,

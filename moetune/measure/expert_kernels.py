@@ -9,8 +9,9 @@ from itertools import accumulate, cycle
 import torch
 
 from moetune.domain.errors import InputError
+from moetune.domain.gemm_forms import even_form
 from moetune.domain.quantization import measured_format
-from moetune.domain.samples import GemmPoint, RowsPoint, even_form
+from moetune.domain.samples import GemmPoint, RowsPoint
 from moetune.domain.units import dtype_bytes
 from moetune.measure import model_kernels
 from moetune.measure.device import Device, drop, tensor_maker

@@ -6,7 +6,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from moetune.domain.cluster import DeviceKind, Group
-from moetune.domain.samples import CollectiveOp, CollectivePoint, GemmForm, GemmPoint
+from moetune.domain.gemm_forms import GemmForm
+from moetune.domain.samples import CollectiveOp, CollectivePoint, GemmPoint
 
 Preset = Literal["quick", "full"]
 

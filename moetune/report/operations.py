@@ -8,9 +8,10 @@ from typing import TypedDict
 
 from moetune.domain.cluster import placement_name
 from moetune.domain.costs import LinearCost
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import Interference
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
-from moetune.domain.samples import GemmForm, ResourceClass
+from moetune.domain.samples import ResourceClass
 from moetune.domain.units import format_share
 from moetune.fit.curve import Line
 from moetune.fit.index import Points, ProfileIndex, index_of

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from moetune.domain.cluster import Cluster
 from moetune.domain.corrections import Correction
 from moetune.domain.errors import ProfileError
+from moetune.domain.gemm_forms import even_form
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
-from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample, even_form
+from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

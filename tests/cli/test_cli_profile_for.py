@@ -9,8 +9,9 @@ import pytest
 from moetune import config
 from moetune.domain.cluster import Cluster
 from moetune.domain.corrections import CorrectedOp, Correction
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.profile import Profile
-from moetune.domain.samples import CollectivePoint, GemmForm, GemmPoint, Point, Sample
+from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
 from moetune.fit.profile import fit_profile
 from moetune.store import open_store
 from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest, detect_cluster

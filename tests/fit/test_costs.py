@@ -10,6 +10,7 @@ import pytest
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.errors import ProfileError
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile
 from moetune.domain.samples import (
     AttentionPoint,
@@ -17,7 +18,6 @@ from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
     Direction,
-    GemmForm,
     GemmPoint,
     InterferencePoint,
     RowsPoint,

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from moetune.domain.arrays import array_of
 from moetune.domain.costs import Costs, Estimate, costs_of_all
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.profile import Profile
-from moetune.domain.samples import GemmForm
 from moetune.fit.curve import curve_through
 from moetune.fit.draws import curves_through
 from moetune.fit.variants import resample_costs

@@ -7,10 +7,11 @@ import pytest
 
 from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.costs import Costs, Estimate
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.profile import Profile
-from moetune.domain.samples import AttentionPoint, GemmForm, Point, RowsPoint, Sample
+from moetune.domain.samples import AttentionPoint, Point, RowsPoint, Sample
 from moetune.fit.costs import costs_of
 from moetune.measure.grid import Preset
 from moetune.measure.points import choose_points

@@ -8,9 +8,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moetune.domain.errors import InputError
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.layer import Phase
 from moetune.domain.quantization import Quantization
-from moetune.domain.samples import GemmForm, GemmPoint
+from moetune.domain.samples import GemmPoint
 from moetune.measure import expert_kernels
 from moetune.measure.device import open_device
 from moetune.runtime.moe.dispatch import ChunkLayout, GroupedRows

@@ -6,10 +6,11 @@ from typing import Self
 
 from moetune.domain.costs import NO_BURST, Burst, CopyMode, Doubt, Estimate, LinearCost, Trust
 from moetune.domain.errors import ProfileError
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.request import PlanInputs
-from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.domain.samples import CollectiveOp, Direction
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
 
 GEMM = LinearCost(alpha_seconds=5e-5, beta_seconds=4e-14)

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
 from moetune.domain.plan import Range
-from moetune.domain.samples import CollectiveOp, GemmForm
+from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.budget import MemoryBudget
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.fewest_ranges import fewest_runs

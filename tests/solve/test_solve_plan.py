@@ -10,12 +10,12 @@ from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
-from moetune.domain.samples import GemmForm
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.plan import solve_plan

@@ -10,6 +10,7 @@ from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.constraints import Constraints, LayoutPins, TransformerSizes
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InputError
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
@@ -19,7 +20,6 @@ from moetune.domain.samples import (
     BurstPoint,
     CollectivePoint,
     CopyPoint,
-    GemmForm,
     GemmPoint,
     InterferencePoint,
     Point,

@@ -20,8 +20,8 @@ from moetune.domain.constraints import Dispatcher, Order
 from moetune.domain.costs import Estimate, LinearCost
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, LayerKey, Phase
-from moetune.domain.samples import GemmForm
 from moetune.domain.step_errors import StepErrors
+from moetune.solve.layer.halves import two_halves
 from moetune.solve.layer.operations import NOTHING, LayerOperations
 from moetune.solve.layer.timeline import Task
 from moetune.solve.layer.totals import at_least, total
@@ -273,10 +273,9 @@ class LayerCosts(LayerOperations, ABC):
         return total(*(self.phase_overhead(phase, tokens=tokens) for phase in PHASES))
 
     def halves(self, phase: Phase, rows: float, *, recompute: bool) -> tuple[Estimate, Estimate]:
-        """Return the experts' work up to T_M's last use, and after it.
+        """Return the experts' work up to T_M's last use, and after it: `halves.two_halves`.
 
-        Forward the GEMMs with W₁ (and W₃) and the activation come before, that with W₂ after.
-        Backward the GEMMs with W₂ and the activation's gradient come before.
+        Both together are at least the time in which the host launches them.
 
         Args:
             rows: or an array of them.
@@ -285,7 +284,9 @@ class LayerCosts(LayerOperations, ABC):
         again = recompute and phase == "backward"
 
         def halves() -> tuple[Estimate, Estimate]:
-            before, behind = self._two_halves(phase, rows, recompute=again)
+            before, behind = two_halves(
+                self, phase, rows=rows, sorting=self.sorting(rows), recompute=again
+            )
             _, each = self._least(phase)
             if each is None:
                 return before, behind
@@ -293,30 +294,6 @@ class LayerCosts(LayerOperations, ABC):
             return before, at_least(behind, left)
 
         return self.kept(("halves", phase, _key(rows), again), halves)
-
-    def _two_halves(
-        self, phase: Phase, rows: float, *, recompute: bool
-    ) -> tuple[Estimate, Estimate]:
-        parts = self.parts(phase)
-
-        def gemms(*forms: GemmForm, is_second: bool) -> list[Estimate]:
-            count = 1 if is_second else self.layer.num_gemms - 1
-            return count * [
-                self.gemm(form, rows=rows, is_second=is_second, parts=parts) for form in forms
-            ]
-
-        activation, sorting = self.activation(phase, rows), self.sorting(rows)
-        if phase == "forward":
-            return (
-                total(sorting, *gemms("forward", is_second=False), activation),
-                total(*gemms("forward", is_second=True), sorting),
-            )
-        again = gemms("forward", is_second=False) if recompute else []
-        gradients: tuple[GemmForm, GemmForm] = ("grad_input", "grad_weight")
-        return (
-            total(sorting, *again, *gemms(*gradients, is_second=True), activation),
-            total(*gemms(*gradients, is_second=False), sorting),
-        )
 
     def sorting(self, rows: float) -> Estimate:
         """Return the time to sort a chunk's rows by expert; sorting them back takes the same."""

@@ -13,16 +13,10 @@ from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats, array_of, is_many
 from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.gemm_forms import GemmForm, even_form, uneven_form
 from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
 from moetune.domain.quantization import Quantization, measured_dtype
-from moetune.domain.samples import (
-    HOST_CHUNKS,
-    LAUNCHES,
-    CollectiveOp,
-    GemmForm,
-    even_form,
-    uneven_form,
-)
+from moetune.domain.samples import HOST_CHUNKS, LAUNCHES, CollectiveOp
 from moetune.solve.layer.totals import longer, total
 from moetune.solve.layer.uneven import unevenness
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from moetune.domain.arrays import array_of
 from moetune.domain.costs import Burst, CopyMode, Costs, Estimate, LinearCost, costs_of_all
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey
-from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.domain.samples import CollectiveOp, Direction
 from moetune.domain.step_errors import StepErrors
 from moetune.solve.layer.costs import LayerCosts
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from moetune.domain.arrays import Floats, array_of, floats_of, is_many
-from moetune.domain.samples import GemmForm, even_form, hottest_share
+from moetune.domain.gemm_forms import GemmForm, even_form, hottest_share
 
 TILE_ROWS = 128
 """Of the kernels that multiply all experts at once, on GPUs of compute capability 9.0."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
-from moetune.domain.samples import GemmForm
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block_times import NO_TIME, BlockTimes, Passes

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from moetune.domain.cluster import Machine
 from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust
 from moetune.domain.errors import ProfileError
-from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.domain.gemm_forms import GemmForm
+from moetune.domain.samples import CollectiveOp, Direction
 from moetune.solve.training.multiprocessors import TransferTimes
 
 _ADAM_BYTES = 30
