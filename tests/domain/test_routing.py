@@ -63,3 +63,17 @@ def test_the_fullest_rank_is_that_of_the_experts_in_their_places() -> None:
     assert loads.skew_in_order(4, 1, 2) == pytest.approx(1.5)
     assert loads.skew_in_order(4, 1, 2, (0, 3, 1, 2)) == pytest.approx(1.0)
     assert NATURAL.skew_in_order(4, 1, 2, (0, 3, 1, 2)) == NATURAL.skew(4, 1, 2)
+
+
+def test_the_fullest_ranks_experts_have_its_rows_between_them() -> None:
+    loads = ExpertLoads(name="file", loads=(1.0, 2.0, 4.0, 3.0, 5.0, 1.0))
+    assert loads.fullest_shares(6, 1, 3) == pytest.approx((4 / 7, 3 / 7))
+    placed = loads.fullest_shares(6, 1, 3, experts=(0, 5, 2, 4, 1, 3))
+    assert placed == pytest.approx((5 / 9, 4 / 9))
+    assert loads.fullest_shares(6, 1, 1) == pytest.approx([n / 16 for n in (5, 4, 3, 2, 1, 1)])
+    assert BALANCED.fullest_shares(6, 1, 3) == ()
+    law = NATURAL.fullest_shares(64, 2, 8)
+    assert len(law) == 8
+    assert sum(law) == pytest.approx(1)
+    assert list(law) == sorted(law, reverse=True)
+    assert law[0] > 2 / 8

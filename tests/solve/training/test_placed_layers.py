@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.model_placement import LayerPlacement
 from moetune.domain.placement import check_order
 from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
 from moetune.domain.routing import ExpertLoads
@@ -16,7 +17,13 @@ from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, Ze
 from moetune.solve.training.best import best_layouts
 from moetune.solve.training.front import memory_front
 from moetune.solve.training.placed_layers import CLOSE, PlacedLayers
-from moetune.solve.training.placement import choice_of, kept, placing, unplaceable
+from moetune.solve.training.placement import (
+    choice_of,
+    kept,
+    natural_words,
+    placing,
+    unplaceable,
+)
 from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.ties import NOISE
 from tests.solve.test_expert_groups import fullest, partitions
@@ -190,6 +197,15 @@ def test_the_front_is_in_the_order_of_its_own_memory() -> None:
     assert peaks == sorted(peaks)
     assert all(after <= before * (1 - NOISE) for before, after in pairwise(steps))
     assert all(one.step == search.priced(one.layout).step for one in front if not one.saved_seconds)
+
+
+def test_the_natural_order_is_told_by_the_mean_of_its_layers() -> None:
+    layers = [
+        LayerPlacement(natural_skew=skew, placed_skew=1.0, least_skew=1.0) for skew in (1.5, 2.0)
+    ]
+    assert natural_words(layers) == (
+        "the fullest ranks have 1.75 × the mean rows, the mean of 2 layers"
+    )
 
 
 def test_layouts_that_place_have_whole_experts_and_no_shards_of_them() -> None:
