@@ -11,7 +11,7 @@ from moetune.domain.costs import LinearCost
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import Interference
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
-from moetune.domain.samples import ResourceClass
+from moetune.domain.samples import LAUNCHES, ResourceClass
 from moetune.domain.units import format_share
 from moetune.fit.curve import Line
 from moetune.fit.index import Points, ProfileIndex, index_of
@@ -29,7 +29,7 @@ class OperationCurve:
     Args:
         name: unique in the profile, such as "all_to_all, 8 ranks, 4 in flight".
         kind: "collective", "GEMM", "copy", "memory-bound operation" or "attention".
-        unit: of the size: "bytes", "rows", "elements", "sequences" or "MACs".
+        unit: of the size: "bytes", "rows", "elements", "chunks", "sequences" or "MACs".
         find: returns the measured points, or the line where nothing was measured; of a table's
             GEMM it completes the curve, which takes milliseconds.
         num_points: known sizes.
@@ -177,7 +177,7 @@ def _memory_bound(index: ProfileIndex) -> Iterator[OperationCurve]:
         yield OperationCurve(
             name=f"{op} {dtype}",
             kind="memory-bound operation",
-            unit="elements",
+            unit="chunks" if op in LAUNCHES else "elements",
             **_known(known),
             line=known.cost if isinstance(known, Line) else None,
             error=None,

@@ -10,7 +10,7 @@ import pytest
 from moetune.domain.cluster import Cluster, Fingerprint
 from moetune.domain.errors import MoetuneError, ProfileError
 from moetune.domain.interference import Interference
-from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
+from moetune.domain.profile import FitError, Profile, ProfileQuality, RowsLine, SuspectGroup
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
@@ -142,6 +142,18 @@ def test_rates_are_bytes_and_products_a_second_where_there_is_a_slope() -> None:
     assert row[2].value == 1 / profile.gemm[0].beta_seconds_per_mac
     assert row[2].text.split()[0] == f"{1e-12 / profile.gemm[0].beta_seconds_per_mac:.3g}"
     assert row[3].value == 0
+
+
+def test_a_layers_launches_are_seconds_of_each_chunk() -> None:
+    line = RowsLine(
+        op="chunked_layer", dtype="bfloat16", alpha_seconds=2e-3, beta_seconds_per_element=4e-4
+    )
+    changed = replace(
+        lab_profile(), samples=(), collective=(), gemm=(), copy=(), rows=(line,)
+    )  # fmt: skip
+    (row,) = table_of(profile_sections(found(changed)), "operations").rows
+    assert (row[1].value, row[2].value) == (2e-3, 4e-4)
+    assert row[2].text == "400 µs each"
 
 
 def test_samples_that_vary_are_counted_and_good_ones_need_no_note() -> None:

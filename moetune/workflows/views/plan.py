@@ -209,7 +209,9 @@ def _phases(explanation: Explanation) -> Table:
     ]
     if times.overhead_seconds:
         around = "gate" if is_tensor(plan) else "gate, sorting"
-        name = Cell.words("gate, choices" if plan.workload.gathers else around)
+        around = "gate, choices" if plan.workload.gathers else around
+        is_gpu = device_word(explanation.profile) == "GPU"
+        name = Cell.words(f"{around}, launches" if is_gpu else around)
         overhead = Cell.seconds(times.overhead_seconds)
         rows.append((name, overhead, overhead, EMPTY))
     return Table(

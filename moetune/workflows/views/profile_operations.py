@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from moetune.domain.document import shown as shortened
 from moetune.domain.profile import FitError, GemmLine, Profile
+from moetune.domain.units import format_seconds
 from moetune.report.fits import fit_figure, residual_figure
 from moetune.report.operations import OperationCurve, interference_figure, operations_of
 from moetune.report.section import EMPTY, Cell, Section, Table, without_empty_columns
@@ -125,6 +126,8 @@ def _gemm(line: GemmLine) -> tuple[Cell, ...]:
 
 
 def _rate(beta_seconds: float, unit: str) -> Cell:
+    if unit == "chunks":
+        return Cell(text=f"{format_seconds(beta_seconds)} each", value=beta_seconds, unit="s")
     factor, name = _RATES.get(unit, (1.0, ""))
     if not beta_seconds or not name:
         return EMPTY
