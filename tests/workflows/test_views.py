@@ -11,7 +11,7 @@ import pytest
 from moetune.domain.model import MODELS
 from moetune.domain.model_plan import StageTime
 from moetune.domain.plan import Plan
-from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
+from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, RowsLine
 from moetune.domain.request import PlanRequest
 from moetune.report.section import (
     Figure,
@@ -79,6 +79,21 @@ def test_a_plan_shows_its_predicted_times_and_bytes(layer: Explanation) -> None:
          backward.exposed_communication_seconds),
         ("gate, sorting", times.overhead_seconds, times.overhead_seconds, None),
     ]  # fmt: skip
+    assert layer.profile is not None
+    with_launches = replace(
+        layer,
+        profile=replace(
+            layer.profile,
+            rows=(
+                RowsLine(
+                    op="chunked_layer", dtype="float32", alpha_seconds=1e-3,
+                    beta_seconds_per_element=0.0,
+                ),
+            ),
+        ),
+    )  # fmt: skip
+    named = table_of(plan_sections(with_launches)[:1], "phases")
+    assert columns(named, "phase")[-1] == ("gate, sorting, launches",)
     shown = {one.name: one.cell.value for one in answer.highlights}
     assert shown == {
         "One step of the layer": times.step_seconds,

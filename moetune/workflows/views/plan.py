@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from moetune.domain.model_plan import Chunks, ModelMemory, TransformerPlan
 from moetune.domain.plan import Memory, Plan
+from moetune.domain.profile import Profile
+from moetune.domain.samples import LAUNCHES, RowsPoint
 from moetune.domain.terms import PhaseTerms
 from moetune.domain.throughput import throughput_of
 from moetune.domain.units import format_bytes, format_seconds, format_share
@@ -210,8 +212,8 @@ def _phases(explanation: Explanation) -> Table:
     if times.overhead_seconds:
         around = "gate" if is_tensor(plan) else "gate, sorting"
         around = "gate, choices" if plan.workload.gathers else around
-        is_gpu = device_word(explanation.profile) == "GPU"
-        name = Cell.words(f"{around}, launches" if is_gpu else around)
+        has_launches = explanation.profile is not None and _launches_known(explanation.profile)
+        name = Cell.words(f"{around}, launches" if has_launches else around)
         overhead = Cell.seconds(times.overhead_seconds)
         rows.append((name, overhead, overhead, EMPTY))
     return Table(
@@ -221,6 +223,12 @@ def _phases(explanation: Explanation) -> Table:
         notes=(memory_words(explanation, device_bytes(plan.memory), _memory_parts(plan.memory)),),
         is_narrow=True,
     )
+
+
+def _launches_known(profile: Profile) -> bool:
+    ops = {one.op for one in profile.rows}
+    ops |= {one.point.op for one in profile.samples if isinstance(one.point, RowsPoint)}
+    return not ops.isdisjoint(LAUNCHES)
 
 
 def _memory_parts(memory: Memory) -> str:
