@@ -104,14 +104,15 @@ class _Stage:
         self._now: float | None = None
 
     def add(self, span: RecordedSpan) -> None:
-        """Add a step of the phase."""
+        """Add a step of the phase; a combine may be recorded behind its end."""
         name = span.name if span.name in self._seconds else "dispatch"  # a policy's own transfers
         if name == "dispatch" and self._seconds["combine"]:
             self._order = "interleaved"
         chunks = self._seconds[name]
         seconds = span.end_seconds - span.start_seconds
         chunks[span.chunk] = chunks.get(span.chunk, 0.0) + seconds
-        self._now = span.end_seconds
+        if not self.is_over:
+            self._now = span.end_seconds
 
     def end_phase(self, now: float) -> None:
         """End the phase: what follows is dense computation.
@@ -162,7 +163,9 @@ def _stages(spans: Sequence[RecordedSpan], num_bytes: Callable[[int], int]) -> I
         elif span.name == GRADIENT_MARK:
             stage.pass_time(now, num_bytes(span.chunk))
         else:
-            if stage.is_over:
+            # The thread that records a combine's end may wait for the interpreter: no phase begins
+            # with one.
+            if stage.is_over and span.name != "combine":
                 stage.pass_time(now)
                 yield stage
                 stage = _Stage()
