@@ -34,6 +34,7 @@ _ROOT = Path(__file__).parents[1]
 _PROFILES = {
     "lab": _ROOT / "tests/golden/lab.toml",
     "a100-x4": _ROOT / "profiles/a100-x4.toml",
+    "h100-x8": _ROOT / "profiles/h100-x8.toml",
     "rtx2080ti-x64": _ROOT / "profiles/rtx2080ti-x64.toml",
 }
 _LAB = LayerShape(d_model=256, d_hidden=1024, num_experts=8)
@@ -133,6 +134,9 @@ def _cases() -> Iterator[_Case]:
     for strategy in ("S1", "S2", "S4"):
         yield _Case("a100-x4", 4, f"strategy {strategy}", strategy=strategy)
     yield _Case("a100-x4", 4, "free, limit of 3 GiB", 3072 * _MIB)
+    yield _Case("h100-x8", 8, "nothing pinned")
+    yield _Case("h100-x8", 64, "64 ranks, by the rule for more nodes")
+    yield _Case("h100-x8", 8, "strategy S4", strategy="S4")
 
 
 def _random_plans() -> Iterator[object]:

@@ -1,5 +1,6 @@
 """Prediction over one size: monotone between measured points, or a published α–β line."""
 
+import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -264,6 +265,8 @@ def isotonic(values: Sequence[float]) -> list[float]:
     return [mean for mean, count in zip(means, counts, strict=True) for _ in range(count)]
 
 
+_BESIDE = 2
+"""Points on each side that a cubic between two points depends on, the two among them."""
 SPACING_SHARE = 0.35
 """Error between measured sizes over that of a size left out, around which the gap is twice as wide.
 
@@ -301,14 +304,21 @@ def _error_between(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 def left_out_errors(
     *, sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float = 0.0
 ) -> dict[int, float]:
-    """Return predicted / measured − 1 of the points that `interpolation_errors` looks at."""
+    """Return predicted / measured − 1 of the points that `interpolation_errors` looks at.
+
+    Of times that never fall a cubic between two points is that of the curve through these and the
+    next ones on both sides.
+    """
     count = len(sizes)
+    is_rising = all(one <= other for one, other in itertools.pairwise(seconds))
+    beside = _BESIDE if is_rising and count > 2 else count  # noqa: PLR2004 - a line has two ends
     left_out = range(1, count - 1) if count > 2 else range(count if count > 1 else 0)  # noqa: PLR2004 - a line has two ends
     errors = {}
     for at in left_out:
+        before, behind = slice(max(0, at - beside), at), slice(at + 1, at + 1 + beside)
         rest = curve_through(
-            sizes=[*sizes[:at], *sizes[at + 1 :]],
-            seconds=[*seconds[:at], *seconds[at + 1 :]],
+            sizes=[*sizes[before], *sizes[behind]],
+            seconds=[*seconds[before], *seconds[behind]],
             alpha_seconds=alpha_seconds,
         )
         errors[at] = rest.predict(sizes[at]).seconds / seconds[at] - 1

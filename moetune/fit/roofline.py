@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from moetune.domain.arrays import array_of
 from moetune.fit.curve import curve_through
 from moetune.fit.line import Floats
 from moetune.fit.pool import Series, Shape
@@ -75,7 +76,7 @@ def table_of(shapes: Mapping[Shape, Series], alpha_seconds: float) -> Table:
         curve_through(sizes=one.sizes, seconds=one.medians, alpha_seconds=alpha_seconds)
         for one in shapes.values()
     ]
-    seconds = np.array([[curve.predict(size).seconds for size in rows] for curve in curves])
+    seconds = np.array([curve.predict(array_of(rows)).seconds for curve in curves])
     sizes = np.array(list(shapes), float)
     macs, elements = work_of(sizes, rows)
     measured = np.array([np.isin(rows, curve.sizes) for curve in curves])

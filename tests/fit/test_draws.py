@@ -20,6 +20,7 @@ PROFILES = {
     "samples": lab_profile(),
     "tables": load_profile_file(bundled_profiles()["a100-x4"]),
     "lines": load_profile_file(bundled_profiles()["rtx2080ti-x64"]),
+    "rules": load_profile_file(bundled_profiles()["h100-x8"]),
 }
 FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 SIZES = [0.5, 1.0, 16.0, 37.5, 256.0, 1000.0, 4096.0, 2.0**15, 2.0**21, 1e9]
@@ -27,8 +28,8 @@ SIZES = [0.5, 1.0, 16.0, 37.5, 256.0, 1000.0, 4096.0, 2.0**15, 2.0**21, 1e9]
 
 def predicted(costs: Costs, profile: Profile, size: float) -> list[Estimate | None]:
     """Return some of every kind of operation, as measured and as stood in for."""
-    dtype = "bfloat16" if profile is PROFILES["tables"] else "float32"
-    group = 4 if profile is PROFILES["tables"] else 8
+    dtype = "bfloat16" if profile.tables or profile is PROFILES["tables"] else "float32"
+    group = {id(PROFILES["tables"]): 4, id(PROFILES["rules"]): 64}.get(id(profile), 8)
     found: list[Estimate | None] = [
         costs.gemm(dtype=dtype, product=form, num_experts=2, rows=size, d_in=d_in, d_out=2048)
         for form in FORMS
