@@ -74,7 +74,7 @@ def launch_points(workloads: Sequence[Workload]) -> Iterator[Point]:
 def gate_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
     """Yield the GEMMs of layers' gates: one matrix, as narrow as the layer has experts.
 
-    Taken for a blend of experts' GEMMs they were priced ten times too high on an H100.
+    A blend of the experts' GEMMs knows neither so narrow a matrix nor so many rows.
     """
     for load in workloads:
         for degree in grid.degrees[::2]:
