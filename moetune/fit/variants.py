@@ -1,8 +1,7 @@
 """Variants of a profile: costs drawn within the noise of its samples and the errors of its fits."""
 
 import math
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,19 +14,13 @@ from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.draws import curves_through, scaled_curves
-from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Points, ProfileIndex, index_of
-from moetune.fit.interference import table_of
-from moetune.fit.line import Floats, resampled_medians
-from moetune.fit.pool import InterferenceKey
+from moetune.fit.line import Floats
+from moetune.fit.noise import Noise
 from moetune.fit.predictor import ExactCurves, Name, Predictor, StandIn
 
 NUM_RESAMPLES, RESAMPLING_SEED = 100, 0
 """Draws behind a plan's own spread, and behind the bands of figures."""
-# The largest standard deviation of a common factor's logarithm: two in three draws within a
-# factor of 2. Two points predict each other, so their leave-one-out error may be a factor of 900
-# where a start-up time dominates: that shows that nothing is known, and no machine varies as much.
-_MAX_SPREAD = math.log(2)
 
 
 def resample_costs(
@@ -58,7 +51,7 @@ def resample_costs(
             as if nothing were left to learn about them; the draws of the others are the same.
     """
     draws = _Draws(
-        index=index_of(profile), noise=_Noise(num=num, seed=seed), known=known,
+        index=index_of(profile), noise=Noise(num=num, seed=seed), known=known,
         allow_modelled=allow_modelled,
     )  # fmt: skip
     return tuple(_DrawnCosts(draws, draw) for draw in range(num))
@@ -72,7 +65,7 @@ def drawn_predictors(
     Args:
         label: seeds the draws of a line; points have their own label.
     """
-    noise = _Noise(num=num, seed=seed)
+    noise = Noise(num=num, seed=seed)
     curves = [_DrawnCurves(noise=noise, draw=draw) for draw in range(num)]
     if isinstance(found, Line):
         return tuple(one.line(found, label=label) for one in curves)
@@ -83,7 +76,7 @@ class _Draws:
     """All draws of a profile's costs."""
 
     def __init__(
-        self, *, index: ProfileIndex, noise: "_Noise", known: frozenset[str], allow_modelled: bool
+        self, *, index: ProfileIndex, noise: Noise, known: frozenset[str], allow_modelled: bool
     ) -> None:
         self.index, self.noise, self.known = index, noise, known
         self.allow_modelled = allow_modelled
@@ -148,77 +141,10 @@ class _CostsOfAll(ProfileCosts):
         return Estimate(seconds=array_of([one.seconds for one in found]), trust="modelled")
 
 
-class _Noise:
-    """All draws of an operation at once, made when the first of them is wanted."""
-
-    def __init__(self, *, num: int, seed: int) -> None:
-        self._num = num
-        self._seed = seed
-        self._medians: dict[str, Floats] = {}
-        self._deviates: dict[str, Floats] = {}
-        self._interference: list[list[float]] = []
-        self._tables: dict[int, Interference] = {}
-
-    def medians(self, points: Points) -> Floats:
-        """Return the points' medians, shape (draws, points)."""
-        if points.label not in self._medians:
-            self._medians[points.label] = resampled_medians(
-                times=points.series.times, num=self._num, rng=self._rng(points.label)
-            )
-        return self._medians[points.label]
-
-    def factors(self, family: str, *, draw: int, relative_error: float) -> tuple[float, float]:
-        """Return two independent log-normal factors with that median absolute error."""
-        spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
-        one, other = self.deviates(f"{family}: factors", draw=draw)
-        return math.exp(spread * one), math.exp(spread * other)
-
-    def all_factors(self, family: str, *, relative_error: float) -> Floats:
-        """Return the factors of all draws, shape (draws, 2)."""
-        spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
-        factors: Floats = np.exp(spread * self.all_deviates(f"{family}: factors"))
-        return factors
-
-    def deviates(self, label: str, *, draw: int) -> tuple[float, float]:
-        """Return two independent standard normal numbers."""
-        one, other = self.all_deviates(label)[draw].tolist()
-        return one, other
-
-    def all_deviates(self, label: str) -> Floats:
-        """Return the numbers of all draws, shape (draws, 2)."""
-        if label not in self._deviates:
-            self._deviates[label] = self._rng(label).normal(size=(self._num, 2))
-        return self._deviates[label]
-
-    def interference(self, index: ProfileIndex, *, draw: int) -> Interference:
-        """Return the factors from raw times drawn again."""
-        times = index.pool.interference
-        if not times or not index.has_own_interference:
-            return index.profile.interference
-        if draw not in self._tables:
-            self._tables[draw] = self._drawn_table(times, draw)
-        return self._tables[draw]
-
-    def _drawn_table(
-        self, times: Mapping[InterferenceKey, tuple[float, ...]], draw: int
-    ) -> Interference:
-        if not self._interference:
-            drawn = resampled_medians(
-                times=list(times.values()), num=self._num, rng=self._rng("interference")
-            )
-            self._interference = drawn.tolist()
-        medians = zip(times, self._interference[draw], strict=True)
-        return table_of(dict(medians))
-
-    def _rng(self, label: str) -> np.random.Generator:
-        # Not hash(): it differs between processes.
-        return np.random.default_rng([self._seed, zlib.crc32(label.encode())])
-
-
 class _DrawnCurves:
     """The curves, lines and blends of one draw."""
 
-    def __init__(self, *, noise: _Noise, draw: int, known: frozenset[str] = frozenset()) -> None:
+    def __init__(self, *, noise: Noise, draw: int, known: frozenset[str] = frozenset()) -> None:
         self._noise = noise
         self._draw = draw
         self._known = known
@@ -278,7 +204,7 @@ class _DrawnCurves:
 class _CurvesOfAll:
     """The curves, lines and blends of some draws, whose predictions are arrays."""
 
-    def __init__(self, *, noise: _Noise, draws: tuple[int, ...], known: frozenset[str]) -> None:
+    def __init__(self, *, noise: Noise, draws: tuple[int, ...], known: frozenset[str]) -> None:
         self._noise = noise
         self._draws = list(draws)
         self._known = known

@@ -57,6 +57,12 @@ class Mark(torch.autograd.Function):
         return grads[0], None, None
 
 
+def mark(x: torch.Tensor, events: Events, name: str) -> torch.Tensor:
+    # torch gives `Function.apply` no types.
+    marked: torch.Tensor = Mark.apply(x, events, name)  # type: ignore[no-untyped-call]
+    return marked
+
+
 class Shared(nn.Module):
     """A shared expert of two products, which can write down when they run."""
 
@@ -70,10 +76,9 @@ class Shared(nn.Module):
         self.events: Events = [] if events is None else events
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = Mark.apply(x @ self.up, self.events, "shared up")  # type: ignore[no-untyped-call]
+        hidden = mark(x @ self.up, self.events, "shared up")
         y = torch.tanh(hidden) @ self.down
-        marked: torch.Tensor = Mark.apply(y, self.events, "shared down")  # type: ignore[no-untyped-call]
-        return marked
+        return mark(y, self.events, "shared down")
 
 
 def layer_of(**options: Any) -> MoELayer:
@@ -220,6 +225,7 @@ class Timed:
     def __init__(self, layer: MoELayer) -> None:
         self.calls: list[CallWatch] = []
         self._number = 0
+        # The layer has no public way to be timed at fixed calls.
         layer._decisions.watch = self.watch  # type: ignore[method-assign]
 
     def watch(self, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:

@@ -1,0 +1,86 @@
+"""Noise of a profile: medians of raw times drawn again, and deviates of its fits' errors."""
+
+import math
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from moetune.domain.interference import Interference
+from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
+from moetune.fit.index import Points, ProfileIndex
+from moetune.fit.interference import table_of
+from moetune.fit.line import Floats, resampled_medians
+from moetune.fit.pool import InterferenceKey
+
+# The largest standard deviation of a common factor's logarithm: two in three draws within a
+# factor of 2. Two points predict each other, so their leave-one-out error may be a factor of 900
+# where a start-up time dominates: that shows that nothing is known, and no machine varies as much.
+_MAX_SPREAD = math.log(2)
+
+
+class Noise:
+    """All draws of an operation at once, made when the first of them is wanted."""
+
+    def __init__(self, *, num: int, seed: int) -> None:
+        self._num = num
+        self._seed = seed
+        self._medians: dict[str, Floats] = {}
+        self._deviates: dict[str, Floats] = {}
+        self._interference: list[list[float]] = []
+        self._tables: dict[int, Interference] = {}
+
+    def medians(self, points: Points) -> Floats:
+        """Return the points' medians, shape (draws, points)."""
+        if points.label not in self._medians:
+            self._medians[points.label] = resampled_medians(
+                times=points.series.times, num=self._num, rng=self._rng(points.label)
+            )
+        return self._medians[points.label]
+
+    def factors(self, family: str, *, draw: int, relative_error: float) -> tuple[float, float]:
+        """Return two independent log-normal factors with that median absolute error."""
+        spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
+        one, other = self.deviates(f"{family}: factors", draw=draw)
+        return math.exp(spread * one), math.exp(spread * other)
+
+    def all_factors(self, family: str, *, relative_error: float) -> Floats:
+        """Return the factors of all draws, shape (draws, 2)."""
+        spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
+        factors: Floats = np.exp(spread * self.all_deviates(f"{family}: factors"))
+        return factors
+
+    def deviates(self, label: str, *, draw: int) -> tuple[float, float]:
+        """Return two independent standard normal numbers."""
+        one, other = self.all_deviates(label)[draw].tolist()
+        return one, other
+
+    def all_deviates(self, label: str) -> Floats:
+        """Return the numbers of all draws, shape (draws, 2)."""
+        if label not in self._deviates:
+            self._deviates[label] = self._rng(label).normal(size=(self._num, 2))
+        return self._deviates[label]
+
+    def interference(self, index: ProfileIndex, *, draw: int) -> Interference:
+        """Return the factors from raw times drawn again."""
+        times = index.pool.interference
+        if not times or not index.has_own_interference:
+            return index.profile.interference
+        if draw not in self._tables:
+            self._tables[draw] = self._drawn_table(times, draw)
+        return self._tables[draw]
+
+    def _drawn_table(
+        self, times: Mapping[InterferenceKey, tuple[float, ...]], draw: int
+    ) -> Interference:
+        if not self._interference:
+            drawn = resampled_medians(
+                times=list(times.values()), num=self._num, rng=self._rng("interference")
+            )
+            self._interference = drawn.tolist()
+        medians = zip(times, self._interference[draw], strict=True)
+        return table_of(dict(medians))
+
+    def _rng(self, label: str) -> np.random.Generator:
+        # Not hash(): it differs between processes.
+        return np.random.default_rng([self._seed, zlib.crc32(label.encode())])
