@@ -60,7 +60,7 @@ def run_experts(
 
 
 class _Crossing:
-    """What both functions of a call share."""
+    """State that both functions of a call share."""
 
     def __init__(self, policy: MemoryPolicy) -> None:
         self.policy = policy

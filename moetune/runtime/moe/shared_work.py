@@ -1,4 +1,4 @@
-"""What shared experts compute while a layer's rows travel, as if the layer were not around it."""
+"""Work of shared experts while a layer's rows travel, in the state that the layer's caller set."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What uneven loads of a rank's experts cost its GEMMs, from those that were measured uneven.
+"""Time of a rank's GEMMs with uneven loads of its experts, from those measured even and uneven.
 
 A kernel for all experts cuts the rows of each into tiles, and pads the last tile of each. Gradients
 of weights are sums over an expert's rows, and that of the most loaded expert is the longest. Loads
