@@ -9,7 +9,7 @@ from moetune.domain.layout import nearest_divisors
 from moetune.domain.spelling import nearest_then
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Transformer:
     """A decoder in which every `moe_every`-th block has an MoE layer instead of a dense FFN.
 

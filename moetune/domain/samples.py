@@ -3,13 +3,15 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from moetune.domain.cluster import Group
+from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError
 from moetune.domain.gemm_forms import GemmForm, expert_rows
 from moetune.domain.layer import Workload
+from moetune.domain.model import Transformer
 
 CollectiveOp = Literal[
     "all_to_all", "all_to_all_2d", "all_reduce", "all_gather", "reduce_scatter", "send"
@@ -152,12 +154,14 @@ class InterferencePoint:
 
     Args:
         comm_bytes: of each exchange of "comm"; 0 for the representative size of the session.
+        is_alone: each exchange is alone on the link, where others are several at once.
     """
 
     kind: Literal["interference"] = "interference"
     victim: ResourceClass
     others: tuple[ResourceClass, ...] = ()
     comm_bytes: int = 0
+    is_alone: bool = field(default=False, metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -213,6 +217,42 @@ class StepPoint:
         return self.workload.world_size, 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class TurnsPoint:
+    """A few blocks with experts, forward and backward, of which two batches take turns.
+
+    It shows by how much such blocks differ from the timeline of their operations on this machine:
+    what two batches leave no link idle for, they do not leave the host idle for, either.
+
+    Args:
+        model: its blocks, without embedding and head; the experts are on consecutive ranks.
+        sequences: of each of the two batches on a rank.
+        degree: chunks forward and backward.
+    """
+
+    kind: Literal["turns"] = "turns"
+    model: Transformer
+    world_size: int
+    sequences: int
+    dtype: str
+    degree: int
+
+    @property
+    def group(self) -> Group:
+        """The ranks that share the experts."""
+        return self.world_size, 0
+
+    @property
+    def workload(self) -> Workload:
+        """One batch's work in a layer with experts."""
+        return Workload(
+            layer=self.model.moe,
+            world_size=self.world_size,
+            tokens_per_rank=self.sequences * self.model.length,
+            dtype=self.dtype,
+        )
+
+
 Point = (
     GemmPoint
     | RowsPoint
@@ -222,6 +262,7 @@ Point = (
     | CopyPoint
     | InterferencePoint
     | StepPoint
+    | TurnsPoint
 )
 
 

@@ -112,35 +112,37 @@ def comp_loss(found: Pool) -> OverlapLoss | None:
 
     An exchange of t seconds during which computation has speed σ takes (1 − σ)·t from it.
     """
-    exchange, alone = _exchange(found), found.interference.get(_COMP_ALONE)
-    if exchange is None or not alone:
+    alone = found.interference.get(_COMP_ALONE)
+    if not alone:
         return None
     baseline = statistics.median(alone)
-    lost = {
-        size: (1 - baseline / statistics.median(times)) * exchange.predict(size).seconds
-        for size, times in found.overlapped_comp.items()
-    }
+    lost = {}
+    for (size, is_alone), times in found.overlapped_comp.items():
+        exchange = _exchange(found, is_alone=is_alone)
+        if exchange is None:
+            return None
+        lost[size] = (1 - baseline / statistics.median(times)) * exchange.predict(size).seconds
     return _loss(lost)
 
 
 def comm_loss(found: Pool) -> OverlapLoss | None:
     """Return how much longer exchanges take during computation; None where not measured."""
-    exchange = _exchange(found)
-    if exchange is None:
-        return None
-    lost = {
-        size: statistics.median(times) - exchange.predict(size).seconds
-        for size, times in found.overlapped_comm.items()
-    }
+    lost = {}
+    for (size, is_alone), times in found.overlapped_comm.items():
+        exchange = _exchange(found, is_alone=is_alone)
+        if exchange is None:
+            return None
+        lost[size] = statistics.median(times) - exchange.predict(size).seconds
     return _loss(lost)
 
 
-def _exchange(found: Pool) -> Curve | None:
-    """Return the all-to-all of the largest group with the most in flight."""
+def _exchange(found: Pool, *, is_alone: bool) -> Curve | None:
+    """Return the all-to-all of the largest group, with the most in flight unless it is alone."""
     keys = [key for key in found.collective if key[0] == "all_to_all"]
     if not keys:
         return None
-    series = found.collective[max(keys, key=lambda key: key[1:])]
+    largest = [key for key in keys if key[1:3] == max(one[1:3] for one in keys)]
+    series = found.collective[(min if is_alone else max)(largest)]
     return curve_through(sizes=series.sizes, seconds=series.medians)
 
 

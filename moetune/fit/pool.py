@@ -32,6 +32,8 @@ AttentionKey = tuple[str, int, int, int, bool]
 """Dtype, length, heads, width of a head, and whether backward."""
 Key = TypeVar("Key", GemmKey, CollectiveKey, CopyKey, RowsKey, AttentionKey)
 OnePoint = TypeVar("OnePoint", bound=Point)
+Overlapped = tuple[int, bool]
+"""Bytes of each exchange that overlaps others, and whether it is alone on the link."""
 InterferenceKey = tuple[ResourceClass, frozenset[ResourceClass]]
 
 
@@ -61,8 +63,8 @@ class Pool:
         rows: by op and dtype, over elements.
         attention: by dtype, length, heads, width of a head and direction, over sequences.
         interference: raw times by victim and the others that run.
-        overlapped_comp: raw times of computation, by the bytes of the overlapped exchanges.
-        overlapped_comm: raw times of exchanges that overlap computation, by their bytes.
+        overlapped_comp: raw times of computation, by the exchanges that overlap it.
+        overlapped_comm: raw times of exchanges that overlap computation.
     """
 
     gemm: Mapping[GemmKey, Series]
@@ -71,8 +73,8 @@ class Pool:
     rows: Mapping[RowsKey, Series]
     attention: Mapping[AttentionKey, Series]
     interference: Mapping[InterferenceKey, tuple[float, ...]]
-    overlapped_comp: Mapping[int, tuple[float, ...]]
-    overlapped_comm: Mapping[int, tuple[float, ...]]
+    overlapped_comp: Mapping[Overlapped, tuple[float, ...]]
+    overlapped_comm: Mapping[Overlapped, tuple[float, ...]]
 
 
 def pool(samples: Iterable[Sample]) -> Pool:
@@ -144,7 +146,7 @@ def _times(visits: Sequence[Sample]) -> tuple[float, ...]:
     return tuple(chain.from_iterable(visit.seconds for visit in undisturbed(visits)))
 
 
-_Times = Mapping[int, tuple[float, ...]]
+_Times = Mapping[Overlapped, tuple[float, ...]]
 
 
 def _interference(
@@ -152,7 +154,7 @@ def _interference(
 ) -> tuple[Mapping[InterferenceKey, tuple[float, ...]], _Times, _Times]:
     """Return the table's times; by size, those of computation and exchanges that overlap."""
     table: defaultdict[InterferenceKey, list[Sample]] = defaultdict(list)
-    overlapped: dict[ResourceClass, defaultdict[int, list[Sample]]] = {
+    overlapped: dict[ResourceClass, defaultdict[Overlapped, list[Sample]]] = {
         victim: defaultdict(list) for victim in ("comp", "comm")
     }
     for sample in samples:
@@ -161,13 +163,13 @@ def _interference(
                 InterferencePoint(victim="comp" as victim, others=("comm",), comm_bytes=size)
                 | InterferencePoint(victim="comm" as victim, others=("comp",), comm_bytes=size)
             ) if size:
-                overlapped[victim][size].append(sample)
+                overlapped[victim][size, sample.point.is_alone].append(sample)
             case InterferencePoint(comm_bytes=0) | InterferencePoint(others=()) as at:
                 table[at.victim, frozenset(at.others) - {at.victim}].append(sample)
             case _:
                 pass  # sized, but more than computation and exchanges overlap
     comp, comm = (
-        {size: _times(visits) for size, visits in overlapped[victim].items()}
+        {one: _times(visits) for one, visits in overlapped[victim].items()}
         for victim in ("comp", "comm")
     )
     return {key: _times(visits) for key, visits in table.items()}, comp, comm

@@ -18,6 +18,7 @@ from moetune.domain.samples import (
     ResourceClass,
     Sample,
     StepPoint,
+    TurnsPoint,
 )
 from moetune.fit.interference import interference_of
 from moetune.fit.pool import pool
@@ -120,8 +121,8 @@ def _network(network: Network | None, factor: float) -> Network | None:
 
 
 def _sample(sample: Sample, speeds: Speeds) -> Sample:
-    if isinstance(sample.point, StepPoint):
-        return sample  # `Profile.steps` has its ratio to the sum of its operations, which stays
+    if isinstance(sample.point, (StepPoint, TurnsPoint)):
+        return sample  # the profile has its ratio to what its operations say, which stays
     factor = getattr(speeds, _CLASSES[_class_of(sample.point)])
     return replace(sample, seconds=tuple(one / factor for one in sample.seconds))
 

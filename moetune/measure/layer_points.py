@@ -15,6 +15,7 @@ from moetune.domain.samples import (
     LAUNCHES,
     BurstPoint,
     CollectiveOp,
+    CollectivePoint,
     InterferencePoint,
     Point,
     RowsPoint,
@@ -199,25 +200,29 @@ def _layer_rows(load: Workload, grid: Grid) -> Iterator[Point]:
             yield RowsPoint(op=op, dtype=dtype, rows=tokens, width=layer.num_experts)
 
 
-def overlapped_bytes(
+def overlapped_exchanges(
     workloads: Sequence[Workload], grid: Grid, *, num_ranks: int
-) -> tuple[int, ...]:
-    """Return the smallest, a middle and the largest exchange of chunks that overlap others.
+) -> tuple[CollectivePoint, ...]:
+    """Return exchanges that overlap others: the smallest, a middle one, and one that is alone.
 
     Args:
         num_ranks: all that measure: they exchange, and their number divides the bytes.
     """
-    sizes = [load.payload_bytes // d for load in workloads for d in grid.queued_degrees]
-    low, high = min(sizes), max(sizes)
-    chosen = (low, round(math.sqrt(low * high)), high)
-    return tuple(collective("all_to_all", (num_ranks, 0), size).num_bytes for size in chosen)
+    low = min(load.payload_bytes for load in workloads) // grid.queued_degrees[-1]
+    high = max(load.payload_bytes for load in workloads) // ALONE_CHUNKS
+    middle, group = round(math.sqrt(low * high)), (num_ranks, 0)
+    queued = (collective("all_to_all", group, size, IN_FLIGHT) for size in (low, middle))
+    return (*queued, collective("all_to_all", group, high))
 
 
-def overlap_points(exchange_bytes: Iterable[int]) -> Iterator[Point]:
+def overlap_points(exchanges: Iterable[CollectivePoint]) -> Iterator[Point]:
     """Yield computation and exchanges of several sizes, alone and at the same time."""
     yield InterferencePoint(victim="comp")
-    for comm_bytes in exchange_bytes:
+    for one in exchanges:
+        beside = InterferencePoint(
+            victim="comp", others=("comm",), comm_bytes=one.num_bytes, is_alone=one.in_flight == 1
+        )
         # The baseline again each time: computation drifts by more than an exchange takes.
-        yield InterferencePoint(victim="comp", comm_bytes=comm_bytes)
-        yield InterferencePoint(victim="comp", others=("comm",), comm_bytes=comm_bytes)
-        yield InterferencePoint(victim="comm", others=("comp",), comm_bytes=comm_bytes)
+        yield replace(beside, others=())
+        yield beside
+        yield replace(beside, victim="comm", others=("comp",))

@@ -25,6 +25,7 @@ from moetune.domain.samples import (
     ResourceClass,
     RowsPoint,
     StepPoint,
+    TurnsPoint,
 )
 from moetune.measure import expert_kernels, model_kernels
 from moetune.measure.device import Device, drop
@@ -107,11 +108,12 @@ class Representatives:
     comm: CollectivePoint | None
     mem: CopyPoint
 
-    def of(self, victim: ResourceClass, *, comm_bytes: int = 0) -> Point:
+    def of(self, victim: ResourceClass, *, comm_bytes: int = 0, is_alone: bool = False) -> Point:
         """Return the class's operation.
 
         Args:
             comm_bytes: size of the exchange, for "comm"; 0 is the representative's own.
+            is_alone: one exchange at once, and not as many as the representative has.
 
         Raises:
             InputError: there is no other rank to communicate with.
@@ -120,7 +122,8 @@ class Representatives:
         if point is None:
             raise InputError("one rank has no communication to measure")
         if comm_bytes and isinstance(point, CollectivePoint):
-            return replace(point, num_bytes=comm_bytes)
+            at_once = 1 if is_alone else point.in_flight
+            return replace(point, num_bytes=comm_bytes, in_flight=at_once)
         return point
 
 
@@ -131,12 +134,14 @@ class Makers:
     Args:
         rows: by `RowsPoint.op`.
         step: of a layer's step on these ranks; None where no steps are measured.
+        turns: of blocks in turns on these ranks; None where none are measured.
     """
 
     rows: Mapping[str, Callable[[RowsPoint, Device], Callable[[], None]]] = field(
         default_factory=dict
     )
     step: Callable[[StepPoint, Device, Communicator], Callable[[], None]] | None = None
+    turns: Callable[[TurnsPoint, Device, Communicator], Callable[[], None]] | None = None
 
 
 def prepare_experiment(
@@ -159,14 +164,19 @@ def prepare_experiment(
 
     if isinstance(point, InterferencePoint):
         victim, *others = (
-            _sharing(representatives.of(name, comm_bytes=point.comm_bytes), operation)
+            _sharing(
+                representatives.of(name, comm_bytes=point.comm_bytes, is_alone=point.is_alone),
+                operation,
+            )
             for name in (point.victim, *point.others)
         )
         return Experiment(victim=victim, background_loads=tuple(others))
     if isinstance(point, RowsPoint) and point.op == SUSTAINED:
         victim = operation(_sustained_product(point))
         return Experiment(victim=victim, sustained_seconds=SUSTAINED_SECONDS)
-    if isinstance(point, StepPoint) or (isinstance(point, RowsPoint) and point.op in makers.rows):
+    if isinstance(point, (StepPoint, TurnsPoint)) or (
+        isinstance(point, RowsPoint) and point.op in makers.rows
+    ):
         return Experiment(victim=_made(point, device, ranks, makers), is_issued=True)
     if isinstance(point, CopyPoint) and point.both_ways:
         opposite = replace(point, direction=_OPPOSITE[point.direction], both_ways=False)
@@ -220,16 +230,19 @@ def _computation(
 
 
 def _made(
-    point: StepPoint | RowsPoint, device: Device, ranks: MeasuringRanks, makers: Makers
+    point: StepPoint | TurnsPoint | RowsPoint, device: Device, ranks: MeasuringRanks, makers: Makers
 ) -> TimedOperation:
     """Return an operation that the caller knows."""
     if isinstance(point, RowsPoint):
         return local_operation(makers.rows[point.op](point, device))
-    if makers.step is None:
-        raise InputError("steps of layers are not measured here")
     group = OneRank() if point.workload.world_size == 1 else ranks.group(point.group)
-    run = _nothing if group is None else makers.step(point, device, group)
-    return local_operation(run)
+    if group is None:
+        return local_operation(_nothing)
+    if isinstance(point, StepPoint) and makers.step is not None:
+        return local_operation(makers.step(point, device, group))
+    if isinstance(point, TurnsPoint) and makers.turns is not None:
+        return local_operation(makers.turns(point, device, group))
+    raise InputError("whole steps are not measured here")
 
 
 def _copy(point: CopyPoint, device: Device) -> Callable[[], None]:

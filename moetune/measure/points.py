@@ -28,9 +28,11 @@ from moetune.domain.samples import (
     Point,
     RowsPoint,
     StepPoint,
+    TurnsPoint,
 )
+from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.domain.units import dtype_bytes
-from moetune.measure.grid import GRIDS, Grid, Preset
+from moetune.measure.grid import GRIDS, IN_FLIGHT, Grid, Preset, collective
 from moetune.measure.grid_points import (
     collective_grid,
     copy_grid,
@@ -45,14 +47,14 @@ from moetune.measure.layer_points import (
     launch_points,
     layer_points,
     overlap_points,
-    overlapped_bytes,
+    overlapped_exchanges,
     quantized_points,
     step_points,
     tensor_points,
     two_level_points,
     uneven_points,
 )
-from moetune.measure.transformer_points import transformer_points
+from moetune.measure.transformer_points import transformer_points, turns_points
 
 _MEMORY_SHARE = 8
 # Query, key, value, result, and the gradient of each.
@@ -217,8 +219,10 @@ class _Scope:
             yield from collective_grid(self.groups, grid)
         if self.linked and workloads:
             num_ranks = self.machine.num_devices
-            yield from overlap_points(overlapped_bytes(workloads, grid, num_ranks=num_ranks))
+            yield from overlap_points(overlapped_exchanges(workloads, grid, num_ranks=num_ranks))
         yield from step_points([*self.of_layers, *self.quantized])
+        if self.machine.kind == "cpu":  # plans for GPUs have no batches in turns
+            yield from self._in_turns()
         if self.machine.kind == "cuda" and workloads:
             # Plans may offload activations, on streams beside computation and exchanges.
             yield from interference(has_link=bool(self.linked))
@@ -228,6 +232,16 @@ class _Scope:
             yield from gate_points(workloads, grid)
             yield from launch_points(workloads)
 
+    def _in_turns(self) -> Iterator[Point]:
+        """Yield blocks of each model with experts, which all ranks share, in turns."""
+        world_size = self.machine.num_devices
+        for model in self.transformers:
+            if world_size > 1 and not model.moe.num_experts % world_size:
+                for dtype in self.dtypes:
+                    yield from turns_points(
+                        model, dtype=dtype, world_size=world_size, max_tokens=self.max_tokens
+                    )
+
     def others(self) -> Iterator[Point]:
         """Yield the grid's sizes, for what the layers and models do not say."""
         workloads, grid = self.workloads, self.grid
@@ -236,7 +250,11 @@ class _Scope:
             yield from collective_grid(self.groups, grid)
             yield from two_level_grid(self.two_level, grid)
         if self.linked and not workloads:
-            yield from overlap_points(_COMM_BYTES[self.machine.kind])
+            group = (self.machine.num_devices, 0)
+            yield from overlap_points(
+                collective("all_to_all", group, size, IN_FLIGHT)
+                for size in _COMM_BYTES[self.machine.kind]
+            )
         yield from interference(has_link=bool(self.linked))
         yield from copy_grid(self.machine.kind, grid)
         if not self.transformers:
@@ -327,13 +345,16 @@ def memory_bytes(point: Point) -> int:
         return 2 * point.num_bytes * (1 + point.both_ways)
     if isinstance(point, InterferencePoint):
         return 0
-    dtype = point.workload.dtype if isinstance(point, StepPoint) else point.dtype
+    whole = (StepPoint, TurnsPoint)
+    dtype = point.workload.dtype if isinstance(point, whole) else point.dtype
     if measured_format(dtype):
         return _elements(point) * _QUANTIZED_BYTES
     return _elements(point) * dtype_bytes(dtype)
 
 
-def _elements(point: GemmPoint | RowsPoint | AttentionPoint | StepPoint) -> int:
+def _elements(
+    point: GemmPoint | RowsPoint | AttentionPoint | StepPoint | TurnsPoint,
+) -> int:
     if isinstance(point, GemmPoint):
         elements = point.rows * (point.d_in + point.d_out) + point.d_in * point.d_out
         return point.num_experts * elements
@@ -342,6 +363,11 @@ def _elements(point: GemmPoint | RowsPoint | AttentionPoint | StepPoint) -> int:
     if isinstance(point, AttentionPoint):
         tokens = point.num_sequences * point.length
         return _ATTENTION_TENSORS * tokens * point.num_heads * point.head_dim
+    if isinstance(point, TurnsPoint):
+        layers = StepPoint(workload=point.workload, degree=point.degree)
+        tokens = point.workload.tokens_per_rank * point.model.moe.d_model
+        attention = 2 * point.model.attention_parameters + _ATTENTION_TENSORS * tokens
+        return BATCHES_IN_TURNS * point.model.num_layers * (_elements(layers) + attention)
     load, layer = point.workload, point.workload.layer
     weights = load.local_experts * layer.num_gemms * layer.d_model * layer.d_hidden
     rows = load.rows * (_STEP_ROWS * layer.d_model + layer.num_gemms * layer.d_hidden)

@@ -14,7 +14,14 @@ from itertools import accumulate, chain, count
 from moetune.comm.agree import largest
 from moetune.domain.cluster import DeviceKind
 from moetune.domain.errors import InputError
-from moetune.domain.samples import BurstPoint, CollectivePoint, Point, Sample, StepPoint
+from moetune.domain.samples import (
+    BurstPoint,
+    CollectivePoint,
+    Point,
+    Sample,
+    StepPoint,
+    TurnsPoint,
+)
 from moetune.domain.units import format_seconds
 from moetune.measure.device import Device
 from moetune.measure.estimate import representatives, visit_seconds
@@ -143,7 +150,7 @@ def _runner_of(
 def _open_groups(assignment: Assignment, ranks: MeasuringRanks) -> None:
     """Open the groups of all points that need one, and that of all ranks."""
     num_ranks = ranks.control.num_ranks
-    linked = (CollectivePoint, BurstPoint, StepPoint)
+    linked = (CollectivePoint, BurstPoint, StepPoint, TurnsPoint)
     groups = {point.group for point in assignment.points if isinstance(point, linked)}
     ranks.open_groups(
         [*groups, (num_ranks, 0)], ranks_per_node=assignment.ranks_per_node or num_ranks

@@ -14,7 +14,14 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.config import Launch
 from moetune.domain.errors import CollectiveError
 from moetune.domain.plan import SAFE_DECISION
-from moetune.domain.samples import HOST_CHUNKS, HOST_WIDTH, LAUNCHES, RowsPoint, StepPoint
+from moetune.domain.samples import (
+    HOST_CHUNKS,
+    HOST_WIDTH,
+    LAUNCHES,
+    RowsPoint,
+    StepPoint,
+    TurnsPoint,
+)
 from moetune.measure.device import Device, drop, open_device
 from moetune.measure.operations import Makers
 from moetune.measure.ranks import MeasuringRanks
@@ -23,6 +30,7 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.workflows.launch import rank_device, run_on_ranks
 from moetune.workflows.steps import random_steps
+from moetune.workflows.turn_steps import blocks_in_turns
 
 _NUM_EXPERTS = 2
 
@@ -76,7 +84,7 @@ def block_makers() -> Makers:
         "moe_block_step": partial(_step, _moe),
         **dict(zip(LAUNCHES, (_chunked_layer, _chunked_layer_step), strict=True)),
     }
-    return Makers(rows=rows, step=_layer_step)
+    return Makers(rows=rows, step=_layer_step, turns=_blocks_in_turns)
 
 
 def _layer_step(point: StepPoint, device: Device, communicator: Communicator) -> Callable[[], None]:
@@ -85,6 +93,12 @@ def _layer_step(point: StepPoint, device: Device, communicator: Communicator) ->
         replace(SAFE_DECISION, forward_degree=point.degree, backward_degree=point.degree)
     )
     return steps.once
+
+
+def _blocks_in_turns(
+    point: TurnsPoint, device: Device, communicator: Communicator
+) -> Callable[[], None]:
+    return blocks_in_turns(point, device=device.torch_device, communicator=communicator)
 
 
 def _chunked_layer(point: RowsPoint, device: Device) -> Callable[[], None]:

@@ -1,40 +1,41 @@
-"""Steps of layers that a session measured, beside the sum of the operations that it measured.
+"""Whole steps that a session measured, beside what the operations that it measured say of them.
 
 What a step takes longer than its operations is on no curve of a profile: waiting for other ranks,
-cold caches, the host's own time. `fit.step_errors` learns it from these records.
+cold caches, the host's own time. `fit.step_errors` learns it from the records of layers, and
+`solve.model.in_turns` from those of blocks in turns.
 """
 
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import Profile
-from moetune.domain.samples import Sample, StepPoint, undisturbed
+from moetune.domain.samples import Sample, StepPoint, TurnsPoint, undisturbed
 from moetune.domain.step_errors import StepRecord
+from moetune.domain.turns import TurnsRecord
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
+from moetune.solve.model.in_turns import turns_seconds
+
+_Point = TypeVar("_Point", StepPoint, TurnsPoint)
 
 
 def with_steps(profile: Profile) -> Profile:
-    """Return the profile with a record of every step among its samples.
+    """Return the profile with a record of every whole step among its samples.
 
     Steps whose operations were not measured, as in a very short session, have none; nor have those
     that other programs disturbed at every visit.
     """
-    return replace(profile, steps=tuple(_records(replace(profile, steps=(), corrections=()))))
+    bare = replace(profile, steps=(), turns=(), corrections=())
+    return replace(profile, steps=tuple(_steps(bare)), turns=tuple(_turns(bare)))
 
 
-def _records(profile: Profile) -> Iterator[StepRecord]:
-    visits: dict[StepPoint, list[Sample]] = {}
-    for sample in profile.samples:
-        if isinstance(sample.point, StepPoint) and sample.seconds:
-            visits.setdefault(sample.point, []).append(sample)
+def _steps(profile: Profile) -> Iterator[StepRecord]:
     costs = costs_of(profile)
-    for point, samples in sorted(visits.items()):
-        if all(visit.marks for visit in samples):
-            continue
+    for point, seconds in _measured(profile, StepPoint):
         load = point.workload
         try:
             predicted = step_time(
@@ -45,11 +46,34 @@ def _records(profile: Profile) -> Iterator[StepRecord]:
             )
         except ProfileError:
             continue
-        seconds = [one for visit in undisturbed(samples) for one in visit.seconds]
         yield StepRecord(
             workload=load,
             degree=point.degree,
             chunks_seconds=predicted.forward.seconds + predicted.backward.seconds,
             overhead_seconds=predicted.overhead.seconds,
-            measured_seconds=statistics.median(seconds),
+            measured_seconds=seconds,
         )
+
+
+def _turns(profile: Profile) -> Iterator[TurnsRecord]:
+    costs, per_node = costs_of(profile), profile.machine.devices_per_node
+    for point, seconds in _measured(profile, TurnsPoint):
+        try:
+            predicted = turns_seconds(point, costs=costs, per_node=per_node)
+        except ProfileError:
+            continue
+        yield TurnsRecord(point=point, predicted_seconds=predicted, measured_seconds=seconds)
+
+
+def _measured(profile: Profile, kind: type[_Point]) -> Iterator[tuple[_Point, float]]:
+    """Yield each point of a kind with the median time of its undisturbed visits."""
+    visits: dict[_Point, list[Sample]] = {}
+    for sample in profile.samples:
+        if isinstance(sample.point, kind) and sample.seconds:
+            visits.setdefault(sample.point, []).append(sample)
+    for point, samples in sorted(visits.items()):
+        if not all(visit.marks for visit in samples):
+            yield (
+                point,
+                statistics.median(one for visit in undisturbed(samples) for one in visit.seconds),
+            )

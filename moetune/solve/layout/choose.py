@@ -11,6 +11,7 @@ from moetune.domain.model import Transformer
 from moetune.domain.model_plan import Confidence
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
+from moetune.domain.turns import TurnsRecord
 from moetune.solve.layer.doubts import PROFILE
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
@@ -37,6 +38,7 @@ class LayoutProblem:
         launch: begins the command that measures the inputs' ranks.
         error: of a predicted step of the model, besides that of its costs.
         runs_ahead: whether the host starts operations while the device still computes others.
+        turns: blocks that were measured while two batches took turns.
     """
 
     inputs: PlanInputs
@@ -53,6 +55,7 @@ class LayoutProblem:
     runtime: TargetRuntime = MOETUNE
     host_memory_bytes: int | None = None
     error: ModelError = NO_ERROR
+    turns: Sequence[TurnsRecord] = ()
 
     @property
     def host_bytes(self) -> int | None:
@@ -160,6 +163,7 @@ def _search(problem: LayoutProblem) -> LayoutSearch:
             per_node=problem.per_node,
             runtime=problem.runtime,
             runs_ahead=problem.runs_ahead,
+            turns=problem.turns,
         ),
         batch=whole_batch(
             model=problem.model,

@@ -16,6 +16,7 @@ from moetune.solve.layer.all_to_all import AllToAllCosts
 from moetune.solve.layer.choose import NOISE
 from moetune.solve.layer.times import step_time
 from moetune.solve.model.groups import Groups
+from moetune.solve.model.in_turns import turns_factor
 from moetune.solve.model.prices import Priced, Prices
 from moetune.solve.model.replicas import ReplicaStep
 from moetune.solve.runtime import MOETUNE
@@ -78,7 +79,8 @@ class Replicated:
         """
         sample = self._step(_shortened(self.prices.model))
         times = {
-            degrees: sample.timeline(degrees, in_flight=in_flight).makespan_seconds
+            degrees: self._longer(degrees, in_flight)
+            * sample.timeline(degrees, in_flight=in_flight).makespan_seconds
             for degrees in self._degrees()
         }
         least = min(times.values())
@@ -100,13 +102,21 @@ class Replicated:
         )
         others = self.num_micro_batches // in_flight - 1
         exposed = reduced - alone + others * (summed - alone)
+        longer = self._longer(degrees, in_flight)
         gradients = self.prices.gradients(
             layout=self.layout, groups=self.groups, zero=False, num_micro_batches=1
         )
         return ReplicatedTime(
-            priced=self._priced(degrees, alone / in_flight),
+            priced=self._priced(degrees, longer * alone / in_flight),
             gradients=replace(gradients, seconds=max(0.0, exposed)),
         )
+
+    def _longer(self, degrees: Degrees, in_flight: int) -> float:
+        """Return measured over predicted time of blocks with so many batches in flight."""
+        if in_flight == 1:
+            return 1.0
+        prices = self.prices
+        return turns_factor(prices.turns, model=prices.model, dtype=prices.dtype, degrees=degrees)
 
     def _priced(self, degrees: Degrees, seconds: float) -> Priced:
         """Return the parts of a micro-batch that takes so long."""

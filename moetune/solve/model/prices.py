@@ -14,6 +14,7 @@ from moetune.domain.layer import ExpertParallel
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.samples import CollectiveOp
+from moetune.domain.turns import TurnsRecord
 from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.totals import total
 from moetune.solve.model.cost_parts import Backbone, CostPart, MoeParts
@@ -86,6 +87,7 @@ class Prices:
     """Cached costs of a model on a machine. Not safe for several threads.
 
     Args:
+        turns: blocks that were measured while two batches took turns.
         structure: what depends on the model and its layouts alone, not on costs; prices of one
             model share it.
     """
@@ -100,6 +102,7 @@ class Prices:
         per_node: int,
         runtime: TargetRuntime = MOETUNE,
         runs_ahead: bool = False,
+        turns: Sequence[TurnsRecord] = (),
         structure: "PriceCache | None" = None,
     ) -> None:
         self.model = model
@@ -110,6 +113,7 @@ class Prices:
         self.bounds = bounds
         self._per_node = per_node
         self.runs_ahead = runs_ahead
+        self.turns = turns
         self.structure = structure or PriceCache()
         self._priced = PriceCache()
 
@@ -138,6 +142,7 @@ class Prices:
             per_node=self._per_node,
             runtime=self.runtime,
             runs_ahead=self.runs_ahead,
+            turns=self.turns,
             structure=self.structure,
         )
 

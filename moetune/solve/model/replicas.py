@@ -89,26 +89,46 @@ class ReplicaStep:
         """
         return tuple(self._events(degrees, sums_replicas=sums_replicas))
 
-    def _events(self, degrees: tuple[int, int], *, sums_replicas: bool) -> Iterator[Event]:
-        blocks, backbone = range(self.model.num_layers), self.priced.backbone
-        layer = self.layer.in_chunks(*degrees)
-        forward, backward = (
-            phase_time(costs=layer, phase=phase, tokens=self.tokens, degree=degree)
-            for phase, degree in zip(PHASES, degrees, strict=True)
+    def blocks_seconds(self, degrees: tuple[int, int], *, in_flight: int) -> float:
+        """Return the time of the blocks of so many batches at once, forward and backward.
+
+        Without embedding, head, and reduced gradients. Raises as `timeline` does.
+        """
+        program = (
+            *self._forward(self._phase("forward", degrees)),
+            *self._backward(self._phase("backward", degrees), sums_replicas=False),
         )
+        tasks = step_tasks([program] * in_flight, reduction=None)
+        found = simulate(tasks, interference=self._interference(degrees), shares_link=True)
+        return found.makespan_seconds
+
+    def _events(self, degrees: tuple[int, int], *, sums_replicas: bool) -> Iterator[Event]:
+        backbone = self.priced.backbone
         yield Compute(_seconds(backbone.first, "forward"))
-        for block in blocks:
-            yield Compute(_seconds(backbone.attention, "forward"))
-            yield from self._ffn(block, "forward", forward)
+        yield from self._forward(self._phase("forward", degrees))
         yield Compute(_seconds(backbone.last, "forward"))
         yield Compute(_seconds(backbone.last, "backward"), self._bytes(self._head_parameters))
-        for block in reversed(blocks):
-            yield from self._ffn(block, "backward", backward, sums_replicas=sums_replicas)
-            attention = self.model.attention_parameters + (
-                NORMS_OF_A_BLOCK * self.model.norm_parameters
-            )
-            yield Compute(_seconds(backbone.attention, "backward"), self._bytes(attention))
+        yield from self._backward(self._phase("backward", degrees), sums_replicas=sums_replicas)
         yield Compute(_seconds(backbone.first, "backward"), self._bytes(self._embedded_parameters))
+
+    def _phase(self, phase: Phase, degrees: tuple[int, int]) -> PhaseTime:
+        """Return a layer's phase in its number of chunks."""
+        layer, degree = self.layer.in_chunks(*degrees), degrees[PHASES.index(phase)]
+        return phase_time(costs=layer, phase=phase, tokens=self.tokens, degree=degree)
+
+    def _forward(self, time: PhaseTime) -> Iterator[Event]:
+        for block in range(self.model.num_layers):
+            yield Compute(_seconds(self.priced.backbone.attention, "forward"))
+            yield from self._ffn(block, "forward", time)
+
+    def _backward(self, time: PhaseTime, *, sums_replicas: bool) -> Iterator[Event]:
+        attention = self.model.attention_parameters + (
+            NORMS_OF_A_BLOCK * self.model.norm_parameters
+        )
+        for block in reversed(range(self.model.num_layers)):
+            yield from self._ffn(block, "backward", time, sums_replicas=sums_replicas)
+            seconds = _seconds(self.priced.backbone.attention, "backward")
+            yield Compute(seconds, self._bytes(attention))
 
     def _ffn(
         self, block: int, phase: Phase, time: PhaseTime, *, sums_replicas: bool = False

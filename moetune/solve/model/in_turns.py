@@ -1,0 +1,102 @@
+"""Blocks of which two batches take turns: their timeline, and by how much it is wrong.
+
+One batch leaves the device idle at every exchange, and what no operation of a profile has (the
+host's own work, threads that move bytes) hides there. In turns nothing hides it. Profiles measure
+a few such blocks as a whole, and the ratio to their timeline holds for plans in turns.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+from moetune.domain.constraints import Bounds
+from moetune.domain.costs import Costs
+from moetune.domain.layout import Layout
+from moetune.domain.model import Transformer
+from moetune.domain.samples import TurnsPoint
+from moetune.domain.training import BATCHES_IN_TURNS
+from moetune.domain.turns import TurnsRecord
+from moetune.solve.layer.all_to_all import AllToAllCosts
+from moetune.solve.model.memory import share_of
+from moetune.solve.model.prices import Prices
+from moetune.solve.model.replicas import ReplicaStep
+from moetune.solve.model.stages import Stage
+
+Degrees = tuple[int, int]
+
+
+def turns_factor(
+    records: Iterable[TurnsRecord], *, model: Transformer, dtype: str, degrees: Degrees
+) -> float:
+    """Return measured over predicted time of the model's blocks in turns; 1 where not measured.
+
+    Between the numbers of chunks that were measured its logarithm is linear in theirs.
+
+    Args:
+        degrees: chunks forward and backward, of which the geometric mean counts.
+    """
+    known = sorted(
+        (math.log(one.point.degree), one.residual)
+        for one in records
+        if one.point.dtype == dtype and _has_same_blocks(one.point.model, model)
+    )
+    if not known:
+        return 1.0
+    at = sum(map(math.log, degrees)) / 2
+    if at <= known[0][0]:
+        return math.exp(known[0][1])
+    for (low, first), (high, last) in pairwise(known):
+        if at <= high:
+            return math.exp(first + (last - first) * (at - low) / (high - low))
+    return math.exp(known[-1][1])
+
+
+def turns_seconds(point: TurnsPoint, *, costs: Costs, per_node: int) -> float:
+    """Return the predicted time of the blocks, with the sums of both batches' gradients.
+
+    Args:
+        per_node: devices of a node.
+
+    Raises:
+        ProfileError: an operation was not measured.
+    """
+    load, size = point.workload, point.world_size
+    layout = Layout(expert_parallel="all_to_all", dp=size, ep=size, tp=1, pp=1)
+    prices = Prices(
+        model=point.model, dtype=point.dtype, costs=costs, bounds=Bounds(max_degree=1),
+        per_node=per_node,
+    )  # fmt: skip
+    groups = prices.groups(layout)
+    step = ReplicaStep(
+        model=point.model, dtype=point.dtype, costs=costs,
+        priced=prices.priced(
+            layout=layout, groups=groups, sequences=point.sequences, one_chunk=True
+        ),
+        layer=AllToAllCosts(
+            layer=load.layer, world_size=load.world_size, dtype=load.dtype, costs=costs,
+            num_nodes=groups.experts.num_nodes,
+        ),
+        groups=groups, tokens=load.tokens_per_rank,
+    )  # fmt: skip
+    degrees = point.degree, point.degree
+    played = step.blocks_seconds(degrees, in_flight=BATCHES_IN_TURNS)
+    return played + _sums_seconds(point, layout, costs)
+
+
+def _sums_seconds(point: TurnsPoint, layout: Layout, costs: Costs) -> float:
+    """Return the time to add the second batch's gradients to the first one's; 0 if unknown."""
+    model = point.model
+    stage = Stage(
+        num_dense=model.num_layers - model.num_moe_layers, num_moe=model.num_moe_layers,
+        is_first=False, is_last=False,
+    )  # fmt: skip
+    share = share_of(model=model, layout=layout, stage=stage)
+    found = costs.rows_op(
+        op="accumulate", dtype=point.dtype, rows=share.dense + share.experts, width=1
+    )
+    return 0.0 if found is None else found.seconds
+
+
+def _has_same_blocks(few: Transformer, model: Transformer) -> bool:
+    return replace(few, num_layers=model.num_layers, vocab_size=model.vocab_size) == model

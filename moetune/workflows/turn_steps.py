@@ -1,0 +1,109 @@
+"""Blocks of a model on a rank of which two batches take turns, for a profile.
+
+B sequences, S tokens each, T = B·S, D model width, E experts.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from moetune.comm.group import Communicator, OneRank
+from moetune.domain.model import Transformer
+from moetune.domain.plan import SAFE_DECISION
+from moetune.domain.samples import TurnsPoint
+from moetune.domain.training import BATCHES_IN_TURNS
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
+from moetune.runtime.parallel.overlap import BatchOverlap
+
+_SEED = 20240229
+_NUM_DRAWS = 32
+_Batch = tuple[torch.Tensor, torch.Tensor]
+"""Tokens and the gradient of the output, each (B, S, D)."""
+
+
+def blocks_in_turns(
+    point: TurnsPoint, *, device: torch.device, communicator: Communicator
+) -> Callable[[], None]:
+    """Return a function that runs both batches' forward and backward passes once.
+
+    Weights and tokens are random, and tokens choose all experts about alike, as plans assume.
+    """
+    torch.manual_seed(_SEED)
+    dtype = getattr(torch, point.dtype)
+    blocks = nn.Sequential(
+        *(_block(point.model, number, communicator) for number in range(point.model.num_layers))
+    ).to(device, dtype)
+    generator = torch.Generator().manual_seed(_SEED + 1 + communicator.rank)
+    batches = _batches(point, generator, device, dtype)
+    _balance(blocks, torch.cat([x_BSD.detach() for x_BSD, _ in batches]), communicator)
+    decision = replace(SAFE_DECISION, forward_degree=point.degree, backward_degree=point.degree)
+    for layer in _moe_layers(blocks):
+        layer.pin(decision)
+    overlap = BatchOverlap[_Batch](blocks, lambda batch: (blocks(batch[0]) * batch[1]).sum())
+
+    def once() -> None:
+        blocks.zero_grad(set_to_none=True)
+        for x_BSD, _ in batches:
+            x_BSD.grad = None
+        overlap(batches)
+
+    return once
+
+
+def _block(model: Transformer, number: int, communicator: Communicator) -> TransformerBlock:
+    moe, width = model.moe, model.moe.d_model
+    if model.has_experts(number):
+        ffn: nn.Module = MoELayer(
+            width, moe.d_hidden, moe.num_experts, moe.top_k, activation=moe.activation,
+            communicator=communicator, memory_reuse=False,
+        )  # fmt: skip
+    else:
+        ffn = FeedForward(width, moe.d_hidden, OneRank())
+    return TransformerBlock(Attention(width, model.num_heads, OneRank()), ffn, width, balance=0.0)
+
+
+def _moe_layers(blocks: nn.Sequential) -> list[MoELayer]:
+    return [block.ffn for block in blocks if isinstance(block.ffn, MoELayer)]
+
+
+def _batches(
+    point: TurnsPoint, generator: torch.Generator, device: torch.device, dtype: torch.dtype
+) -> list[_Batch]:
+    size = point.sequences, point.model.length, point.model.moe.d_model
+    return [
+        (
+            torch.randn(size, generator=generator).to(device, dtype).requires_grad_(),
+            torch.randn(size, generator=generator).to(device, dtype),
+        )
+        for _ in range(BATCHES_IN_TURNS)
+    ]
+
+
+def _balance(blocks: nn.Sequential, x_BSD: torch.Tensor, communicator: Communicator) -> None:
+    """Give each gate, of several random ones, the one whose busiest expert has the fewest rows."""
+    generator = torch.Generator().manual_seed(_SEED)
+
+    def choose(layer: MoELayer, inputs: tuple[torch.Tensor]) -> None:
+        x_TD = inputs[0].flatten(0, -2)
+        every_TD = x_TD.new_empty((communicator.num_ranks * len(x_TD), x_TD.shape[1]))
+        communicator.all_gather(every_TD, x_TD.contiguous(), "the tokens of all ranks").wait()
+        draws = [
+            torch.randn(layer.gate.weight.shape, generator=generator).to(x_TD)
+            for _ in range(_NUM_DRAWS)
+        ]
+        least = min(draws, key=lambda gate_ED: _most_rows(every_TD @ gate_ED.T, layer.shape.top_k))
+        layer.gate.weight.copy_(least / least.shape[1] ** 0.5)
+
+    hooks = [layer.register_forward_pre_hook(choose) for layer in _moe_layers(blocks)]
+    with torch.no_grad():
+        blocks(x_BSD)
+    for hook in hooks:
+        hook.remove()
+
+
+def _most_rows(logits_TE: torch.Tensor, top_k: int) -> int:
+    chosen = logits_TE.topk(top_k, dim=-1).indices.flatten()
+    return int(torch.bincount(chosen, minlength=logits_TE.shape[1]).max())
