@@ -30,7 +30,7 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.workflows.launch import rank_device, run_on_ranks
 from moetune.workflows.steps import random_steps
-from moetune.workflows.turn_steps import blocks_in_turns
+from moetune.workflows.turn_steps import BlocksInTurns
 
 _NUM_EXPERTS = 2
 
@@ -98,7 +98,7 @@ def _layer_step(point: StepPoint, device: Device, communicator: Communicator) ->
 def _blocks_in_turns(
     point: TurnsPoint, device: Device, communicator: Communicator
 ) -> Callable[[], None]:
-    return blocks_in_turns(point, device=device.torch_device, communicator=communicator)
+    return BlocksInTurns(point, device=device.torch_device, communicator=communicator).once
 
 
 def _chunked_layer(point: RowsPoint, device: Device) -> Callable[[], None]:

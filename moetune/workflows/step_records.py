@@ -30,7 +30,9 @@ def with_steps(profile: Profile) -> Profile:
     that other programs disturbed at every visit.
     """
     bare = replace(profile, steps=(), turns=(), corrections=())
-    return replace(profile, steps=tuple(_steps(bare)), turns=tuple(_turns(bare)))
+    steps = tuple(_steps(bare))
+    # The timeline of a plan has what layers' steps correct, so that of blocks in turns has it, too.
+    return replace(profile, steps=steps, turns=tuple(_turns(replace(bare, steps=steps))))
 
 
 def _steps(profile: Profile) -> Iterator[StepRecord]:

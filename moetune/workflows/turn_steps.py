@@ -3,7 +3,6 @@
 B sequences, S tokens each, T = B·S, D model width, E experts.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -24,33 +23,43 @@ _Batch = tuple[torch.Tensor, torch.Tensor]
 """Tokens and the gradient of the output, each (B, S, D)."""
 
 
-def blocks_in_turns(
-    point: TurnsPoint, *, device: torch.device, communicator: Communicator
-) -> Callable[[], None]:
-    """Return a function that runs both batches' forward and backward passes once.
+class BlocksInTurns:
+    """Blocks with random weights, and two batches of random tokens that choose all experts alike.
 
-    Weights and tokens are random, and tokens choose all experts about alike, as plans assume.
+    Args:
+        communicator: of the ranks that share the experts.
     """
-    torch.manual_seed(_SEED)
-    dtype = getattr(torch, point.dtype)
-    blocks = nn.Sequential(
-        *(_block(point.model, number, communicator) for number in range(point.model.num_layers))
-    ).to(device, dtype)
-    generator = torch.Generator().manual_seed(_SEED + 1 + communicator.rank)
-    batches = _batches(point, generator, device, dtype)
-    _balance(blocks, torch.cat([x_BSD.detach() for x_BSD, _ in batches]), communicator)
-    decision = replace(SAFE_DECISION, forward_degree=point.degree, backward_degree=point.degree)
-    for layer in _moe_layers(blocks):
-        layer.pin(decision)
-    overlap = BatchOverlap[_Batch](blocks, lambda batch: (blocks(batch[0]) * batch[1]).sum())
 
-    def once() -> None:
-        blocks.zero_grad(set_to_none=True)
-        for x_BSD, _ in batches:
+    def __init__(
+        self, point: TurnsPoint, *, device: torch.device, communicator: Communicator
+    ) -> None:
+        torch.manual_seed(_SEED)
+        dtype = getattr(torch, point.dtype)
+        numbers = range(point.model.num_layers)
+        self.blocks = nn.Sequential(
+            *(_block(point.model, number, communicator) for number in numbers)
+        ).to(device, dtype)
+        generator = torch.Generator().manual_seed(_SEED + 1 + communicator.rank)
+        self.batches = _batches(point, generator, device, dtype)
+        every_BSD = torch.cat([x_BSD.detach() for x_BSD, _ in self.batches])
+        _balance(self.blocks, every_BSD, communicator)
+        decision = replace(SAFE_DECISION, forward_degree=point.degree, backward_degree=point.degree)
+        for layer in _moe_layers(self.blocks):
+            layer.pin(decision)
+        self._overlap = BatchOverlap[_Batch](self.blocks, self.loss_of)
+
+    def once(self) -> None:
+        """Run both batches' forward and backward passes."""
+        self.blocks.zero_grad(set_to_none=True)
+        for x_BSD, _ in self.batches:
             x_BSD.grad = None
-        overlap(batches)
+        self._overlap(self.batches)
 
-    return once
+    def loss_of(self, batch: _Batch) -> torch.Tensor:
+        """Return the scalar whose gradient at the blocks' output is the batch's."""
+        x_BSD, grad_BSD = batch
+        loss: torch.Tensor = (self.blocks(x_BSD) * grad_BSD).sum()
+        return loss
 
 
 def _block(model: Transformer, number: int, communicator: Communicator) -> TransformerBlock:

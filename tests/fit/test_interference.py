@@ -1,5 +1,7 @@
 """What exchanges and computation lose side by side, by the size of the exchange."""
 
+from dataclasses import replace
+
 import pytest
 
 from moetune.domain.cluster import Fingerprint, Machine
@@ -86,3 +88,22 @@ def test_other_sized_points_are_let_be() -> None:
         for found in (samples(), [*samples(), stray])
     ]
     assert speeds[0] == speeds[1]
+
+
+def test_an_exchange_that_is_alone_is_held_against_exchanges_alone() -> None:
+    size, alone = SIZES[-1], 0.9 * wire(SIZES[-1])
+    exchange = CollectivePoint(op="all_to_all", group_size=2, num_bytes=size)
+    times = {
+        beside("comp", "comm", size, 1.0).point: ALONE_SECONDS / 0.8,
+        beside("comm", "comp", size, 1.0).point: alone + 2 * WAIT_SECONDS,
+    }
+    made = [Sample(point=exchange, seconds=(alone,) * 4)]
+    for one in samples():
+        if isinstance(one.point, InterferencePoint) and one.point in times:
+            point = replace(one.point, is_alone=True)
+            made.append(Sample(point=point, seconds=(times[one.point],) * 4))
+        else:
+            made.append(one)
+    speeds = costs(made).overlap_speeds(exchange_bytes=size, exchange_seconds=alone)
+    assert speeds.comp == pytest.approx(0.8)
+    assert speeds.comm == pytest.approx(alone / (alone + 2 * WAIT_SECONDS))

@@ -103,6 +103,9 @@ def test_every_rank_can_take_part_in_the_exchanges_that_overlap_computation() ->
     sizes = {point.comm_bytes for point in points if isinstance(point, InterferencePoint)}
     assert len(sizes) > 2
     assert all(size % (4 * 6) == 0 for size in sizes)
+    beside = [one for one in points if isinstance(one, InterferencePoint)]
+    alone = {one.comm_bytes for one in beside if one.is_alone}
+    assert alone == {max(sizes)}  # the chunks that are alone are the largest
 
 
 def test_a_layers_points_come_first() -> None:

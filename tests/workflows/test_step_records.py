@@ -9,11 +9,14 @@ import pytest
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.corrections import Correction
 from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.model import Transformer
 from moetune.domain.plan import Plan
 from moetune.domain.profile import LinkBurst, Profile, profile_from_document
 from moetune.domain.request import PlanRequest
-from moetune.domain.samples import GemmPoint, Sample, StepPoint
+from moetune.domain.samples import GemmPoint, Sample, StepPoint, TurnsPoint
+from moetune.fit.costs import costs_of
 from moetune.fit.scaled import Speeds, scale_profile
+from moetune.solve.model.in_turns import turns_seconds
 from moetune.workflows.explain import Explanation
 from moetune.workflows.files import profile_to_toml
 from moetune.workflows.plan import make_plan
@@ -85,6 +88,38 @@ def test_a_faster_machine_keeps_the_ratio_of_steps_to_their_operations(lab: Prof
     )
 
 
+def with_turns(profile: Profile, factor: float) -> Profile:
+    """Return the profile with visits of blocks in turns that take `factor` times their timeline."""
+    model = Transformer(moe=LAYER, num_layers=4, num_heads=8, length=128, vocab_size=1, moe_every=1)
+    point = TurnsPoint(
+        model=model, world_size=profile.machine.num_devices, sequences=4, dtype="float32", degree=1
+    )
+    seconds = factor * turns_seconds(
+        point, costs=costs_of(profile, allow_modelled=True),
+        per_node=profile.machine.devices_per_node,
+    )  # fmt: skip
+    visits = (Sample(point=point, seconds=(seconds,) * 4),) * 2
+    return with_steps(replace(profile, samples=(*profile.samples, *visits)))
+
+
+def test_blocks_in_turns_are_kept_beside_their_timeline_whatever_the_machines_speed(
+    lab: Profile,
+) -> None:
+    slow = with_turns(lab, 1.2)
+    (record,) = slow.turns
+    assert record.residual == pytest.approx(math.log(1.2))
+    faster = scale_profile(slow, Speeds(computation=2.0))
+    assert faster.turns == slow.turns
+    assert slow.digest != lab.digest
+    disturbed = tuple(
+        replace(one, marks=("busy",)) if isinstance(one.point, TurnsPoint) else one
+        for one in slow.samples
+    )
+    assert with_steps(replace(slow, samples=disturbed)).turns == ()
+    only = tuple(one for one in slow.samples if isinstance(one.point, TurnsPoint))
+    assert with_steps(replace(slow, gemm=(), samples=only)).turns == ()
+
+
 def test_steps_whose_operations_were_not_measured_have_no_record(lab: Profile) -> None:
     point = StepPoint(workload=load_of(lab), degree=1)
     only = tuple(one for one in lab.samples if isinstance(one.point, GemmPoint))
@@ -94,19 +129,22 @@ def test_steps_whose_operations_were_not_measured_have_no_record(lab: Profile) -
 
 def test_a_profile_file_has_every_field(lab: Profile) -> None:
     burst = LinkBurst(op="all_to_all", group_size=2, seconds=1e-3)
-    full = replace(with_step(lab, 1.1), bursts=(burst,))
+    full = replace(with_turns(with_step(lab, 1.1), 1.2), bursts=(burst,))
     again = profile_from_document(tomllib.loads(profile_to_toml(full)))
     for field in fields(Profile):
         assert getattr(again, field.name) == getattr(full, field.name)
 
 
-def test_a_profile_shows_its_steps_beside_the_sums(lab: Profile) -> None:
-    found = FoundProfile(profile=with_step(lab, 1.15), source="store")
+def test_a_profile_shows_its_steps_and_blocks_beside_what_operations_say(lab: Profile) -> None:
+    found = FoundProfile(profile=with_turns(with_step(lab, 1.15), 1.2), source="store")
     for sections in (profile_sections(found), profile_page(found), profile_report(found)):
         (steps,) = (one for one in sections if one.name == "steps")
         (row,) = steps.tables[0].rows
         assert row[-1].value == pytest.approx(1 / 1.15 - 1, abs=0.02)
         assert row[-2].value == pytest.approx(1.15 * float(row[-3].value or 0), rel=0.02)
+        (turns,) = (one for one in sections if one.name == "turns")
+        (row,) = turns.tables[0].rows
+        assert row[-2].value == pytest.approx(1.2 * float(row[-3].value or 0))
 
 
 def test_an_explanation_says_what_measured_steps_change(lab: Profile) -> None:

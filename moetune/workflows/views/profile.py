@@ -4,11 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moetune.domain.corrections import corrections_words
-from moetune.domain.prediction_error import prediction_error
 from moetune.domain.profile import Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
-from moetune.domain.step_errors import StepRecord
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.index import index_of
 from moetune.fit.missing import group_name, launcher
@@ -24,6 +22,7 @@ from moetune.report.operations import (
 from moetune.report.section import EMPTY, Cell, Figure, Section, Table, facts, percent, plural
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile, ProfileInfo
+from moetune.workflows.views.measured_steps import measured_steps
 from moetune.workflows.views.profile_operations import (
     fit_section,
     lines_section,
@@ -43,7 +42,7 @@ def profile_sections(found: FoundProfile) -> tuple[Section, ...]:
         lines_section(profile),
         *_tables(profile),
         _interference(profile),
-        *_steps(profile),
+        *measured_steps(profile),
         *_fingerprint(profile),
     )
 
@@ -66,7 +65,7 @@ def profile_page(
         fit_section(shown, profile, asked=operation),
         operations_section(operations, profile, shown=shown, here=here),
         *_tables(profile),
-        *_steps(profile),
+        *measured_steps(profile),
         *_fingerprint(profile),
     )
 
@@ -82,7 +81,7 @@ def profile_report(found: FoundProfile) -> tuple[Section, ...]:
         Section(name="fits", figures=figures),
         operations_section(operations, profile),
         *_tables(profile),
-        *_steps(profile),
+        *measured_steps(profile),
         *_fingerprint(profile),
     )
 
@@ -252,41 +251,6 @@ def _losses(profile: Profile) -> Iterator[str]:
             for size, seconds in zip(lost.sizes, lost.seconds, strict=True)
         )
         yield f"An exchange takes time from the computation beside it: {each}."
-
-
-def _steps(profile: Profile) -> Iterator[Section]:
-    """Yield whole steps beside the sums of their operations, by which predictions are corrected."""
-    if not profile.steps:
-        return
-    table = Table(
-        name="steps",
-        header=(
-            "layer",
-            "ranks",
-            "tokens",
-            "chunks",
-            "sum of operations",
-            "measured",
-            "error",
-        ),
-        rows=tuple(_step(one) for one in profile.steps),
-    )
-    yield Section(name="steps", title="Steps of layers", tables=(table,))
-
-
-def _step(one: StepRecord) -> tuple[Cell, ...]:
-    load, summed = one.workload, one.chunks_seconds + one.overhead_seconds
-    layer, error = load.layer, prediction_error(summed, one.measured_seconds)
-    name = f"{layer.d_model} × {layer.d_hidden}, {layer.num_experts} experts, {layer.activation}"
-    return (
-        Cell.words(name),
-        Cell.count(load.world_size),
-        Cell.count(load.tokens_per_rank),
-        Cell.count(one.degree),
-        Cell.seconds(summed),
-        Cell.seconds(one.measured_seconds),
-        Cell.share(error, sign=True),
-    )
 
 
 def _speed(speed: float | None) -> Cell:

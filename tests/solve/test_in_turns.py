@@ -1,0 +1,132 @@
+"""Blocks in turns: their timeline against whole models', and what measured ones change in plans."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetune.domain.constraints import Bounds, LayoutPins
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape
+from moetune.domain.layout import Layout
+from moetune.domain.model import Transformer
+from moetune.domain.samples import TurnsPoint
+from moetune.domain.turns import TurnsRecord
+from moetune.solve.layer.all_to_all import AllToAllCosts
+from moetune.solve.layout.choose import LayoutProblem, search_layouts
+from moetune.solve.layout.search import LayoutSearch
+from moetune.solve.model.in_turns import turns_factor, turns_seconds
+from moetune.solve.model.prices import Prices
+from moetune.solve.model.replicas import ReplicaStep
+from tests.solve.test_layout_plan import question
+
+MODEL = Transformer(
+    moe=LayerShape(d_model=256, d_hidden=512, num_experts=16, top_k=2), num_layers=4, num_heads=4,
+    length=128, vocab_size=1, moe_every=1,
+)  # fmt: skip
+WORLD, DTYPE = 16, "float16"
+EXCHANGING = Layout(expert_parallel="all_to_all", dp=WORLD, ep=WORLD, tp=1, pp=1)
+
+
+def point_of(degree: int = 1) -> TurnsPoint:
+    return TurnsPoint(model=MODEL, world_size=WORLD, sequences=2, dtype=DTYPE, degree=degree)
+
+
+def record(degree: int, factor: float) -> TurnsRecord:
+    point = point_of(degree)
+    return TurnsRecord(point=point, predicted_seconds=0.5, measured_seconds=0.5 * factor)
+
+
+def problem(turns: tuple[TurnsRecord, ...] = (), degree: int | None = None) -> LayoutProblem:
+    pins = LayoutPins(dp=WORLD, ep=WORLD, tp=1, pp=1, zero=False)
+    model = replace(MODEL, num_layers=12, vocab_size=500)
+    asked = question(model=model, world_size=WORLD, tokens=4 * MODEL.length, pins=pins)
+    bounds = Bounds(forward_degree=degree, backward_degree=degree)
+    return replace(asked, turns=turns, bounds=bounds, runs_ahead=False)
+
+
+@settings(deadline=None)
+@given(st.floats(0.5, 2), st.floats(0.5, 2), st.integers(1, 64), st.integers(1, 64))
+def test_a_factor_is_the_measured_one_and_between_two_that_are_known(
+    first: float, last: float, forward: int, backward: int
+) -> None:
+    known = record(1, first), record(4, last)
+    model = replace(MODEL, num_layers=32, vocab_size=77)
+    found = turns_factor(known, model=model, dtype=DTYPE, degrees=(forward, backward))
+    at = math.sqrt(forward * backward)
+    share = min(math.log(at) / math.log(4), 1.0)
+    assert found == pytest.approx(first ** (1 - share) * last**share)
+
+
+def test_other_blocks_have_no_factor() -> None:
+    known = (record(1, 1.5),)
+    wider = replace(MODEL, moe=replace(MODEL.moe, d_hidden=1024))
+    for model, dtype in ((wider, DTYPE), (MODEL, "bfloat16")):
+        assert turns_factor(known, model=model, dtype=dtype, degrees=(1, 1)) == 1.0
+    assert turns_factor((), model=MODEL, dtype=DTYPE, degrees=(1, 1)) == 1.0
+
+
+def test_a_time_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="positive and finite"):
+        record(1, 0.0)
+
+
+@pytest.mark.parametrize("degree", [1, 3])
+def test_blocks_take_as_long_as_a_model_of_them_without_its_ends(degree: int) -> None:
+    asked = problem()
+    costs, point = asked.costs, point_of(degree)
+    prices = Prices(
+        model=MODEL, dtype=point.dtype, costs=costs, bounds=Bounds(max_degree=1),
+        per_node=asked.per_node,
+    )  # fmt: skip
+    groups = prices.groups(EXCHANGING)
+    priced = prices.priced(
+        layout=EXCHANGING, groups=groups, sequences=point.sequences, one_chunk=True
+    )
+    load = point.workload
+    step = ReplicaStep(
+        model=MODEL, dtype=point.dtype, costs=costs, priced=priced, groups=groups,
+        tokens=load.tokens_per_rank,
+        layer=AllToAllCosts(
+            layer=load.layer, world_size=WORLD, dtype=point.dtype, costs=costs,
+            num_nodes=groups.experts.num_nodes,
+        ),
+    )  # fmt: skip
+    whole = step.timeline(
+        (degree, degree), in_flight=2, sums_replicas=False, reduces=False
+    ).makespan_seconds
+    ends = sum(
+        part.forward.seconds + part.backward.seconds
+        for part in (*priced.backbone.first, *priced.backbone.last)
+    )
+    found = turns_seconds(point, costs=costs, per_node=asked.per_node)
+    assert 0 < whole - 2 * ends <= found <= whole
+    assert ends < 0.1 * whole
+
+
+def _pipeline_seconds(search: LayoutSearch, in_flight: int) -> float:
+    found = [
+        one
+        for one in search.trial(EXCHANGING).candidates()
+        if one.setting.between and one.setting.in_flight == in_flight
+    ]
+    return min(one.pipeline.seconds / one.setting.num_micro_batches for one in found)
+
+
+def test_plans_in_turns_take_as_much_longer_as_their_blocks_did() -> None:
+    plain, _ = search_layouts(problem(degree=1))
+    slower, _ = search_layouts(problem((record(1, 1.25),), degree=1))
+    assert _pipeline_seconds(slower, 2) == pytest.approx(1.25 * _pipeline_seconds(plain, 2))
+    assert _pipeline_seconds(slower, 1) == _pipeline_seconds(plain, 1)
+
+
+def test_batches_that_take_turns_too_slowly_go_one_after_the_other() -> None:
+    def in_flight(turns: tuple[TurnsRecord, ...]) -> int:
+        search, _ = search_layouts(problem(turns))
+        best = search.ranked(list(search.trial(EXCHANGING).candidates()))[0]
+        return best.setting.in_flight
+
+    assert in_flight((record(1, 0.5),)) == 2
+    assert in_flight((record(1, 2.0),)) == 1
