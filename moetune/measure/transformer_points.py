@@ -21,7 +21,7 @@ from moetune.measure.grid import Grid, collective, gemm_points
 _MAX_ADAM_ELEMENTS: dict[DeviceKind, int] = {"cpu": 2**24, "cuda": 2**28}
 _MAX_HOST_ADAM_ELEMENTS = 2**26
 _MAX_GRADIENT_LADDERS = 8
-_TURNS_BLOCKS, _TURNS_DEGREES = 4, (1, 4)
+_TURNS_BLOCKS, _TURNS_DEGREES = 4, (1, 2, 4)
 
 
 def transformer_points(

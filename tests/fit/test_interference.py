@@ -107,3 +107,14 @@ def test_an_exchange_that_is_alone_is_held_against_exchanges_alone() -> None:
     speeds = costs(made).overlap_speeds(exchange_bytes=size, exchange_seconds=alone)
     assert speeds.comp == pytest.approx(0.8)
     assert speeds.comm == pytest.approx(alone / (alone + 2 * WAIT_SECONDS))
+
+
+def test_without_a_curve_of_exchanges_the_table_holds_for_all() -> None:
+    bare = [one for one in samples() if not isinstance(one.point, CollectivePoint)]
+    table = [
+        Sample(point=InterferencePoint(victim="comp", others=("comm",)), seconds=(1.25,)),
+        Sample(point=InterferencePoint(victim="comm"), seconds=(1.0,)),
+        Sample(point=InterferencePoint(victim="comm", others=("comp",)), seconds=(1.6,)),
+    ]
+    speeds = costs([*bare, *table]).overlap_speeds(exchange_bytes=2**18, exchange_seconds=1e-2)
+    assert (speeds.comp, speeds.comm) == (pytest.approx(0.8), pytest.approx(0.625))
