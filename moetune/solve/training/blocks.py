@@ -166,10 +166,11 @@ class BlockTable:
 
     def _chunked(self, layout: FoldedLayout) -> tuple[ChunkedBlock | None, ...]:
         prices = self._prices(layout)
-        key = _of_exchange(prices)
+        key = *_of_exchange(prices), layout.degree
         found = self._chunks.get(key)
         if found is None:
-            known = {part: chunked_passes(prices, part) for part in {*self._routed}}
+            cut = layout.degree
+            known = {part: chunked_passes(prices, part, cut) for part in {*self._routed}}
             found = self._chunks[key] = tuple(known[part] for part in self._routed)
         repeats = repeats_exchange(layout)
         return tuple(

@@ -10,7 +10,7 @@ Source: PipeMoE Eq. 9-12, with the corrections of `solve.layer.degree`.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -45,16 +45,16 @@ class ChunkedPass:
     """A pass of a block's experts with its exchanges.
 
     Args:
-        seconds: in 1, 2, … chunks.
+        seconds: by the number of chunks, of which one is 1.
         kernels: that the host launches for one more chunk.
     """
 
-    seconds: tuple[float, ...]
+    seconds: Mapping[int, float]
     kernels: int
 
     def saved(self, degree: int) -> float:
         """Return the seconds that so many chunks take less than one."""
-        return self.seconds[0] - self.seconds[degree - 1]
+        return self.seconds[1] - self.seconds[degree]
 
     def launches(self, degree: int) -> float:
         """Return the host's seconds for all chunks but the first."""
@@ -99,11 +99,18 @@ class ChunkedBlock:
         return forward - FORWARD_OF_BOTH * waits, backward - (1 - FORWARD_OF_BOTH) * waits
 
 
-def chunked_passes(prices: BlockPrices, part: RoutedExperts | None) -> ChunkedPasses | None:
-    """Return the passes of a layer in up to 16 chunks; None where no tokens are exchanged."""
+def chunked_passes(
+    prices: BlockPrices, part: RoutedExperts | None, cut: Degrees | None = None
+) -> ChunkedPasses | None:
+    """Return the passes of a layer in chunks; None where no tokens are exchanged.
+
+    Args:
+        cut: the degrees to price beside one chunk; None for up to 16.
+    """
     if part is None or not prices.exchanges:
         return None
-    (forward, backward), gemms = _passes(prices, part, MOST_CHUNKS), part.num_gemms
+    degrees = range(1, MOST_CHUNKS + 1) if cut is None else sorted({1, cut.forward, cut.backward})
+    (forward, backward), gemms = _passes(prices, part, degrees), part.num_gemms
     return ChunkedPasses(
         forward=ChunkedPass(seconds=forward.seconds, kernels=gemms + 3),
         backward=ChunkedPass(seconds=backward.seconds, kernels=2 * gemms + 3),
@@ -114,27 +121,31 @@ def hidden_beside(prices: BlockPrices, part: RoutedExperts | None) -> tuple[floa
     """Return the seconds by which shared experts shorten both passes in one chunk."""
     if part is None or not prices.exchanges or not prices.beside(part).forward:
         return 0.0, 0.0
-    forward, backward = _passes(prices, part, 1)
-    return forward.work - forward.seconds[0], backward.work - backward.seconds[0]
+    forward, backward = _passes(prices, part, (1,))
+    return forward.work - forward.seconds[1], backward.work - backward.seconds[1]
 
 
 class _Pass(NamedTuple):
-    """A pass in 1, 2, … chunks, and all of its work in one, with nothing hidden."""
+    """A pass by its number of chunks, and all of its work in one, with nothing hidden."""
 
-    seconds: tuple[float, ...]
+    seconds: Mapping[int, float]
     work: float
 
 
-def _passes(prices: BlockPrices, part: RoutedExperts, most: int) -> tuple[_Pass, _Pass]:
-    """Return the forward and the backward pass in up to so many chunks."""
-    chunks = [prices.chunk(part, degree) for degree in range(1, most + 1)]
+def _passes(
+    prices: BlockPrices, part: RoutedExperts, degrees: Iterable[int]
+) -> tuple[_Pass, _Pass]:
+    """Return the forward and the backward pass in these numbers of chunks, of which one is 1."""
+    chunks = {degree: prices.chunk(part, degree) for degree in degrees}
     beside = prices.beside(part)
-    forward = [(computed.forward, sent.forward) for computed, sent in chunks]
-    backward = [(computed.backward, sent.grad_input) for computed, sent in chunks]
+    forward = {one: (computed.forward, sent.forward) for one, (computed, sent) in chunks.items()}
+    backward = {
+        one: (computed.backward, sent.grad_input) for one, (computed, sent) in chunks.items()
+    }
     return (
-        _Pass(_makespans(prices, part, forward, beside.forward), sum(forward[0]) + beside.forward),
+        _Pass(_makespans(prices, part, forward, beside.forward), sum(forward[1]) + beside.forward),
         _Pass(
-            _makespans(prices, part, backward, beside.backward), sum(backward[0]) + beside.backward
+            _makespans(prices, part, backward, beside.backward), sum(backward[1]) + beside.backward
         ),
     )
 
@@ -177,7 +188,7 @@ def best_degrees(
             are measured: rows are kept in the pieces that both cuts make, and GEMMs slow down.
     """
     best, most = _WHOLE, 0.0
-    scale = sum(count * sum(each.seconds[0] for each in one.passes) for count, one in blocks)
+    scale = sum(count * sum(each.seconds[1] for each in one.passes) for count, one in blocks)
     for cut in _PAIRS if are_paired else _CUTS:
         gains = [one.gained(cut) for _, one in blocks]
         if any(gain < 0 for pair in gains for gain in pair):
@@ -189,28 +200,30 @@ def best_degrees(
 
 
 def _makespans(
-    prices: BlockPrices, part: RoutedExperts, chunks: Sequence[tuple[float, float]], beside: float
-) -> tuple[float, ...]:
-    """Return the seconds of a pass in 1, 2, … chunks, of which each has (experts, exchanges).
+    prices: BlockPrices,
+    part: RoutedExperts,
+    chunks: Mapping[int, tuple[float, float]],
+    beside: float,
+) -> Mapping[int, float]:
+    """Return the seconds of a pass by its number of chunks, of which each has (experts, exchanges).
 
     Args:
         beside: of shared experts.
 
     Chunks take no less in all than the whole: points of a curve may say so, kernels do not.
     """
-    whole_experts, whole_exchange = chunks[0]
+    whole_experts, whole_exchange = chunks[1]
     num_bytes = prices.exchanged_rows(part) * part.d_expert * ELEMENT
-    found = []
-    for degree, (experts, exchange) in enumerate(chunks, start=1):
+    found = {}
+    for degree, (experts, exchange) in chunks.items():
         transfer = max(exchange, whole_exchange / degree) / _TRANSFERS
         speeds = prices.device.costs.overlap_speeds(
             exchange_bytes=num_bytes / degree, exchange_seconds=transfer
         )
         price = partial(makespan_beside, beside_seconds=beside) if beside else makespan
-        seconds = price(
+        found[degree] = price(
             degree=degree, transfer_seconds=transfer,
             compute_seconds=max(experts, whole_experts / degree),
             comm_speed=speeds.comm, comp_speed=speeds.comp,
         )  # fmt: skip
-        found.append(seconds)
-    return tuple(found)
+    return found

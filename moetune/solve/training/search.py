@@ -68,7 +68,17 @@ class FoldedSearch:
     def priced(self, layout: FoldedLayout) -> PricedLayout:
         """Return a layout with its price and memory, whether it fits or not."""
         prices, memory = self.of_wholes
-        return PricedLayout(layout=layout, step=prices.step(layout), memory=memory.peak(layout))
+        step = prices.step(self._cut(layout))
+        return PricedLayout(layout=layout, step=step, memory=memory.peak(layout))
+
+    def _cut(self, layout: FoldedLayout) -> FoldedLayout:
+        """Return a layout with the degrees that are the fastest on the mean of its layers.
+
+        All layers have the same ones, and a hundred layers told apart need not be priced in each.
+        """
+        if layout.overlap != "chunks" or self.apart is None:
+            return layout
+        return replace(layout, degree=self.prices.blocks.degree(layout))
 
     def keeps(self, one: PricedLayout) -> bool:
         """Return whether a layout that fits on the mean of its layers fits as it is."""
@@ -178,7 +188,7 @@ class FoldedSearch:
         plain = replace(one.layout, overlap="none", degree=None)
         return replace(
             one,
-            layout=replace(one.layout, degree=prices.blocks.degree(one.layout)),
+            layout=replace(one.layout, degree=self.prices.blocks.degree(one.layout)),
             saved_seconds=prices.step(plain).seconds - one.step.seconds,
         )
 

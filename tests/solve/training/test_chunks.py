@@ -56,7 +56,10 @@ def block_of(
     """Return a block whose passes take so long in 1, 2, … chunks, and the last from there on."""
     passes = ChunkedPasses(
         *(
-            ChunkedPass(seconds=one + one[-1:] * (MOST_CHUNKS - len(one)), kernels=kernels)
+            ChunkedPass(
+                seconds=dict(enumerate(one + one[-1:] * (MOST_CHUNKS - len(one)), start=1)),
+                kernels=kernels,
+            )
             for one in (forward, backward)
         )
     )
@@ -93,8 +96,13 @@ def test_passes_in_chunks_end_when_their_simulated_events_do(
                 ),
                 interference=interference,
             )  # fmt: skip
-            assert chunked.seconds[degree - 1] == pytest.approx(events.makespan_seconds)
-    assert found.forward.seconds[0] == pytest.approx(whole.forward + sent.forward)
+            assert chunked.seconds[degree] == pytest.approx(events.makespan_seconds)
+    assert found.forward.seconds[1] == pytest.approx(whole.forward + sent.forward)
+    cut = Degrees(forward=3, backward=5)
+    some = chunked_passes(prices, part, cut)
+    assert some is not None
+    for mine, its in ((some.forward, found.forward), (some.backward, found.backward)):
+        assert mine.seconds == {one: its.seconds[one] for one in (1, 3, 5)}
     assert found.backward.saved(1) == found.backward.launches(1) == 0
 
 
@@ -203,7 +211,7 @@ def test_the_best_degrees_of_blocks_are_those_of_all_pairs() -> None:
     def seconds(cut: Degrees) -> float:
         return sum(
             count * sum(
-                one.seconds[degree - 1]
+                one.seconds[degree]
                 for one, degree in zip(block.passes, (cut.forward, cut.backward), strict=True)
             )
             for count, block in blocks
@@ -245,7 +253,7 @@ def test_nothing_is_cut_without_an_exchange() -> None:
     assert chunked_passes(cut, job.decoder.blocks[0].routed) is None
     travelling = chunked_passes(replace(cut, shards_are_experts=True), job.decoder.blocks[0].routed)
     assert travelling is not None
-    assert travelling.forward.seconds[0] > 0
+    assert travelling.forward.seconds[1] > 0
 
 
 def test_only_moetune_cuts_exchanges_and_only_where_there_are_some() -> None:

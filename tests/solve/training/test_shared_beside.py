@@ -96,12 +96,12 @@ def test_passes_of_a_model_end_when_their_simulated_events_do(interference: Inte
         ):  # fmt: skip
             transfer, each = max(both, all_of_both / degree) / 2, max(compute, most / degree)
             wanted = simulated(degree, transfer, each, beside, interference)[place]
-            assert chunked.seconds[degree - 1] == pytest.approx(wanted)
+            assert chunked.seconds[degree] == pytest.approx(wanted)
     work = (
         whole.forward + sent.forward + shared.forward,
         whole.backward + sent.grad_input + shared.backward,
     )
-    one_chunk = found.forward.seconds[0], found.backward.seconds[0]
+    one_chunk = found.forward.seconds[1], found.backward.seconds[1]
     hidden = [one - other for one, other in zip(work, one_chunk, strict=True)]
     assert hidden_beside(prices, part) == pytest.approx(hidden)
     assert min(hidden) > 0
