@@ -60,6 +60,19 @@ def test_a_factor_is_the_measured_one_and_between_two_that_are_known(
     assert found == pytest.approx(first ** (1 - share) * last**share)
 
 
+@pytest.mark.parametrize(
+    ("degrees", "wanted"),
+    [((1, 1), 1.1), ((2, 2), 1.21), ((1, 4), 1.21), ((3, 12), 1.33), ((16, 16), 1.33)],
+)
+def test_a_factor_is_between_those_of_the_nearest_numbers_of_chunks(
+    degrees: tuple[int, int], wanted: float
+) -> None:
+    known = record(4, 1.331), record(1, 1.1)
+    found = turns_factor(known, model=MODEL, dtype=DTYPE, degrees=degrees)
+    assert found == pytest.approx(wanted, abs=2e-3)
+    assert known[0].point.group == (WORLD, 0)
+
+
 def test_other_blocks_have_no_factor() -> None:
     known = (record(1, 1.5),)
     wider = replace(MODEL, moe=replace(MODEL.moe, d_hidden=1024))
