@@ -41,11 +41,11 @@ class BlocksInTurns:
         ).to(device, dtype)
         generator = torch.Generator().manual_seed(_SEED + 1 + communicator.rank)
         self.batches = _batches(point, generator, device, dtype)
-        every_BSD = torch.cat([x_BSD.detach() for x_BSD, _ in self.batches])
-        _balance(self.blocks, every_BSD, communicator)
         decision = replace(SAFE_DECISION, forward_degree=point.degree, backward_degree=point.degree)
         for layer in _moe_layers(self.blocks):
             layer.pin(decision)
+        every_BSD = torch.cat([x_BSD.detach() for x_BSD, _ in self.batches])
+        _balance(self.blocks, every_BSD, communicator)
         self._overlap = BatchOverlap[_Batch](self.blocks, self.loss_of)
 
     def once(self) -> None:
