@@ -221,8 +221,8 @@ class StepPoint:
 class TurnsPoint:
     """A few blocks with experts, forward and backward, of which two batches take turns.
 
-    It shows by how much such blocks differ from the timeline of their operations on this machine:
-    what two batches leave no link idle for, they do not leave the host idle for, either.
+    It shows by how much they differ from the timeline of their operations on this machine. What one
+    batch hides while it waits for an exchange, such as the host's own work, is not hidden here.
 
     Args:
         model: its blocks, without embedding and head; the experts are on consecutive ranks.

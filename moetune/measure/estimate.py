@@ -24,7 +24,7 @@ from moetune.measure.device import CpuDevice, Device
 from moetune.measure.expert_kernels import gemm
 from moetune.measure.grid import IN_FLIGHT, SUSTAINED, SUSTAINED_SECONDS, Preset, collective
 from moetune.measure.operations import Representatives
-from moetune.measure.points import memory_bytes
+from moetune.measure.point_memory import memory_bytes
 from moetune.measure.stopwatch import NUM_STREAM_BLOCKS, FailedPointError
 from moetune.measure.timing import (
     OVERLAPPED_SECONDS,

@@ -30,7 +30,7 @@ from moetune.domain.samples import (
 from moetune.measure import expert_kernels, model_kernels
 from moetune.measure.device import Device, drop
 from moetune.measure.grid import SUSTAINED, SUSTAINED_SECONDS
-from moetune.measure.points import memory_bytes
+from moetune.measure.point_memory import memory_bytes
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.rotation import in_turns
 

@@ -25,7 +25,8 @@ from moetune.measure.estimate import (
     operation_seconds,
 )
 from moetune.measure.grid import Preset
-from moetune.measure.points import choose_points, default_group_sizes, memory_bytes
+from moetune.measure.point_memory import memory_bytes
+from moetune.measure.points import choose_points, default_group_sizes
 
 GIB = 2**30
 

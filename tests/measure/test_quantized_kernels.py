@@ -6,7 +6,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.samples import GemmPoint, RowsPoint
 from moetune.measure.device import CpuDevice
 from moetune.measure.expert_kernels import gemm, memory_bound_op
-from moetune.measure.points import memory_bytes
+from moetune.measure.point_memory import memory_bytes
 
 FORMS = ("fp8_rowwise", "mxfp8")
 

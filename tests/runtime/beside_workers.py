@@ -59,7 +59,7 @@ class Mark(torch.autograd.Function):
 
 def mark(x: torch.Tensor, events: Events, name: str) -> torch.Tensor:
     # torch gives `Function.apply` no types.
-    marked: torch.Tensor = Mark.apply(x, events, name)  # type: ignore[no-untyped-call]
+    marked: torch.Tensor = Mark.apply(x, events, name)  # type: ignore[no-untyped-call]  # of torch
     return marked
 
 

@@ -30,7 +30,8 @@ from moetune.fit.costs import costs_of
 from moetune.fit.profile import fit_profile
 from moetune.fit.variants import resample_costs
 from moetune.fit.wanted import wanted_by
-from moetune.measure.points import choose_points, memory_bytes
+from moetune.measure.point_memory import memory_bytes
+from moetune.measure.points import choose_points
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.workflows.files import bundled_profiles, load_profile_file
