@@ -15,6 +15,7 @@ from moetune.domain.model import Transformer
 from moetune.domain.samples import TurnsPoint
 from moetune.domain.turns import TurnsRecord
 from moetune.solve.layer.all_to_all import AllToAllCosts
+from moetune.solve.layout.candidates import Candidate
 from moetune.solve.layout.choose import LayoutProblem, search_layouts
 from moetune.solve.layout.search import LayoutSearch
 from moetune.solve.model.in_turns import turns_factor, turns_seconds
@@ -143,3 +144,27 @@ def test_batches_that_take_turns_too_slowly_go_one_after_the_other() -> None:
 
     assert in_flight((record(1, 0.5),)) == 2
     assert in_flight((record(1, 2.0),)) == 1
+
+
+@pytest.mark.parametrize(("saved", "chosen"), [(0.01, 1), (0.06, 3)])
+def test_batches_in_turns_have_more_chunks_where_these_save_what_can_be_told_apart(
+    saved: float, chosen: int
+) -> None:
+    # So many tokens that gradients hardly count.
+    asked = replace(problem(), model=replace(MODEL, vocab_size=500))
+    asked = replace(asked, inputs=replace(asked.inputs, tokens_per_rank=256 * MODEL.length))
+
+    def in_turns(turns: tuple[TurnsRecord, ...], degree: int | None = None) -> Candidate:
+        bounds = Bounds(forward_degree=degree, backward_degree=degree)
+        search, _ = search_layouts(replace(asked, turns=turns, bounds=bounds))
+        (found,) = (
+            one
+            for one in search.trial(EXCHANGING).candidates()
+            if one.setting.in_flight == 2 and one.setting.num_micro_batches == 2
+        )
+        return found
+
+    one, three = in_turns((), 1), in_turns((), 3)
+    factor = (1 - saved) * one.seconds / three.seconds
+    turns = record(1, 1.0), record(2, 9.0), record(3, factor), record(4, 9.0)
+    assert in_turns(turns).priced.moe.step.degrees == (chosen, chosen)
