@@ -4,8 +4,8 @@ p pipeline ranks, v stages of each, m micro-batches. Stage s is on rank s mod p;
 schedules rank r has the stages r and 2p − 1 − r.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
 from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
@@ -37,14 +37,11 @@ def orders(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tup
     Schedules with several stages a rank take m that whole rounds of about p micro-batches divide.
     Pairs of passes that DualPipe-V can run at once follow each other, as torch runs them.
     """
-    make = {
-        "1f1b": _one_forward_one_backward,
-        "interleaved": _interleaved,
-        "zero_bubble": _zero_bubble,
-        "zero_bubble_v": _zero_bubble_v,
-        "dualpipe_v": _dualpipe_v,
-    }[schedule]
-    return tuple(tuple(make(rank, pp, vpp, num_micro_batches)) for rank in range(pp))
+    if schedule not in _V_ORDERS:
+        loops = (_loop_of(schedule, rank, pp, vpp, num_micro_batches) for rank in range(pp))
+        return tuple(tuple(one.order()) for one in loops)
+    make = _V_ORDERS[schedule]
+    return tuple(tuple(make(rank, pp, num_micro_batches)) for rank in range(pp))
 
 
 @lru_cache(maxsize=4096)
@@ -53,15 +50,19 @@ def most_live(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> 
 
     One stage keeps 1/v of that; activations go when the weights have their gradients.
     """
+    if schedule not in _V_ORDERS:
+        loops = (_loop_of(schedule, rank, pp, vpp, num_micro_batches) for rank in range(pp))
+        return tuple(one.most_live / vpp for one in loops)
     few = min(num_micro_batches, _enough(pp, num_micro_batches))
-    found = []
-    for order in orders(schedule, pp, vpp, few):
-        live = most = 0
-        for action in order:
-            live += (action.kind == "F") - (action.kind in "BW")
-            most = max(most, live)
-        found.append(most / vpp)
-    return tuple(found)
+    return tuple(_most_live(order) / vpp for order in orders(schedule, pp, vpp, few))
+
+
+def _most_live(order: Order) -> int:
+    live = most = 0
+    for action in order:
+        live += (action.kind == "F") - (action.kind in "BW")
+        most = max(most, live)
+    return most
 
 
 def _enough(pp: int, num_micro_batches: int) -> int:
@@ -70,21 +71,17 @@ def _enough(pp: int, num_micro_batches: int) -> int:
     return num_micro_batches // rounds * min(rounds, 4)
 
 
-def _one_forward_one_backward(rank: int, pp: int, vpp: int, num: int) -> Iterator[Action]:
-    del vpp
-    return _looped(rank, pp, 1, num, warm_up=pp - 1 - rank)
+def _loop_of(schedule: Schedule, rank: int, pp: int, vpp: int, num_micro_batches: int) -> "_Loop":
+    """Return a rank's loop: of 1F1B, interleaved 1F1B (Narayanan et al. 2021, §2.2) and ZB1P.
 
-
-def _interleaved(rank: int, pp: int, vpp: int, num: int) -> Iterator[Action]:
-    """Narayanan et al. 2021, §2.2."""
-    warm_up = (vpp - 1) * _round(pp, num) + 2 * (pp - 1 - rank)
-    return _looped(rank, pp, vpp, num, warm_up=warm_up)
-
-
-def _zero_bubble(rank: int, pp: int, vpp: int, num: int) -> Iterator[Action]:
-    """ZB1P (Qi et al. 2023): rank r has r gradients of weights waiting, as much as 1F1B keeps."""
-    warm_up = (vpp - 1) * _round(pp, num) + pp - 1 - rank
-    return _looped(rank, pp, vpp, num, warm_up=warm_up, waiting=rank)
+    In ZB1P (Qi et al. 2023) rank r has r gradients of weights waiting, as much as 1F1B keeps.
+    """
+    loop = partial(_Loop, rank=rank, pp=pp, vpp=vpp, num=num_micro_batches)
+    behind = pp - 1 - rank
+    rounds = (vpp - 1) * _round(pp, num_micro_batches)
+    if schedule == "zero_bubble":
+        return loop(warm_up=rounds + behind, waiting=rank)
+    return loop(warm_up=rounds + (2 * behind if schedule == "interleaved" else behind))
 
 
 def _round(pp: int, num_micro_batches: int) -> int:
@@ -92,34 +89,49 @@ def _round(pp: int, num_micro_batches: int) -> int:
     return num_micro_batches // max(1, num_micro_batches // pp)
 
 
-def _looped(
-    rank: int, pp: int, vpp: int, num: int, *, warm_up: int, waiting: int | None = None
-) -> Iterator[Action]:
-    """Yield forward passes to warm up, then one and one backward pass, and backward passes.
+class _Loop(NamedTuple):
+    """Forward passes to warm up, then one and one backward pass, and backward passes.
 
     Args:
+        num: m, the micro-batches.
+        warm_up: forward passes before the first backward one.
         waiting: gradients of weights that stay behind those of the inputs; None for whole passes.
     """
-    each, total = _round(pp, num), num * vpp
-    units = [(at // each % vpp, at // (each * vpp) * each + at % each) for at in range(total)]
-    backward = [((vpp - 1 - chunk) * pp + rank, batch) for chunk, batch in units]
-    forward = [(chunk * pp + rank, batch) for chunk, batch in units]
-    warm_up = min(warm_up, total)
-    for stage, batch in forward[:warm_up]:
-        yield Action("F", stage, batch)
-    for at, (stage, batch) in enumerate(backward):
-        if warm_up + at < total:
-            yield Action("F", *forward[warm_up + at])
-        yield Action("B" if waiting is None else "I", stage, batch)
-        if waiting is not None and at >= waiting:
-            yield Action("W", *backward[at - waiting])
-    for stage, batch in backward[total - min(waiting or 0, total) :]:
-        yield Action("W", stage, batch)
+
+    rank: int
+    pp: int
+    vpp: int
+    num: int
+    warm_up: int
+    waiting: int | None = None
+
+    @property
+    def most_live(self) -> int:
+        """The most forward passes whose activations are there at once."""
+        return min(self.num * self.vpp, self.warm_up + 1 + (self.waiting or 0))
+
+    def order(self) -> Iterator[Action]:
+        """Yield the passes."""
+        rank, pp, vpp, waiting = self.rank, self.pp, self.vpp, self.waiting
+        each, total = _round(pp, self.num), self.num * vpp
+        units = [(at // each % vpp, at // (each * vpp) * each + at % each) for at in range(total)]
+        backward = [((vpp - 1 - chunk) * pp + rank, batch) for chunk, batch in units]
+        forward = [(chunk * pp + rank, batch) for chunk, batch in units]
+        warm_up = min(self.warm_up, total)
+        for stage, batch in forward[:warm_up]:
+            yield Action("F", stage, batch)
+        for at, (stage, batch) in enumerate(backward):
+            if warm_up + at < total:
+                yield Action("F", *forward[warm_up + at])
+            yield Action("B" if waiting is None else "I", stage, batch)
+            if waiting is not None and at >= waiting:
+                yield Action("W", *backward[at - waiting])
+        for stage, batch in backward[total - min(waiting or 0, total) :]:
+            yield Action("W", stage, batch)
 
 
-def _zero_bubble_v(rank: int, pp: int, vpp: int, num: int) -> Iterator[Action]:
+def _zero_bubble_v(rank: int, pp: int, num: int) -> Iterator[Action]:
     """Qi et al. 2023, §6: no bubble where the three passes take equally long."""
-    del vpp
     most = max(2 * pp - 1, num)
     steady = most - 2 * pp + rank + 1
     words = chain(
@@ -137,9 +149,8 @@ def _zero_bubble_v(rank: int, pp: int, vpp: int, num: int) -> Iterator[Action]:
     return (action for action in passes if action.batch < num)
 
 
-def _dualpipe_v(rank: int, pp: int, vpp: int, num: int) -> Iterator[Action]:
+def _dualpipe_v(rank: int, pp: int, num: int) -> Iterator[Action]:
     """DeepSeek's DualPipe cut in half: m of at least 2p."""
-    del vpp
     after = pp - rank - 1
     words = chain(
         repeat("F0", 2 * after),
@@ -174,3 +185,9 @@ def _counted(words: str, rank: int, pp: int) -> Iterator[Action]:
         if kind == "I":
             waiting.append((stage, batch))
         yield Action(kind, stage, batch)
+
+
+_V_ORDERS: Mapping[Schedule, Callable[[int, int, int], Iterator[Action]]] = MappingProxyType(
+    {"zero_bubble_v": _zero_bubble_v, "dualpipe_v": _dualpipe_v}
+)
+"""Schedules whose two stages of a rank are a V: the order of a rank, of p, with m."""
