@@ -4,7 +4,7 @@ The solvers work out a layer once for many refits of its costs, or for many size
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -29,6 +29,15 @@ def array_of(numbers: Sequence[float] | NDArray[np.generic]) -> float:
 def floats_of(numbers: float) -> Floats:
     """Return what stands in the place of a number as the array that it is."""
     return np.asarray(numbers, float)
+
+
+def rows_of(numbers: Iterable[float], num: int) -> list[tuple[float, ...]]:
+    """Return what each of so many has of some numbers: its own of arrays, of others the same."""
+    return [*zip(*(_of_each(one, num) for one in numbers), strict=True)]
+
+
+def _of_each(number: float, num: int) -> list[float]:
+    return floats_of(number).tolist() if is_many(number) else [number] * num
 
 
 def exp_of(numbers: Floats) -> Floats:

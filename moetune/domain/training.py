@@ -4,7 +4,7 @@ World size = dp·cp·tp·pp for everything but the experts, and edp·ep·etp·pp
 dp·cp·tp, and may exceed or cross dp (Megatron-Core's parallel folding).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import ceil
 from operator import attrgetter
@@ -258,6 +258,12 @@ class TrainingJob:
             return self.routing.skew(part.record, ep)
         mean = self.routing.skew(part.num_experts, part.mean_top_k, ep)
         return RankSkew(mean=mean, p99=mean)
+
+    def mean_skews(self, records: Sequence[int | None], ep: int) -> list[float]:
+        """Return how full the fullest of ep ranks is on the mean, in each recorded layer."""
+        routing = self.routing
+        assert isinstance(routing, RecordedLayers)  # noqa: S101 - else no layer has a record
+        return [routing.skew(one, ep).mean for one in records]
 
     @property
     def tokens(self) -> int:

@@ -93,9 +93,8 @@ def makespan_beside(
     """
     a, b = transfer_seconds / comm_speed, compute_seconds / comp_speed
     beside = beside_seconds / comp_speed
-    overlap = min(
-        (2 * degree - 2) * a + min(a, beside), degree * b + beside, degree * a + (degree - 1) * b
-    )
+    overlap = shorter((2 * degree - 2) * a + shorter(a, beside), degree * b + beside)
+    overlap = shorter(overlap, degree * a + (degree - 1) * b)
     work = 2 * degree * transfer_seconds + degree * compute_seconds + beside_seconds
     return work + (1 - comm_speed - comp_speed) * overlap
 

@@ -14,6 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
+
+from moetune.domain.arrays import Floats
+
 MOST_TRIALS = 50_000
 """Experts that branch and bound puts into a group: some hundredths of a second.
 
@@ -154,42 +159,51 @@ def _swapped(
     Args:
         enough: load of the fullest group that need not be lowered.
     """
+    all_loads, has_replicas = np.array(loads), len({*experts}) < len(experts)
+    all_experts = np.array(experts)
     sums = [sum(loads[at] for at in group) for group in groups]
     while True:
         fullest = max(range(len(groups)), key=lambda group: (sums[group], -group))
         if sums[fullest] <= enough:
             return groups
-        best = (sums[fullest] * (1 - _SAME), -1, -1, -1)
-        for other in range(len(groups)):
-            for mine, at in enumerate(groups[fullest]):
-                for theirs, beside in enumerate(groups[other]):
-                    moved = loads[at] - loads[beside]
-                    after = max(sums[fullest] - moved, sums[other] + moved)
-                    swap = after, other, mine, theirs
-                    if moved > 0 and swap < best and _stay_apart(experts, groups, fullest, swap):
-                        best = swap
-        _, other, mine, theirs = best
-        if other < 0:
+        placed = np.array(groups)
+        after = _after_swaps(all_loads[placed], np.array(sums), fullest)
+        if has_replicas:
+            after[~_stay_apart(all_experts[placed], fullest)] = np.inf
+        best = after.argmin()
+        if not after.flat[best] < sums[fullest] * (1 - _SAME):
             return groups
+        other, mine, theirs = (int(at) for at in np.unravel_index(best, after.shape))
         pair = groups[fullest][mine], groups[other][theirs]
         groups[other][theirs], groups[fullest][mine] = pair
         for group in (fullest, other):
             sums[group] = sum(loads[at] for at in groups[group])
 
 
-def _stay_apart(
-    experts: Sequence[int],
-    groups: Sequence[Sequence[int]],
-    fullest: int,
-    swap: tuple[float, int, int, int],
-) -> bool:
-    """Return whether no group has two replicas of an expert after a swap."""
-    _, other, mine, theirs = swap
-    leaving, coming = experts[groups[fullest][mine]], experts[groups[other][theirs]]
-    return leaving == coming or not (
-        any(experts[at] == coming for at in groups[fullest])
-        or any(experts[at] == leaving for at in groups[other])
-    )
+def _after_swaps(loads: Floats, sums: Floats, fullest: int) -> Floats:
+    """Return the fuller of two groups after each swap, [other, mine, theirs]; infinite if it rises.
+
+    Args:
+        loads: of the groups' replicas, [group, place].
+        sums: of the groups.
+    """
+    moved = loads[fullest][:, None] - loads[:, None, :]
+    after: Floats = np.maximum(sums[fullest] - moved, sums[:, None, None] + moved)
+    after[moved <= 0] = np.inf
+    return after
+
+
+def _stay_apart(experts: NDArray[np.int_], fullest: int) -> NDArray[np.bool_]:
+    """Return whether no group has two replicas of an expert after each swap.
+
+    Args:
+        experts: of the groups' replicas, [group, place].
+    """
+    same = experts[fullest][:, None] == experts[:, None, :]
+    is_coming_there = np.isin(experts, experts[fullest])[:, None, :]
+    is_leaving_there = same.any(axis=2)[:, :, None]
+    found: NDArray[np.bool_] = same | ~(is_coming_there | is_leaving_there)
+    return found
 
 
 class _Search:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moetune.domain.architecture import Block, Decoder, Mixer
+from moetune.domain.arrays import array_of
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
@@ -40,6 +41,8 @@ class BlockPrices:
         repeats_activations: whether experts compute their activation again in every backward pass
             (`KeptByExperts.activations`), which is then a part of that pass.
         shards_are_experts, shared_beside: as in `Target`.
+        records: of layers that are priced at once, instead of a part's own; their seconds are
+            arrays.
     """
 
     job: TrainingJob
@@ -48,6 +51,7 @@ class BlockPrices:
     repeats_activations: bool = False
     shards_are_experts: bool = False
     shared_beside: bool = False
+    records: tuple[int | None, ...] = ()
 
     @property
     def decoder(self) -> Decoder:
@@ -262,8 +266,13 @@ class BlockPrices:
 
     def _rows(self, part: RoutedExperts) -> float:
         """Return the rows of the fullest rank, for which the others wait."""
-        skew = self.job.skew(part, self.layout.ep).mean
-        return self.own_tokens * (part.mean_top_k * skew * self.layout.etp)
+        return self.own_tokens * (part.mean_top_k * self._skew(part) * self.layout.etp)
+
+    def _skew(self, part: RoutedExperts) -> float:
+        """Return how full the fullest rank is: an array where layers are priced at once."""
+        if self.records:
+            return array_of(self.job.mean_skews(self.records, self.layout.ep))
+        return self.job.skew(part, self.layout.ep).mean
 
     def _experts(self, part: RoutedExperts, rows: float) -> Passes:
         layout, experts = self.layout, part.num_experts // self.layout.ep
@@ -291,7 +300,7 @@ class BlockPrices:
         return Passes(forward=seconds, grad_input=seconds)
 
     def _exchange(self, part: RoutedExperts, tokens: float) -> Passes:
-        skew = self.job.skew(part, self.layout.ep).mean
+        skew = self._skew(part)
         dispatch, combine = (
             skew
             * exchange_seconds(

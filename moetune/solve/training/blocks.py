@@ -1,17 +1,21 @@
 """Seconds of a decoder's blocks under layouts, each computed once."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from moetune.domain.architecture import Block
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.targets import Target
 from moetune.domain.training import Degrees, FoldedLayout, TrainingJob
+from moetune.solve.training.alike import AlikeLayers, alike_layers
 from moetune.solve.training.block import BlockPrices
 from moetune.solve.training.block_times import NO_TIME, BlockTimes
 from moetune.solve.training.chunks import (
     ChunkedBlock,
     ChunkedPasses,
+    Hidden,
     best_degrees,
     chunked_passes,
     hidden_beside,
@@ -30,6 +34,16 @@ from moetune.solve.training.passes import (
 from moetune.solve.training.stages import DecoderStages, block_counts
 
 _Key = tuple[object, ...]
+_Priced = TypeVar("_Priced")
+_NOTHING_HIDDEN = Hidden()
+
+
+class _OnDevice(NamedTuple):
+    """A kind of block: its modules, its passes, and by how long they are longer than the host."""
+
+    times: BlockTimes
+    passes: DevicePasses
+    slack: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +63,7 @@ class BlockTable:
     _at: tuple[int, ...] = field(init=False, repr=False)
     _counts: tuple[int, ...] = field(init=False, repr=False)
     _routed: tuple[RoutedExperts | None, ...] = field(init=False, repr=False)
+    _alike: tuple[AlikeLayers, ...] = field(init=False, repr=False)
     _seconds: dict[_Key, tuple[BlockSeconds, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -63,9 +78,7 @@ class BlockTable:
     _chunks: dict[_Key, tuple[ChunkedPasses | None, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
-    _hidden: dict[_Key, tuple[tuple[float, float], ...]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _hidden: dict[_Key, tuple[Hidden, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def seconds(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
         """Return the seconds of the blocks for one micro-batch."""
@@ -93,7 +106,7 @@ class BlockTable:
         """Return the layout's degrees, the fastest where it has none; None without chunks."""
         if layout.overlap != "chunks" or layout.degree is not None:
             return layout.degree
-        chunked = zip(self._counts, self._chunked(layout), strict=True)
+        chunked = zip(self._counts, self._chunked(layout, self._on_device(layout)), strict=True)
         is_measured = self.device.costs.gemm_line(dtype="bfloat16") is None
         return best_degrees(
             [(count, one) for count, one in chunked if one is not None], are_paired=is_measured
@@ -127,6 +140,7 @@ class BlockTable:
         object.__setattr__(self, "_at", at)
         object.__setattr__(self, "_counts", tuple(counts))
         object.__setattr__(self, "_routed", tuple(kind.routed for kind in kinds))
+        object.__setattr__(self, "_alike", alike_layers(self._routed))
 
     def _whole(self, layout: FoldedLayout) -> list[BlockSeconds]:
         hidden = self.target.overlap_hidden * hidden_share(layout, self.device.machine.device)
@@ -140,9 +154,9 @@ class BlockTable:
         ]
 
     def _in_chunks(self, layout: FoldedLayout) -> list[BlockSeconds]:
-        degree, found = self.degree(layout), []
+        degree, found, every = self.degree(layout), [], self._on_device(layout)
         for (times, device, slack), chunked, beside in zip(
-            self._on_device(layout), self._chunked(layout), self._beside(layout), strict=True
+            every, self._chunked(layout, every), self._beside(layout), strict=True
         ):
             left, saved = slack, (0.0, 0.0)
             if chunked is not None and degree is not None:
@@ -152,31 +166,38 @@ class BlockTable:
             )
         return found
 
-    def _beside(self, layout: FoldedLayout) -> tuple[tuple[float, float], ...]:
+    def _beside(self, layout: FoldedLayout) -> tuple[Hidden, ...]:
         """Return what each kind's shared experts hide in one chunk, of both passes."""
         if not self.target.shared_beside:
-            return ((0.0, 0.0),) * len(self._routed)
+            return (_NOTHING_HIDDEN,) * len(self._routed)
         prices = self._prices(layout)
         key = _of_exchange(prices)
         found = self._hidden.get(key)
         if found is None:
-            known = {part: hidden_beside(prices, part) for part in {*self._routed}}
-            found = self._hidden[key] = tuple(known[part] for part in self._routed)
+            every = self._of_parts(prices, hidden_beside, Hidden.split)
+            found = self._hidden[key] = tuple(one or _NOTHING_HIDDEN for one in every)
         return found
 
-    def _chunked(self, layout: FoldedLayout) -> tuple[ChunkedBlock | None, ...]:
+    def _chunked(
+        self, layout: FoldedLayout, on_device: Sequence[_OnDevice]
+    ) -> tuple[ChunkedBlock | None, ...]:
         prices = self._prices(layout)
         key = *_of_exchange(prices), layout.degree
         found = self._chunks.get(key)
         if found is None:
-            cut = layout.degree
-            known = {part: chunked_passes(prices, part, cut) for part in {*self._routed}}
-            found = self._chunks[key] = tuple(known[part] for part in self._routed)
+            found = self._chunks[key] = self._passes_in_chunks(prices)
         repeats = repeats_exchange(layout)
         return tuple(
             one and ChunkedBlock(passes=one, slack=slack, repeats=repeats)
-            for one, (_, _, slack) in zip(found, self._on_device(layout), strict=True)
+            for one, (_, _, slack) in zip(found, on_device, strict=True)
         )
+
+    def _passes_in_chunks(self, prices: BlockPrices) -> tuple[ChunkedPasses | None, ...]:
+        if not prices.exchanges:
+            return (None,) * len(self._routed)
+        price = partial(chunked_passes, cut=prices.layout.degree)
+        found = self._of_parts(prices, price, ChunkedPasses.split)
+        return tuple(found)
 
     def _prices(self, layout: FoldedLayout) -> BlockPrices:
         return BlockPrices(
@@ -200,25 +221,47 @@ class BlockTable:
         of_experts = *key, layout.ep, layout.etp
         computed = self._computed_times.get(of_experts)
         if computed is None:
-            computed = self._computed_times[of_experts] = self._with(local, prices.expert_times)
-        return self._with(computed, prices.sent_times)
+            computed = self._computed_times[of_experts] = self._with(
+                local, prices, BlockPrices.expert_times
+            )
+        return self._with(computed, prices, BlockPrices.sent_times)
 
     def _with(
-        self, times: Sequence[BlockTimes], price: Callable[[RoutedExperts], BlockTimes]
+        self,
+        times: Sequence[BlockTimes],
+        prices: BlockPrices,
+        price: Callable[[BlockPrices, RoutedExperts], BlockTimes],
     ) -> tuple[BlockTimes, ...]:
         """Return the times of each kind with a price of its experts; equal ones have the same."""
-        known = {part: price(part) for part in {*self._routed} if part is not None}
+        every = self._of_parts(prices, price, BlockTimes.split)
         return tuple(
-            own if part is None else own + known[part]
-            for part, own in zip(self._routed, times, strict=True)
+            own if added is None else own + added for own, added in zip(times, every, strict=True)
         )
 
-    def _on_device(self, layout: FoldedLayout) -> Iterator[tuple[BlockTimes, DevicePasses, float]]:
-        """Yield each kind's modules, its passes, and by how long they are longer than the host."""
-        host = self._host_seconds(layout)
-        for times, launched in zip(self._times_of_kinds(layout), host, strict=True):
-            device = device_passes(times, layout)
-            yield times, device, device.forward + device.backward - launched
+    def _of_parts(
+        self,
+        prices: BlockPrices,
+        price: Callable[[BlockPrices, RoutedExperts], _Priced],
+        split: Callable[[_Priced, int], Sequence[_Priced]],
+    ) -> list[_Priced | None]:
+        """Return a price of each kind's experts; None without any.
+
+        Args:
+            price, split: as of `AlikeLayers.priced`.
+        """
+        found: list[_Priced | None] = [None] * len(self._routed)
+        for layers in self._alike:
+            for place, one in zip(layers.places, layers.priced(prices, price, split), strict=True):
+                found[place] = one
+        return found
+
+    def _on_device(self, layout: FoldedLayout) -> list[_OnDevice]:
+        every = zip(self._times_of_kinds(layout), self._host_seconds(layout), strict=True)
+        found = []
+        for times, host in every:
+            passes = device_passes(times, layout)
+            found.append(_OnDevice(times, passes, passes.forward + passes.backward - host))
+        return found
 
     def _host_seconds(self, layout: FoldedLayout) -> tuple[float, ...]:
         key = layout.tp > 1, layout.ep, layout.recompute, layout.cuda_graphs

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from moetune.domain.arrays import rows_of
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.training import Degrees
 from moetune.solve.layer.degree import TIE, makespan, makespan_beside
+from moetune.solve.layer.totals import longer
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import BlockPrices
 from moetune.solve.training.block_times import NO_TIME, BlockTimes, Passes
@@ -52,6 +54,14 @@ class ChunkedPass:
     seconds: Mapping[int, float]
     kernels: int
 
+    def split(self, num: int) -> "list[ChunkedPass]":
+        """Return those of each of so many layers that were priced at once."""
+        rows = rows_of(self.seconds.values(), num)
+        return [
+            ChunkedPass(seconds=dict(zip(self.seconds, row, strict=True)), kernels=self.kernels)
+            for row in rows
+        ]
+
     def saved(self, degree: int) -> float:
         """Return the seconds that so many chunks take less than one."""
         return self.seconds[1] - self.seconds[degree]
@@ -66,6 +76,23 @@ class ChunkedPasses(NamedTuple):
 
     forward: ChunkedPass
     backward: ChunkedPass
+
+    def split(self, num: int) -> "list[ChunkedPasses]":
+        """Return those of each of so many layers that were priced at once."""
+        return [
+            *itertools.starmap(ChunkedPasses, zip(*(one.split(num) for one in self), strict=True))
+        ]
+
+
+class Hidden(NamedTuple):
+    """Seconds by which shared experts shorten both passes of a layer in one chunk."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+    def split(self, num: int) -> "list[Hidden]":
+        """Return those of each of so many layers that were priced at once."""
+        return [*itertools.starmap(Hidden, rows_of(self, num))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +127,13 @@ class ChunkedBlock:
 
 
 def chunked_passes(
-    prices: BlockPrices, part: RoutedExperts | None, cut: Degrees | None = None
-) -> ChunkedPasses | None:
-    """Return the passes of a layer in chunks; None where no tokens are exchanged.
+    prices: BlockPrices, part: RoutedExperts, cut: Degrees | None = None
+) -> ChunkedPasses:
+    """Return the passes of a layer in chunks, which exchanges tokens.
 
     Args:
         cut: the degrees to price beside one chunk; None for up to 16.
     """
-    if part is None or not prices.exchanges:
-        return None
     degrees = range(1, MOST_CHUNKS + 1) if cut is None else sorted({1, cut.forward, cut.backward})
     (forward, backward), gemms = _passes(prices, part, degrees), part.num_gemms
     return ChunkedPasses(
@@ -117,12 +142,12 @@ def chunked_passes(
     )
 
 
-def hidden_beside(prices: BlockPrices, part: RoutedExperts | None) -> tuple[float, float]:
-    """Return the seconds by which shared experts shorten both passes in one chunk."""
-    if part is None or not prices.exchanges or not prices.beside(part).forward:
-        return 0.0, 0.0
+def hidden_beside(prices: BlockPrices, part: RoutedExperts) -> Hidden:
+    """Return what shared experts hide in one chunk."""
+    if not prices.exchanges or not prices.beside(part).forward:
+        return Hidden()
     forward, backward = _passes(prices, part, (1,))
-    return forward.work - forward.seconds[1], backward.work - backward.seconds[1]
+    return Hidden(forward.work - forward.seconds[1], backward.work - backward.seconds[1])
 
 
 class _Pass(NamedTuple):
@@ -216,14 +241,14 @@ def _makespans(
     num_bytes = prices.exchanged_rows(part) * part.d_expert * ELEMENT
     found = {}
     for degree, (experts, exchange) in chunks.items():
-        transfer = max(exchange, whole_exchange / degree) / _TRANSFERS
+        transfer = longer(exchange, whole_exchange / degree) / _TRANSFERS
         speeds = prices.device.costs.overlap_speeds(
             exchange_bytes=num_bytes / degree, exchange_seconds=transfer
         )
         price = partial(makespan_beside, beside_seconds=beside) if beside else makespan
         found[degree] = price(
             degree=degree, transfer_seconds=transfer,
-            compute_seconds=max(experts, whole_experts / degree),
+            compute_seconds=longer(experts, whole_experts / degree),
             comm_speed=speeds.comm, comp_speed=speeds.comp,
         )  # fmt: skip
     return found

@@ -8,6 +8,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from moetune.domain.arrays import Floats, array_of, floats_of, is_many
 from moetune.domain.cluster import Machine
 from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust
 from moetune.domain.errors import ProfileError
@@ -118,7 +121,15 @@ class DevicePrices:
         self, product: GemmForm, *, rows: float, d_in: int, d_out: int, num_experts: int = 1,
         dtype: str = _BF16,
     ) -> float:  # fmt: skip
-        """Return the seconds of one GEMM of `num_experts` experts with so many rows each."""
+        """Return the seconds of one GEMM of `num_experts` experts with so many rows each.
+
+        Of an array of rows above 0, an array.
+        """
+        if is_many(rows):
+            return self._gemms(
+                product, floats_of(rows), d_in=d_in, d_out=d_out, num_experts=num_experts,
+                dtype=dtype,
+            )  # fmt: skip
         if rows <= 0:
             return 0.0
         key = ("gemm", product, rows, d_in, d_out, num_experts, dtype)
@@ -131,6 +142,21 @@ class DevicePrices:
             self.trusts.note(estimate)
             found = self._known[key] = estimate.seconds / self.sustained
         return found
+
+    def _gemms(
+        self, product: GemmForm, rows: Floats, *, d_in: int, d_out: int, num_experts: int,
+        dtype: str,
+    ) -> float:  # fmt: skip
+        few, some, most = np.quantile(rows, (0.0, 0.5, 1.0)).tolist()
+        for one in (few, some, most):  # arrays have no trust: theirs is that of such numbers
+            self.gemm(
+                product, rows=one, d_in=d_in, d_out=d_out, num_experts=num_experts, dtype=dtype
+            )
+        every = self.costs.gemm(
+            dtype=dtype, product=product, num_experts=num_experts, rows=array_of(rows),
+            d_in=d_in, d_out=d_out,
+        )  # fmt: skip
+        return every.seconds / self.sustained
 
     def collective(self, op: CollectiveOp, span: RankSpan, num_bytes: float) -> float:
         """Return the seconds of a collective; 0 in a group of one."""

@@ -10,7 +10,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.profile import Profile
 from moetune.domain.target_rules import target_rules
-from moetune.domain.targets import TARGETS, find_target
+from moetune.domain.targets import TARGETS, Target, find_target
 from moetune.domain.training import Degrees, FoldedLayout, Recompute, TrainingJob
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
@@ -30,6 +30,7 @@ from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.training_prices import device_prices
 
+MOETUNE = find_target("moetune")
 H100, H800 = (load_profile_file(bundled_profiles()[name]) for name in ("h100-x8", "h800-x8"))
 CHUNKED = FoldedLayout(dp=64, ep=8, overlap="chunks")
 DISTURBED = Interference(comp=CompSpeed(comm=0.8), comm=CommSpeed(comp=0.7))
@@ -39,13 +40,13 @@ EVERY = [
 ]
 
 
-def prices_of(name: str, profile: Profile = H100) -> StepPrices:
+def prices_of(name: str, profile: Profile = H100, target: Target = MOETUNE) -> StepPrices:
     job = TrainingJob(
         decoder=named_model(name).decoder, world_size=64, global_batch=256, length=4096
     )
     return StepPrices(
         job=job, device=device_prices(profile), stages=DecoderStages(job.decoder),
-        target=find_target("moetune"),
+        target=target,
     )  # fmt: skip
 
 
@@ -77,9 +78,8 @@ def test_passes_in_chunks_end_when_their_simulated_events_do(
         job=job, layout=layout, device=DevicePrices(costs=costs, machine=H100.machine)
     )
     part = job.decoder.blocks[-1].routed
-    found = chunked_passes(prices, part)
     assert part is not None
-    assert found is not None
+    found = chunked_passes(prices, part)
     whole, sent = prices.chunk(part, 1)
     for degree in range(1, MOST_CHUNKS + 1):
         experts, exchange = prices.chunk(part, degree)
@@ -100,7 +100,6 @@ def test_passes_in_chunks_end_when_their_simulated_events_do(
     assert found.forward.seconds[1] == pytest.approx(whole.forward + sent.forward)
     cut = Degrees(forward=3, backward=5)
     some = chunked_passes(prices, part, cut)
-    assert some is not None
     for mine, its in ((some.forward, found.forward), (some.backward, found.backward)):
         assert mine.seconds == {one: its.seconds[one] for one in (1, 3, 5)}
     assert found.backward.saved(1) == found.backward.launches(1) == 0
@@ -244,16 +243,17 @@ def test_more_launches_cost_time_where_the_host_is_slow() -> None:
 
 
 def test_nothing_is_cut_without_an_exchange() -> None:
-    job = prices_of("qwen3-30b-a3b").job
-    device = device_prices(H100)
-    alone = BlockPrices(job=job, layout=FoldedLayout(dp=64), device=device)
-    assert chunked_passes(alone, job.decoder.blocks[0].routed) is None
-    assert chunked_passes(BlockPrices(job=job, layout=CHUNKED, device=device), None) is None
-    cut = replace(alone, layout=FoldedLayout(dp=64, etp=2))
-    assert chunked_passes(cut, job.decoder.blocks[0].routed) is None
-    travelling = chunked_passes(replace(cut, shards_are_experts=True), job.decoder.blocks[0].routed)
-    assert travelling is not None
-    assert travelling.forward.seconds[1] > 0
+    cut_in_width = FoldedLayout(dp=64, etp=2)
+    gathering = replace(MOETUNE, shards_are_experts=False)
+    for layout, target in (
+        (FoldedLayout(dp=64), MOETUNE),
+        (cut_in_width, gathering),
+    ):
+        prices, cut = prices_of("qwen3-30b-a3b", target=target), replace(layout, overlap="chunks")
+        assert prices.blocks.degree(cut) == Degrees(forward=1, backward=1)
+        assert prices.step(cut).seconds == prices.step(layout).seconds
+    travelling, cut = prices_of("qwen3-30b-a3b"), replace(cut_in_width, overlap="chunks")
+    assert travelling.step(cut).seconds < travelling.step(cut_in_width).seconds
 
 
 def test_only_moetune_cuts_exchanges_and_only_where_there_are_some() -> None:

@@ -84,7 +84,6 @@ def test_passes_of_a_model_end_when_their_simulated_events_do(interference: Inte
     assert part.shared is not None
     shared = prices.expert_times(part).passes("shared_experts")
     found = chunked_passes(prices, part)
-    assert found is not None
     whole, sent = prices.chunk(part, 1)
     for degree in (1, 2, 5, MOST_CHUNKS):
         experts, exchange = prices.chunk(part, degree)
