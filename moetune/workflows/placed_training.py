@@ -7,6 +7,7 @@ from typing import TypeAlias
 from moetune.domain.errors import InputError
 from moetune.domain.model_placement import LayerPlacement, ModelPlacement
 from moetune.domain.recorded_layers import RecordedLayers
+from moetune.solve.training.best import BestLayouts
 from moetune.solve.training.placed_layers import PlacedLayers
 from moetune.solve.training.placement import (
     choice_of,
@@ -24,21 +25,25 @@ _FLAG = "--expert-placement"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedTraining:
-    """The layouts found for a request, best first."""
+    """The best layout found for a request, of which others can be asked for.
+
+    Args:
+        layouts: as far as they are asked for.
+    """
 
     request: TrainingRequest
     search: FoldedSearch
-    found: tuple[PricedLayout, ...]
+    best: PricedLayout
+    layouts: BestLayouts
 
     @property
     def seconds(self) -> float | None:
         """The best one's step; None where none fits."""
-        best = self.found[0]
-        return best.step.seconds if self.search.fits(best.layout) else None
+        return self.best.step.seconds if self.search.fits(self.best.layout) else None
 
     def placements(self, layers: PlacedLayers) -> tuple[LayerPlacement, ...]:
         """Return where the experts of some layers are in the best layout."""
-        return layers.placements(self.found[0].layout.ep)
+        return layers.placements(self.best.layout.ep)
 
 
 Solve: TypeAlias = Callable[[TrainingRequest], SolvedTraining]
@@ -122,7 +127,7 @@ def _fixed(natural: SolvedTraining, layers: PlacedLayers) -> ModelPlacement | No
 
 def _elsewhere(natural: SolvedTraining, layers: PlacedLayers) -> ModelPlacement:
     """Return the natural order of a runtime that has no other, with what one would save."""
-    target, layout = natural.request.target, natural.found[0].layout
+    target, layout = natural.request.target, natural.best.layout
     prices, _ = natural.search.of_wholes
     placed = replace(prices, job=replace(prices.job, routing=layers))
     choice = choice_of(

@@ -22,7 +22,7 @@ from moetune.domain.training import (
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
 from moetune.fit.dispatchers import SmTimes
-from moetune.solve.training.best import best_layouts
+from moetune.solve.training.best import BestLayouts
 from moetune.solve.training.front import memory_front
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch
@@ -113,15 +113,16 @@ def search_training(
         costs = costs or costs_of(profile, allow_modelled=True)
         solved = partial(_solved, profile=profile, costs=costs, limit_bytes=limit)
         one, placement = solve_placed(request, solved)
+        found = one.layouts.ranked()
         plan = TrainingPlan(
             request=request, profile=profile.name, profile_fingerprint=profile.digest,
             limit_bytes=limit, placement=placement,
-            trust=one.search.prices.device.trusts.least, found=one.found,
+            trust=one.search.prices.device.trusts.least, found=tuple(found),
             host_bytes=one.search.host_bytes,
             ranks_per_node=min(request.job.world_size, profile.machine.devices_per_node),
             quality=quality_of(profile), device=profile.machine.device,
             stand_ins=stand_ins_of(
-                one.request.job, one.request.target, profile, one.found[0], costs
+                one.request.job, one.request.target, profile, found[0], costs
             ),
         )  # fmt: skip
     if not plan.fits:
@@ -134,8 +135,8 @@ def _solved(
 ) -> SolvedTraining:
     prices = step_prices(request.job, request.target, profile, costs)
     search = search_of(request, prices, profile, limit_bytes=limit_bytes)
-    found = best_layouts(search, _of_layouts(request.pins))
-    return SolvedTraining(request=request, search=search, found=tuple(found))
+    layouts = BestLayouts(search, _of_layouts(request.pins))
+    return SolvedTraining(request=request, search=search, best=layouts.best(), layouts=layouts)
 
 
 def _of_layouts(pins: LayoutRequest) -> LayoutRequest:

@@ -11,7 +11,7 @@ from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingDocument
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import PARTS, Slowdown, slowed
-from moetune.solve.training.best import best_layouts
+from moetune.solve.training.best import BestLayouts
 from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.step import StepPrices
 from moetune.solve.training.ties import NOISE
@@ -107,7 +107,7 @@ class TrainingSubject:
         sizes["etp"] = min(sizes["etp"], sizes["tp"])
         search = self._search(self.planned.priced.memory_limit_bytes or inf)
         try:
-            found = best_layouts(search, replace(pins, **sizes))[0]
+            found = BestLayouts(search, replace(pins, **sizes)).best()
         except (InputError, InfeasiblePlanError, ProfileError) as error:
             return KnobEffect(knob=knob, choice=words, note=error.what)
         fits = search.fits(found.layout)
@@ -119,7 +119,7 @@ class TrainingSubject:
 
     def _memory(self) -> KnobEffect:
         limit = (self.planned.priced.memory_limit_bytes or inf) + GIB
-        found = best_layouts(self._search(limit), self.planned.priced.pins)[0]
+        found = BestLayouts(self._search(limit), self.planned.priced.pins).best()
         seconds = found.step.seconds - self.recorded_seconds
         return KnobEffect(
             knob="memory-limit", choice=f"1 GiB more memory: {layout_words(found.layout)}",

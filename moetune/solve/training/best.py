@@ -32,23 +32,57 @@ def best_layouts(search: FoldedSearch, pins: LayoutRequest) -> list[PricedLayout
     Raises:
         InputError: the pins break a rule, or no layout obeys the rules.
     """
-    leaders = Leaders(roomy_bytes=search.limit_bytes * (1 - HEADROOM))
-    open_ends: list[_Branch] = [*_Branches.of(search, pins).roots()]
-    heapq.heapify(open_ends)
-    while open_ends and open_ends[0].seconds <= leaders.limit:
-        one = heapq.heappop(open_ends)
-        if one.seconds > leaders.limit_of(one.layout):
-            continue
-        if one.branches is None:
-            priced = search.priced(one.layout)
-            if search.keeps(priced):
-                leaders.add(priced)
-            continue
-        for branch in one.branches():
-            heapq.heappush(open_ends, branch)
-    if leaders.found:
-        return list(map(search.told, leaders.ranked()))
-    return [search.told(search.priced(search.smallest(pins)))]
+    return BestLayouts(search, pins).ranked()
+
+
+class BestLayouts:
+    """The fastest layouts that fit, searched as far as they are asked for."""
+
+    def __init__(self, search: FoldedSearch, pins: LayoutRequest) -> None:
+        self._search, self._pins = search, pins
+        self._leaders = Leaders(roomy_bytes=search.limit_bytes * (1 - HEADROOM))
+        self._open_ends: list[_Branch] | None = None
+
+    def best(self) -> PricedLayout:
+        """Return the best one; where none fits, the smallest.
+
+        Raises:
+            InputError: the pins break a rule, or no layout obeys the rules.
+        """
+        self._run(lambda: self._leaders.tie_limit)
+        return self._told()[0]
+
+    def ranked(self) -> list[PricedLayout]:
+        """Return the best one and the best of other sizes; where none fits, the smallest.
+
+        Raises:
+            InputError: as of `best`.
+        """
+        self._run(lambda: self._leaders.limit)
+        return self._told()
+
+    def _run(self, limit: Callable[[], float]) -> None:
+        """Search until nothing is left that may be within the limit."""
+        if self._open_ends is None:
+            self._open_ends = [*_Branches.of(self._search, self._pins).roots()]
+            heapq.heapify(self._open_ends)
+        open_ends, leaders = self._open_ends, self._leaders
+        while open_ends and open_ends[0].seconds <= limit():
+            one = heapq.heappop(open_ends)
+            if one.seconds > leaders.limit_of(one.layout):
+                continue
+            if one.branches is None:
+                priced = self._search.priced(one.layout)
+                if self._search.keeps(priced):
+                    leaders.add(priced)
+                continue
+            for branch in one.branches():
+                heapq.heappush(open_ends, branch)
+
+    def _told(self) -> list[PricedLayout]:
+        if self._leaders.found:
+            return list(map(self._search.told, self._leaders.ranked()))
+        return [self._search.told(self._search.priced(self._search.smallest(self._pins)))]
 
 
 class _Branch(NamedTuple):

@@ -34,6 +34,24 @@ def reached_nodes(part: RoutedExperts, nodes: int) -> float:
     return reached(part.mean_top_k, allowed)
 
 
+def exchange_span(
+    device: DevicePrices, layout: FoldedLayout, *, shards_are_experts: bool
+) -> RankSpan:
+    """Return the ranks that exchange tokens.
+
+    Args:
+        shards_are_experts: as in `Target`.
+    """
+    if shards_are_experts:
+        return device.span(layout.ep * layout.etp, 1)
+    return device.span(layout.ep, layout.etp)
+
+
+def has_two_steps(span: RankSpan) -> bool:
+    """Return whether the hierarchical exchange of these ranks is another one than the flat one."""
+    return span.nodes > 1 and span.size % span.nodes == 0
+
+
 def exchange_seconds(
     device: DevicePrices,
     *,
@@ -49,12 +67,12 @@ def exchange_seconds(
         tokens: of the rank.
         shards_are_experts: as in `Target`.
     """
-    span = device.span(layout.ep, layout.etp)
+    span = exchange_span(device, layout, shards_are_experts=shards_are_experts)
     row_bytes = part.d_expert * ELEMENT
     num_bytes = tokens * part.mean_top_k * row_bytes
     seconds = 0.0
     if shards_are_experts:
-        span, num_bytes = device.span(layout.ep * layout.etp, 1), num_bytes * layout.etp
+        num_bytes *= layout.etp
     else:
         seconds = _shared_width(device, layout, num_bytes, phase)
     if span.size == 1:
@@ -65,7 +83,7 @@ def exchange_seconds(
         return seconds + device.collective("reduce_scatter", span, tokens * row_bytes * span.size)
     if layout.dispatcher in DEDUPLICATING:
         return seconds + _deduplicated(device, layout, part, tokens, phase)
-    if layout.dispatcher == "all_to_all" or span.nodes == 1 or span.size % span.nodes:
+    if layout.dispatcher == "all_to_all" or not has_two_steps(span):
         return seconds + device.collective("all_to_all", span, num_bytes)
     return seconds + _in_two_steps(device, span, across_bytes=num_bytes, inside_bytes=num_bytes)
 

@@ -35,11 +35,13 @@ class Leaders:
     Args:
         roomy_bytes: that a layout takes at most where it wins a tie.
         limit: seconds above which no layout changes the answer.
+        tie_limit: seconds above which no layout ties with the best.
     """
 
     roomy_bytes: float
     found: dict[tuple[int, ...], list[PricedLayout]] = field(default_factory=dict)
     limit: float = float("inf")
+    tie_limit: float = float("inf")
 
     def limit_of(self, layout: FoldedLayout) -> float:
         """Return the seconds above which a layout does not tie with the best of its sizes."""
@@ -54,6 +56,7 @@ class Leaders:
         fastest = heapq.nsmallest(
             1 + NUM_ALTERNATIVES, (_seconds(tied[0]) for tied in self.found.values())
         )
+        self.tie_limit = fastest[0] * (1 + NOISE)
         if len(fastest) > NUM_ALTERNATIVES:
             self.limit = fastest[-1] * (1 + NOISE)
 
