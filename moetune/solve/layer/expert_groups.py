@@ -159,7 +159,7 @@ def _swapped(
     Args:
         enough: load of the fullest group that need not be lowered.
     """
-    all_loads, has_replicas = np.array(loads), len({*experts}) < len(experts)
+    all_loads, has_replicas = np.array(loads, float), len({*experts}) < len(experts)
     all_experts = np.array(experts)
     sums = [sum(loads[at] for at in group) for group in groups]
     while True:

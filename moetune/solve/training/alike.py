@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from moetune.domain.costs import takes_arrays
 from moetune.domain.experts import RoutedExperts
 from moetune.solve.training.block import BlockPrices
 
@@ -37,6 +38,8 @@ class AlikeLayers:
         """
         if not self.records:
             return [price(prices, self.part)] * len(self.places)
+        if not takes_arrays(prices.device.costs):
+            return [price(prices, replace(self.part, record=one)) for one in self.records]
         every = price(replace(prices, records=self.records), self.part)
         return split(every, len(self.places))
 

@@ -7,6 +7,7 @@ from it, by rules with their sources beside them.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -123,7 +124,7 @@ class DevicePrices:
     ) -> float:  # fmt: skip
         """Return the seconds of one GEMM of `num_experts` experts with so many rows each.
 
-        Of an array of rows above 0, an array.
+        Of an array of rows above 0 an array, where the costs take arrays.
         """
         if is_many(rows):
             return self._gemms(
@@ -147,11 +148,11 @@ class DevicePrices:
         self, product: GemmForm, rows: Floats, *, d_in: int, d_out: int, num_experts: int,
         dtype: str,
     ) -> float:  # fmt: skip
-        few, some, most = np.quantile(rows, (0.0, 0.5, 1.0)).tolist()
-        for one in (few, some, most):  # arrays have no trust: theirs is that of such numbers
-            self.gemm(
-                product, rows=one, d_in=d_in, d_out=d_out, num_experts=num_experts, dtype=dtype
-            )
+        price = partial(
+            self.gemm, product, d_in=d_in, d_out=d_out, num_experts=num_experts, dtype=dtype
+        )
+        for one in np.quantile(rows, (0.0, 0.5, 1.0)).tolist():
+            price(rows=one)  # arrays have no trust: it is that of their ends and the middle
         every = self.costs.gemm(
             dtype=dtype, product=product, num_experts=num_experts, rows=array_of(rows),
             d_in=d_in, d_out=d_out,

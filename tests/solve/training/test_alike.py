@@ -11,6 +11,7 @@ from moetune.domain.routing import ExpertLoads
 from moetune.domain.targets import find_target
 from moetune.domain.training import Degrees, FoldedLayout, TrainingJob
 from moetune.fit.costs import costs_of
+from moetune.fit.slowed import Slowdown, slowed
 from moetune.huggingface.registry import named_model
 from moetune.solve.training.alike import alike_layers
 from moetune.solve.training.block import BlockPrices
@@ -54,27 +55,30 @@ def recorded_job(name: str) -> TrainingJob:
     )  # fmt: skip
 
 
-def prices_of(job: TrainingJob, profile: Profile) -> StepPrices:
-    costs = costs_of(profile, allow_modelled=True)
+def prices_of(job: TrainingJob, profile: Profile, slowdown: Slowdown | None = None) -> StepPrices:
+    costs = slowed(costs_of(profile, allow_modelled=True), slowdown)
     return StepPrices(
         job=job, device=DevicePrices(costs=costs, machine=profile.machine),
         stages=DecoderStages(job.decoder), target=find_target("moetune"),
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "slowdown", [None, Slowdown(part="gemm rate", factor=1.5)], ids=["exact", "slowed"]
+)
 @pytest.mark.parametrize("interference", [Interference(), DISTURBED], ids=["alone", "disturbed"])
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_each_layer_has_the_seconds_that_it_has_by_itself(
-    layout: FoldedLayout, name: str, interference: Interference
+    layout: FoldedLayout, name: str, interference: Interference, slowdown: Slowdown | None
 ) -> None:
     profile, job = replace(H100, interference=interference), recorded_job(name)
-    every = prices_of(job, profile)
+    every = prices_of(job, profile, slowdown)
     degree = every.blocks.degree(layout)
     found = every.blocks.seconds(replace(layout, degree=degree))
     for kind, one in zip(job.decoder.kinds, found, strict=False):
         alone = replace(job, decoder=replace(job.decoder, blocks=(kind,), predictions=()))
-        [own] = prices_of(alone, profile).blocks.seconds(replace(layout, degree=degree))
+        [own] = prices_of(alone, profile, slowdown).blocks.seconds(replace(layout, degree=degree))
         assert [one.forward, one.backward, one.hidden] == pytest.approx(
             [own.forward, own.backward, own.hidden]
         )
