@@ -1,6 +1,5 @@
 """`moetune plan`: the best plan for a layer or a whole model on a profile's machine."""
 
-import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -299,7 +298,6 @@ def _print_layer(
     from moetune.workflows.staleness import stale_note
 
     screen = session.screen
-    gc.freeze()  # a tenth of the time went into collections that look at every imported module
     planned = plan_layer(flags, session.settings, profile=profile, save=save)
     used, made = planned.found.profile, planned.plan
     if note := stale_note(used):

@@ -19,14 +19,8 @@ PASS_WORDS: Mapping[Pass, str] = MappingProxyType(
 """A backward pass is whole, or its gradients of inputs and those of weights are two passes."""
 
 
-class Action(NamedTuple):
-    """A pass of a stage for one micro-batch."""
-
-    kind: Pass
-    stage: int
-    batch: int
-
-
+Action: TypeAlias = tuple[Pass, int, int]
+"""A kind of pass, the stage, and the micro-batch; plain, because a search makes a million."""
 Order: TypeAlias = tuple[Action, ...]
 
 
@@ -59,8 +53,8 @@ def most_live(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> 
 
 def _most_live(order: Order) -> int:
     live = most = 0
-    for action in order:
-        live += (action.kind == "F") - (action.kind in "BW")
+    for kind, _, _ in order:
+        live += (kind == "F") - (kind in "BW")
         most = max(most, live)
     return most
 
@@ -112,22 +106,34 @@ class _Loop(NamedTuple):
 
     def order(self) -> Iterator[Action]:
         """Yield the passes."""
-        rank, pp, vpp, waiting = self.rank, self.pp, self.vpp, self.waiting
-        each, total = _round(pp, self.num), self.num * vpp
-        units = [(at // each % vpp, at // (each * vpp) * each + at % each) for at in range(total)]
-        backward = [((vpp - 1 - chunk) * pp + rank, batch) for chunk, batch in units]
-        forward = [(chunk * pp + rank, batch) for chunk, batch in units]
-        warm_up = min(self.warm_up, total)
-        for stage, batch in forward[:warm_up]:
-            yield Action("F", stage, batch)
-        for at, (stage, batch) in enumerate(backward):
-            if warm_up + at < total:
-                yield Action("F", *forward[warm_up + at])
-            yield Action("B" if waiting is None else "I", stage, batch)
-            if waiting is not None and at >= waiting:
-                yield Action("W", *backward[at - waiting])
-        for stage, batch in backward[total - min(waiting or 0, total) :]:
-            yield Action("W", stage, batch)
+        chunks, batches = self._units()
+        stages = range(self.rank, self.pp * self.vpp, self.pp)
+        forward: list[Action] = [
+            ("F", stages[chunk], batch) for chunk, batch in zip(chunks, batches, strict=True)
+        ]
+        last = self.vpp - 1
+        back = [(stages[last - chunk], batch) for chunk, batch in zip(chunks, batches, strict=True)]
+        ahead, total = min(self.warm_up, len(forward)), len(forward)
+        yield from forward[:ahead]
+        if self.waiting is None:
+            backward: list[Action] = [("B", *one) for one in back]
+            yield from chain.from_iterable(zip(forward[ahead:], backward, strict=False))
+            yield from backward[total - ahead :]
+            return
+        for at, one in enumerate(back):
+            yield from forward[ahead + at : ahead + at + 1]
+            yield "I", *one
+            if at >= self.waiting:
+                yield "W", *back[at - self.waiting]
+        for one in back[total - min(self.waiting, total) :]:
+            yield "W", *one
+
+    def _units(self) -> tuple[list[int], list[int]]:
+        """Return which of the rank's stages comes when, and for which micro-batch."""
+        each, vpp = _round(self.pp, self.num), self.vpp
+        every = range(self.num * vpp)
+        chunks = [at // each % vpp for at in every]
+        return chunks, [at // (each * vpp) * each + at % each for at in every]
 
 
 def _zero_bubble_v(rank: int, pp: int, num: int) -> Iterator[Action]:
@@ -146,7 +152,7 @@ def _zero_bubble_v(rank: int, pp: int, num: int) -> Iterator[Action]:
         repeat("W0", rank),
     )
     passes = _counted(" ".join(words), rank, pp)
-    return (action for action in passes if action.batch < num)
+    return (action for action in passes if action[2] < num)
 
 
 def _dualpipe_v(rank: int, pp: int, num: int) -> Iterator[Action]:
@@ -175,7 +181,7 @@ def _counted(words: str, rank: int, pp: int) -> Iterator[Action]:
     waiting: list[tuple[int, int]] = []
     for word in words.split():
         if word == "W":
-            yield Action("W", *waiting.pop(0))
+            yield "W", *waiting.pop(0)
             continue
         kind: Pass = word[0]  # type: ignore[assignment]
         stage = stages[int(word[1])]
@@ -184,7 +190,7 @@ def _counted(words: str, rank: int, pp: int) -> Iterator[Action]:
         seen[count, stage] = batch + 1
         if kind == "I":
             waiting.append((stage, batch))
-        yield Action(kind, stage, batch)
+        yield kind, stage, batch
 
 
 _V_ORDERS: Mapping[Schedule, Callable[[int, int, int], Iterator[Action]]] = MappingProxyType(

@@ -31,7 +31,7 @@ class Timetable(NamedTuple):
         """Return what a rank does in its turn."""
         _, length, batch, *_ = turn
         kind, stage = divmod(length, self.num_stages)
-        return Action(_KINDS[kind], stage, batch)
+        return _KINDS[kind], stage, batch
 
 
 @lru_cache(maxsize=32)
@@ -85,18 +85,21 @@ class _Turns:
 
     def advance(self, rank: int) -> set[int]:
         """Do a rank's passes until one lacks its input; return the ranks that have got some."""
-        reached, is_there, order = set(), self.is_there, self.every[rank]
-        for at in range(self.done[rank], len(order)):
+        reached, is_there, order, routes = set(), self.is_there, self.every[rank], self.routes
+        at, turns = self.done[rank], self.turns
+        while at < len(order):
             kind, stage, batch = order[at]
-            length, needing, giving, link, there = self.routes[kind][stage]
-            needs, gives = needing[batch], giving[batch]
+            length, needing, giving, link, there = routes[kind][stage]
+            needs = needing[batch]
             if not is_there[needs]:
                 break
-            self.turns.append((rank, length, batch, needs, gives, link))
+            gives = giving[batch]
+            turns.append((rank, length, batch, needs, gives, link))
             is_there[gives] = True
-            self.done[rank] = at + 1
+            at += 1
             if there is not None:
                 reached.add(there)
+        self.done[rank] = at
         return reached
 
     def _route(self, kind: Pass, stage: int) -> _Route:
