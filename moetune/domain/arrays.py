@@ -31,6 +31,20 @@ def floats_of(numbers: float) -> Floats:
     return np.asarray(numbers, float)
 
 
+def shorter(one: float, other: float) -> float:
+    """Return the smaller of two times, or of each two in arrays."""
+    if is_many(one) or is_many(other):
+        return np.minimum(one, other)  # type: ignore[no-any-return]
+    return min(one, other)
+
+
+def longer(one: float, other: float) -> float:
+    """Return the larger of two times, or of each two in arrays."""
+    if is_many(one) or is_many(other):
+        return np.maximum(one, other)  # type: ignore[no-any-return]
+    return max(one, other)
+
+
 def rows_of(numbers: Iterable[float], num: int) -> list[tuple[float, ...]]:
     """Return what each of so many has of some numbers: its own of arrays, of others the same."""
     return [*zip(*(_of_each(one, num) for one in numbers), strict=True)]

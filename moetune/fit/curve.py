@@ -17,6 +17,8 @@ from moetune.fit.extrapolation import above_largest, below_smallest
 ASSUMED_RELATIVE_ERROR = 0.05
 
 
+_FEW = 16
+"""Sizes up to which each by itself is sooner than all of an array."""
 _Piece = tuple[float, float, float, float, float]
 
 
@@ -52,7 +54,9 @@ class Curve:
         Of an array of sizes, an array of times.
         """
         if is_many(size):
-            return Estimate(seconds=array_of(self._many(floats_of(size))), trust="measured")
+            many = floats_of(size)
+            found = self._each(many) if many.size <= _FEW else self._many(many)
+            return Estimate(seconds=array_of(found), trust="measured")
         sizes = self.sizes
         at = bisect_left(sizes, size)
         if at == len(sizes):
@@ -72,6 +76,10 @@ class Curve:
         """Sizes, seconds and the numbers of the pieces, of shape (5, pieces)."""
         return np.array(self.sizes), np.array(self.seconds), np.array(self.pieces).T
 
+    def _each(self, sizes: Floats) -> Floats:
+        found = [self.predict(one).seconds for one in sizes.ravel().tolist()]
+        return np.array(found).reshape(sizes.shape)
+
     def _many(self, sizes: Floats) -> Floats:
         """Return the times at an array of sizes; beyond the points a draw's one by one."""
         low, high, seconds = self.sizes[0], self.sizes[-1], np.empty(sizes.shape)
@@ -87,7 +95,7 @@ class Curve:
             seconds[between] = np.where(known[at] == inside, times[at], found)
         if any(self.deviates):
             outside = ~between
-            seconds[outside] = [self.predict(one).seconds for one in sizes[outside].tolist()]
+            seconds[outside] = self._each(sizes[outside])
             return seconds
         share, first_seconds = sizes[below] / low, self.seconds[0]
         fallen = self.floor_seconds + (first_seconds - self.floor_seconds) * share

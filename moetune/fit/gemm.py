@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from moetune.domain.arrays import Floats
 from moetune.domain.gemm_forms import GemmForm
 from moetune.fit.curve import (
     ASSUMED_RELATIVE_ERROR,
@@ -157,10 +158,10 @@ class Surface:
         rows = self._table.rows.tolist()
         others, everyone = ~np.eye(len(self._shapes), dtype=bool), np.ones(len(self._shapes), bool)
         left_out = _some([*zip(others, self._shapes.items(), strict=True)])
-        # `blend` asks for that of all shapes next
-        self._fit(np.vstack([*(use for use, _ in left_out), everyone]))
-        for use, (shape, series) in left_out:
-            seconds, _ = self._blended(shape, use)
+        uses = np.array([use for use, _ in left_out])
+        self._fit(np.vstack([uses, everyone]))  # `blend` asks for that of all shapes next
+        blends, _ = self._blended([shape for _, (shape, _) in left_out], uses)
+        for (_, (_, series)), seconds in zip(left_out, blends.tolist(), strict=True):
             blend = dict(zip(rows, never_falling(seconds)[0], strict=True))
             errors += [
                 abs(blend[size] / measured - 1)
@@ -178,13 +179,13 @@ class Surface:
         With more rows than any shape was measured with, it grows as the roofline does: the last
         time may be all start-up, which more rows do not repeat.
         """
-        seconds, best_rate = self._blended(shape, use)
-        least, rows = math.prod(shape) / best_rate, self._table.rows[-1]
+        [seconds], [best_rate] = self._blended([shape], use[None])
+        least, rows = math.prod(shape) / float(best_rate), self._table.rows[-1]
         modelled, twice = self._rooflines[use.tobytes()].seconds(shape, np.array([rows, 2 * rows]))
         growth = float((twice / modelled - 1) * seconds[-1] / rows)
         return curve_through(
             sizes=self._table.rows.tolist(),
-            seconds=seconds,
+            seconds=seconds.tolist(),
             alpha_seconds=self.alpha_seconds,
             relative_error=relative_error,
             least_seconds_per_size=least,
@@ -196,26 +197,35 @@ class Surface:
         for use, roofline in zip(uses, rooflines_of(self._table, uses), strict=True):
             self._rooflines[use.tobytes()] = roofline
 
-    def _blended(self, shape: Shape, use: Bools) -> tuple[list[float], float]:
-        """Return the times at the table's rows blended from the shapes in `use`.
+    def _blended(self, shapes: Sequence[Shape], uses: Bools) -> tuple[Floats, Floats]:
+        """Return the times at the table's rows of some shapes, each blended from others.
+
+        Args:
+            uses: which shapes each is blended from, shape (blends, shapes).
 
         Returns:
-            Also the highest rate of these shapes, in MACs per second.
+            Shape (blends, rows); and the highest rate of those shapes, in MACs per second.
         """
-        table = self._table
+        table, sizes = self._table, np.asarray(shapes, float)
+        start, compute, traffic = np.array([self._roofline(use) for use in uses]).T[..., None]
+        macs, elements = work_of(sizes, table.rows)
+        modelled = (
+            start[..., None] + compute[..., None] * table.macs + traffic[..., None] * table.elements
+        )
+        correction = np.log(table.seconds / modelled)
+        octaves = (np.log2(table.shapes / sizes[:, None]) ** 2).sum(axis=2)
+        with np.errstate(divide="ignore"):  # of a shape itself, which is left out
+            near = (octaves[..., None] + table.octaves_outside) ** -2
+        weights = np.where(uses[..., None], near, 0.0)
+        mean = (weights * correction).sum(axis=1) / weights.sum(axis=1)
+        seconds = (start + compute * macs + traffic * elements) * np.exp(mean)
+        best_rates = np.where(uses, table.best_rates, 0.0).max(axis=1)
+        return np.maximum(seconds, macs / best_rates[:, None]), best_rates
+
+    def _roofline(self, use: Bools) -> Roofline:
         if use.tobytes() not in self._rooflines:
             self._fit(use[None])
-        start, compute, traffic = self._rooflines[use.tobytes()]
-        macs, elements = work_of(np.asarray([shape], float), table.rows)
-        others = table.shapes[use]
-        modelled = start + compute * table.macs[use] + traffic * table.elements[use]
-        correction = np.log(table.seconds[use] / modelled)
-        octaves = (np.log2(others / np.asarray(shape, float)) ** 2).sum(axis=1)
-        weights = (octaves[:, None] + table.octaves_outside[use]) ** -2
-        mean = (weights * correction).sum(axis=0) / weights.sum(axis=0)
-        seconds = (start + compute * macs[0] + traffic * elements[0]) * np.exp(mean)
-        best_rate = float(table.best_rates[use].max())
-        return np.maximum(seconds, macs[0] / best_rate).tolist(), best_rate
+        return self._rooflines[use.tobytes()]
 
 
 def _some(every: Sequence[_One]) -> Sequence[_One]:

@@ -17,9 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
-from moetune.domain.arrays import is_many
+from moetune.domain.arrays import longer
 from moetune.domain.cluster import Group, Machine, nodes_of
 from moetune.domain.costs import Estimate
 from moetune.domain.reference import Network
@@ -51,7 +49,6 @@ class Ruled:
         """Return the time at that size."""
         crossing = self.crossing_seconds_per_byte * size
         inside = self.inside.predict(self.inside_share * size).seconds if self.inside else 0.0
-        longer = np.maximum if is_many(size) else max
         seconds = self.startup_seconds + longer(crossing, inside)
         return Estimate(seconds=seconds, trust="modelled")
 
@@ -148,4 +145,4 @@ def startup_growth(op: CollectiveOp, wanted: int, known: tuple[tuple[int, float]
         if op in _EXCHANGES
         else math.log2(wanted / more) / math.log2(more / fewer)
     )
-    return max(after - before, 0.0) * max(steps, 0.0)
+    return longer(after - before, 0.0) * max(steps, 0.0)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from moetune.domain.arrays import array_of, is_many
+from moetune.domain.arrays import Floats, array_of, floats_of, is_many
 from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.fit.curve import Curve, Line, curve_through
@@ -130,14 +130,18 @@ class FromTable:
     def predict(self, size: float) -> Estimate:
         """Return the inner time, or the table's with its label."""
         if is_many(size):
-            inner, table = (one.predict(size).seconds for one in (self.inner, self.table))
-            is_inner = (self.origin.low <= size) & (size <= self.origin.high)
-            seconds = array_of(np.where(is_inner, inner, table))
-            return Estimate(seconds=seconds, trust="measured")
+            return self._many(floats_of(size))
         if not self.origin.covers(size):
             return self.inner.predict(size)
         found = self.table.predict(size)
         return Estimate(seconds=found.seconds, trust="modelled", doubts=found.doubts)
+
+    def _many(self, sizes: Floats) -> Estimate:
+        if not self.origin.has_samples:
+            return self.table.predict(array_of(sizes))
+        inner, table = (one.predict(array_of(sizes)).seconds for one in (self.inner, self.table))
+        is_inner = (self.origin.low <= sizes) & (sizes <= self.origin.high)
+        return Estimate(seconds=array_of(np.where(is_inner, inner, table)), trust="measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

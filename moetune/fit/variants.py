@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from moetune.domain.arrays import array_of
-from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.profile import Profile
-from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.draws import curves_through, scaled_curves
@@ -86,7 +85,9 @@ class _Draws:
         """Return costs with an array of seconds in each estimate, one for each of the draws."""
         if draws not in self._together:
             curves = _CurvesOfAll(noise=self.noise, draws=draws, known=self.known)
-            self._together[draws] = _CostsOfAll(self, curves, draws)
+            self._together[draws] = ProfileCosts(
+                index=self.index, curves=curves, allow_modelled=self.allow_modelled
+            )
         return self._together[draws]
 
 
@@ -104,41 +105,6 @@ class _DrawnCosts(ProfileCosts):
         if len(drawn) < len(others) or any(one.draws is not self.draws for one in drawn):
             return None
         return self.draws.together(tuple(one.draw for one in drawn))
-
-
-class _CostsOfAll(ProfileCosts):
-    """Costs of some draws, with an array of seconds in each estimate."""
-
-    def __init__(self, draws: _Draws, curves: "_CurvesOfAll", numbers: tuple[int, ...]) -> None:
-        super().__init__(index=draws.index, curves=curves, allow_modelled=draws.allow_modelled)
-        self._each = [_DrawnCosts(draws, draw) for draw in numbers]
-
-    def collective(
-        self,
-        *,
-        op: CollectiveOp,
-        group_size: int,
-        num_bytes: float,
-        in_flight: int = 1,
-        num_nodes: int = 0,
-    ) -> Estimate:
-        """Return the times; by a rule for more ranks, which compares times, one after another."""
-        group = self._canonical(group_size, num_nodes)
-        is_ruled = self._index.profile.network is not None and group_size > 1
-        if not is_ruled or group in self._index.groups(op):
-            return super().collective(
-                op=op, group_size=group_size, num_bytes=num_bytes, in_flight=in_flight,
-                num_nodes=num_nodes,
-            )  # fmt: skip
-        sizes = np.broadcast_to(num_bytes, len(self._each)).tolist()
-        found = [
-            one.collective(
-                op=op, group_size=group_size, num_bytes=size, in_flight=in_flight,
-                num_nodes=num_nodes,
-            )
-            for one, size in zip(self._each, sizes, strict=True)
-        ]  # fmt: skip
-        return Estimate(seconds=array_of([one.seconds for one in found]), trust="modelled")
 
 
 class _DrawnCurves:

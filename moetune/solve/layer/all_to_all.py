@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from moetune.domain.arrays import is_many
+from moetune.domain.arrays import is_many, longer, shorter
 from moetune.domain.constraints import Order
 from moetune.domain.costs import Estimate, LinearCost
 from moetune.domain.layer import LayerKey, Phase
@@ -18,7 +18,7 @@ from moetune.solve.layer.degree import best_degree, makespan
 from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES
 from moetune.solve.layer.quantized import dispatched_bytes, once_a_phase, quantized_chunk
 from moetune.solve.layer.timeline import Task, pipeline_tasks
-from moetune.solve.layer.totals import longer, shorter, total
+from moetune.solve.layer.totals import total
 from moetune.solve.runtime import StateBytes
 
 

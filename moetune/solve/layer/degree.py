@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from moetune.domain.arrays import is_many
+from moetune.domain.arrays import is_many, longer, shorter
 from moetune.domain.constraints import Order
 from moetune.domain.costs import LinearCost
-from moetune.solve.layer.totals import longer, shorter
 
 TIE = 1e-12
 """Relative difference below which two times are one, and the smaller degree is taken."""

@@ -11,13 +11,13 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from moetune.domain.arrays import Floats, array_of, is_many
+from moetune.domain.arrays import Floats, array_of, is_many, longer
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.gemm_forms import GemmForm, even_form, uneven_form
 from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
 from moetune.domain.quantization import Quantization, measured_dtype
 from moetune.domain.samples import HOST_CHUNKS, LAUNCHES, CollectiveOp
-from moetune.solve.layer.totals import longer, total
+from moetune.solve.layer.totals import total
 from moetune.solve.layer.uneven import unevenness
 
 COUNT_BYTES = 8

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from moetune.domain.arrays import is_many
+from moetune.domain.arrays import is_many, longer
 from moetune.domain.costs import Doubt, Estimate, least_trust
 
 
@@ -44,17 +44,3 @@ def doubts_of(parts: Iterable[Estimate]) -> tuple[Doubt, ...]:
 def _longest(part: Estimate) -> float:
     """Return the seconds, of many sizes the longest."""
     return float(np.max(part.seconds)) if is_many(part.seconds) else part.seconds
-
-
-def shorter(one: float, other: float) -> float:
-    """Return the smaller of two times, or of each two in arrays."""
-    if is_many(one) or is_many(other):
-        return np.minimum(one, other)  # type: ignore[no-any-return]
-    return min(one, other)
-
-
-def longer(one: float, other: float) -> float:
-    """Return the larger of two times, or of each two in arrays."""
-    if is_many(one) or is_many(other):
-        return np.maximum(one, other)  # type: ignore[no-any-return]
-    return max(one, other)

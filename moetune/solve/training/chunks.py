@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from moetune.domain.arrays import rows_of
+from moetune.domain.arrays import longer, rows_of
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.training import Degrees
 from moetune.solve.layer.degree import TIE, makespan, makespan_beside
-from moetune.solve.layer.totals import longer
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import BlockPrices
 from moetune.solve.training.block_times import NO_TIME, BlockTimes, Passes
