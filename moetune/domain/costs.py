@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import Interference, OverlapSpeeds
@@ -74,9 +74,8 @@ class Burst:
 NO_BURST = Burst()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A predicted time.
+class Estimate(NamedTuple):
+    """A predicted time; not a dataclass, because a plan makes thousands.
 
     Args:
         doubts: what of it a measured profile has not measured.

@@ -8,7 +8,6 @@ nothing was observed.
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from moetune.domain.arrays import array_of, floats_of, is_many
 from moetune.domain.corrections import CorrectedOp, Correction, distance_octaves
@@ -163,5 +162,5 @@ class CorrectedCosts:
             return found
         if is_many(size):
             factors = array_of([factor_at(known, one) for one in floats_of(size).tolist()])
-            return replace(found, seconds=found.seconds * factors)
-        return replace(found, seconds=found.seconds * factor_at(known, size))
+            return found._replace(seconds=found.seconds * factors)
+        return found._replace(seconds=found.seconds * factor_at(known, size))

@@ -65,10 +65,7 @@ class Curve:
             return Estimate(seconds=self.seconds[at], trust="measured")
         if at == 0:
             return self._below(size)
-        log_size, log_seconds, first, second, third = self.pieces[at - 1]
-        step = math.log(size) - log_size
-        seconds = math.exp(log_seconds + step * (first + step * (second + step * third)))
-        seconds = max(seconds, size * self.least_seconds_per_size)
+        seconds = max(_on_piece(self.pieces[at - 1], size), size * self.least_seconds_per_size)
         return Estimate(seconds=seconds, trust="interpolated")
 
     @cached_property
@@ -324,10 +321,23 @@ def left_out_errors(
     errors = {}
     for at in left_out:
         before, behind = slice(max(0, at - beside), at), slice(at + 1, at + 1 + beside)
-        rest = curve_through(
-            sizes=[*sizes[before], *sizes[behind]],
-            seconds=[*seconds[before], *seconds[behind]],
-            alpha_seconds=alpha_seconds,
-        )
-        errors[at] = rest.predict(sizes[at]).seconds / seconds[at] - 1
+        others = [*sizes[before], *sizes[behind]], [*seconds[before], *seconds[behind]]
+        if is_rising and 0 < at < count - 1:
+            found = _between(*others, sizes[at])
+        else:
+            rest = curve_through(sizes=others[0], seconds=others[1], alpha_seconds=alpha_seconds)
+            found = rest.predict(sizes[at]).seconds
+        errors[at] = found / seconds[at] - 1
     return errors
+
+
+def _between(sizes: Sequence[float], seconds: Sequence[float], size: float) -> float:
+    """Return the time at a size between two of some points, whose times never fall."""
+    pieces = _pieces([math.log(one) for one in sizes], [math.log(one) for one in seconds])
+    return _on_piece(pieces[bisect_left(sizes, size) - 1], size)
+
+
+def _on_piece(piece: _Piece, size: float) -> float:
+    log_size, log_seconds, first, second, third = piece
+    step = math.log(size) - log_size
+    return math.exp(log_seconds + step * (first + step * (second + step * third)))

@@ -34,6 +34,8 @@ FADE = 0.5
 
 MOST_LEFT_OUT = 48
 """Shapes of which errors are found by leaving them out; tables have hundreds."""
+_AT_ONCE = 16
+"""Blends in one array: one of all would be in memory that is not in any cache."""
 _One = TypeVar("_One")
 
 
@@ -160,8 +162,13 @@ class Surface:
         left_out = _some([*zip(others, self._shapes.items(), strict=True)])
         uses = np.array([use for use, _ in left_out])
         self._fit(np.vstack([uses, everyone]))  # `blend` asks for that of all shapes next
-        blends, _ = self._blended([shape for _, (shape, _) in left_out], uses)
-        for (_, (_, series)), seconds in zip(left_out, blends.tolist(), strict=True):
+        blends = []
+        for first in range(0, len(left_out), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            blends += self._blended([shape for _, (shape, _) in left_out[some]], uses[some])[
+                0
+            ].tolist()
+        for (_, (_, series)), seconds in zip(left_out, blends, strict=True):
             blend = dict(zip(rows, never_falling(seconds)[0], strict=True))
             errors += [
                 abs(blend[size] / measured - 1)
@@ -215,7 +222,7 @@ class Surface:
         correction = np.log(table.seconds / modelled)
         octaves = (np.log2(table.shapes / sizes[:, None]) ** 2).sum(axis=2)
         with np.errstate(divide="ignore"):  # of a shape itself, which is left out
-            near = (octaves[..., None] + table.octaves_outside) ** -2
+            near = 1 / np.square(octaves[..., None] + table.octaves_outside)
         weights = np.where(uses[..., None], near, 0.0)
         mean = (weights * correction).sum(axis=1) / weights.sum(axis=1)
         seconds = (start + compute * macs + traffic * elements) * np.exp(mean)

@@ -1,15 +1,14 @@
 """Roofline of measured GEMMs: start-up time, arithmetic and memory traffic over all shapes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moetune.domain.arrays import array_of
-from moetune.fit.curve import curve_through
+from moetune.fit.curve import Curve, curve_through
 from moetune.fit.line import Floats
 from moetune.fit.pool import Series, Shape
 
@@ -76,10 +75,12 @@ def table_of(shapes: Mapping[Shape, Series], alpha_seconds: float) -> Table:
         curve_through(sizes=one.sizes, seconds=one.medians, alpha_seconds=alpha_seconds)
         for one in shapes.values()
     ]
-    seconds = np.array([curve.predict(array_of(rows)).seconds for curve in curves])
+    seconds = np.array([_at_rows(curve, rows.tolist()) for curve in curves])
     sizes = np.array(list(shapes), float)
     macs, elements = work_of(sizes, rows)
-    measured = np.array([np.isin(rows, curve.sizes) for curve in curves])
+    measured = np.zeros(seconds.shape, bool)
+    for number, curve in enumerate(curves):
+        measured[number, np.searchsorted(rows, curve.sizes)] = True
     low = np.array([[curve.sizes[0]] for curve in curves])
     high = np.array([[curve.sizes[-1]] for curve in curves])
     return Table(
@@ -92,6 +93,11 @@ def table_of(shapes: Mapping[Shape, Series], alpha_seconds: float) -> Table:
         octaves_outside=np.log2(rows / np.clip(rows, low, high)) ** 2,
         best_rates=np.where(measured, macs / seconds, 0.0).max(axis=1),
     )
+
+
+def _at_rows(curve: Curve, rows: Sequence[float]) -> list[float]:
+    known = dict(zip(curve.sizes, curve.seconds, strict=True))
+    return [known[one] if one in known else curve.predict(one).seconds for one in rows]
 
 
 def work_of(shapes: Floats, rows: Floats) -> tuple[Floats, Floats]:
@@ -113,27 +119,49 @@ def rooflines_of(table: Table, uses: Bools) -> list[Roofline]:
     """
     seconds = table.seconds[table.measured]
     work = [np.ones_like(seconds), table.macs[table.measured], table.elements[table.measured]]
-    of_points = uses[:, np.nonzero(table.measured)[0], None]
-    features = np.stack(work, axis=1) / seconds[:, None] * of_points
-    scales = features.max(axis=1)
-    fits = _non_negative_least_squares(features / scales[:, None], of_points) / scales
+    points = np.stack([*work, seconds], axis=1) / seconds[:, None]
+    triangles, largest = _triangles(points, uses[:, np.nonzero(table.measured)[0]])
+    fits = _non_negative_least_squares(triangles / largest[:, None]) / largest[:, :3]
     return [Roofline(*fit) for fit in fits.tolist()]
 
 
-def _non_negative_least_squares(features: Floats, of_points: Bools) -> Floats:
-    """Return x ≥ 0 with features · x nearest to 1, of the sets of non-zero entries.
+def _triangles(points: Floats, uses: Bools) -> tuple[Floats, Floats]:
+    """Return the triangle (R of QR) of the points of each fit, and each column's largest entry.
+
+    Points that all fits have are reduced to a triangle first: one of a fit is that of theirs and
+    the other points.
 
     Args:
-        features: 0 at the points that a fit is not of, shape (n, points, 3).
-        of_points: the points that each fit is of, shape (n, points, 1).
+        points: none negative, shape (points, columns).
+        uses: shape (fits, points).
+
+    Returns:
+        Shapes (fits, columns, columns) and (fits, columns).
+    """
+    is_shared = uses.all(axis=0)
+    shared, others = points[is_shared], points[~is_shared] * uses[:, ~is_shared, None]
+    common = _triangle(shared)
+    every = np.broadcast_to(common, (len(uses), *common.shape))
+    largest = np.maximum(shared.max(axis=0, initial=0.0), others.max(axis=1, initial=0.0))
+    return _triangle(np.concatenate([every, others], axis=1)), largest
+
+
+def _triangle(points: Floats) -> Floats:
+    return cast("Floats", np.linalg.qr(points, mode="r"))
+
+
+def _non_negative_least_squares(triangles: Floats) -> Floats:
+    """Return x ≥ 0 with features · x nearest to the target.
+
+    Args:
+        triangles: of points with three features and the target, shape (n, up to 4, 4).
 
     Returns:
         Shape (n, 3).
     """
     # A fit of some columns of the features is one of the same columns of their triangle.
-    basis, triangles = np.linalg.qr(features)
-    targets = basis.swapaxes(1, 2)[:, None] @ of_points[:, None]
-    parts = triangles[:, None] * _SETS[:, None]
+    targets = triangles[:, None, :3, 3:]
+    parts = triangles[:, None, :3, :3] * _SETS[:, None]
     every = np.linalg.pinv(parts) @ targets
     missed = ((parts @ every - targets) ** 2).sum(axis=(2, 3))
     entries = every[..., 0] * _SETS

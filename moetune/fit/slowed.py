@@ -4,7 +4,7 @@
 it, finer: a collective's start-up time apart from its bandwidth.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 from moetune.domain.costs import Costs, Estimate, LinearCost
@@ -168,7 +168,7 @@ class SlowedCosts(CorrectedCosts):
         """Return the time with its start-up, or the rest of it, multiplied."""
         start = min(start, found.seconds)
         changed = start if is_start else found.seconds - start
-        return replace(found, seconds=found.seconds + (self._factor - 1) * changed)
+        return found._replace(seconds=found.seconds + (self._factor - 1) * changed)
 
     def _line(self, line: LinearCost, start: str, rate: str) -> LinearCost:
         return LinearCost(

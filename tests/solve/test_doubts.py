@@ -152,7 +152,7 @@ class ModelCosts(LinearCosts):
     def collective(self, **query: Any) -> Estimate:
         found = LinearCosts.collective(self, **query)
         is_chunk = query["op"] == "all_to_all"
-        return found if is_chunk else replace(found, doubts=(), trust="measured")
+        return found if is_chunk else found._replace(doubts=(), trust="measured")
 
 
 def test_a_whole_model_takes_one_chunk_in_its_layers_where_that_is_safe() -> None:

@@ -30,8 +30,8 @@ class LaunchingCosts(LinearCosts):
         assert rows in HOST_CHUNKS
         phases = PHASES if op.endswith("_step") else PHASES[:1]
         seconds = sum(ONCE[phase] + EACH[phase] * rows for phase in phases)
-        return replace(self.gemm(dtype=dtype, product="forward", num_experts=1, rows=1, d_in=1,
-                                 d_out=1), seconds=seconds)  # fmt: skip
+        gemm = self.gemm(dtype=dtype, product="forward", num_experts=1, rows=1, d_in=1, d_out=1)
+        return gemm._replace(seconds=seconds)
 
 
 def costs_of(costs: LinearCosts, **changes: object) -> LayerCosts:

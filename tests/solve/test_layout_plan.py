@@ -389,7 +389,7 @@ def test_an_estimate_anywhere_in_the_step_lowers_its_trust() -> None:
     _, found = search_layouts(replace(asked, costs=measured))
     best = found.best[0]
     assert trust_of(best) == "measured"
-    stand_in = replace(best.gradients, trust="modelled")
+    stand_in = best.gradients._replace(trust="modelled")
     assert trust_of(replace(best, gradients=stand_in)) == "modelled"
     _, found = search_layouts(replace(asked, costs=replace(measured, rows_seconds={})))
     assert trust_of(found.best[0]) == "modelled"  # products stand in for attention

@@ -248,7 +248,7 @@ class NoisyCosts(LinearCosts):
             self, dtype=dtype, product=product, num_experts=num_experts, rows=rows,
             d_in=d_in, d_out=d_out,
         )  # fmt: skip
-        return replace(exact, seconds=exact.seconds * self._noise(rows))
+        return exact._replace(seconds=exact.seconds * self._noise(rows))
 
     def collective(
         self,
@@ -263,7 +263,7 @@ class NoisyCosts(LinearCosts):
         exact = LinearCosts.collective(
             self, op=op, group_size=group_size, num_bytes=num_bytes, in_flight=in_flight
         )
-        return replace(exact, seconds=exact.seconds * self._noise(num_bytes))
+        return exact._replace(seconds=exact.seconds * self._noise(num_bytes))
 
     def _noise(self, size: float) -> float:
         return 1 + self.ripple * math.sin(2 * math.pi * math.log(size, 16))

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moetune.domain.chunks import Chunk, ChunkGroup, Use
 from moetune.domain.costs import Costs, Estimate
@@ -305,7 +305,7 @@ class ChunkPrices:
 
 def trust_of_all(estimates: Sequence[Estimate]) -> Estimate:
     """Return an estimate of 0 s with the least trust, and the doubts, of those above 0 s."""
-    return replace(total(*(one for one in estimates if one.seconds)), seconds=0.0)
+    return total(*(one for one in estimates if one.seconds))._replace(seconds=0.0)
 
 
 def _worthwhile(seconds: Callable[[int], float]) -> int:

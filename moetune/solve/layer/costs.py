@@ -290,7 +290,7 @@ class LayerCosts(LayerOperations, ABC):
             _, each = self._least(phase)
             if each is None:
                 return before, behind
-            left = replace(each, seconds=each.seconds - before.seconds)
+            left = each._replace(seconds=each.seconds - before.seconds)
             return before, at_least(behind, left)
 
         return self.kept(("halves", phase, _key(rows), again), halves)

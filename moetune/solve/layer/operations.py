@@ -5,7 +5,7 @@ T tokens per rank, k experts per token, M d_model, H d_hidden, E experts, r chun
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -192,14 +192,14 @@ class LayerOperations:
             return None
         each = (many.seconds - few.seconds) / (HOST_CHUNKS[1] - HOST_CHUNKS[0])
         once = longer(few.seconds - each * HOST_CHUNKS[0], 0.0)
-        return replace(few, seconds=once), replace(few, seconds=each)
+        return few._replace(seconds=once), few._replace(seconds=each)
 
     def _launched(self, phase: Phase, chunks: int) -> Estimate | None:
         forward, step = (self.rows_op(op, chunks, 1) for op in LAUNCHES)
         if forward is None or step is None:
             return None
         backward = longer(step.seconds - forward.seconds, 0.0)
-        return forward if phase == "forward" else replace(step, seconds=backward)
+        return forward if phase == "forward" else step._replace(seconds=backward)
 
     def collective(self, op: CollectiveOp, num_bytes: float, *, in_flight: int = 1) -> Estimate:
         """Return one collective of the ranks; 0 on one rank.

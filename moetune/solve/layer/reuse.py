@@ -6,7 +6,7 @@ pre-activations (T_M) come back from host memory (S1, S2) or are computed again 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Strategy
@@ -265,4 +265,4 @@ def _copy(costs: LayerCosts, phase: Phase, num_bytes: float) -> Estimate:
         pinned=mode != "pageable",
         num_bytes=num_bytes,
     )
-    return replace(copy, trust="modelled") if mode == "pageable" else copy
+    return copy._replace(trust="modelled") if mode == "pageable" else copy

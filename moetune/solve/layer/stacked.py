@@ -188,7 +188,7 @@ class _StackedCosts:
         """
         if self._together is not None:
             found = estimate(self._together)
-            return None if found is None else replace(found, trust="measured", doubts=())
+            return None if found is None else found._replace(trust="measured", doubts=())
         known = _all_or_none([estimate(one) for one in self._refits], what)
         return None if known is None else _stacked_estimate(known)
 

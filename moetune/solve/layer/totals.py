@@ -1,7 +1,6 @@
 """Sums of estimates: their seconds, the least of their trusts, and all of their doubts."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 
@@ -28,7 +27,7 @@ def at_least(estimate: Estimate, least: Estimate | None) -> Estimate:
     """Return the estimate, or what it cannot be shorter than; None for nothing."""
     if least is None:
         return estimate
-    return replace(estimate, seconds=longer(estimate.seconds, least.seconds))
+    return estimate._replace(seconds=longer(estimate.seconds, least.seconds))
 
 
 def doubts_of(parts: Iterable[Estimate]) -> tuple[Doubt, ...]:

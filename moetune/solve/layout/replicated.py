@@ -115,7 +115,7 @@ class Replicated:
         )
         return ReplicatedTime(
             priced=self._priced(degrees, longer * alone / in_flight),
-            gradients=replace(gradients, seconds=max(0.0, exposed)),
+            gradients=gradients._replace(seconds=max(0.0, exposed)),
         )
 
     def _longer(self, degrees: Degrees, in_flight: int) -> float:

@@ -198,9 +198,9 @@ class LayoutTrial:
             pipeline=one_f_one_b(stage_seconds=[busy], hop_seconds=[], num_micro_batches=count),
             hops=(),
             gradients=NOTHING,
-            optimizer=replace(NOTHING, seconds=choice.time.added_seconds(count)),
+            optimizer=NOTHING._replace(seconds=choice.time.added_seconds(count)),
             memory=choice.memory,
-            transfers=replace(choice.trust, seconds=count * exposed),
+            transfers=choice.trust._replace(seconds=count * exposed),
             chunks=choice,
         )
 

@@ -1,6 +1,6 @@
 """Parts of a model's blocks, and of its first and last stage: what each takes of both passes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import PHASES, ExpertParallel
@@ -55,7 +55,7 @@ class MoeParts:
         Args:
             seconds: of both exchanges of both phases, beyond what hides them.
         """
-        share = replace(step.forward.transfer, seconds=seconds / (_EXCHANGES * len(PHASES)))
+        share = step.forward.transfer._replace(seconds=seconds / (_EXCHANGES * len(PHASES)))
         other: dict[PartName, CostPart] = {
             part.name: part
             for part in (
@@ -70,7 +70,7 @@ class MoeParts:
 def experts_part(step: StepTime) -> CostPart:
     """Return the experts' part: the time of the device in one layer's step."""
     forward, backward = (
-        replace(phase.compute, seconds=phase.device_seconds)
+        phase.compute._replace(seconds=phase.device_seconds)
         for phase in (step.forward, step.backward)
     )
     return CostPart(name="experts", forward=forward, backward=backward)
@@ -81,7 +81,7 @@ def links(step: StepTime, expert_parallel: ExpertParallel) -> tuple[CostPart, ..
     forward, backward = _exposed(step.forward), _exposed(step.backward)
     if expert_parallel == "tensor":
         return (CostPart(name="MoE all_reduce", forward=forward, backward=backward),)
-    forward, backward = (replace(one, seconds=one.seconds / 2) for one in (forward, backward))
+    forward, backward = (one._replace(seconds=one.seconds / 2) for one in (forward, backward))
     return (
         CostPart(name="first all_to_all", forward=forward, backward=backward),
         CostPart(name="second all_to_all", forward=forward, backward=backward),
@@ -91,4 +91,4 @@ def links(step: StepTime, expert_parallel: ExpertParallel) -> tuple[CostPart, ..
 def _exposed(phase: PhaseTime) -> Estimate:
     if not phase.transfer.seconds:
         return NOTHING
-    return replace(phase.transfer, seconds=phase.seconds - phase.device_seconds)
+    return phase.transfer._replace(seconds=phase.seconds - phase.device_seconds)

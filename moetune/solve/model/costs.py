@@ -183,14 +183,14 @@ class Parts:
         )
         if forward is None or step is None:
             return CostPart(name="launches", forward=NOTHING, backward=NOTHING)
-        backward = replace(step, seconds=max(0.0, step.seconds - forward.seconds))
+        backward = step._replace(seconds=max(0.0, step.seconds - forward.seconds))
         hidden = (
             (sum(one.forward.seconds for one in block), sum(one.backward.seconds for one in block))
             if self.runs_ahead
             else (0.0, 0.0)
         )
         forward, backward = (
-            replace(one, seconds=max(0.0, one.seconds - less))
+            one._replace(seconds=max(0.0, one.seconds - less))
             for one, less in zip((forward, backward), hidden, strict=True)
         )
         return CostPart(name="launches", forward=forward, backward=backward)
@@ -236,7 +236,7 @@ class Parts:
                 (model.length, model.head_dim),
             )
         ]
-        return replace(total(*gemms), trust="modelled")
+        return total(*gemms)._replace(trust="modelled")
 
     def _ffn(self) -> CostPart:
         layer = self.model.moe

@@ -212,7 +212,7 @@ class Prices:
                 for _, _, share in self.shares(layout)
             ]
             slowest = max(stages, key=lambda one: one.seconds)
-            return replace(slowest, seconds=slowest.seconds * (1 - self.runtime.hidden_gradients))
+            return slowest._replace(seconds=slowest.seconds * (1 - self.runtime.hidden_gradients))
 
         return self._priced.once(
             ("gradients", *key, groups.data, groups.replicas, zero, times), find
