@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import operator
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -194,8 +195,10 @@ def curve_through(
 
 def never_falling(seconds: Sequence[float]) -> tuple[tuple[float, ...], list[float]]:
     """Return the times of a curve at its points, and their logarithms."""
-    given = [math.log(one) for one in seconds]
+    given = list(map(math.log, seconds))
     fitted = isotonic(given)
+    if fitted == given:
+        return tuple(seconds), fitted
     times = (
         one if log_seconds == own else math.exp(log_seconds)
         for one, own, log_seconds in zip(seconds, given, fitted, strict=True)
@@ -208,18 +211,26 @@ def _pieces(x: Sequence[float], y: Sequence[float]) -> tuple[_Piece, ...]:
 
     Source: Fritsch and Butland, SIAM J. Sci. Stat. Comput. 5 (1984).
     """
-    steps = [x[at + 1] - x[at] for at in range(len(x) - 1)]
-    slopes = [(y[at + 1] - y[at]) / step for at, step in enumerate(steps)]
+    steps, slopes = _steps(x, y)
     tangents = _tangents(steps, slopes)
-    return tuple(
-        (
-            x[at],
-            y[at],
-            tangents[at],
-            (3 * slope - 2 * tangents[at] - tangents[at + 1]) / step,
-            (tangents[at] + tangents[at + 1] - 2 * slope) / step**2,
-        )
-        for at, (step, slope) in enumerate(zip(steps, slopes, strict=True))
+    return tuple(map(_piece, x, y, steps, slopes, tangents, tangents[1:]))
+
+
+def _steps(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the distance from each point to the next one, and the slope."""
+    steps = list(map(operator.sub, x[1:], x))
+    rises = map(operator.sub, y[1:], y)
+    return steps, list(map(operator.truediv, rises, steps))
+
+
+def _piece(x: float, y: float, step: float, slope: float, left: float, right: float) -> _Piece:
+    """Return the cubic from a point to the next one, by the tangents at both."""
+    return (
+        x,
+        y,
+        left,
+        (3 * slope - 2 * left - right) / step,
+        (left + right - 2 * slope) / step**2,
     )
 
 
@@ -257,6 +268,9 @@ def isotonic(values: Sequence[float]) -> list[float]:
 
     Source: pool adjacent violators, Barlow et al., 1972.
     """
+    rising = sorted(values)
+    if rising == [*values]:
+        return rising
     means: list[float] = []
     counts: list[int] = []
     for value in values:
@@ -318,23 +332,26 @@ def left_out_errors(
     is_rising = all(one <= other for one, other in itertools.pairwise(seconds))
     beside = _BESIDE if is_rising and count > 2 else count  # noqa: PLR2004 - a line has two ends
     left_out = range(1, count - 1) if count > 2 else range(count if count > 1 else 0)  # noqa: PLR2004 - a line has two ends
+    log_sizes, log_seconds = list(map(math.log, sizes)), list(map(math.log, seconds))
     errors = {}
     for at in left_out:
-        before, behind = slice(max(0, at - beside), at), slice(at + 1, at + 1 + beside)
-        others = [*sizes[before], *sizes[behind]], [*seconds[before], *seconds[behind]]
+        first = max(0, at - beside)
+        before, behind = slice(first, at), slice(at + 1, at + 1 + beside)
         if is_rising and 0 < at < count - 1:
-            found = _between(*others, sizes[at])
+            x, y = ([*logs[before], *logs[behind]] for logs in (log_sizes, log_seconds))
+            steps, slopes = _steps(x, y)
+            tangents, here = _tangents(steps, slopes), at - first - 1
+            piece = _piece(x[here], y[here], steps[here], slopes[here], *tangents[here : here + 2])
+            found = _on_piece(piece, sizes[at])
         else:
-            rest = curve_through(sizes=others[0], seconds=others[1], alpha_seconds=alpha_seconds)
+            rest = curve_through(
+                sizes=[*sizes[before], *sizes[behind]],
+                seconds=[*seconds[before], *seconds[behind]],
+                alpha_seconds=alpha_seconds,
+            )
             found = rest.predict(sizes[at]).seconds
         errors[at] = found / seconds[at] - 1
     return errors
-
-
-def _between(sizes: Sequence[float], seconds: Sequence[float], size: float) -> float:
-    """Return the time at a size between two of some points, whose times never fall."""
-    pieces = _pieces([math.log(one) for one in sizes], [math.log(one) for one in seconds])
-    return _on_piece(pieces[bisect_left(sizes, size) - 1], size)
 
 
 def _on_piece(piece: _Piece, size: float) -> float:

@@ -60,9 +60,11 @@ def with_tables(measured: Pool, tables: Iterable[Table]) -> Tables:
     origins: dict[CollectiveKey, Origin] = {}
     for table in tables:
         if isinstance(table, GemmTable):
+            alone = _origin(table, None)
             for gemm_key, series in gemm_series(table).items():
                 if gemm_key not in gemm_origins:
-                    gemm_origins[gemm_key] = _origin(table, gemm.get(gemm_key))
+                    known = gemm.get(gemm_key)
+                    gemm_origins[gemm_key] = _origin(table, known) if known else alone
                     gemm[gemm_key] = _joined(gemm.get(gemm_key), series)
         elif isinstance(table, CollectiveTable):
             key = (table.op, table.group_size, table.num_nodes, 1)

@@ -17,6 +17,8 @@ Bools = NDArray[np.bool_]
 _AS_NEAR = 1e-12
 """Squared relative errors that rounding alone makes differ: of such fits the first, simplest one is
 taken, so that processors which round in other ways predict alike."""
+_DEPENDS = 1e-24
+"""Share of a column's squared length that is left of it beside those that it depends on."""
 _SETS = np.array(
     [
         [column in one for column in range(3)]
@@ -153,6 +155,9 @@ def _triangle(points: Floats) -> Floats:
 def _non_negative_least_squares(triangles: Floats) -> Floats:
     """Return x ≥ 0 with features · x nearest to the target.
 
+    It is the nearest of all sets of columns alone, which need not depend on each other: what such
+    columns reach, fewer of them reach, too (Carathéodory).
+
     Args:
         triangles: of points with three features and the target, shape (n, up to 4, 4).
 
@@ -160,12 +165,48 @@ def _non_negative_least_squares(triangles: Floats) -> Floats:
         Shape (n, 3).
     """
     # A fit of some columns of the features is one of the same columns of their triangle.
-    targets = triangles[:, None, :3, 3:]
-    parts = triangles[:, None, :3, :3] * _SETS[:, None]
-    every = np.linalg.pinv(parts) @ targets
-    missed = ((parts @ every - targets) ** 2).sum(axis=(2, 3))
-    entries = every[..., 0] * _SETS
+    features = triangles[:, None, :3, :3].swapaxes(2, 3) * _SETS[..., None]
+    entries, missed = _least_squares(features, triangles[:, None, :3, 3])
     missed[(entries < 0).any(axis=2)] = np.inf
     is_nearest = missed <= missed.min(axis=1, keepdims=True) + _AS_NEAR
     found: Floats = entries[np.arange(len(entries)), is_nearest.argmax(axis=1)]
+    return found
+
+
+def _least_squares(columns: Floats, target: Floats) -> tuple[Floats, Floats]:
+    """Return x with Σ x_k · column_k nearest to the target, and the squared distance.
+
+    By modified Gram-Schmidt; x is 0 for columns of zeros, and the distance infinite where one
+    depends on the others.
+
+    Args:
+        columns: shape (..., 3, rows).
+        target: shape (..., rows).
+
+    Returns:
+        Shapes (..., 3) and (...).
+    """
+    left, rest = list(np.moveaxis(columns, -2, 0)), target
+    shares: dict[tuple[int, int], Floats] = {}
+    along, depends = [], np.zeros(columns.shape[:-2], bool)
+    for one in range(3):
+        length = _dot(left[one], left[one])
+        whole = _dot(columns[..., one, :], columns[..., one, :])
+        is_new = length > _DEPENDS * whole
+        depends |= (whole > 0) & ~is_new
+        inverse = np.divide(1.0, length, out=np.zeros_like(length), where=is_new)
+        for other in range(one + 1, 3):
+            share = shares[one, other] = _dot(left[one], left[other]) * inverse
+            left[other] = left[other] - share[..., None] * left[one]
+        along.append(_dot(left[one], rest) * inverse)
+        rest = rest - along[one][..., None] * left[one]
+    last = along[2]
+    middle = along[1] - shares[1, 2] * last
+    first = along[0] - shares[0, 1] * middle - shares[0, 2] * last
+    distance: Floats = np.where(depends, np.inf, _dot(rest, rest))
+    return np.stack([first, middle, last], axis=-1), distance
+
+
+def _dot(one: Floats, other: Floats) -> Floats:
+    found: Floats = (one * other).sum(axis=-1)
     return found

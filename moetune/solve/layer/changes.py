@@ -14,7 +14,7 @@ from moetune.solve.layer.simulated import exact_seconds
 
 RESOLUTION = 256
 """A change is found to 1/256 of T: on both sides of it the times are equal."""
-_MANY = 4
+_MANY = 3
 """Changes from which on it pays to simulate the questions of several halvings at once."""
 _HALVINGS = 3
 
