@@ -127,6 +127,9 @@ def test_a_lost_strategy_names_each_kind_of_work_that_it_has_more_of() -> None:
     lost = explain_strategy_loss(other=other, peak_bytes=1, limit_bytes=1, best=BEST)
     # A third transfer of 0.4 s in each of two chunks, and a copy.
     assert times_in(lost) == ["+10.0 %", "800 ms", "100 ms"]
+    compute = phase.compute._replace(seconds=phase.compute.seconds * (1 + 1e-15))
+    rounded = replace(other, forward=replace(other.forward, compute=compute))
+    assert explain_strategy_loss(other=rounded, peak_bytes=1, limit_bytes=1, best=BEST) == lost
 
 
 @pytest.mark.parametrize(

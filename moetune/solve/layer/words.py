@@ -140,7 +140,9 @@ def explain_strategy_loss(
     names = ("sends", "computes", "copies")
     more = zip(names, _all_seconds(other), _all_seconds(best), strict=True)
     more_work = [
-        f"{name} {format_seconds(mine - its)} more" for name, mine, its in more if mine > its
+        f"{name} {format_seconds(mine - its)} more"
+        for name, mine, its in more
+        if mine - its > TIE * best.seconds
     ]
     reason = f"it {' and '.join(more_work)}" if more_work else "it hides less"
     return f"+{100 * slower:.1f} %: {reason}"
