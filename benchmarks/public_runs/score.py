@@ -100,7 +100,7 @@ def errors_left_out(rows: Iterable[Scored]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordErrors:
-    """What the record says of a prediction's error: `solve/training/uncertainty.py` has these.
+    """What the record says of a prediction's error: `solve/joint/uncertainty.py` has these.
 
     Args:
         p05_ratio, p95_ratio: quantiles of measured over predicted seconds.

@@ -21,14 +21,14 @@ from moetune.domain.training import FoldedLayout, LayoutRequest
 from moetune.fit.costs import costs_of
 from moetune.huggingface.pasted import PastedConfig
 from moetune.report.plan_figures import Option
+from moetune.solve.joint.front import LARGE, SAVING, SLOW, front_within
+from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.ties import PricedLayout
 from moetune.solve.layer.budget import MemoryBudget
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.timeline import Timeline
 from moetune.solve.predict import plan_timelines
-from moetune.solve.training.front import LARGE, SAVING, SLOW, front_within
 from moetune.solve.training.memory import RankMemory
-from moetune.solve.training.search import FoldedSearch
-from moetune.solve.training.ties import PricedLayout
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.export import PlanExport, export_training
 from moetune.workflows.models import find_decoder_model

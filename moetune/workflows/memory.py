@@ -9,9 +9,9 @@ from moetune.domain.errors import InputError
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype, TrainingJob
+from moetune.solve.joint.pins import contradiction
+from moetune.solve.joint.space import LayoutSpace
 from moetune.solve.training.memory import RankMemory
-from moetune.solve.training.pins import contradiction
-from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.stages import DecoderStages
 from moetune.workflows.training import memory_model
 

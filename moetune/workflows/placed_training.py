@@ -7,17 +7,17 @@ from typing import TypeAlias
 from moetune.domain.errors import InputError
 from moetune.domain.model_placement import LayerPlacement, ModelPlacement
 from moetune.domain.recorded_layers import RecordedLayers
-from moetune.solve.training.best import BestLayouts
-from moetune.solve.training.placed_layers import PlacedLayers
-from moetune.solve.training.placement import (
+from moetune.solve.joint.best import BestLayouts
+from moetune.solve.joint.placed_layers import PlacedLayers
+from moetune.solve.joint.placement import (
     choice_of,
     kept,
     natural_words,
     placing,
     unplaceable,
 )
-from moetune.solve.training.search import FoldedSearch
-from moetune.solve.training.ties import PricedLayout
+from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.ties import PricedLayout
 from moetune.workflows.training_plan import TrainingRequest
 
 _FLAG = "--expert-placement"

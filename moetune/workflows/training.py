@@ -22,10 +22,10 @@ from moetune.domain.training import (
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
 from moetune.fit.dispatchers import SmTimes
-from moetune.solve.training.best import BestLayouts
-from moetune.solve.training.front import memory_front
+from moetune.solve.joint.best import BestLayouts
+from moetune.solve.joint.front import memory_front
+from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.training.memory import MemoryModel
-from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.placed_training import (

@@ -26,8 +26,8 @@ from moetune.domain.training_document import (
     TrainingMemory,
     TrainingStep,
 )
-from moetune.solve.training.ties import PricedLayout
-from moetune.solve.training.uncertainty import confidence_of
+from moetune.solve.joint.ties import PricedLayout
+from moetune.solve.joint.uncertainty import confidence_of
 from moetune.workflows.training_prices import StandIns
 
 

@@ -13,11 +13,11 @@ from moetune.domain.training import TrainingJob
 from moetune.fit.costs import costs_of
 from moetune.fit.dispatchers import SmTimes
 from moetune.fit.variants import RESAMPLING_SEED, resample_costs
+from moetune.solve.joint.ties import PricedLayout
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.stand_ins import stand_in_words
 from moetune.solve.training.step import StepPrices
-from moetune.solve.training.ties import PricedLayout
 
 _SUSTAINED = 0.87
 """Of a kernel's rate alone: clocks under full power, and small kernels between those that are

@@ -11,10 +11,10 @@ from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingDocument
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import PARTS, Slowdown, slowed
-from moetune.solve.training.best import BestLayouts
-from moetune.solve.training.search import FoldedSearch
+from moetune.solve.joint.best import BestLayouts
+from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.ties import NOISE
 from moetune.solve.training.step import StepPrices
-from moetune.solve.training.ties import NOISE
 from moetune.workflows.planned_training import PlannedTraining, read_planned_training
 from moetune.workflows.sensitivity import (
     GIB,

@@ -26,9 +26,9 @@ from moetune.domain.training_document import (
     training_from_document,
 )
 from moetune.domain.units import format_share
+from moetune.solve.joint.ties import NOISE
+from moetune.solve.joint.uncertainty import confidence_of
 from moetune.solve.training.chunks import MOST_CHUNKS
-from moetune.solve.training.ties import NOISE
-from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.compared import (
     ComparedChoice,
     Refusal,

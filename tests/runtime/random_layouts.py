@@ -20,7 +20,7 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import Degrees, FoldedLayout, LayoutRequest, TrainingJob
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
-from moetune.solve.training.space import LayoutSpace
+from moetune.solve.joint.space import LayoutSpace
 
 NUM_STEPS = 5
 SEED = 3

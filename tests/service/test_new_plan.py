@@ -17,7 +17,7 @@ from moetune.domain.units import format_bytes, format_seconds, parse_bytes, pars
 from moetune.huggingface.registry import model_names
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.solve.training.front import LARGE, SAVING, SLOW
+from moetune.solve.joint.front import LARGE, SAVING, SLOW
 from moetune.workflows.open_planner import ServicePlanner
 from tests.cli.conftest import cli, home  # noqa: F401 - fixtures
 from tests.cli.running import Cli

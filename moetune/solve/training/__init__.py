@@ -1,1 +1,1 @@
-"""Layouts of a decoder's training: prices of its parts, schedules, memory, and the search."""
+"""What a decoder's training costs in a layout: seconds of its parts, schedules, and memory."""

@@ -8,8 +8,8 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.charts import FrontChart, front_chart
 from moetune.report.plan_figures import Option
 from moetune.report.section import EMPTY, Cell, Table, percent
-from moetune.solve.training.front import LARGE, SAVING, SLOW
-from moetune.solve.training.ties import PricedLayout
+from moetune.solve.joint.front import LARGE, SAVING, SLOW
+from moetune.solve.joint.ties import PricedLayout
 from moetune.workflows.drafts import FrontDraft
 from moetune.workflows.training_plan import TrainingPlan, layout_words
 from moetune.workflows.views.draft_tables import SHARES, WHY, how_words, why_not

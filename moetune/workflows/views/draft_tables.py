@@ -7,9 +7,9 @@ from moetune.domain.plan import Plan
 from moetune.domain.training import FoldedLayout
 from moetune.domain.units import format_share
 from moetune.report.section import EMPTY, Cell, Table, percent, sentence
+from moetune.solve.joint.ties import NOISE, PricedLayout, on_host
 from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.words import STRATEGY_WORDS
-from moetune.solve.training.ties import NOISE, PricedLayout, on_host
 from moetune.workflows.drafts import LayerDraft
 from moetune.workflows.training_plan import TrainingPlan, layout_words
 from moetune.workflows.views.training import host_words

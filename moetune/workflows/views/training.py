@@ -17,7 +17,7 @@ from moetune.report.section import (
     seconds_span,
     sentence,
 )
-from moetune.solve.training.ties import NOISE
+from moetune.solve.joint.ties import NOISE
 from moetune.workflows.views.decision import how_sure_of_layout
 from moetune.workflows.views.words import (
     largest_first,

@@ -10,7 +10,7 @@ from math import fsum
 from moetune.domain.document import encode
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.report.section import Cell, Section, Table, percent, plural, seconds_span
-from moetune.solve.training.ties import NOISE
+from moetune.solve.joint.ties import NOISE
 from moetune.workflows.views.decision import how_sure_of_layout
 from moetune.workflows.views.training import time_table
 from moetune.workflows.views.words import (

@@ -8,7 +8,7 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.memory_figure import memory_parts_figure
 from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
 from moetune.report.section import Cell, Figure, Highlight, Section, percent, plural, sentence
-from moetune.solve.training.front import LARGE, SLOW
+from moetune.solve.joint.front import LARGE, SLOW
 from moetune.workflows.views.decision import how_sure_of_layout
 from moetune.workflows.views.training import decision_words, training_sections
 from moetune.workflows.views.training_explanation import TrainingExplanation

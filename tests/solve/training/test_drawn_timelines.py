@@ -8,7 +8,7 @@ import pytest
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.block_timeline import HIDDEN, block_timeline
 from moetune.solve.training.pipeline import pass_spans, play
-from tests.solve.training.test_search import OLMOE, search_of
+from tests.solve.joint.test_search import OLMOE, search_of
 
 JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=64, length=2048)
 PLAIN = FoldedLayout(dp=8, ep=8)

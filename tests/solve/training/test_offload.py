@@ -10,10 +10,10 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_rules import check_layout
 from moetune.huggingface.registry import named_model
-from moetune.solve.training.best import best_layouts
+from moetune.solve.joint.best import best_layouts
 from moetune.workflows.training import plan_training
 from moetune.workflows.training_plan import TrainingRequest
-from tests.solve.training.test_search import H100, OLMOE, search_of
+from tests.solve.joint.test_search import H100, OLMOE, search_of
 
 JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=64, length=4096)
 PLAIN = FoldedLayout(dp=8, ep=8, micro_batch=4)

@@ -8,8 +8,8 @@ from moetune.domain.costs import Doubt
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
+from moetune.solve.joint.uncertainty import P05_RATIO, P95_RATIO, confidence_of
 from moetune.solve.training.stand_ins import stand_in_words
-from moetune.solve.training.uncertainty import P05_RATIO, P95_RATIO, confidence_of
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.training import plan_training
 from moetune.workflows.training_plan import TrainingPlan, TrainingRequest

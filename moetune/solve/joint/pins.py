@@ -18,7 +18,7 @@ from moetune.domain.pipeline import stage_words
 from moetune.domain.target_rules import target_rules
 from moetune.domain.training import FoldedLayout, LayoutRequest
 from moetune.domain.training_rules import broken_rules
-from moetune.solve.training.space import LayoutSpace
+from moetune.solve.joint.space import LayoutSpace
 
 _NAMES = tuple(one.name for one in fields(LayoutRequest))
 _SIZES = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")

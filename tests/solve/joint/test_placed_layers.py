@@ -14,21 +14,21 @@ from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
 from moetune.domain.routing import ExpertLoads
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, ZeroStage
-from moetune.solve.training.best import best_layouts
-from moetune.solve.training.front import memory_front
-from moetune.solve.training.placed_layers import CLOSE, PlacedLayers
-from moetune.solve.training.placement import (
+from moetune.solve.joint.best import best_layouts
+from moetune.solve.joint.front import memory_front
+from moetune.solve.joint.placed_layers import CLOSE, PlacedLayers
+from moetune.solve.joint.placement import (
     choice_of,
     kept,
     natural_words,
     placing,
     unplaceable,
 )
-from moetune.solve.training.search import FoldedSearch
-from moetune.solve.training.ties import NOISE
+from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.ties import NOISE
+from tests.solve.joint.brute_force import every_layout
+from tests.solve.joint.test_search import OLMOE, search_of
 from tests.solve.test_expert_groups import fullest, partitions
-from tests.solve.training.brute_force import every_layout
-from tests.solve.training.test_search import OLMOE, search_of
 
 EXPERTS, TOP_K = 64, 8
 SMALL = replace(OLMOE, blocks=OLMOE.blocks[:4])

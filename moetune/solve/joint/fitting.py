@@ -13,12 +13,12 @@ import numpy.typing as npt
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.pipeline import StageLetters
 from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute, ZeroStage
+from moetune.solve.joint.memory_bounds import least_bytes
+from moetune.solve.joint.space import LayoutSpace
+from moetune.solve.joint.ties import on_host
 from moetune.solve.training.memory import MemoryModel
-from moetune.solve.training.memory_bounds import least_bytes
 from moetune.solve.training.offload import OPTIMIZER_SHARES
-from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.step import StepPrices
-from moetune.solve.training.ties import on_host
 
 _ALL_OF_EXPERTS = frozenset({"moe_act", "shared_experts"})
 """Modules that recomputation of "moe" repeats as well."""

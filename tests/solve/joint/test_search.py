@@ -13,14 +13,14 @@ from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_rules import broken_rules
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
-from moetune.solve.training import ties as ties_module
-from moetune.solve.training.best import best_layouts
+from moetune.solve.joint import ties as ties_module
+from moetune.solve.joint.best import best_layouts
+from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.ties import NOISE
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.memory import MemoryModel
-from moetune.solve.training.search import FoldedSearch
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
-from moetune.solve.training.ties import NOISE
 from moetune.workflows.files import bundled_profiles, load_profile_file
 
 H100 = load_profile_file(bundled_profiles()["h100-x8"])

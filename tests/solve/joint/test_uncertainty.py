@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.solve.training.uncertainty import P05_RATIO, P95_RATIO, confidence_of
+from moetune.solve.joint.uncertainty import P05_RATIO, P95_RATIO, confidence_of
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from moetune.domain.errors import InputError
 from moetune.domain.training import LayoutRequest, TrainingJob
-from moetune.solve.training import ties as ties_module
-from moetune.solve.training.best import best_layouts
-from moetune.solve.training.search import FoldedSearch
-from moetune.solve.training.ties import on_host
-from tests.solve.training.brute_force import every_layout, fitting
-from tests.solve.training.test_search import OLMOE, search_of
+from moetune.solve.joint import ties as ties_module
+from moetune.solve.joint.best import best_layouts
+from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.ties import on_host
+from tests.solve.joint.brute_force import every_layout, fitting
+from tests.solve.joint.test_search import OLMOE, search_of
 
 TARGETS = ("megatron", "bridge", "torchtitan", "moetune", "deepspeed", "transformers")
 SMALL = replace(OLMOE, blocks=OLMOE.blocks[:4])

@@ -15,10 +15,10 @@ from moetune.domain.pipeline import read_stages
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
-from moetune.solve.training.pins import conflicts, contradiction, nearest
-from moetune.solve.training.space import LayoutSpace
-from tests.solve.training.brute_force import every_layout
-from tests.solve.training.test_search import OLMOE, search_of
+from moetune.solve.joint.pins import conflicts, contradiction, nearest
+from moetune.solve.joint.space import LayoutSpace
+from tests.solve.joint.brute_force import every_layout
+from tests.solve.joint.test_search import OLMOE, search_of
 
 QWEN = named_model("qwen3-30b-a3b").decoder
 SIZES = st.sampled_from([None, None, 1, 2, 3, 4])

@@ -20,10 +20,10 @@ from moetune.domain.training import (
     Overlap,
     Recompute,
 )
-from moetune.solve.training.dispatchers import PricedDispatcher, RankedDispatchers
-from moetune.solve.training.pins import contradiction
-from moetune.solve.training.search import FoldedSearch
-from moetune.solve.training.ties import NOISE, PricedLayout
+from moetune.solve.joint.dispatchers import PricedDispatcher, RankedDispatchers
+from moetune.solve.joint.pins import contradiction
+from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.ties import NOISE, PricedLayout
 
 SLOW, LARGE, SAVING = 3.0, 1.25, 0.03
 """Multiples of a plan's step, and of its limit of memory, up to which pages show a front, and the

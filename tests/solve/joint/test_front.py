@@ -9,9 +9,9 @@ import pytest
 
 from moetune.domain.errors import InputError
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
-from moetune.solve.training.front import front_within, memory_front
-from moetune.solve.training.ties import NOISE
-from tests.solve.training.test_search import OLMOE, search_of
+from moetune.solve.joint.front import front_within, memory_front
+from moetune.solve.joint.ties import NOISE
+from tests.solve.joint.test_search import OLMOE, search_of
 
 JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
 

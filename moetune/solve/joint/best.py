@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute
-from moetune.solve.training.dispatchers import PricedDispatcher, RankedDispatchers
-from moetune.solve.training.fitting import Fitting, Roomy
-from moetune.solve.training.search import FoldedSearch
-from moetune.solve.training.ties import Leaders, PricedLayout
+from moetune.solve.joint.dispatchers import PricedDispatcher, RankedDispatchers
+from moetune.solve.joint.fitting import Fitting, Roomy
+from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.ties import Leaders, PricedLayout
 
 
 def best_layouts(search: FoldedSearch, pins: LayoutRequest) -> list[PricedLayout]:

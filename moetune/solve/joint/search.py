@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute, TrainingJob
-from moetune.solve.training.dispatchers import RankedDispatchers
-from moetune.solve.training.fitting import Fitting
+from moetune.solve.joint.dispatchers import RankedDispatchers
+from moetune.solve.joint.fitting import Fitting
+from moetune.solve.joint.pins import contradiction
+from moetune.solve.joint.space import LayoutSpace
+from moetune.solve.joint.ties import PricedLayout
 from moetune.solve.training.memory import MemoryModel
-from moetune.solve.training.pins import contradiction
-from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.step import StepPrices
-from moetune.solve.training.ties import PricedLayout
 
 
 class BoundedPipeline(NamedTuple):

@@ -12,13 +12,13 @@ from moetune.domain.pipeline import V_SCHEDULES
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
-from moetune.solve.training import front
-from moetune.solve.training.best import _Branch, _Branches
-from moetune.solve.training.memory_bounds import _cheapest
-from moetune.solve.training.search import FoldedSearch
-from moetune.solve.training.ties import NOISE
-from tests.solve.training.brute_force import every_layout, fitting
-from tests.solve.training.test_search import OLMOE, search_of
+from moetune.solve.joint import front
+from moetune.solve.joint.best import _Branch, _Branches
+from moetune.solve.joint.memory_bounds import _cheapest
+from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.ties import NOISE
+from tests.solve.joint.brute_force import every_layout, fitting
+from tests.solve.joint.test_search import OLMOE, search_of
 
 SAME = 1 + 1e-12
 LITE = named_model("deepseek-v2-lite").decoder

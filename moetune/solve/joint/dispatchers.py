@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from moetune.domain.training import FoldedLayout, LayoutRequest, Overlap, Recompute, TokenDispatcher
+from moetune.solve.joint.space import LayoutSpace
 from moetune.solve.training.exchange import exchange_span, has_two_steps
-from moetune.solve.training.space import LayoutSpace
 from moetune.solve.training.step import StepPrices
 
 
