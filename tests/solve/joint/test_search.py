@@ -14,7 +14,7 @@ from moetune.domain.training_rules import broken_rules
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
 from moetune.solve.joint import ties as ties_module
-from moetune.solve.joint.best import best_layouts
+from moetune.solve.joint.best import BestLayouts, best_layouts
 from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.joint.ties import NOISE
 from moetune.solve.training.machine import DevicePrices
@@ -108,6 +108,22 @@ def test_no_layout_that_fits_is_faster_and_none_is_below_its_bounds(
             if one.memory.peak_bytes <= search.limit_bytes:
                 fitting.append(one.step.seconds)
     assert min(fitting) <= best_layouts(search, pins)[0].step.seconds <= min(fitting) * (1 + NOISE)
+
+
+@pytest.mark.parametrize(
+    ("gib", "pins"),
+    [(70.0, LayoutRequest()), (20.0, LayoutRequest(pp=1)), (2.0, LayoutRequest(micro_batch=1))],
+)
+@pytest.mark.parametrize("target", ["moetune", "megatron"])
+def test_the_best_one_is_the_same_whether_others_are_asked_for_or_not(
+    target: str, gib: float, pins: LayoutRequest
+) -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=16, global_batch=64, length=2048)
+    layouts = BestLayouts(search_of(job, target=target, gib=gib), pins)
+    best = layouts.best()
+    every = best_layouts(search_of(job, target=target, gib=gib), pins)
+    assert best == every[0] == layouts.best()
+    assert layouts.ranked() == every == layouts.ranked()
 
 
 @pytest.mark.parametrize(
