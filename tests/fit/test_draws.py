@@ -120,9 +120,10 @@ def test_a_draw_takes_sizes_beside_its_points_one_by_one_or_as_an_array() -> Non
     drawn = curve_through(
         sizes=[16, 64, 256], seconds=[1e-3, 2e-3, 7e-3], alpha_seconds=1e-4, deviates=(0.7, -1.2)
     )
-    sizes = np.array([0.0, 3.0, 16.0, 40.0, 256.0, 900.0])
-    found = np.asarray(drawn.predict(array_of(sizes)).seconds)
-    assert found.tolist() == pytest.approx([drawn.predict(one).seconds for one in sizes.tolist()])
+    few, many = [0.0, 3.0, 16.0, 40.0, 256.0, 900.0], [*np.linspace(0.0, 900.0, 200).tolist(), 16.0]
+    for sizes in (few, many):
+        found = np.asarray(drawn.predict(array_of(sizes)).seconds)
+        assert found.tolist() == pytest.approx([drawn.predict(one).seconds for one in sizes])
 
 
 def test_draws_of_several_profiles_are_none() -> None:

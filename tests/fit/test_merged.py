@@ -1,19 +1,25 @@
 """A node's own measurements count, and a reference of its device for the rest."""
 
+import math
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from moetune.domain.arrays import array_of
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.errors import InputError
 from moetune.domain.profile import CopyLine, Profile, RowsLine, profile_from_document
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable, Network
 from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
 from moetune.fit.costs import costs_of
+from moetune.fit.curve import curve_through
 from moetune.fit.merged import merged
+from moetune.fit.predictor import FromTable
 from moetune.fit.profile import fit_profile
+from moetune.fit.reference import Origin
 from tests.fit.measured import measured_profile
 
 KIB, MIB = 2**10, 2**20
@@ -198,3 +204,18 @@ def test_a_shipped_reference_completes_a_node_of_its_device() -> None:
     assert scaled.source.startswith("h100-x8 × 1.15, over 2 common points: aiconfigurator")
     exchanged = costs_of(both).collective(op="all_to_all", group_size=64, num_bytes=2**26)
     assert exchanged.trust == "modelled"
+
+
+def test_a_table_beside_samples_takes_sizes_one_by_one_or_as_an_array() -> None:
+    measured = curve_through(sizes=[64, 256], seconds=[1e-3, 3e-3])
+    published = curve_through(sizes=[16, 4096], seconds=[5e-4, 5e-2])
+    sizes = [1.0, 16.0, 63.0, 64.0, 100.0, 256.0, 257.0, 9000.0]
+    for low, high in ((64.0, 256.0), (math.inf, -math.inf)):
+        origin = Origin(label="published", source="a table", spread=0.1, low=low, high=high)
+        both = FromTable(inner=measured, table=published, origin=origin)
+        found = np.asarray(both.predict(array_of(sizes)).seconds)
+        assert found.tolist() == pytest.approx([both.predict(one).seconds for one in sizes])
+        own = [one for one in sizes if low <= one <= high]
+        assert [both.predict(one).seconds for one in own] == [
+            measured.predict(one).seconds for one in own
+        ]
