@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from moetune.domain.placement import check_order
+from moetune.domain.placement import EMPTY, check_all_placed, check_order, has_replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +11,7 @@ class LayerPlacement:
 
     Args:
         experts: expert of each place, of which rank r has the r-th of equal parts; empty for the
-            natural order.
+            natural order. A hot expert may have several places; see `domain.placement`.
         natural_skew: rows of the fullest rank over the mean in the natural order.
         placed_skew: with the best placement that was found, the natural order's where none is
             better.
@@ -27,13 +27,26 @@ class LayerPlacement:
     least_skew: float
 
     def __post_init__(self) -> None:
-        if self.experts:
+        if self.experts and not self.has_replicas:
             check_order(self.experts, len(self.experts))
+        elif self.experts:
+            check_all_placed(self.experts)
 
     @property
     def skew(self) -> float:
         """Rows of the fullest rank over the mean, as the experts are."""
         return self.placed_skew if self.experts else self.natural_skew
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether an expert has several places."""
+        return has_replicas(self.experts)
+
+    @property
+    def num_replicas(self) -> int:
+        """Places of experts beyond the first one of each."""
+        found = [expert for expert in self.experts if expert != EMPTY]
+        return len(found) - len({*found})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

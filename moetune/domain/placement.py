@@ -106,6 +106,17 @@ def check_order(experts: Sequence[int], num_experts: int) -> None:
     )
 
 
+def check_all_placed(experts: Sequence[int]) -> None:
+    """Raise InputError unless every expert up to the last one has a place."""
+    missing = sorted({*range(max(experts) + 1)} - {*experts})
+    if missing or min(experts) < EMPTY:
+        what = f"no place for expert {missing[0]}" if missing else f"expert {min(experts)}"
+        raise InputError(
+            f"a placement with replicas must have every expert, this one has {what}",
+            f"give the expert of each place in the order of the ranks, {EMPTY} for none",
+        )
+
+
 def check_places(experts: Sequence[int], num_experts: int, num_ranks: int) -> None:
     """Raise InputError unless the experts of equally many places a rank are a placement.
 

@@ -142,6 +142,26 @@ def written_and_not_loaded_is_an_error() -> None:
         trained.backward(*map(trained.own_part, own.batch_of(0)))
 
 
+REPLICATED = {2: ((0, 1, 2, 0, 3, -1), (3, 1, 2, 3, 0, 1)), 4: ((0, 1, 0, 2, 3, 0, 1, -1), ())}
+"""By the ranks that share the experts: three places of each, and two."""
+
+
+def replicated_models_train_as_one_process_does(layouts: Sequence[dict[str, Any]]) -> None:
+    """Losses, weights after clipped steps, and replicas to the last bit."""
+    losses, state = own.trained_alone()
+    for layout in layouts:
+        trained = parallel(layout, REPLICATED[layout["ep"]])
+        worst = own.train(trained, losses)
+        for name, value in trained.state_dict().items():  # refuses replicas that differ
+            worst = max(worst, float((own.whole(value) - state[name]).abs().max()))
+        assert worst < own.SAME, (worst, layout)
+        trained.load_state_dict(trained.state_dict())
+        again = parallel(layout, REPLICATED[layout["ep"]])
+        again.load_state_dict(trained.state_dict())
+        for mine, its in zip(again.parts.parameters(), trained.parts.parameters(), strict=True):
+            assert torch.equal(mine, its) or mine.dim() == 3  # empty places have any values
+
+
 def records_are_of_the_whole_model(layouts: Sequence[dict[str, Any]]) -> None:
     """Every layer's rows by the experts' own numbers, whatever the stages and placements."""
     tokens, wanted = own.batch_of(0)

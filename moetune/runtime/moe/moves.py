@@ -33,7 +33,7 @@ def moved(local: torch.Tensor, sources: Sequence[int], group: dist.ProcessGroup)
     given, taken = list(map(len, leaving)), list(map(froms.count, range(num_ranks)))
     held = local.detach().to(_sent_from(group, local))
     picked = held[[row for one in leaving for row in one]]
-    sent = picked.reshape(len(picked), -1).view(torch.uint8)  # backends lack some dtypes
+    sent = picked.reshape(len(picked), held[0].numel()).view(torch.uint8)  # backends lack dtypes
     received = sent.new_empty((after, sent.shape[1]))
     communicator.all_to_all(received, sent, taken, given, "the move of experts' states").wait()
     found = held.new_empty((after, *held.shape[1:]))

@@ -116,19 +116,6 @@ class ExpertPlacement:
                 "moetune.replicate",
             )
 
-    def check_once(self, what: str) -> None:
-        """Raise InputError where hot experts have replicas.
-
-        Args:
-            what: takes each expert for the only one of its kind, for the error.
-        """
-        if has_replicas(self.order):
-            raise InputError(
-                f"{what} have each expert once, and this layer has replicas of hot ones",
-                "plan with --expert-placement once, or train with DistributedDataParallel or "
-                "moetune.replicate",
-            )
-
     def own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a parameter of all experts, which are in the natural order."""
         if self.order:

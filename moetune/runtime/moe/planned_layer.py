@@ -80,12 +80,15 @@ class PlannedLayer(nn.Module, ABC):
         quantization: of the experts' products and of the rows on the wire; None for neither.
         gradient_queue: of dense gradients, sent between the exchanges of backward phases.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
+        replica_sums: of hot experts' gradients; None without replicas. `sums_replicas` tells
+            whether backward passes make them, or what trains the layer does.
     """
 
     expert_parallel: ClassVar[ExpertParallel]
     experts: LocalExperts
     pad_to_capacity = False
     weight_gradients: WeightGradients | None = None
+    sums_replicas = True
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class PlannedLayer(nn.Module, ABC):
         self._decisions = decisions
         self._workspaces = [Workspace(tracker) for _ in range(BATCHES_IN_TURNS)]
         self._loads = LoadRecorder(experts.local_experts)
-        self._replica_sums = ReplicaSums.of(communicator, experts.placement.order)
+        self.replica_sums = ReplicaSums.of(communicator, experts.placement.order)
 
     # Never compiled, because the tokens decide the exchanges' sizes. `torch.compiler.disable` would
     # load the compiler with this module, in every process that only measures.
@@ -311,7 +314,8 @@ class PlannedLayer(nn.Module, ABC):
             workspace=self._workspaces[current_batch()], gradients=self.experts.gradients,
             quantization=self.quantization, gradient_queue=self.gradient_queue,
             turn=current_turn(), form=self.experts.form, weight_gradients=self.weight_gradients,
-            replica_sums=self._replica_sums, width=self.experts.placement.width,
+            replica_sums=self.replica_sums if self.sums_replicas else None,
+            width=self.experts.placement.width,
         )  # fmt: skip
 
     @property

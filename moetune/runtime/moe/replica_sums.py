@@ -1,18 +1,23 @@
 """Sums of gradients over the replicas of hot experts, which then take equal steps.
 
-Two exchanges among all ranks of a layer, behind its backward phase. Of an expert with n replicas
-each of them sums one n-th of the gradient: it gets that part from the others, and sends the sum to
-them. A sum is made on one rank, and so is equal on all.
+Two exchanges among all ranks of a layer. Of an expert with n replicas each of them sums one n-th of
+the gradient: it gets that part from the others, and sends the sum to them behind every backward
+phase (`add_up`). A sum is made on one rank, and so is equal on all. Where micro-batches are many,
+one sum of a step is enough: each replica then updates its own n-th with it (`sum_parts`), and sends
+that to the others behind the optimizer's step (`gather_parts`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeVar
 
 import torch
 
 from moetune.comm.group import Communicator
 from moetune.domain.placement import has_replicas, replicas_of
 
+_Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 _NAME = "the sum of gradients over replicas of experts"
 
 
@@ -83,16 +88,64 @@ class ReplicaSums:
         Raises:
             CollectiveError: an exchange failed.
         """
-        found = [grad for grad in grads if grad is not None]
+        self._change(grads, self._sum_parts, self._gather_parts)
+
+    def sum_parts(self, grads: Sequence[torch.Tensor | None]) -> None:
+        """Replace each replica's own part of a gradient by the sum of all replicas', in place.
+
+        Args:
+            grads: as of `add_up`.
+
+        Raises:
+            CollectiveError: the exchange failed.
+        """
+        self._change(grads, self._sum_parts)
+
+    def gather_parts(self, values: Sequence[torch.Tensor]) -> None:
+        """Replace the parts of replicated experts by those of the replicas that own them, in place.
+
+        Args:
+            values: (places, …) of each parameter whose gradients were summed.
+
+        Raises:
+            CollectiveError: the exchange failed.
+        """
+        self._change(values, self._gather_parts)
+
+    def others(self, parameters: Sequence[_Tensor]) -> dict[_Tensor, list[slice]]:
+        """Return what other ranks own of this rank's experts: ranges of each parameter's values.
+
+        Args:
+            parameters: (places, …) of those whose gradients are summed, as of `sum_parts`.
+        """
+        sizes = [one[0].numel() for one in parameters]
+        found: dict[_Tensor, list[slice]] = {}
+        for parameter, size, start in zip(
+            parameters, sizes, accumulate(sizes, initial=0), strict=False
+        ):
+            ranges = found[parameter] = []
+            for each in self.shared:
+                own, row = each.part(self.communicator.rank, sum(sizes)), each.row * size
+                low, high = (min(max(at - start, 0), size) for at in (own.start, own.stop))
+                ranges += [slice(row, row + low), slice(row + high, row + size)]
+        return found
+
+    def _change(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        *exchanges: Callable[[Sequence[torch.Tensor], torch.Tensor], None],
+    ) -> None:
+        """Change the shared experts of tensors, each as one vector of all that it has."""
+        found = [one for one in tensors if one is not None]
         if not found:
             return
-        values = [torch.cat([grad[each.row].reshape(-1) for grad in found]) for each in self.shared]
-        self._sum_parts(values, found[0])
-        self._gather_parts(values, found[0])
-        for each, one in zip(self.shared, values, strict=True):
-            sizes = [grad[each.row].numel() for grad in found]
-            for grad, part in zip(found, one.split(sizes), strict=True):
-                grad[each.row].copy_(part.view_as(grad[each.row]))
+        values = [torch.cat([one[each.row].reshape(-1) for one in found]) for each in self.shared]
+        for exchange in exchanges:
+            exchange(values, found[0])
+        for each, vector in zip(self.shared, values, strict=True):
+            sizes = [one[each.row].numel() for one in found]
+            for one, part in zip(found, vector.split(sizes), strict=True):
+                one[each.row].copy_(part.view_as(one[each.row]))
 
     def _sum_parts(self, values: Sequence[torch.Tensor], like: torch.Tensor) -> None:
         """Sum this rank's part of each shared expert over the replicas, in place."""

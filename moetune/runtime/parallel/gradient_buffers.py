@@ -23,9 +23,6 @@ def gradient_buffers(parts: nn.ModuleList, ranks: ParallelGroups) -> list[Parame
     tokens.
     """
     layout = ranks.layout
-    for module in parts.modules():
-        if isinstance(module, AllToAllLayer):
-            module.experts.placement.check_once("Stages")
     experts = [
         parameter
         for module in parts.modules()

@@ -25,6 +25,8 @@ from moetune.domain.training_rules import micro_batch_rules
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.gate import Gate
+from moetune.runtime.moe.planned_layer import PlannedLayer
+from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.parallel.fully_sharded import (
     Hidden,
     ShardedParameters,
@@ -101,6 +103,7 @@ class Stages:
             parts = [Hidden(part) for part in parts]
         else:
             self._buffers = gradient_buffers(self.parts, ranks)
+        self._replicated = _replicated_layers(self.parts)
         share = 1 / (num_micro_batches * ranks.layout.dp * ranks.cp)
         stages = _pipeline_stages(parts, ranks, shapes, self._batch // num_micro_batches)
         self._is_first = any(stage.is_first for stage in stages)
@@ -121,7 +124,7 @@ class Stages:
         Raises:
             InputError: the optimizer does not.
         """
-        return BufferOptimizer(self._buffers, make)
+        return BufferOptimizer(self._buffers, make, self._gather_replicas)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
@@ -133,16 +136,17 @@ class Stages:
             The norm before, equal on all ranks.
         """
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.mesh.device_type)
+        others: dict[nn.Parameter, list[slice]] = {}
+        for sums, parameters in self._replicated:
+            others |= sums.others(parameters)
         for buffer in self._buffers:
-            for sums in buffer.sums:
-                square = torch.linalg.vector_norm(sums, dtype=torch.float64).square()
-                total += square / buffer.copies
+            total += buffer.square(others) / buffer.copies
         communicator_of(None).all_reduce(total, "the sum of the gradients' squares").wait()
         norm = total.sqrt()
         scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
         for buffer in self._buffers:
-            for sums in buffer.sums:
-                sums.mul_(scale)
+            for grads in buffer.sums:
+                grads.mul_(scale)
         return norm
 
     def backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -171,6 +175,8 @@ class Stages:
         for buffer in self._buffers:
             buffer.begin()
         losses = self._run(inputs, targets)
+        for sums, parameters in self._replicated:
+            sums.sum_parts([one.grad for one in parameters])
         for transfer in [buffer.reduce() for buffer in self._buffers]:
             transfer.wait()
         share = torch.zeros((), dtype=torch.float64, device=inputs.device)
@@ -197,6 +203,11 @@ class Stages:
             raise world.error("send_receive", name, (), error) from error
         return losses
 
+    @torch.no_grad()
+    def _gather_replicas(self) -> None:
+        for sums, parameters in self._replicated:
+            sums.gather_parts(parameters)
+
     def total_loss(self, share: torch.Tensor) -> torch.Tensor:
         """Return the mean loss over the global batch; all ranks call this together.
 
@@ -209,6 +220,20 @@ class Stages:
         total = share / self.ranks.layout.tp
         communicator_of(None).all_reduce(total, "the sum of the stages' losses").wait()
         return total
+
+
+def _replicated_layers(parts: nn.ModuleList) -> list[tuple[ReplicaSums, list[nn.Parameter]]]:
+    """Return the sums of hot experts, which are made once a step from now on, and their parameters.
+
+    Parameters without gradients do not change, and are not summed.
+    """
+    found = []
+    for layer in parts.modules():
+        if isinstance(layer, PlannedLayer) and layer.replica_sums is not None:
+            layer.sums_replicas = False
+            trained = [one for one in layer.experts.parameters() if one.requires_grad]
+            found.append((layer.replica_sums, trained))
+    return found
 
 
 def _pipeline_stages(

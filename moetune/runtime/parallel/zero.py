@@ -6,11 +6,11 @@ part of the parameters, and an all-gather returns the whole: as many bytes, and 
 optimizer's states (Rajbhandari et al., 2020, §5.1; Megatron-Core's distributed optimizer).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -26,6 +26,8 @@ _MASTER_BYTES = 4
 """Parameters of fewer bytes are updated in copies of float32."""
 _BY_ELEMENT = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _SUM = "the sum of the gradients"
+Ranges: TypeAlias = Mapping[nn.Parameter, Sequence[slice]]
+"""Of the values of parameters, flat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,27 @@ class ParameterBuffer:
             return [one.grad for one in self._parameters if one.grad is not None]
         return [self._total if self.is_sharded else self._grads]
 
+    def square(self, counted_elsewhere: Ranges) -> torch.Tensor:
+        """Return Σ g² of `sums` in float64, but for what other ranks count."""
+        total = torch.zeros((), dtype=torch.float64, device=self._grads.device)
+        for one in self.sums:
+            total += _square(one)
+        for one in self._parts_of(counted_elsewhere):
+            total -= _square(one)
+        return total
+
+    def _parts_of(self, ranges: Ranges) -> Iterator[torch.Tensor]:
+        """Yield ranges of the parameters' gradients, as far as this rank has their sums."""
+        first = self._mine.start if self.is_sharded else 0
+        for parameter, start in zip(self._parameters, self._starts, strict=False):
+            for one in ranges.get(parameter, ()):
+                if self._has_buffer:
+                    [sums] = self.sums
+                    ends = (max(0, start + at - first) for at in (one.start, one.stop))
+                    yield sums[slice(*ends)]
+                elif parameter.grad is not None:
+                    yield parameter.grad.reshape(-1)[one]
+
     def pieces(self) -> Iterator[ShardPiece]:
         """Yield what this rank's optimizer updates: parameters, or its parts of them."""
         if not self.is_sharded:
@@ -123,6 +146,11 @@ class ParameterBuffer:
             flat[start : start + parameter.numel()].view_as(parameter)
             for parameter, start in zip(self._parameters, self._starts, strict=False)
         ]
+
+
+def _square(values: torch.Tensor) -> torch.Tensor:
+    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
+    return norm.square()
 
 
 def _same(grad: torch.Tensor) -> torch.Tensor:
@@ -170,6 +198,9 @@ class BufferOptimizer:
 
     Parameters of two bytes are updated in copies of float32, which only this optimizer has.
 
+    Args:
+        behind: what follows each step.
+
     Attributes:
         inner: torch's optimizer, whose rates a scheduler may change.
 
@@ -177,8 +208,13 @@ class BufferOptimizer:
         InputError: the optimizer of shards is none that works by element.
     """
 
-    def __init__(self, buffers: Sequence[Sharded], make: MakeOptimizer) -> None:
-        self._buffers = buffers
+    def __init__(
+        self,
+        buffers: Sequence[Sharded],
+        make: MakeOptimizer,
+        behind: Callable[[], None] | None = None,
+    ) -> None:
+        self._buffers, self._behind = buffers, behind
         self._pieces = [piece for buffer in buffers for piece in buffer.pieces()]
         self._parts = [_part(piece.values) for piece in self._pieces]
         self.inner = make(self._parts)
@@ -202,6 +238,8 @@ class BufferOptimizer:
         for transfer in [buffer.gather() for buffer in self._buffers]:
             if transfer is not None:
                 transfer.wait()
+        if self._behind is not None:
+            self._behind()
 
 
 def _part(values: torch.Tensor) -> nn.Parameter:
