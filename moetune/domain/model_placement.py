@@ -1,8 +1,15 @@
 """Experts of a model's layers in the order of the ranks, each layer by its own loads, and why."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from moetune.domain.placement import EMPTY, check_all_placed, check_order, has_replicas
+from moetune.domain.document import UNLESS_DEFAULT
+from moetune.domain.placement import (
+    EMPTY,
+    ReplicaChoice,
+    check_all_placed,
+    check_order,
+    has_replicas,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +64,22 @@ class ModelPlacement:
         layers: of experts, in order, for the ranks of the plan's layout.
         natural_step_seconds: predicted step of the best layout in the natural order; None where
             none fits.
-        placed_step_seconds: of the best layout with placed experts; None where none was tried.
+        placed_step_seconds: of the best layout with placed experts, each in one place; None where
+            none was tried.
         why: the reason for the one or the other.
+        replicas: of hot experts; None where the plan has none.
     """
 
     layers: tuple[LayerPlacement, ...]
     natural_step_seconds: float | None
     placed_step_seconds: float | None
     why: str
+    replicas: ReplicaChoice | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether hot experts have places on several ranks."""
+        return self.replicas is not None
 
     @property
     def is_taken(self) -> bool:

@@ -259,6 +259,18 @@ class TrainingJob:
         mean = self.routing.skew(part.num_experts, part.mean_top_k, ep)
         return RankSkew(mean=mean, p99=mean)
 
+    def added_places(self, part: RoutedExperts, ep: int) -> int:
+        """Return the places of each rank beyond its equal part of a layer's experts."""
+        if isinstance(self.routing, RecordedLayers):
+            return self.routing.added_places(part.record, ep)
+        return 0
+
+    def summed_experts(self, part: RoutedExperts, ep: int) -> float:
+        """Return the experts of a layer that a rank sends to its replicas in a step."""
+        if isinstance(self.routing, RecordedLayers):
+            return self.routing.summed_experts(part.record, ep)
+        return 0.0
+
     def mean_skews(self, records: Sequence[int | None], ep: int) -> list[float]:
         """Return how full the fullest of ep ranks is on the mean, in each recorded layer."""
         routing = self.routing

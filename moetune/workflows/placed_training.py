@@ -15,9 +15,12 @@ from moetune.solve.joint.placement import (
     natural_words,
     placing,
     unplaceable,
+    with_replicas,
 )
+from moetune.solve.joint.replicated_layers import ReplicatedLayers
 from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.joint.ties import PricedLayout
+from moetune.solve.layer.placed import WORTH_PLACING
 from moetune.workflows.training_plan import TrainingRequest
 
 _FLAG = "--expert-placement"
@@ -46,7 +49,8 @@ class SolvedTraining:
         return layers.placements(self.best.layout.ep)
 
 
-Solve: TypeAlias = Callable[[TrainingRequest], SolvedTraining]
+Opened: TypeAlias = Callable[[TrainingRequest], tuple[FoldedSearch, BestLayouts]]
+"""Returns the search of a request, with nothing found yet."""
 
 
 def placed_request(request: TrainingRequest) -> TrainingRequest:
@@ -59,6 +63,15 @@ def placed_request(request: TrainingRequest) -> TrainingRequest:
     assert isinstance(routing, RecordedLayers)  # noqa: S101 - the caller has a record
     job = replace(request.job, routing=PlacedLayers.of(routing))
     return replace(request, job=job, target=placing(request.target))
+
+
+def replicated_request(request: TrainingRequest, once: PlacedLayers) -> TrainingRequest:
+    """Return the question for layouts with replicas of hot experts.
+
+    Args:
+        request: of `placed_request`, whose layers `once` are.
+    """
+    return replace(request, job=replace(request.job, routing=ReplicatedLayers.of(once)))
 
 
 def check_placement_rule(request: TrainingRequest) -> None:
@@ -79,19 +92,20 @@ def check_placement_rule(request: TrainingRequest) -> None:
 
 
 def solve_placed(
-    request: TrainingRequest, solve: Solve
+    request: TrainingRequest, opened: Opened
 ) -> tuple[SolvedTraining, ModelPlacement | None]:
     """Return the best layouts, with experts placed where that saves enough of the step.
 
-    Both are the best of their own search: what balances ranks may make more of them worth while.
-    Placed experts are whole, and not sharded by FSDP2. Without a record of each layer, or with the
-    natural order pinned, nothing is placed.
+    In the natural order, placed, and with replicas of hot experts, each is the best of its own
+    search: what balances ranks may make more of them worth while. Placed experts are whole, and not
+    sharded by FSDP2. Without a record of each layer, or with the natural order pinned, nothing is
+    placed.
 
     Raises:
         InputError: the pins break a rule.
         ProfileError: the profile lacks an operation.
     """
-    natural = solve(request)
+    natural = _best(request, opened)
     if not isinstance(request.job.routing, RecordedLayers):
         return natural, None
     asked = placed_request(request)
@@ -100,7 +114,22 @@ def solve_placed(
     fixed = _fixed(natural, layers)
     if fixed is not None:
         return natural, fixed
-    placed, own = solve(asked), natural.placements(layers)
+    found, choice = _placed_once(natural, _best(asked, opened), layers)
+    if request.pins.expert_placement == "once":
+        return found, choice
+    return _replicated(asked, layers, found, choice, opened) or (found, choice)
+
+
+def _best(request: TrainingRequest, opened: Opened) -> SolvedTraining:
+    search, layouts = opened(request)
+    return SolvedTraining(request=request, search=search, best=layouts.best(), layouts=layouts)
+
+
+def _placed_once(
+    natural: SolvedTraining, placed: SolvedTraining, layers: PlacedLayers
+) -> tuple[SolvedTraining, ModelPlacement]:
+    """Return the better of the natural order and a placement of each expert once."""
+    own = natural.placements(layers)
     if placed.seconds is None:
         return natural, kept(own, "no layout that places them fits", natural.seconds)
     choice = choice_of(
@@ -110,6 +139,31 @@ def solve_placed(
     if choice.is_taken:
         return placed, choice
     return natural, kept(own, choice.why, natural.seconds, placed.seconds)
+
+
+def _replicated(
+    asked: TrainingRequest,
+    layers: PlacedLayers,
+    once: SolvedTraining,
+    choice: ModelPlacement,
+    opened: Opened,
+) -> tuple[SolvedTraining, ModelPlacement] | None:
+    """Return the best layouts with replicas of hot experts; None where they save too little."""
+    if once.seconds is None:
+        return None
+    request = replicated_request(asked, layers)
+    search, layouts = opened(request)
+    best = layouts.best_below(once.seconds * (1 - WORTH_PLACING))
+    replicated = request.job.routing
+    assert isinstance(replicated, ReplicatedLayers)  # noqa: S101 - of `replicated_request`
+    if best is None or not any(one.has_replicas for one in replicated.placements(best.layout.ep)):
+        return None
+    found = SolvedTraining(request=request, search=search, best=best, layouts=layouts)
+    return found, with_replicas(
+        replicated.placements(best.layout.ep), choice, ep=best.layout.ep,
+        once_step_seconds=once.seconds, step_seconds=best.step.seconds,
+        sum_seconds=best.step.parts.get("replicas", 0.0),
+    )  # fmt: skip
 
 
 def _fixed(natural: SolvedTraining, layers: PlacedLayers) -> ModelPlacement | None:

@@ -7,8 +7,9 @@ from moetune.domain.profile import Profile
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
+from moetune.solve.joint.placed_layers import PlacedLayers
 from moetune.workflows.models import find_decoder_model
-from moetune.workflows.placed_training import placed_request
+from moetune.workflows.placed_training import placed_request, replicated_request
 from moetune.workflows.routing_files import read_routing
 from moetune.workflows.training_files import MAKE_ONE, folded_layout
 from moetune.workflows.training_plan import TrainingPlan, TrainingRequest
@@ -63,10 +64,22 @@ def read_planned_training(
     return PlannedTraining(
         plan=plan,
         request=request,
-        priced=placed_request(request) if plan.is_placed else request,
+        priced=_priced(plan, request),
         profile=profile,
         layouts=tuple(map(folded_layout, layouts)),
     )
+
+
+def _priced(plan: TrainingDocument, request: TrainingRequest) -> TrainingRequest:
+    """Return the request with experts as the plan places them."""
+    if plan.placement is None or not plan.is_placed:
+        return request
+    asked = placed_request(request)
+    if not plan.placement.has_replicas:
+        return asked
+    layers = asked.job.routing
+    assert isinstance(layers, PlacedLayers)  # noqa: S101 - of `placed_request`
+    return replicated_request(asked, layers)
 
 
 def _check_id(document: TrainingDocument, request: TrainingRequest) -> None:

@@ -29,7 +29,6 @@ from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.placed_training import (
-    SolvedTraining,
     check_placement_rule,
     solve_placed,
 )
@@ -111,8 +110,8 @@ def search_training(
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
     with sound_numbers(profile.name):
         costs = costs or costs_of(profile, allow_modelled=True)
-        solved = partial(_solved, profile=profile, costs=costs, limit_bytes=limit)
-        one, placement = solve_placed(request, solved)
+        opened = partial(_opened, profile=profile, costs=costs, limit_bytes=limit)
+        one, placement = solve_placed(request, opened)
         found = one.layouts.ranked()
         plan = TrainingPlan(
             request=request, profile=profile.name, profile_fingerprint=profile.digest,
@@ -130,13 +129,12 @@ def search_training(
     return plan, one.search
 
 
-def _solved(
+def _opened(
     request: TrainingRequest, *, profile: Profile, costs: Costs, limit_bytes: float
-) -> SolvedTraining:
+) -> tuple[FoldedSearch, BestLayouts]:
     prices = step_prices(request.job, request.target, profile, costs)
     search = search_of(request, prices, profile, limit_bytes=limit_bytes)
-    layouts = BestLayouts(search, _of_layouts(request.pins))
-    return SolvedTraining(request=request, search=search, best=layouts.best(), layouts=layouts)
+    return search, BestLayouts(search, _of_layouts(request.pins))
 
 
 def _of_layouts(pins: LayoutRequest) -> LayoutRequest:

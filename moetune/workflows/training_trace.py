@@ -61,9 +61,11 @@ def _rest(step: DrawnStep, parts: Mapping[str, float]) -> Iterator[TraceSpan]:
     """Yield what comes behind the last pass of all ranks."""
     at = max(one.end_seconds for one in step.passes)
     behind: tuple[tuple[str, ResourceClass, str], ...] = (
-        ("gradients", "comm", LINK), ("optimizer", "comp", COMPUTE),
+        ("gradients", "comm", LINK), ("optimizer", "comp", COMPUTE), ("replicas", "comm", LINK),
     )  # fmt: skip
     for name, resource, track in behind:
+        if name not in parts:
+            continue  # without replicas of hot experts
         end = at + parts[name]
         yield TraceSpan(name, resource, track, at, end, {})
         at = end

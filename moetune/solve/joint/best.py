@@ -52,6 +52,18 @@ class BestLayouts:
         self._run(lambda: self._leaders.tie_limit)
         return self._told()[0]
 
+    def best_below(self, seconds: float) -> PricedLayout | None:
+        """Return the best one if it is faster than this; None where none is that fits.
+
+        Raises:
+            InputError: as of `best`.
+        """
+        self._run(lambda: min(self._leaders.tie_limit, seconds))
+        if not self._leaders.found:
+            return None
+        best = self._told()[0]
+        return best if best.step.seconds < seconds else None
+
     def ranked(self) -> list[PricedLayout]:
         """Return the best one and the best of other sizes; where none fits, the smallest.
 

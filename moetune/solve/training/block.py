@@ -6,7 +6,7 @@ its weights; communication is apart, because it can be hidden.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.arrays import array_of
@@ -274,8 +274,14 @@ class BlockPrices:
             return array_of(self.job.mean_skews(self.records, self.layout.ep))
         return self.job.skew(part, self.layout.ep).mean
 
+    def _places(self, part: RoutedExperts) -> int:
+        """Return the experts of a rank, replicas among them; of layers priced at once the same."""
+        ep = self.layout.ep
+        one = replace(part, record=self.records[0]) if self.records else part
+        return part.num_experts // ep + self.job.added_places(one, ep)
+
     def _experts(self, part: RoutedExperts, rows: float) -> Passes:
-        layout, experts = self.layout, part.num_experts // self.layout.ep
+        layout, experts = self.layout, self._places(part)
         width = max(1, part.d_hidden // layout.etp)
         each, up = rows / experts, width * (part.num_gemms - 1)
         return self._gemm(each, part.d_expert, up, num_experts=experts) + self._gemm(

@@ -271,7 +271,9 @@ class MemoryModel:
         key = layout.tp, layout.ep * layout.etp, rank
         found = self._parameters.get(key)
         if found is None:
-            found = self._parameters[key] = rank_parameters(self.job.decoder, layout, rank)
+            found = self._parameters[key] = rank_parameters(
+                self.job.decoder, layout, rank, self.job.added_places
+            )
         return found
 
     def kept(self, layout: FoldedLayout) -> float:

@@ -1,6 +1,8 @@
 """Parameters of a pipeline rank on one device."""
 
+from collections.abc import Callable
 from functools import cache
+from typing import TypeAlias
 
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.attention import LatentAttention
@@ -8,16 +10,28 @@ from moetune.domain.experts import RoutedExperts
 from moetune.domain.training import FoldedLayout
 from moetune.solve.training.stages import StageBlocks
 
+AddedPlaces: TypeAlias = Callable[[RoutedExperts, int], int]
+"""Places of each of so many ranks beyond its equal part of a layer's experts."""
+
+
+def no_places(part: RoutedExperts, ep: int) -> int:  # noqa: ARG001 - as of `TrainingJob`
+    """Return 0: no expert has replicas."""
+    return 0
+
 
 def rank_parameters(
-    decoder: Decoder, layout: FoldedLayout, rank: StageBlocks
+    decoder: Decoder, layout: FoldedLayout, rank: StageBlocks, added: AddedPlaces = no_places
 ) -> tuple[float, float]:
-    """Return a pipeline rank's parameters on one device: all but the experts, and the experts."""
+    """Return a pipeline rank's parameters on one device: all but the experts, and the experts.
+
+    Args:
+        added: `TrainingJob.added_places`.
+    """
     table = decoder.vocab_size * decoder.d_model / layout.tp
     tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
     dense, experts = table * tables, 0.0
     for count, kind in zip(rank.counts, decoder.kinds, strict=True):
-        own, shared = block_parameters(kind, layout)
+        own, shared = block_parameters(kind, layout, added)
         dense, experts = dense + count * own, experts + count * shared
     for one in decoder.predictions if rank.has_predictions else ():
         dense += one.projection / layout.tp
@@ -30,7 +44,8 @@ def rank_parameters(
 def largest_sharded_block(decoder: Decoder, layout: FoldedLayout, rank: StageBlocks) -> float:
     """Return the parameters on one device of the pipeline rank's block that has most to shard.
 
-    Replicas of one shard nothing, so that experts without replicas do not count.
+    Replicas of one shard nothing, so that experts without replicas do not count. Hot experts of
+    which a layer has several are never sharded.
     """
     shards_dense, shards_experts = layout.dp * layout.cp > 1, layout.edp > 1
     own = [kind for count, kind in zip(rank.counts, decoder.kinds, strict=True) if count]
@@ -56,7 +71,16 @@ def _amounts(block: Block) -> tuple[float, float, float]:
     return whole, amounts.attention - latent + amounts.dense + amounts.shared, experts
 
 
-def block_parameters(block: Block, layout: FoldedLayout) -> tuple[float, float]:
-    """Return a block's parameters on one device: all but the experts, and the experts."""
+def block_parameters(
+    block: Block, layout: FoldedLayout, added: AddedPlaces = no_places
+) -> tuple[float, float]:
+    """Return a block's parameters on one device: all but the experts, and the experts.
+
+    Args:
+        added: as of `rank_parameters`.
+    """
     whole, shared, experts = _amounts(block)
-    return whole + shared / layout.tp, experts / (layout.ep * layout.etp)
+    mine, routed = experts / (layout.ep * layout.etp), block.routed
+    if routed is not None and (more := added(routed, layout.ep)):
+        mine += more * routed.expert_parameters / layout.etp
+    return whole + shared / layout.tp, mine

@@ -70,6 +70,27 @@ class UpdatePrices:
         behind = max(0.0, reduced - backward)
         return ahead + behind * (num if layout.zero == _SHARDS_GRADIENTS else 1)
 
+    def replica_seconds(self, layout: FoldedLayout) -> float:
+        """Return what replicas of hot experts take in a step, hidden by nothing.
+
+        Two all-to-alls of each layer: parts of the gradients to the replicas that sum them, and of
+        the values behind the optimizer. Of the pipeline rank that takes longest.
+        """
+        job, span = self.job, self.device.span(layout.ep, layout.etp)
+        each = [0.0] * len(job.decoder.kinds)
+        for number, kind in enumerate(job.decoder.kinds):
+            if kind.routed is not None and (sent := job.summed_experts(kind.routed, layout.ep)):
+                num_bytes = sent / 2 * kind.routed.expert_parameters * ELEMENT
+                num_bytes *= span.size / (span.size - 1)  # of which each rank keeps one part
+                each[number] = 2 * self.device.collective("all_to_all", span, num_bytes)
+        if not any(each):
+            return 0.0
+        ranks = self.stages.ranks(layout)
+        return max(
+            sum(count * seconds for count, seconds in zip(one.counts, each, strict=True))
+            for one in ranks
+        )
+
     def optimizer_seconds(self, layout: FoldedLayout, on_host: float) -> float:
         """Return the optimizer's seconds with a share of it on the host."""
         dense, experts = self._most_parameters(layout)
@@ -93,6 +114,9 @@ class UpdatePrices:
         found = self._parameters.get(key)
         if found is None:
             decoder = self.job.decoder
-            every = (rank_parameters(decoder, layout, one) for one in self.stages.ranks(layout))
+            added = self.job.added_places
+            every = (
+                rank_parameters(decoder, layout, one, added) for one in self.stages.ranks(layout)
+            )
             found = self._parameters[key] = max(every, key=sum)
         return found

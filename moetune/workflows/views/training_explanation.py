@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from moetune.domain.document import encode
+from moetune.domain.model_placement import LayerPlacement, ModelPlacement
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.report.section import Cell, Section, Table, percent, plural, seconds_span
 from moetune.solve.joint.ties import NOISE
@@ -21,7 +22,7 @@ from moetune.workflows.views.words import (
 )
 
 SCHEMA = "moetune.training-explanation/1"
-_COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients"})
+_COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients", "replicas"})
 _WAITING = frozenset({"launches", "bubble and sends"})
 _TIES = f"Of steps within {percent(NOISE, digits=0)} of each other the simpler layout is taken."
 _NAMED = 3
@@ -149,6 +150,9 @@ def _placement(plan: TrainingDocument) -> Iterator[Section]:
     """Yield how full the fullest rank of each layer is."""
     if plan.placement is None:
         return
+    header: tuple[str, ...] = ("layer of experts", "own order", "placed", "at least")
+    if plan.placement.has_replicas:
+        header = (*header, "replicas")
     yield Section(
         name="placement",
         title="Rows of the fullest rank over the mean",
@@ -156,20 +160,25 @@ def _placement(plan: TrainingDocument) -> Iterator[Section]:
         tables=(
             Table(
                 name="placement",
-                header=("layer of experts", "own order", "placed", "at least"),
+                header=header,
                 rows=tuple(
-                    (
-                        Cell(text=str(number), value=number),
-                        *(
-                            Cell(text=f"{skew:.3f}", value=skew)
-                            for skew in (one.natural_skew, one.placed_skew, one.least_skew)
-                        ),
-                    )
+                    _placed_row(number, one, plan.placement)
                     for number, one in enumerate(plan.placement.layers, start=1)
                 ),
             ),
         ),
     )
+
+
+def _placed_row(number: int, layer: LayerPlacement, placement: ModelPlacement) -> tuple[Cell, ...]:
+    skews = layer.natural_skew, layer.placed_skew, layer.least_skew
+    row = (
+        Cell(text=str(number), value=number),
+        *(Cell(text=f"{skew:.3f}", value=skew) for skew in skews),
+    )
+    if not placement.has_replicas:
+        return row
+    return *row, Cell(text=str(layer.num_replicas or ""), value=layer.num_replicas)
 
 
 def _saved(best: TrainingAnswer) -> Iterator[str]:
