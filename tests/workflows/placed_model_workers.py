@@ -162,6 +162,14 @@ def replicated_models_train_as_one_process_does(layouts: Sequence[dict[str, Any]
             assert torch.equal(mine, its) or mine.dim() == 3  # empty places have any values
 
 
+def optimizers_that_mix_elements_are_refused_with_replicas() -> None:
+    layout = {"dp": 2, "ep": 2, "zero": 0}
+    trained = parallel(layout, REPLICATED[2])
+    with pytest.raises(InputError, match="Adagrad with replicas of hot experts"):
+        trained.optimizer(torch.optim.Adagrad)
+    parallel(layout).optimizer(torch.optim.Adagrad)
+
+
 def records_are_of_the_whole_model(layouts: Sequence[dict[str, Any]]) -> None:
     """Every layer's rows by the experts' own numbers, whatever the stages and placements."""
     tokens, wanted = own.batch_of(0)
@@ -171,7 +179,8 @@ def records_are_of_the_whole_model(layouts: Sequence[dict[str, Any]]) -> None:
     assert [one.num_experts for one in expected.layers] == [own.EXPERTS] * 2
     assert all(sum(one.loads) == tokens.numel() * 2 for one in expected.layers)
     for layout in layouts:
-        for trained in (parallel(layout), _natural(layout)):
+        replicated = [parallel(layout, REPLICATED[2])] if "ep" in layout else []
+        for trained in (parallel(layout), _natural(layout), *replicated):
             with pytest.raises(InputError, match="no step was recorded"):
                 moetune.routing_record(trained)
             trained.backward(trained.own_part(tokens), trained.own_part(wanted))

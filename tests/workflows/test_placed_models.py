@@ -50,6 +50,12 @@ def test_models_with_replicas_train_as_one_process_does(
 
 
 @pytest.mark.dist
+def test_optimizers_that_mix_elements_are_refused_with_replicas() -> None:
+    worker = placed.optimizers_that_mix_elements_are_refused_with_replicas
+    assert run_ranks(worker, 2) == ["", ""]
+
+
+@pytest.mark.dist
 def test_gradients_are_those_of_the_natural_order() -> None:
     assert run_ranks(placed.gradients_are_those_of_the_natural_order, 2) == ["", ""]
 

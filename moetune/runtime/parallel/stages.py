@@ -119,12 +119,14 @@ class Stages:
         Args:
             make: makes torch's optimizer of a list of parameters, such as
                 `lambda parts: torch.optim.AdamW(parts, lr=1e-3)`. With ZeRO they are this
-                rank's parts of the parameters, and the optimizer works by element.
+                rank's parts of the parameters, and the optimizer works by element, as with
+                replicas of hot experts, of which each rank updates a part.
 
         Raises:
             InputError: the optimizer does not.
         """
-        return BufferOptimizer(self._buffers, make, self._gather_replicas)
+        behind = self._gather_replicas if self._replicated else None
+        return BufferOptimizer(self._buffers, make, behind)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:

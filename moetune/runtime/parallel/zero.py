@@ -199,7 +199,7 @@ class BufferOptimizer:
     Parameters of two bytes are updated in copies of float32, which only this optimizer has.
 
     Args:
-        behind: what follows each step.
+        behind: what gathers replicas of hot experts after each step; None without any.
 
     Attributes:
         inner: torch's optimizer, whose rates a scheduler may change.
@@ -218,11 +218,18 @@ class BufferOptimizer:
         self._pieces = [piece for buffer in buffers for piece in buffer.pieces()]
         self._parts = [_part(piece.values) for piece in self._pieces]
         self.inner = make(self._parts)
-        if any(buffer.is_sharded for buffer in buffers) and not isinstance(self.inner, _BY_ELEMENT):
-            known = ", ".join(kind.__name__ for kind in _BY_ELEMENT)
+        if isinstance(self.inner, _BY_ELEMENT):
+            return
+        known, name = ", ".join(kind.__name__ for kind in _BY_ELEMENT), type(self.inner).__name__
+        if any(buffer.is_sharded for buffer in buffers):
             raise InputError(
-                f"{type(self.inner).__name__} with a ZeRO stage, which cuts parameters anywhere",
+                f"{name} with a ZeRO stage, which cuts parameters anywhere",
                 f"use one of {known}, or zero 0",
+            )
+        if behind is not None:
+            raise InputError(
+                f"{name} with replicas of hot experts, of which each rank updates a part",
+                f"use one of {known}, or plan with --expert-placement once",
             )
 
     @torch.no_grad()
