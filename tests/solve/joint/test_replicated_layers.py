@@ -12,6 +12,7 @@ from moetune.domain.model_placement import LayerPlacement
 from moetune.domain.placement import EMPTY, busiest_sum, check_places, replicas_of
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.training import Degrees, FoldedLayout, LayoutRequest
+from moetune.solve.joint import replicated_layers
 from moetune.solve.joint.best import BestLayouts, best_layouts
 from moetune.solve.joint.placed_layers import PlacedLayers
 from moetune.solve.joint.placement import choice_of, with_replicas
@@ -158,6 +159,19 @@ def test_no_layout_with_replicas_is_faster(pins: LayoutRequest) -> None:
     below = BestLayouts(apart_search(job), pins)
     assert below.best_below(limit * 1.001) == found[0]
     assert below.ranked() == found
+
+
+def test_nothing_is_below_what_no_layout_reaches() -> None:
+    job = job_of(replicated(recorded(*STEEP, top_k=TOP_K)), ranks=16, batch=16)
+    layouts = BestLayouts(apart_search(job), LayoutRequest(tp=1, ep=16, micro_batch=1))
+    assert layouts.best_below(1e-9) is None
+    assert layouts.best().step.seconds > 1e-9
+
+
+def test_replicas_that_cannot_be_kept_apart_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicated_layers, "group_replicas", lambda *_, **__: None)
+    layers = replicated(recorded(*STEEP, top_k=TOP_K))
+    assert layers.placements(32) == layers.once.placements(32)
 
 
 def test_a_choice_of_replicas_says_what_they_save() -> None:
