@@ -136,6 +136,18 @@ def test_a_plan_with_replicas_that_is_read_back_has_the_same_numbers(
     other = cli("explain", "plan.json", "--layout", "ep=8", "--json").document
     assert other["chosen"]["step_seconds"] == step
     words = " ".join(cli("explain", "plan.json").out.split())
+    cli(
+        *OLMOE,
+        *SPREAD_WIDE,
+        "--routing",
+        routing,
+        "--expert-placement",
+        "once",
+        "--output",
+        "1.json",
+    )
+    changed = " ".join(cli("plans", "diff", "1.json", "plan.json").out.split())
+    assert "replicas of hot ones instead of placed by their loads." in changed
     assert f"with {plan['placement']['replicas']['num_replicas']} replicas of hot ones" in words
     assert "layer of experts own order placed at least replicas" in words
 

@@ -138,8 +138,16 @@ def compare_training(
         yield f"Its step takes {percent(ratio - 1, sign=True)} as against {names[0]}."
     if first.best.words != second.best.words:
         yield f"It takes {second.best.words} instead of {first.best.words}."
-    if first.is_placed != second.is_placed:
-        where = ["in their order", "placed by their loads"]
-        yield f"Its experts are {where[second.is_placed]} instead of {where[first.is_placed]}."
+    before, after = map(_where, (first, second))
+    if before != after:
+        yield f"Its experts are {after} instead of {before}."
     was, now = first.best.memory.peak_bytes, second.best.memory.peak_bytes
     yield f"A device's memory peaks at {format_bytes(now)} instead of {format_bytes(was)}."
+
+
+def _where(plan: TrainingDocument) -> str:
+    """Return where a plan's experts are."""
+    if plan.placement is None or not plan.is_placed:
+        return "in their order"
+    replicas = plan.placement.replicas
+    return "placed by their loads" + (f", with {replicas.words}" if replicas else "")
