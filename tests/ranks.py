@@ -25,6 +25,8 @@ TIMEOUT_SECONDS = 120
 PULSE_SECONDS = 0.5
 MANY_SECONDS = 10
 """Pauses that a report tells."""
+_MET = ".met"
+"""Behind a rank's number: the file that tells that it has met the others."""
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED_ONCE = (
     "tests.ranks",
@@ -44,8 +46,22 @@ def run_ranks(
 ) -> list[str]:
     """Run `worker(*args)` on every rank and return each rank's traceback, empty when it passed.
 
-    The worker must be importable, because another process calls it.
+    Ranks that do not all meet are started once more: on a busy machine gloo's connections of all
+    with all fail now and then, before any code of ours.
+
+    Args:
+        worker: importable, because another process calls it.
     """
+    reports, have_met = _run_once(worker, num_ranks, args, timeout_seconds)
+    if not have_met:
+        reports, _ = _run_once(worker, num_ranks, args, timeout_seconds)
+    return reports
+
+
+def _run_once(
+    worker: Callable[..., None], num_ranks: int, args: tuple[object, ...], timeout_seconds: int
+) -> tuple[list[str], bool]:
+    """Return each rank's report, and whether the worker has begun on all."""
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ)
         processes = [
@@ -65,7 +81,8 @@ def run_ranks(
                 if process.is_alive():
                     process.kill()
                     process.join()
-        return [_report(Path(folder) / str(rank)) for rank in range(num_ranks)]
+        have_met = all((Path(folder) / f"{rank}{_MET}").exists() for rank in range(num_ranks))
+        return [_report(Path(folder) / str(rank)) for rank in range(num_ranks)], have_met
 
 
 @functools.cache
@@ -127,6 +144,7 @@ def _rank(
             world_size=num_ranks,
             timeout=dt.timedelta(seconds=timeout_seconds / 3),
         )
+        (Path(folder) / f"{rank}{_MET}").touch()
         worker(*args)
     except BaseException:  # noqa: BLE001 - everything a rank raises belongs into its report
         report = traceback.format_exc()
