@@ -29,6 +29,7 @@ from benchmarks.netlab.__main__ import describe_machine
 from benchmarks.netlab.cell import Step
 from benchmarks.netlab.lab import Lab, check_supported
 from benchmarks.netlab.ranks import time_steps, work_and_rounds
+from moetune.domain.errors import MoetuneError
 from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
 from moetune.domain.routing import ExpertLoads
 from moetune.domain.training import FoldedLayout
@@ -46,7 +47,6 @@ _VOCABULARY, _WIDTH, _HIDDEN, _EXPERTS, _BLOCKS = 512, 256, 2048, 8, 4
 _SEQUENCES, _LENGTH, _MICRO_BATCHES = 4, 512, 4
 _WAYS = ("in their order", "placed once", "with replicas")
 _PULL = 1.0
-"""Mean of the first expert's logit; those of the others spread by 0.45 around 0."""
 _SAME = 1e-4
 """Difference of losses of a first step, in float32."""
 
@@ -54,7 +54,7 @@ _SAME = 1e-4
 class Block(nn.Module):
     """A mixer and experts, of which most tokens choose the first one."""
 
-    def __init__(self) -> None:
+    def __init__(self, pull: float) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(_WIDTH), nn.LayerNorm(_WIDTH)
         self.mix = nn.Linear(_WIDTH, _WIDTH)
@@ -63,7 +63,7 @@ class Block(nn.Module):
         )
         nn.init.ones_(self.norm2.bias)
         nn.init.normal_(self.moe.gate.weight, std=0.02)
-        nn.init.constant_(self.moe.gate.weight[0], _PULL / _WIDTH)
+        nn.init.constant_(self.moe.gate.weight[0], pull / _WIDTH)
 
     def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D)."""
@@ -75,10 +75,10 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Next-token model."""
 
-    def __init__(self) -> None:
+    def __init__(self, pull: float) -> None:
         super().__init__()
         self.tokens = nn.Embedding(_VOCABULARY, _WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(_BLOCKS))
+        self.blocks = nn.ModuleList(Block(pull) for _ in range(_BLOCKS))
         self.head = nn.Linear(_WIDTH, _VOCABULARY)
 
     def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
@@ -92,9 +92,9 @@ class Decoder(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What the ranks do; nothing varies but the link."""
+    """The mean of the first expert's logit; those of the others spread by 0.45 around 0."""
 
-    num_ranks: int = 2
+    pull: float
 
 
 def main() -> int:
@@ -120,7 +120,7 @@ def main() -> int:
 def _measure(rate_mbit: float, rounds: int) -> dict[str, list[float]]:
     command = [
         *(sys.executable, "-m", "benchmarks.hot_models"),
-        *("--work", json.dumps(asdict(Work())), "--rounds", str(rounds)),
+        *("--work", json.dumps(asdict(Work(pull=_PULL))), "--rounds", str(rounds)),
     ]
     with Lab(num_ranks=2, rate_mbit=rate_mbit) as lab:
         outputs = lab.run(command, timeout_seconds=900.0, echo=sys.stderr)
@@ -129,15 +129,15 @@ def _measure(rate_mbit: float, rounds: int) -> dict[str, list[float]]:
 
 
 def _rank() -> NoReturn:
-    _, rounds = work_and_rounds(Work, __doc__)
+    work, rounds = work_and_rounds(Work, __doc__)
     dist.init_process_group("gloo", timeout=timedelta(minutes=3))
-    natural = _trained(())
+    natural = _trained(work, ())
     losses = [float(_step(natural)())]
     layers = _recorded(natural)
-    replicated = ReplicatedLayers.of(PlacedLayers.of(layers))
+    replicated = ReplicatedLayers.of_placed(PlacedLayers.of(layers))
     every = {"in their order": natural}
     for way, found in (("placed once", replicated.once), ("with replicas", replicated)):
-        every[way] = _trained([one.experts for one in found.placements(2)])
+        every[way] = _trained(work, [one.experts for one in found.placements(2)])
         losses.append(float(_step(every[way])()))
     assert max(losses) - min(losses) < _SAME, losses  # noqa: S101 - the same numbers
     steps = {way: _step(one) for way, one in every.items()}
@@ -154,9 +154,9 @@ def _rank() -> NoReturn:
     leave(0)
 
 
-def _trained(placements: Sequence[Sequence[int]]) -> ParallelModel:
+def _trained(work: Work, placements: Sequence[Sequence[int]]) -> ParallelModel:
     torch.manual_seed(0)
-    model = Decoder()
+    model = Decoder(work.pull)
     layout = FoldedLayout(dp=2, ep=2, micro_batch=_SEQUENCES // _MICRO_BATCHES, zero=1)
     return parallel_model(
         model, join(layout, device_type="cpu"), loss_of=_loss_of, num_sequences=_SEQUENCES,
@@ -227,4 +227,7 @@ def _rows(rate: float, found: Mapping[str, list[float]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except MoetuneError as error:
+        sys.exit(f"error: {error}")

@@ -79,7 +79,7 @@ class ModelPlacement:
     @property
     def has_replicas(self) -> bool:
         """Whether hot experts have places on several ranks."""
-        return self.replicas is not None
+        return self.replicas is not None and self.replicas.is_taken
 
     @property
     def is_taken(self) -> bool:

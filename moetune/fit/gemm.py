@@ -165,11 +165,10 @@ class Surface:
         blends = []
         for first in range(0, len(left_out), _AT_ONCE):
             some = slice(first, first + _AT_ONCE)
-            blends += self._blended([shape for _, (shape, _) in left_out[some]], uses[some])[
-                0
-            ].tolist()
-        for (_, (_, series)), seconds in zip(left_out, blends, strict=True):
-            blend = dict(zip(rows, never_falling(seconds)[0], strict=True))
+            seconds, _ = self._blended([shape for _, (shape, _) in left_out[some]], uses[some])
+            blends += seconds.tolist()
+        for (_, (_, series)), times in zip(left_out, blends, strict=True):
+            blend = dict(zip(rows, never_falling(times)[0], strict=True))
             errors += [
                 abs(blend[size] / measured - 1)
                 for size, measured in zip(series.sizes, series.medians, strict=True)

@@ -71,7 +71,7 @@ def replicated_request(request: TrainingRequest, once: PlacedLayers) -> Training
     Args:
         request: of `placed_request`, whose layers `once` are.
     """
-    return replace(request, job=replace(request.job, routing=ReplicatedLayers.of(once)))
+    return replace(request, job=replace(request.job, routing=ReplicatedLayers.of_placed(once)))
 
 
 def check_placement_rule(request: TrainingRequest) -> None:

@@ -1,11 +1,10 @@
 """Recorded layers of a model with replicas of hot experts, where placing each once is uneven."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from moetune.domain.model_placement import LayerPlacement
 from moetune.domain.placement import EMPTY, busiest_sum
-from moetune.domain.recorded_layers import RecordedLayers
 from moetune.solve.joint.placed_layers import PlacedLayers
 from moetune.solve.layer.expert_groups import group_replicas
 from moetune.solve.layer.replica_search import EVEN
@@ -19,7 +18,7 @@ _LESS = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicatedLayers(RecordedLayers):
+class ReplicatedLayers(PlacedLayers):
     """Layers whose experts are placed by their loads, hot ones on several ranks.
 
     Not safe for several threads.
@@ -29,18 +28,11 @@ class ReplicatedLayers(RecordedLayers):
     """
 
     once: PlacedLayers
-    _placements: dict[tuple[int, int], LayerPlacement] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     @classmethod
-    def of(cls, once: PlacedLayers) -> "ReplicatedLayers":
+    def of_placed(cls, once: PlacedLayers) -> "ReplicatedLayers":
         """Return the layers with replicas."""
         return cls(name=once.name, layers=once.layers, once=once)
-
-    def fullest(self, layer: int, ep: int) -> float:
-        """Return the fullest rank's rows of a layer over the mean."""
-        return self.placement(layer, ep).skew
 
     def fullest_at_least(self, layer: int, ep: int) -> float:  # noqa: ARG002 - of all layers
         """Return the mean: replicas may make ranks even."""
@@ -59,17 +51,6 @@ class ReplicatedLayers(RecordedLayers):
             return 0.0
         found = self.placement(layer, ep)
         return busiest_sum(found.experts, ep) if found.has_replicas else 0.0
-
-    def placements(self, ep: int) -> tuple[LayerPlacement, ...]:
-        """Return the placement of every layer on ep ranks."""
-        return tuple(self.placement(layer, ep) for layer in range(len(self.layers)))
-
-    def placement(self, layer: int, ep: int) -> LayerPlacement:
-        """Return the placement of a layer on ep ranks."""
-        found = self._placements.get((layer, ep))
-        if found is None:
-            found = self._placements[layer, ep] = self._place(layer, ep)
-        return found
 
     def _place(self, layer: int, ep: int) -> LayerPlacement:
         best, one = self.once.placement(layer, ep), self.layers[layer]

@@ -36,7 +36,7 @@ STEEP = tuple(uneven(10 + seed, 1.6) for seed in range(4))
 
 
 def replicated(plain: RecordedLayers) -> ReplicatedLayers:
-    return ReplicatedLayers.of(PlacedLayers.of(plain))
+    return ReplicatedLayers.of_placed(PlacedLayers.of(plain))
 
 
 def fullest_of(experts: tuple[int, ...], shares: list[float], ranks: int) -> float:
