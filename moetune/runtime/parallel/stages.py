@@ -207,6 +207,7 @@ class Stages:
 
     @torch.no_grad()
     def _gather_replicas(self) -> None:
+        # Values, not sums: a sum over the other groups may round in another way for each replica.
         for sums, parameters in self._replicated:
             sums.gather_parts(parameters)
 
