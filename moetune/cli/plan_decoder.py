@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moetune.cli.session import Session
+from moetune.cli.trials import TrialsProgress
 
 if TYPE_CHECKING:
     from moetune.workflows.plan_flags import PlanFlags
@@ -24,7 +25,10 @@ def print_decoder(
     from moetune.workflows.views.training import training_sections
 
     screen = session.screen
-    plan = plan_decoder(flags, session.settings, profile=profile, save=save)
+    with TrialsProgress(screen, flags.search_trials or 0) as progress:
+        plan = plan_decoder(
+            flags, session.settings, profile=profile, save=save, goes_on=progress.goes_on
+        )
     if output is not None:
         write_text(output, plan.text)
     if as_json:

@@ -39,6 +39,7 @@ class TrainingInputs:
         global_batch: sequences of a step, of `seq` tokens each.
         target: name of the runtime.
         memory_limit_bytes: usable memory of a device.
+        search_trials: layouts that were tried beyond branch and bound.
     """
 
     model: str
@@ -53,6 +54,7 @@ class TrainingInputs:
     profile_fingerprint: str = ""
     optimizer: OptimizerName = "adam"
     routing: str = "balanced"
+    search_trials: int = field(default=0, metadata=UNLESS_DEFAULT)
 
     @property
     def tokens_per_rank(self) -> int:
@@ -176,6 +178,8 @@ class TrainingDocument:
         profile_quality: None where the profile says nothing of its errors, and in older plans.
         front: the fastest layout for each memory, least first; empty where not asked for.
         placement: of experts, by a record of the layers' routing; None without one.
+        bounded_step_seconds: of the best layout of branch and bound, where others were tried
+            beyond it; None where they were not, or it does not fit.
 
     Raises:
         InputError: the id is no digest.
@@ -195,6 +199,7 @@ class TrainingDocument:
     alternatives: tuple[TrainingAnswer, ...] = ()
     front: tuple[TrainingAnswer, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     placement: ModelPlacement | None = field(default=None, metadata=UNLESS_DEFAULT)
+    bounded_step_seconds: float | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):

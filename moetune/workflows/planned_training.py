@@ -58,6 +58,7 @@ def read_planned_training(
         pins=inputs.pins,
         target=find_target(inputs.target),
         memory_limit_bytes=inputs.memory_limit_bytes,
+        search_trials=inputs.search_trials,
     )  # fmt: skip
     _check_id(plan, request)
     layouts = (one.layout for one in (plan.best, *plan.alternatives))

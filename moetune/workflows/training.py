@@ -1,8 +1,10 @@
 """The fastest layout to train a decoder in: its job, the search, and why nothing fits."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from typing import TYPE_CHECKING
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.costs import Costs
@@ -25,6 +27,7 @@ from moetune.fit.dispatchers import SmTimes
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.front import memory_front
 from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.ties import PricedLayout
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
@@ -35,7 +38,10 @@ from moetune.workflows.placed_training import (
 from moetune.workflows.plan import host_memory_bytes, sound_numbers
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.training_plan import TrainingPlan, TrainingRequest, layout_words
-from moetune.workflows.training_prices import stand_ins_of, step_prices
+from moetune.workflows.training_prices import StandIns, stand_ins_of, step_prices
+
+if TYPE_CHECKING:
+    from moetune.workflows.wider_layouts import GoesOn
 
 
 def memory_model(job: TrainingJob, target: Target, stages: DecoderStages) -> MemoryModel:
@@ -78,41 +84,68 @@ def plan_training(
     costs: Costs | None = None,
     *,
     with_front: bool = False,
+    goes_on: "GoesOn" = lambda _: True,
 ) -> TrainingPlan:
     """Return the fastest layout that the rules, the pins and the memory allow.
 
     Args:
         costs: the profile's, where they are known already.
         with_front: find the fastest layout for every other memory, too.
+        goes_on: whether the search beyond branch and bound does, where the request asks for one.
 
     Raises:
         InputError: the pins break a rule, or the profile's dtype is not there.
         LayoutTooLargeError: nothing fits; the smallest layout is priced all the same.
         ProfileError: the profile lacks an operation, or times of so many multiprocessors.
     """
-    plan, search = search_training(request, profile, costs)
-    if not with_front:
-        return plan
+    solved = _solved(request, profile, costs)
+    plan, pins = solved.plan, _of_layouts(request.pins)
     with sound_numbers(profile.name):
-        return replace(plan, front=memory_front(search, _of_layouts(request.pins)))
+        if with_front and (plan.fits or request.search_trials):
+            plan = replace(plan, front=memory_front(solved.search, pins))
+        if request.search_trials:
+            plan = _widened(replace(solved, plan=plan), pins, goes_on)
+    if not plan.fits:
+        raise _too_large(plan)
+    return plan
 
 
 def search_training(
     request: TrainingRequest, profile: Profile, costs: Costs | None = None
 ) -> tuple[TrainingPlan, FoldedSearch]:
-    """Return a plan without its front, and the search that found it.
+    """Return a plan of branch and bound without its front, and the search that found it.
 
     Raises:
         InputError, LayoutTooLargeError, ProfileError: as of `plan_training`.
     """
+    solved = _solved(request, profile, costs)
+    if not solved.plan.fits:
+        raise _too_large(solved.plan)
+    return solved.plan, solved.search
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Solved:
+    """A plan of branch and bound, whether it fits or not, with what it was made of."""
+
+    plan: TrainingPlan
+    search: FoldedSearch
+    stand_ins: Callable[[PricedLayout], StandIns]
+
+
+def _solved(request: TrainingRequest, profile: Profile, costs: Costs | None) -> _Solved:
     _check_sms(request.pins, profile)
     check_placement_rule(request)
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
     with sound_numbers(profile.name):
-        costs = costs or costs_of(profile, allow_modelled=True)
-        opened = partial(_opened, profile=profile, costs=costs, limit_bytes=limit)
+        known = costs or costs_of(profile, allow_modelled=True)
+        opened = partial(_opened, profile=profile, costs=known, limit_bytes=limit)
         one, placement = solve_placed(request, opened)
         found = one.layouts.ranked()
+
+        def stand_ins(best: PricedLayout) -> StandIns:
+            return stand_ins_of(one.request.job, one.request.target, profile, best, known)
+
         plan = TrainingPlan(
             request=request, profile=profile.name, profile_fingerprint=profile.digest,
             limit_bytes=limit, placement=placement,
@@ -120,13 +153,21 @@ def search_training(
             host_bytes=one.search.host_bytes,
             ranks_per_node=min(request.job.world_size, profile.machine.devices_per_node),
             quality=quality_of(profile), device=profile.machine.device,
-            stand_ins=stand_ins_of(
-                one.request.job, one.request.target, profile, found[0], costs
-            ),
+            stand_ins=stand_ins(found[0]),
         )  # fmt: skip
-    if not plan.fits:
-        raise _too_large(plan)
-    return plan, one.search
+    return _Solved(plan=plan, search=one.search, stand_ins=stand_ins)
+
+
+def _widened(solved: _Solved, pins: LayoutRequest, goes_on: "GoesOn") -> TrainingPlan:
+    """Return the plan with what is found beyond branch and bound."""
+    from moetune.workflows.wider_layouts import widened  # Optuna takes half a second to import
+
+    plan = widened(solved.plan, solved.search, pins, goes_on)
+    return replace(
+        plan,
+        stand_ins=solved.stand_ins(plan.best),
+        trust=solved.search.prices.device.trusts.least,
+    )
 
 
 def _opened(

@@ -38,12 +38,14 @@ class TrainingRequest:
     Args:
         target: the runtime that it is for.
         memory_limit_bytes: of one device; None for the machine's usable memory.
+        search_trials: layouts to try beyond branch and bound.
     """
 
     job: TrainingJob
     pins: LayoutRequest
     target: Target
     memory_limit_bytes: int | None = None
+    search_trials: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,8 @@ class TrainingPlan:
         placement: of experts whose layers were recorded; None where nothing was to be placed.
         quality: of the profile; None where it says nothing of its errors.
         device: name of the machine's devices.
+        bounded_step_seconds: of the best layout of branch and bound, where others were tried; None
+            where they were not, or it does not fit.
     """
 
     request: TrainingRequest
@@ -75,6 +79,7 @@ class TrainingPlan:
     ranks_per_node: int = 1
     front: tuple[PricedLayout, ...] = ()
     placement: ModelPlacement | None = None
+    bounded_step_seconds: float | None = None
 
     @property
     def best(self) -> PricedLayout:
@@ -118,7 +123,7 @@ class TrainingPlan:
     @property
     def inputs(self) -> dict[str, Any]:
         """The question, in plain values."""
-        job = self.request.job
+        job, trials = self.request.job, self.request.search_trials
         return {
             "model": job.decoder.name,
             "world_size": job.world_size,
@@ -132,6 +137,7 @@ class TrainingPlan:
             "target": self.request.target.name,
             "pins": encode(self.request.pins),
             "memory_limit_bytes": self.limit_bytes,
+            **({"search_trials": trials} if trials else {}),
         }
 
     @property
@@ -152,6 +158,7 @@ class TrainingPlan:
             alternatives=tuple(map(self._answer, self.found[1:])),
             front=tuple(map(self._answer, self.front)),
             placement=self.placement,
+            bounded_step_seconds=self.bounded_step_seconds,
         )
 
     @property

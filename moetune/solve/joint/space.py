@@ -115,7 +115,7 @@ class LayoutSpace:
 
     def pipelines(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield sizes with each number of stages and each schedule that their overlap goes with."""
-        for vpp, schedule in self._pipelines(pins, sizes.pp):
+        for vpp, schedule in self.schedules(pins, sizes.pp):
             is_plain = vpp == sizes.vpp and schedule is None
             one = sizes if is_plain else sizes.changed(vpp=vpp, schedule=schedule)
             if one.overlap == "none" or next(overlap_rules(one, self.target), None) is None:
@@ -193,7 +193,7 @@ class LayoutSpace:
             most = min(most, self.target.zero_with_tp)
         return [one for one in self.target.zero if 1 <= one <= most] or self.target.zero[:1]
 
-    def _pipelines(self, pins: LayoutRequest, pp: int) -> Iterator[tuple[int, Schedule | None]]:
+    def schedules(self, pins: LayoutRequest, pp: int) -> Iterator[tuple[int, Schedule | None]]:
         """Yield stages of a rank and schedules; those that a layout has anyway are None."""
         for vpp in self._stages_per_rank(pins, pp):
             if pins.schedule is not None or pp == 1:

@@ -22,6 +22,7 @@ from moetune.workflows.views.decision import how_sure_of_layout
 from moetune.workflows.views.words import (
     largest_first,
     model_placement_words,
+    searched_words,
     speed_cell,
     speed_words,
     suspect_words,
@@ -45,6 +46,7 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
         doubts=tuple(suspect_words(inputs.profile, plan.profile_quality)),
         paragraphs=(
             how_sure_of_layout(sure),
+            *searched_words(plan),
             *model_placement_words(plan),
             *map(sentence, plan.warnings),
         ),

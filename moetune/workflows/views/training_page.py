@@ -12,7 +12,7 @@ from moetune.solve.joint.front import LARGE, SLOW
 from moetune.workflows.views.decision import how_sure_of_layout
 from moetune.workflows.views.training import decision_words, training_sections
 from moetune.workflows.views.training_explanation import TrainingExplanation
-from moetune.workflows.views.words import model_placement_words, speed_words
+from moetune.workflows.views.words import model_placement_words, searched_words, speed_words
 
 _STEP_WORDS = "Predicted seconds on the slowest pipeline rank."
 
@@ -38,7 +38,8 @@ def training_page(plan: TrainingDocument) -> tuple[Section, ...]:
             title=f"Training {plan.inputs.model}: {plan.best.words}",
             scope=training_scope(plan),
             paragraphs=(
-                decision_words(plan.best.words, plan.layout), *model_placement_words(plan),
+                decision_words(plan.best.words, plan.layout), *searched_words(plan),
+                *model_placement_words(plan),
                 how_sure_of_layout(sure),
             ),
             notes=tuple(map(sentence, plan.warnings)),
