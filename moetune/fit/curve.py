@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import operator
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,15 @@ import numpy as np
 from moetune.domain.arrays import Floats, array_of, exp_of, floats_of, is_many, log_of
 from moetune.domain.costs import Estimate, LinearCost
 from moetune.fit.extrapolation import above_largest, below_smallest
+from moetune.fit.monotone import (
+    Piece,
+    never_falling,
+    on_piece,
+    piece_between,
+    pieces_through,
+    steps_between,
+    tangents_of,
+)
 
 # Of a published line: the largest median error that the quality gate calls "good".
 ASSUMED_RELATIVE_ERROR = 0.05
@@ -20,7 +28,6 @@ ASSUMED_RELATIVE_ERROR = 0.05
 
 _FEW = 16
 """Sizes up to which each by itself is sooner than all of an array."""
-_Piece = tuple[float, float, float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +49,7 @@ class Curve:
 
     sizes: tuple[float, ...]
     seconds: tuple[float, ...]
-    pieces: tuple[_Piece, ...]
+    pieces: tuple[Piece, ...]
     floor_seconds: float
     relative_error: float
     least_seconds_per_size: float = 0.0
@@ -66,7 +73,7 @@ class Curve:
             return Estimate(seconds=self.seconds[at], trust="measured")
         if at == 0:
             return self._below(size)
-        seconds = max(_on_piece(self.pieces[at - 1], size), size * self.least_seconds_per_size)
+        seconds = max(on_piece(self.pieces[at - 1], size), size * self.least_seconds_per_size)
         return Estimate(seconds=seconds, trust="interpolated")
 
     @cached_property
@@ -184,7 +191,7 @@ def curve_through(
     return Curve(
         sizes=tuple(float(size) for size in sizes),
         seconds=monotone,
-        pieces=_pieces([math.log(size) for size in sizes], log_seconds),
+        pieces=pieces_through([math.log(size) for size in sizes], log_seconds),
         floor_seconds=_floor(sizes, monotone, alpha_seconds),
         relative_error=relative_error,
         least_seconds_per_size=least_seconds_per_size,
@@ -193,95 +200,12 @@ def curve_through(
     )
 
 
-def never_falling(seconds: Sequence[float]) -> tuple[tuple[float, ...], list[float]]:
-    """Return the times of a curve at its points, and their logarithms."""
-    given = list(map(math.log, seconds))
-    fitted = isotonic(given)
-    if fitted == given:
-        return tuple(seconds), fitted
-    times = (
-        one if log_seconds == own else math.exp(log_seconds)
-        for one, own, log_seconds in zip(seconds, given, fitted, strict=True)
-    )
-    return tuple(times), fitted
-
-
-def _pieces(x: Sequence[float], y: Sequence[float]) -> tuple[_Piece, ...]:
-    """Return the cubics of the monotone Hermite interpolation.
-
-    Source: Fritsch and Butland, SIAM J. Sci. Stat. Comput. 5 (1984).
-    """
-    steps, slopes = _steps(x, y)
-    tangents = _tangents(steps, slopes)
-    return tuple(map(_piece, x, y, steps, slopes, tangents, tangents[1:]))
-
-
-def _steps(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return the distance from each point to the next one, and the slope."""
-    steps = list(map(operator.sub, x[1:], x))
-    rises = map(operator.sub, y[1:], y)
-    return steps, list(map(operator.truediv, rises, steps))
-
-
-def _piece(x: float, y: float, step: float, slope: float, left: float, right: float) -> _Piece:
-    """Return the cubic from a point to the next one, by the tangents at both."""
-    return (
-        x,
-        y,
-        left,
-        (3 * slope - 2 * left - right) / step,
-        (left + right - 2 * slope) / step**2,
-    )
-
-
-def _tangents(steps: Sequence[float], slopes: Sequence[float]) -> list[float]:
-    """Return the slope at each point: a weighted harmonic mean of those on both sides."""
-    if len(slopes) < 2:  # noqa: PLR2004 - one piece is straight
-        return [*slopes, *slopes]
-    inner = []
-    for at in range(1, len(slopes)):
-        before, after = slopes[at - 1], slopes[at]
-        if before <= 0 or after <= 0:
-            inner.append(0.0)
-            continue
-        left, right = 2 * steps[at] + steps[at - 1], steps[at] + 2 * steps[at - 1]
-        inner.append((left + right) / (left / before + right / after))
-    return [_end(steps, slopes), *inner, _end(steps[::-1], slopes[::-1])]
-
-
-def _end(steps: Sequence[float], slopes: Sequence[float]) -> float:
-    """Return the slope at the first point: of a parabola through three, but not negative."""
-    wanted = ((2 * steps[0] + steps[1]) * slopes[0] - steps[0] * slopes[1]) / (steps[0] + steps[1])
-    return max(wanted, 0.0)
-
-
 def _floor(sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float) -> float:
     if len(sizes) == 1:
         return seconds[0]
     slope = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0])
     intercept = seconds[0] - slope * sizes[0]
     return min(seconds[0], max(intercept, alpha_seconds))
-
-
-def isotonic(values: Sequence[float]) -> list[float]:
-    """Return the non-decreasing values nearest to the given ones in least squares.
-
-    Source: pool adjacent violators, Barlow et al., 1972.
-    """
-    rising = sorted(values)
-    if rising == [*values]:
-        return rising
-    means: list[float] = []
-    counts: list[int] = []
-    for value in values:
-        means.append(value)
-        counts.append(1)
-        while len(means) > 1 and means[-2] > means[-1]:
-            mean, count = means.pop(), counts.pop()
-            total = counts[-1] + count
-            means[-1] += (mean - means[-1]) * count / total
-            counts[-1] = total
-    return [mean for mean, count in zip(means, counts, strict=True) for _ in range(count)]
 
 
 _BESIDE = 2
@@ -339,10 +263,12 @@ def left_out_errors(
         before, behind = slice(first, at), slice(at + 1, at + 1 + beside)
         if is_rising and 0 < at < count - 1:
             x, y = ([*logs[before], *logs[behind]] for logs in (log_sizes, log_seconds))
-            steps, slopes = _steps(x, y)
-            tangents, here = _tangents(steps, slopes), at - first - 1
-            piece = _piece(x[here], y[here], steps[here], slopes[here], *tangents[here : here + 2])
-            found = _on_piece(piece, sizes[at])
+            steps, slopes = steps_between(x, y)
+            tangents, here = tangents_of(steps, slopes), at - first - 1
+            piece = piece_between(
+                x[here], y[here], steps[here], slopes[here], *tangents[here : here + 2]
+            )
+            found = on_piece(piece, sizes[at])
         else:
             rest = curve_through(
                 sizes=[*sizes[before], *sizes[behind]],
@@ -352,9 +278,3 @@ def left_out_errors(
             found = rest.predict(sizes[at]).seconds
         errors[at] = found / seconds[at] - 1
     return errors
-
-
-def _on_piece(piece: _Piece, size: float) -> float:
-    log_size, log_seconds, first, second, third = piece
-    step = math.log(size) - log_size
-    return math.exp(log_seconds + step * (first + step * (second + step * third)))

@@ -12,8 +12,9 @@ import numpy as np
 
 from moetune.domain.arrays import Floats, array_of
 from moetune.domain.costs import Estimate
-from moetune.fit.curve import Curve, isotonic
+from moetune.fit.curve import Curve
 from moetune.fit.extrapolation import factors_above, factors_below
+from moetune.fit.monotone import isotonic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class DrawnCurves:
         return found
 
     def _tangent(self, at: int) -> Floats:
-        """Return the slope at a point, as of `curve._tangents`."""
+        """Return the slope at a point, as of `monotone.tangents_of`."""
         logs, num = [math.log(size) for size in self.sizes], len(self.sizes)
         steps = [logs[one + 1] - logs[one] for one in range(num - 1)]
 

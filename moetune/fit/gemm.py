@@ -11,13 +11,8 @@ from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats
 from moetune.domain.gemm_forms import GemmForm
-from moetune.fit.curve import (
-    ASSUMED_RELATIVE_ERROR,
-    Curve,
-    curve_through,
-    interpolation_errors,
-    never_falling,
-)
+from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, curve_through, interpolation_errors
+from moetune.fit.monotone import never_falling
 from moetune.fit.pool import AttentionKey, Series, Shape
 from moetune.fit.roofline import Roofline, Table, rooflines_of, table_of, work_of
 

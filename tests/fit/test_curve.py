@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
-from moetune.fit.curve import SPACING_SHARE, Curve, curve_through, interpolation_errors, isotonic
+from moetune.fit.curve import SPACING_SHARE, Curve, curve_through, interpolation_errors
+from moetune.fit.monotone import isotonic
 
 times = st.floats(1e-7, 1e3)
 points = st.lists(
