@@ -83,7 +83,8 @@ class LayoutEdits:
         name = _one_of(("tp", "cp", "pp", "ep", "etp"), draw)
         ranks = self.space.job.world_size
         size = _beside(getattr(layout, name), divisors(ranks), draw)
-        if getattr(self.pins, name) is not None or size is None:
+        is_pinned = getattr(self.pins, name) is not None
+        if size is None or is_pinned or (name == "pp" and self.pins.stages is not None):
             return None
         one = layout.changed(**{name: size})
         if name == "pp":

@@ -79,6 +79,7 @@ def test_of_few_layouts_it_finds_the_fastest_that_fits(quantile: float) -> None:
         ep=st.sampled_from([None, 2]),
         recompute=st.sampled_from([None, ()]),
         offload_optimizer=st.sampled_from([None, 0.0]),
+        stages=st.sampled_from([None, None, ("Ettt", "tL")]),
     ),
     quantile=st.sampled_from([0.05, 0.5, 0.95]),
 )
@@ -97,7 +98,15 @@ def test_whatever_it_tries_is_allowed_and_its_answer_is_never_worse(
         assert is_allowed(search, one.layout)
         assert all(
             getattr(one.layout, name) == value
-            for name in ("micro_batch", "tp", "pp", "ep", "recompute", "offload_optimizer")
+            for name in (
+                "micro_batch",
+                "tp",
+                "pp",
+                "ep",
+                "recompute",
+                "offload_optimizer",
+                "stages",
+            )
             if (value := getattr(pins, name)) is not None
         )
         again = search.priced(one.layout)

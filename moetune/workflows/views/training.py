@@ -38,47 +38,8 @@ _MUCH = 0.1
 
 def training_sections(plan: TrainingDocument) -> Iterator[Section]:
     """Yield the sections of a training plan."""
-    inputs, best, sure = plan.inputs, plan.best, plan.confidence
-    predicted, layout = best.predicted, best.layout
-    yield Section(
-        name="layout",
-        title=f"{inputs.model} on {inputs.world_size} ranks: {best.words}",
-        doubts=tuple(suspect_words(inputs.profile, plan.profile_quality)),
-        paragraphs=(
-            how_sure_of_layout(sure),
-            *searched_words(plan),
-            *model_placement_words(plan),
-            *map(sentence, plan.warnings),
-        ),
-        tables=(
-            facts(
-                "layout",
-                [
-                    (
-                        "step",
-                        seconds_span(
-                            predicted.step_seconds, sure.p05_step_seconds, sure.p95_step_seconds
-                        ),
-                    ),
-                    (
-                        "tokens per second and device",
-                        f"{predicted.tokens_per_second_per_device:,.0f}",
-                    ),
-                    ("model FLOP/s per device", speed_words(predicted.throughput, "")),
-                    ("memory per device", _memory(plan)),
-                    ("recompute", _recomputed(best)),
-                    ("dispatcher", _dispatcher(layout)),
-                    ("overlap of exchanges", _overlap(best)),
-                    ("in host memory", _offloaded(best)),
-                    ("CUDA graphs", _graphs(plan)),
-                    ("optimizer", f"{inputs.optimizer}, ZeRO-{layout.zero}"),
-                    *_pipeline(layout),
-                    ("numbers", plan.trust),
-                ],
-                header=("layout", ""),
-            ),
-        ),
-    )
+    best = plan.best
+    yield _decision(plan)
     yield Section(name="time", title="Time of a step, on the slowest pipeline rank",
                   tables=(time_table(best),))  # fmt: skip
     yield Section(name="memory", title=f"Memory of pipeline rank {best.memory.rank}",
@@ -89,6 +50,40 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
         yield Section(
             name="front", title="The fastest layout for each memory", tables=(_front(plan),)
         )
+
+
+def _decision(plan: TrainingDocument) -> Section:
+    inputs, best = plan.inputs, plan.best
+    return Section(
+        name="layout",
+        title=f"{inputs.model} on {inputs.world_size} ranks: {best.words}",
+        doubts=tuple(suspect_words(inputs.profile, plan.profile_quality)),
+        paragraphs=(
+            how_sure_of_layout(plan.confidence),
+            *searched_words(plan),
+            *model_placement_words(plan),
+            *map(sentence, plan.warnings),
+        ),
+        tables=(facts("layout", [*_facts(plan)], header=("layout", "")),),
+    )
+
+
+def _facts(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
+    best, sure = plan.best, plan.confidence
+    predicted, layout = best.predicted, best.layout
+    span = seconds_span(predicted.step_seconds, sure.p05_step_seconds, sure.p95_step_seconds)
+    yield "step", span
+    yield "tokens per second and device", f"{predicted.tokens_per_second_per_device:,.0f}"
+    yield "model FLOP/s per device", speed_words(predicted.throughput, "")
+    yield "memory per device", _memory(plan)
+    yield "recompute", _recomputed(best)
+    yield "dispatcher", _dispatcher(layout)
+    yield "overlap of exchanges", _overlap(best)
+    yield "in host memory", _offloaded(best)
+    yield "CUDA graphs", _graphs(plan)
+    yield "optimizer", f"{plan.inputs.optimizer}, ZeRO-{layout.zero}"
+    yield from _pipeline(layout)
+    yield "numbers", plan.trust
 
 
 def _recompute(layout: TrainingLayout) -> str:

@@ -101,18 +101,30 @@ class TrainingExplanation:
 
 def training_explanation_sections(found: TrainingExplanation) -> Iterator[Section]:
     """Yield the sections: where the time goes, the memory, and why the others are slower."""
-    plan, best = found.plan, found.best
-    inputs, others = plan.inputs, plan.alternatives
+    yield _time(found)
+    yield _memory(found)
+    yield from _placement(found.plan)
+    if others := found.plan.alternatives:
+        shortest = min(one.predicted.step_seconds for one in others)
+        yield Section(
+            name="alternatives",
+            title=f"The next {plural(len(others), 'layout')}",
+            tables=(_others(found),),
+            notes=(_TIES,) if shortest < found.best.predicted.step_seconds else (),
+        )
+
+
+def _time(found: TrainingExplanation) -> Section:
+    best, inputs, sure = found.best, found.plan.inputs, found.plan.confidence
     step = best.predicted.step_seconds
-    sure, limit = plan.confidence, Cell.size(inputs.memory_limit_bytes).text
     span = seconds_span(step, sure.p05_step_seconds, sure.p95_step_seconds)
     kinds = ", ".join(f"{name} {percent(of / step)}" for name, of in found.kinds.items())
     speed = speed_words(best.predicted.throughput)
     longest = max(best.predicted.parts, key=best.predicted.parts.__getitem__)
-    yield Section(
+    return Section(
         name="time",
         title=f"A step of {inputs.model}: {best.words}",
-        doubts=tuple(suspect_words(inputs.profile, plan.profile_quality)),
+        doubts=tuple(suspect_words(inputs.profile, found.plan.profile_quality)),
         paragraphs=(
             f"{span} a step, {speed}: {kinds}. Most of it: {longest}.",
             *_saved(best),
@@ -121,29 +133,22 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
         ),
         tables=(time_table(best),),
     )
-    yield Section(
+
+
+def _memory(found: TrainingExplanation) -> Section:
+    memory, limit = found.best.memory, found.plan.inputs.memory_limit_bytes
+    rows = largest_first(memory.parts)
+    return Section(
         name="memory",
-        title=f"Memory of a device: {Cell.size(best.memory.peak_bytes).text} of {limit}",
+        title=f"Memory of a device: {Cell.size(memory.peak_bytes).text} of {Cell.size(limit).text}",
         tables=(
             Table(
                 name="memory",
                 header=("part", "memory"),
-                rows=tuple(
-                    (Cell.words(name), Cell.size(round(size)))
-                    for name, size in largest_first(best.memory.parts)
-                ),
+                rows=tuple((Cell.words(name), Cell.size(round(size))) for name, size in rows),
             ),
         ),
     )
-    yield from _placement(plan)
-    if others:
-        shortest = min(one.predicted.step_seconds for one in others)
-        yield Section(
-            name="alternatives",
-            title=f"The next {plural(len(others), 'layout')}",
-            tables=(_others(found),),
-            notes=(_TIES,) if shortest < step else (),
-        )
 
 
 def _placement(plan: TrainingDocument) -> Iterator[Section]:
