@@ -136,6 +136,7 @@ def test_plans_in_turns_take_as_much_longer_as_their_blocks_did() -> None:
     assert _pipeline_seconds(slower, 1) == _pipeline_seconds(plain, 1)
 
 
+@pytest.mark.unmeasured
 def test_batches_that_take_turns_too_slowly_go_one_after_the_other() -> None:
     def in_flight(turns: tuple[TurnsRecord, ...]) -> int:
         search, _ = search_layouts(problem(turns))
@@ -146,6 +147,7 @@ def test_batches_that_take_turns_too_slowly_go_one_after_the_other() -> None:
     assert in_flight((record(1, 2.0),)) == 1
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("saved", "chosen"), [(0.01, 1), (0.06, 3)])
 def test_batches_in_turns_have_more_chunks_where_these_save_what_can_be_told_apart(
     saved: float, chosen: int

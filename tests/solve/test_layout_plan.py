@@ -85,6 +85,7 @@ def test_the_parts_of_a_model_are_all_of_its_parameters() -> None:
     assert model.num_parameters == embeddings + blocks + 2 * 8 + 11 * 8
 
 
+@pytest.mark.unmeasured
 def test_parts_add_up_to_the_step_and_shares_to_one(plan: Plan) -> None:
     whole = plan.transformer
     assert whole is not None
@@ -226,6 +227,7 @@ def _cache_bytes(plan: Plan) -> int:
     return plan.chunks.cache_bytes
 
 
+@pytest.mark.unmeasured
 def test_slow_wires_between_nodes_put_the_experts_of_a_layer_into_one() -> None:
     """PPMoE's claim: where the wire is slow, no layout that exchanges tokens across it wins."""
     asked = question(between=0.5 * GB)
@@ -258,6 +260,7 @@ def test_a_tensor_rank_has_its_share_of_the_head_and_names_the_sums_that_it_cost
     assert parts["vocabulary all_reduce"] == pytest.approx(count * sum(added))
 
 
+@pytest.mark.unmeasured
 def test_a_vocabulary_smaller_than_the_tensor_group_is_not_cut() -> None:
     model = find_model("ppmoe-6.7b").transformer
     assert model is not None

@@ -18,6 +18,8 @@ from tests.solve.test_chunk_plans import profile_of
 from tests.solve.test_chunk_plans import question as chunk_question
 from tests.solve.test_layout_plan import question
 
+pytestmark = pytest.mark.unmeasured
+
 WIRES = (60.0, 130.0, 300.0)
 
 

@@ -124,6 +124,7 @@ def test_draws_are_the_same_in_every_run() -> None:
     assert first.common(7) != first.common(8)
 
 
+@pytest.mark.unmeasured
 def test_a_whole_model_has_both_errors() -> None:
     search, found = search_layouts(question())
     nominal = (search.prices.costs,) * NUM

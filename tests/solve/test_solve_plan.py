@@ -373,6 +373,7 @@ def test_where_not_even_reuse_fits_the_nearest_number_of_tokens_does() -> None:
         _solve(more)
 
 
+@pytest.mark.unmeasured
 def test_states_that_do_not_fit_alone_name_the_ranks_and_experts_that_do() -> None:
     with pytest.raises(InfeasiblePlanError, match="allow more memory, or take a smaller layer"):
         _solve(plan_inputs(memory_limit_bytes=1_000_000))

@@ -193,6 +193,7 @@ def candidates(problem: LayoutProblem) -> Iterator[Candidate]:
         yield from search.trial(best.layout).candidates()
 
 
+@pytest.mark.unmeasured
 def test_without_gradients_a_batch_takes_what_its_phases_take() -> None:
     """The closed forms of the layer's solver, phase by phase, are an oracle of the queue."""
     every = [one for one in candidates(on_cpus()) if one.setting.in_flight == 1]
@@ -206,6 +207,7 @@ def test_without_gradients_a_batch_takes_what_its_phases_take() -> None:
     assert checked
 
 
+@pytest.mark.unmeasured
 def test_on_a_slow_link_two_batches_take_turns_and_the_parts_are_the_step() -> None:
     problem = on_cpus(between=3e9, seconds_per_mac=1e-12)
     search, found = search_layouts(problem)

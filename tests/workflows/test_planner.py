@@ -231,6 +231,7 @@ def test_a_whole_model_is_resolved_explained_and_traced_by_its_stages(
     }
 
 
+@pytest.mark.unmeasured
 def test_a_whole_model_whose_plan_is_older_than_its_stages_has_no_trace(
     planner: ServicePlanner,
 ) -> None:

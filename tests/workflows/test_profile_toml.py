@@ -133,6 +133,7 @@ def test_a_device_without_an_end_is_refused() -> None:
         load_profile_file(Path("/dev/zero"))
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", ["h100-x8", "rtx2080ti-x64"])
 def test_no_number_of_a_profile_may_be_negative_endless_or_none(name: str, tmp_path: Path) -> None:
     text = Path(str(bundled_profiles()[name])).read_text(encoding="utf-8")

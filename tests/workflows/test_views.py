@@ -146,6 +146,7 @@ def test_pins_are_shown_as_the_flags_that_set_them(layer: Explanation) -> None:
     assert [row[0] for row in pins] == ["--max-degree"]
 
 
+@pytest.mark.unmeasured
 def test_a_model_shows_its_layouts_and_the_parts_of_its_step(model: Explanation) -> None:
     plan, whole = model.plan, model.plan.transformer
     assert whole is not None

@@ -39,6 +39,7 @@ def search_of(job: TrainingJob, *, target: str = "megatron", gib: float = 70) ->
     )
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("gib", [70.0, 24.0])
 def test_no_combination_of_sizes_is_faster(gib: float) -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
