@@ -35,7 +35,7 @@ class TrialsProgress:
 
     def goes_on(self, num_tried: int) -> bool:
         """Show how many layouts were tried; return whether to try more."""
-        if num_tried == 0:  # the solver has ended, which Ctrl-C does end without an answer
+        if num_tried == 0:  # until now there was no answer to end with
             signal.signal(signal.SIGINT, self._stop)
         if self._is_stopped:
             self._write("")

@@ -69,8 +69,8 @@ class LayoutStudy:
     def ranked(self) -> list[PricedLayout]:
         """Return the best layout and the best of other sizes, as branch and bound ranks them.
 
-        The chosen seed stays the best unless another one is faster by more than noise. Where the
-        seed does not fit, any that does is better; none are returned where none does.
+        None are returned where the chosen seed stays the answer: no other layout that fits is
+        faster by more than noise, or none fits. A seed that does not fit gives way to any that does.
         """
         leaders = Leaders(roomy_bytes=self._search.limit_bytes * (1 - HEADROOM))
         for one in self._fitting():
@@ -94,10 +94,8 @@ class LayoutStudy:
     def _over(self, one: PricedLayout) -> float:
         """Return by what share a layout exceeds the memory that there is; 0 where it fits."""
         search, memory = self._search, one.memory
-        ranks = min(search.job.world_size, search.prices.device.per_node)
-        shares = (
-            memory.peak_bytes / search.limit_bytes, memory.host_bytes * ranks / search.host_bytes
-        )  # fmt: skip
+        on_host = memory.host_bytes * search.fitting.ranks_per_host
+        shares = memory.peak_bytes / search.limit_bytes, on_host / search.host_bytes
         return max(0.0, max(shares) - 1)
 
 

@@ -21,7 +21,7 @@ from tests.runtime import layout_workers
 from tests.runtime.random_layouts import World, draw_worlds, trained_worlds
 
 SEED = 52
-SAMPLE = {2: 60, 3: 24, 4: 30, 6: 12}
+SAMPLE = {2: 100, 3: 40, 4: 48, 6: 12}
 """Worlds by their ranks. `python -m benchmarks.random_layouts` trains thousands."""
 
 

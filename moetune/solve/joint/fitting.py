@@ -66,8 +66,12 @@ class Fitting:
 
     def fits_host(self, host_bytes: float) -> bool:
         """Return whether the bytes that a device has in host memory fit there, with the others'."""
-        ranks = min(self.space.job.world_size, self.prices.device.per_node)
-        return host_bytes * ranks <= self.host_bytes
+        return host_bytes * self.ranks_per_host <= self.host_bytes
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks that share a host's memory."""
+        return min(self.space.job.world_size, self.prices.device.per_node)
 
     def is_roomy(self, layout: FoldedLayout, peak_bytes: float) -> bool:
         """Return whether a layout of so many bytes leaves memory free, and the host alone."""
