@@ -70,7 +70,8 @@ class LayoutStudy:
         """Return the best layout and the best of other sizes, as branch and bound ranks them.
 
         None are returned where the chosen seed stays the answer: no other layout that fits is
-        faster by more than noise, or none fits. A seed that does not fit gives way to any that does.
+        faster by more than noise, or none fits. A seed that does not fit gives way to any other
+        that does.
         """
         leaders = Leaders(roomy_bytes=self._search.limit_bytes * (1 - HEADROOM))
         for one in self._fitting():
