@@ -14,9 +14,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from moetune.comm.transfer import Done, Transfer
 from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.parallel.buckets import blocks_of
 from moetune.runtime.parallel.fsdp import prepare_fsdp
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.replicas import spread_layers
@@ -37,10 +37,6 @@ class ShardedParameters:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def reduce(self) -> Transfer:
-        """Return at once: gradients were reduced in the backward passes."""
-        return Done()
-
     @property
     def sums(self) -> list[torch.Tensor]:
         """The summed gradients that this rank has."""
@@ -58,7 +54,10 @@ class ShardedParameters:
             yield ShardPiece(_local(parameter), lambda one=parameter: _local_grad(one))  # type: ignore[misc]
 
     def gather(self) -> None:
-        """Return nothing: parameters are gathered where they are used."""
+        """Return at once: parameters are gathered where they are used."""
+
+    def wait(self) -> None:
+        """Return at once."""
 
 
 def shard_fully(parts: nn.ModuleList, ranks: ParallelGroups) -> list[ShardedParameters]:
@@ -74,7 +73,7 @@ def shard_fully(parts: nn.ModuleList, ranks: ParallelGroups) -> list[ShardedPara
         prepare_fsdp(part, mesh, reshard_after_forward=True)
         for _, layer in spread_layers(part):
             layer.experts.gradients = GradientMean()
-        for unit in (*_blocks(part), part):
+        for unit in (*blocks_of(part), part):
             fully_shard(unit, mesh=mesh, reshard_after_forward=True)
         for module in part.modules():
             if isinstance(module, FSDPModule):
@@ -103,15 +102,6 @@ class Hidden(nn.Module):
         """Return the part's output."""
         found: torch.Tensor = self.part(*args, **kwargs)
         return found
-
-
-def _blocks(part: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules of the outermost lists, which are a model's blocks."""
-    for child in part.children():
-        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
-            yield from child.children()
-        else:
-            yield from _blocks(child)
 
 
 def _local(value: torch.Tensor) -> torch.Tensor:

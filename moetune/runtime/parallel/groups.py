@@ -50,8 +50,8 @@ class ParallelGroups:
     """This rank's process groups in a layout.
 
     Activations travel in "pp", keys and values in "cp", partial sums of layers in "tp", tokens in
-    `experts`, gradients in the others. Where two groups have the same ranks they are one, with one
-    communicator: all ranks issue the gradients' collectives after the last exchange of tokens.
+    `experts`, gradients and parameters in the others, beside them: groups with the same ranks are
+    one, but of these last ones none is one of the first.
 
     Args:
         mesh: ("pp", "dp", "tp"), or ("pp", "dp", "cp", "tp") of a folded layout; tp innermost:
@@ -222,10 +222,11 @@ def join(
     attention = ranks.flatten(1, -2)  # (pp, dp·cp, tp)
     by_part = attention.movedim(1, -1).flatten(0, 1)
     whole = ranks.flatten(1) if isinstance(layout, FoldedLayout) else by_part
+    beside = GroupsByRows(timeout)
     return ParallelGroups(
-        layout=layout,
-        experts=made.add("experts", experts), replicas=made.add("replicas of experts", replicas),
-        cut=made.add("parts of layers", by_part), whole=made.add("ranks of a stage", whole),
+        layout=layout, experts=made.add("experts", experts),
+        replicas=beside.add("replicas of experts", replicas),
+        cut=beside.add("parts of layers", by_part), whole=beside.add("ranks of a stage", whole),
         width=width_mesh(layout, experts, made, device_type),
         mesh=mesh or DeviceMesh.from_group(
             [made.named[name] for name in dims], device_type, mesh=ranks, mesh_dim_names=dims

@@ -1,9 +1,11 @@
-"""Gradients of replicated parameters in one buffer; their optimizer's states in shards (ZeRO-1).
+"""Gradients of replicated parameters in buffers; their optimizer's states in shards (ZeRO-1).
 
-A buffer has the parameters of one dtype that the same ranks have. Without sharding its gradients
+A buffer has parameters of one dtype that the same ranks have. Without sharding its gradients
 are summed by one all-reduce. With it they are reduce-scattered, each rank's optimizer updates a
 part of the parameters, and an all-gather returns the whole: as many bytes, and 1 / ranks of the
-optimizer's states (Rajbhandari et al., 2020, §5.1; Megatron-Core's distributed optimizer).
+optimizer's states (Rajbhandari et al., 2020, §5.1; Megatron-Core's distributed optimizer). The
+all-gather runs beside the next forward pass, until which the parameters have no memory: to read
+them is an error, and not the values of two steps.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -73,12 +75,25 @@ class ParameterBuffer:
         self._grads = torch.zeros(length, dtype=parameters[0].dtype, device=parameters[0].device)
         each = length // ranks
         self._mine = slice(communicator.rank * each, (communicator.rank + 1) * each)
+        self._arriving: Transfer | None = None
         if self.is_sharded:
             self._total = torch.zeros_like(self._grads[self._mine])
             self._values = torch.zeros_like(self._grads)
-            for parameter, view in zip(parameters, self._views(self._values), strict=True):
+            self._whole = self._views(self._values)
+            self._absent = [_without_memory(parameter) for parameter in parameters]
+            for parameter, view in zip(parameters, self._whole, strict=True):
                 view.copy_(parameter.detach())
                 parameter.data = view
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether there are several ranks, which sum their gradients."""
+        return self._has_buffer
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """The parameters, in the order of the buffer."""
+        return self._parameters
 
     def begin(self) -> None:
         """Zero the buffer and make the parameters' gradients its views."""
@@ -134,18 +149,47 @@ class ParameterBuffer:
                 grad = self._total[own.start - low : own.stop - low]
                 yield ShardPiece(self._values[own], partial(_same, grad))
 
-    def gather(self) -> Transfer | None:
-        """Start returning all ranks' parts of the parameters; None where there are none."""
-        if not self.is_sharded:
-            return None
-        own = self._values[self._mine].clone()
-        return self._communicator.all_gather(self._values, own, "the updated parameters")
+    def gather(self) -> None:
+        """Start returning all ranks' parts of the parameters, which have no memory until `wait`."""
+        if self.is_sharded:
+            own = self._values[self._mine].clone()
+            self._arriving = self._communicator.all_gather(
+                self._values, own, "the updated parameters"
+            )
+            self._point_to(self._absent)
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether the parameters are still gathered."""
+        return self._arriving is not None
+
+    def wait(self) -> None:
+        """Give the parameters their new values, if they are still gathered.
+
+        Raises:
+            CollectiveError: a rank left.
+        """
+        if self._arriving is not None:
+            self._arriving.wait()
+            self._arriving = None
+            self._point_to(self._whole)
+
+    def _point_to(self, values: Sequence[torch.Tensor]) -> None:
+        for parameter, value in zip(self._parameters, values, strict=True):
+            parameter.data = value
 
     def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         return [
             flat[start : start + parameter.numel()].view_as(parameter)
             for parameter, start in zip(self._parameters, self._starts, strict=False)
         ]
+
+
+def _without_memory(parameter: nn.Parameter) -> torch.Tensor:
+    """Return a tensor of the same shape whose values torch refuses to read."""
+    absent = torch.empty_like(parameter, memory_format=torch.contiguous_format).detach()
+    absent.untyped_storage().resize_(0)
+    return absent
 
 
 def _square(values: torch.Tensor) -> torch.Tensor:
@@ -189,8 +233,11 @@ class Sharded(Protocol):
     def pieces(self) -> Iterator[ShardPiece]:
         """Yield what this rank's optimizer updates."""
 
-    def gather(self) -> Transfer | None:
-        """Start returning all ranks' parts of the parameters; None where there are none."""
+    def gather(self) -> None:
+        """Start returning all ranks' parts of the parameters."""
+
+    def wait(self) -> None:
+        """Give the parameters the values of the last step, if they are still gathered."""
 
 
 class BufferOptimizer:
@@ -234,7 +281,15 @@ class BufferOptimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update the parameters; all ranks call this together."""
+        """Update the parameters; all ranks call this together.
+
+        Shards are gathered until the next forward pass needs them.
+
+        Raises:
+            CollectiveError: a rank left.
+        """
+        for buffer in self._buffers:
+            buffer.wait()
         for piece, part in zip(self._pieces, self._parts, strict=True):
             grad = piece.grad()
             part.grad = None if grad is None else grad.to(part.dtype)
@@ -242,10 +297,11 @@ class BufferOptimizer:
         for piece, part in zip(self._pieces, self._parts, strict=True):
             if part.dtype != piece.values.dtype:
                 piece.values.copy_(part)
-        for transfer in [buffer.gather() for buffer in self._buffers]:
-            if transfer is not None:
-                transfer.wait()
+        for buffer in self._buffers:
+            buffer.gather()
         if self._behind is not None:
+            for buffer in self._buffers:
+                buffer.wait()
             self._behind()
 
 
