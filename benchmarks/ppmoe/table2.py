@@ -31,6 +31,7 @@ from moetune.solve.runtime import TargetRuntime
 
 PAPERS = TargetRuntime(
     splits_sends=True, shards_gradients=True, exchanges_under_tensor=True, is_unfused=True,
+    hidden_gradients=0.0,
     shards_in_chunks=False,
 )  # fmt: skip
 RESULT = Path("docs/results/ppmoe-table2.md")

@@ -64,7 +64,8 @@ class Target:
         splits_recomputed: whether schedules that split the backward pass go with recomputation.
         predicts_apart: whether multi-token prediction may be on an earlier stage than the head.
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
-        hides_gradients: whether collectives of gradients and parameters run beside computation.
+        hides_beside_exchanges: whether collectives of gradients and parameters are hidden by a
+            pass's exchanges, too, and not by its computation alone.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
         optimizers: that it has, the one of its own default recipe first.
         logit_bytes: of one logit at the loss; 6 are one in bfloat16 and a copy in float32 that its
@@ -105,7 +106,7 @@ class Target:
     predicts_apart: bool = False
     tp_divides_ep: bool = False
     overlap_hidden: float = 0.0
-    hides_gradients: bool = True
+    hides_beside_exchanges: bool = True
     launches: float = 1.0
     optimizers: tuple[OptimizerName, ...] = ("adam",)
     logit_bytes: int = 6
@@ -153,7 +154,7 @@ _KNOWN: dict[TargetName, Target] = {
         recompute=("core_attn", "norm", "mlp", "moe", "full"),
         overlaps=("none", "chunks"), zero=(0, 1, 3), dtypes=("bfloat16",),
         largest=_sizes(), zero_with_pp=3, zero_with_tp=1, zero_with_split=1,
-        schedules=SCHEDULES, hides_gradients=False,
+        schedules=SCHEDULES, hides_beside_exchanges=False,
         kept_by_experts=KeptByExperts(
             activations=False, results=True, gradients_wait=True, router_copies=1
         ),

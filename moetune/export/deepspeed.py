@@ -32,10 +32,7 @@ def deepspeed_export(planned: Planned) -> Export:
         "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": planned.num_micro_batches,
         "bf16": {"enabled": True},
-        "zero_optimization": {
-            "stage": layout.zero,
-            "overlap_comm": planned.target.hides_gradients,
-        },
+        "zero_optimization": {"stage": layout.zero, "overlap_comm": True},
     }
     if planned.decoder.num_moe_layers:
         document["expert_parallel"] = {

@@ -143,11 +143,11 @@ def _recompute(modules: tuple[Recompute, ...]) -> dict[str, Value]:
 
 
 def _sharding(planned: Planned) -> dict[str, Value]:
-    stage, hides = planned.layout.zero, planned.target.hides_gradients
+    stage = planned.layout.zero
     found: dict[str, Value] = {"use_distributed_optimizer": stage > 0}
     if stage >= _FIRST_FSDP_STAGE:
         found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": _SHARDING[stage]}
-    return found | {"overlap_grad_reduce": hides, "overlap_param_gather": hides and stage > 0}
+    return found | {"overlap_grad_reduce": True, "overlap_param_gather": stage > 0}
 
 
 def _optimizer(optimizer: Optimizer) -> dict[str, Value]:

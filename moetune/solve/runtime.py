@@ -13,8 +13,8 @@ class TargetRuntime:
     one of PPMoE's Table 2 (Megatron-LM with DeepSpeed's ZeRO) and compares the search with it.
 
     Args:
-        hidden_gradients: share of the gradients' all-reduce that computation hides; moetune's
-            begins after the last micro-batch.
+        hidden_gradients: share of the gradients' collectives that computation hides; None for what
+            moetune's buckets hide of them.
         splits_sends: whether each tensor-parallel rank sends its share of the activations that
             all of them have, and the next stage gathers them, as Megatron-LM does; in moetune
             every rank sends all of them.
@@ -29,7 +29,7 @@ class TargetRuntime:
             does; else ZeRO shards optimizer states alone.
     """
 
-    hidden_gradients: float = 0.0
+    hidden_gradients: float | None = None
     splits_sends: bool = False
     shards_gradients: bool = False
     exchanges_under_tensor: bool = False

@@ -111,7 +111,7 @@ class Stages:
             self._buffers = buckets = parameter_buckets(self._parts, units, ranks)
             wait_before_use(units, buckets)
         self._reductions = Reductions(
-            buckets, num_micro_batches=num_micro_batches, late=self._late_gradients()
+            self._parts, buckets, num_micro_batches=num_micro_batches, late=self._late_gradients()
         )
         share = 1 / (num_micro_batches * ranks.layout.dp * ranks.cp)
         stages = _pipeline_stages(parts, ranks, shapes, self._batch // num_micro_batches)

@@ -198,7 +198,7 @@ class _Sweep:
             overlaps = {one.overlap for one in cuts}
             left = [one for one in ways if one.overlap in overlaps]
             for one in search.fitting.sharded(cut, self.pins):
-                least = passes + search.prices.update.exposed_gradients(one)
+                least = passes + search.prices.update.least_of_gradients(one)
                 if least <= most_seconds:
                     peak = search.fitting.least_offloaded(one, self.pins)
                     yield self._exchanged(peak, least, one, left)

@@ -23,6 +23,7 @@ from moetune.solve.layout.replicated import (
 )
 from moetune.solve.layout.settings import LayoutSettings
 from moetune.solve.layout.space import Batch
+from moetune.solve.model.exposed import exposed_gradients
 from moetune.solve.model.groups import Groups
 from moetune.solve.model.prices import Priced, Prices
 from moetune.solve.model.stages import one_f_one_b
@@ -232,10 +233,13 @@ class LayoutTrial:
                 num_micro_batches=setting.num_micro_batches,
             ),
             hops=hops,
-            gradients=prices.gradients(
+            gradients=exposed_gradients(
+                prices,
+                priced,
                 layout=layout,
                 groups=self.groups,
                 zero=setting.zero,
+                recompute=setting.recompute,
                 num_micro_batches=setting.num_micro_batches,
             ),
             optimizer=prices.optimizer(layout=layout, zero=setting.zero),

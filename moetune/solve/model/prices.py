@@ -191,7 +191,7 @@ class Prices:
     def gradients(
         self, *, layout: Layout, groups: Groups, zero: bool, num_micro_batches: int
     ) -> Estimate:
-        """Return the exposed time of the slowest stage's reduction of gradients.
+        """Return the time of the slowest stage's reduction of gradients by itself.
 
         They travel in the parameters' dtype. With sharded optimizer states they are
         reduce-scattered, and the new parameters all-gathered. Sharded gradients are
@@ -205,18 +205,29 @@ class Prices:
 
         def find() -> Estimate:
             stages = [
-                total(
-                    self._reduce(share.dense, groups.data, zero=zero, times=times),
-                    self._reduce(share.experts, groups.replicas, zero=zero, times=times),
-                )
+                total(*self.collectives_of(share, groups, zero=zero, times=times))
                 for _, _, share in self.shares(layout)
             ]
-            slowest = max(stages, key=lambda one: one.seconds)
-            return slowest._replace(seconds=slowest.seconds * (1 - self.runtime.hidden_gradients))
+            return max(stages, key=lambda one: one.seconds)
 
         return self._priced.once(
             ("gradients", *key, groups.data, groups.replicas, zero, times), find
         )
+
+    def collectives_of(
+        self, share: Share, groups: Groups, *, zero: bool, times: int = 1
+    ) -> tuple[Estimate, Estimate]:
+        """Return what reduces gradients, so many times, and what gathers the new parameters.
+
+        Raises:
+            ProfileError: no such collective was measured.
+        """
+        pairs = [
+            self._reduce(count, group, zero=zero)
+            for count, group in ((share.dense, groups.data), (share.experts, groups.replicas))
+        ]
+        reduced, gathered = zip(*pairs, strict=True)
+        return total(*reduced * times), total(*gathered)
 
     def optimizer(self, *, layout: Layout, zero: bool) -> Estimate:
         """Return the slowest stage's optimizer step; 0 where it was not measured."""
@@ -284,10 +295,10 @@ class Prices:
     def _bounds_of(self, *, one_chunk: bool) -> Bounds:
         return one_chunk_of(self.bounds) if one_chunk or self.model.is_dense else self.bounds
 
-    def _reduce(self, count: int, group: Group, *, zero: bool, times: int) -> Estimate:
+    def _reduce(self, count: int, group: Group, *, zero: bool) -> tuple[Estimate, Estimate]:
         if group.size == 1 or not count:
-            return NOTHING
-        each = self.state_bytes
+            return NOTHING, NOTHING
+        num_bytes = count * self.state_bytes.parameter
 
         def collective(op: CollectiveOp, num_bytes: float) -> Estimate:
             return self.costs.collective(
@@ -295,10 +306,9 @@ class Prices:
             )
 
         if not zero:
-            return collective("all_reduce", count * each.parameter)
-        scattered = collective("reduce_scatter", count * each.parameter)
-        gathered = collective("all_gather", count * each.parameter / group.size)
-        return total(*(scattered,) * times, gathered)
+            return collective("all_reduce", num_bytes), NOTHING
+        gathered = collective("all_gather", num_bytes / group.size)
+        return collective("reduce_scatter", num_bytes), gathered
 
 
 def one_chunk_of(bounds: Bounds) -> Bounds:

@@ -16,6 +16,7 @@ from moetune.solve.training.offload import (
 )
 from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds
 from moetune.solve.training.pipeline import StagePipeline, StageSeconds, least_seconds, play
+from moetune.solve.training.room import Room, computing
 from moetune.solve.training.stages import (
     DecoderStages,
     RankBlocks,
@@ -105,11 +106,21 @@ class StepPrices:
     def least_of_passes(self, layout: FoldedLayout) -> float:
         """Return seconds of the pipeline and the gradients at least, without the optimizer."""
         pipeline = self.pipeline(layout)
-        return least_seconds(pipeline) + self.update.gradients(layout, pipeline)
+        return least_seconds(pipeline) + self.gradients(layout, pipeline)
 
     def least_of_pipeline(self, layout: FoldedLayout) -> float:
         """Return seconds that its pipeline takes at least, without gradients and optimizer."""
         return least_seconds(self.pipeline(layout))
+
+    def gradients(self, layout: FoldedLayout, pipeline: StagePipeline) -> float:
+        """Return the exposed time of gradients and parameters."""
+        room = Room(*pipeline.busiest_passes)
+        if not self.target.hides_beside_exchanges:
+            busiest = pipeline.busy.index(max(pipeline.busy))
+            rank = next(one for one in self.stages.ranks(layout) if busiest in one.ranks)
+            room = computing(rank, self.blocks.seconds(layout), self._ends(layout), layout)
+        num = pipeline.num_micro_batches
+        return self.update.gradients(layout, room, num_micro_batches=num)
 
     def floor(self, layout: FoldedLayout) -> float:
         """Return seconds that the step takes at least, whatever the stages have.
@@ -219,7 +230,7 @@ class StepPrices:
         ranks = [(busy[one.ranks[0]], one) for one in self.stages.ranks(layout)]
         busiest, slowest = max(ranks, key=lambda pair: pair[0])
         rest = {
-            "gradients": self.update.gradients(layout, pipeline),
+            "gradients": self.gradients(layout, pipeline),
             "optimizer": self.update.optimizer_seconds(layout, layout.offload_optimizer),
         }
         if replicas := self.update.replica_seconds(layout):

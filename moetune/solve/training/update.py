@@ -1,19 +1,43 @@
 """Time of a step's gradients, parameters and optimizer, beside and behind its passes."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from moetune.domain.optimizers import optimizer_of
+from moetune.domain.pipeline import SPLITTING
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.solve.hidden import exposed_beside
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.offload import HOST_ADAM_SECONDS
 from moetune.solve.training.parameters import rank_parameters
-from moetune.solve.training.pipeline import StagePipeline
-from moetune.solve.training.stages import DecoderStages
+from moetune.solve.training.room import WITHOUT_END, Room
+from moetune.solve.training.stages import DecoderStages, RankBlocks
 
 _SHARDS_GRADIENTS = 2
 _Key = tuple[object, ...]
+
+
+class _Held(NamedTuple):
+    """Parameters of one device of the pipeline rank with most of them.
+
+    Args:
+        dense, experts: all but the experts, and the experts.
+        first_dense, first_experts: of the first block, and of the embedding where it is there.
+    """
+
+    dense: float
+    experts: float
+    first_dense: float
+    first_experts: float
+
+
+class _Alone(NamedTuple):
+    """Seconds of the collectives of a step by themselves."""
+
+    reduced: float
+    gathered: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,33 +54,33 @@ class UpdatePrices:
     device: DevicePrices
     stages: DecoderStages
     target: Target
-    _parameters: dict[_Key, tuple[float, float]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _held: dict[_Key, _Held] = field(default_factory=dict, init=False, repr=False)
 
-    def gradients(self, layout: FoldedLayout, pipeline: StagePipeline) -> float:
+    def gradients(self, layout: FoldedLayout, room: Room, *, num_micro_batches: int) -> float:
         """Return the exposed time of the reduction of gradients and the gathering of parameters.
 
-        They run beside the last micro-batch's backward pass and the first one's forward pass on
-        the busiest rank, as far as these are long. Sharded gradients are reduced after each
-        micro-batch. Sharded parameters are gathered before each pass, and before a backward pass
-        on the links of its reduction.
+        They run beside the last micro-batch's backward pass and the first one's forward pass, as
+        far as there is room. Sharded gradients are reduced after each micro-batch. Sharded
+        parameters are gathered before each pass, and before a backward pass on the links of its
+        reduction.
         """
-        passes = pipeline.busiest_passes if self.target.hides_gradients else (0.0, 0.0)
-        return self._behind(layout, *passes, num_micro_batches=pipeline.num_micro_batches)
+        if not self.target.hides_beside_exchanges:
+            return self._in_buckets(layout, room, num_micro_batches)
+        held = self._most_parameters(layout)
+        reduced, gathered = self._alone(layout, held.dense, held.experts)
+        ahead, num = max(0.0, gathered - room.forward), num_micro_batches
+        if layout.zero > _SHARDS_GRADIENTS:
+            return num * (ahead + max(0.0, reduced + gathered - room.backward))
+        behind = max(0.0, reduced - room.backward)
+        return ahead + behind * (num if layout.zero == _SHARDS_GRADIENTS else 1)
 
-    def exposed_gradients(self, layout: FoldedLayout) -> float:
-        """Return `gradients` where no passes hide them; nothing where these may hide all."""
-        if self.target.hides_gradients:
-            return 0.0
+    def least_of_gradients(self, layout: FoldedLayout) -> float:
+        """Return `gradients` at least, whatever the passes."""
         num = self.job.global_batch // (layout.micro_batch * layout.dp)
-        return self._behind(layout, 0.0, 0.0, num_micro_batches=num)
+        return self.gradients(layout, WITHOUT_END, num_micro_batches=num)
 
-    def _behind(
-        self, layout: FoldedLayout, forward: float, backward: float, *, num_micro_batches: int
-    ) -> float:
-        """Return the exposed time beside passes of so many seconds."""
-        dense, experts = self._most_parameters(layout)
+    def _alone(self, layout: FoldedLayout, dense: float, experts: float) -> _Alone:
+        """Return the seconds of so many parameters by themselves."""
         data = self.device.span(layout.dp * layout.cp, layout.tp)
         replicas = self.device.span(layout.edp, layout.ep * layout.etp)
         summed = optimizer_of(self.job.optimizer).gradient_bytes
@@ -64,11 +88,29 @@ class UpdatePrices:
         for count, span in ((dense, data), (experts, replicas)):
             reduced += self.device.collective("reduce_scatter", span, summed * count)
             gathered += self.device.collective("all_gather", span, ELEMENT * count / span.size)
-        ahead, num = max(0.0, gathered - forward), num_micro_batches
+        return _Alone(reduced, gathered)
+
+    def _in_buckets(self, layout: FoldedLayout, room: Room, num_micro_batches: int) -> float:
+        """Return what moetune's buckets do not hide, which run beside computation alone.
+
+        Without ZeRO nothing is gathered ahead: the gathering is the second half of an all-reduce.
+        Gradients of split backward passes are reduced at the end. ZeRO stage 3 is taken to be
+        exposed.
+        """
+        held = self._most_parameters(layout)
+        reduced, gathered = self._alone(layout, held.dense, held.experts)
         if layout.zero > _SHARDS_GRADIENTS:
-            return num * (ahead + max(0.0, reduced + gathered - backward))
-        behind = max(0.0, reduced - backward)
-        return ahead + behind * (num if layout.zero == _SHARDS_GRADIENTS else 1)
+            return num_micro_batches * (reduced + 2 * gathered)
+        first = self._alone(layout, held.first_dense, held.first_experts)
+        speeds = self.device.costs.interference.overlap_speeds
+        behind, last, ahead = reduced, first.reduced, gathered
+        if not layout.zero:
+            behind, last, ahead = reduced + gathered, sum(first), 0.0
+        if layout.order not in SPLITTING:
+            behind = exposed_beside(behind, last=last, computed=room.backward, speeds=speeds)
+        return behind + exposed_beside(
+            ahead, last=first.gathered, computed=room.forward, speeds=speeds
+        )
 
     def replica_seconds(self, layout: FoldedLayout) -> float:
         """Return what replicas of hot experts take in a step, hidden by nothing.
@@ -93,7 +135,7 @@ class UpdatePrices:
 
     def optimizer_seconds(self, layout: FoldedLayout, on_host: float) -> float:
         """Return the optimizer's seconds with a share of it on the host."""
-        dense, experts = self._most_parameters(layout)
+        dense, experts, *_ = self._most_parameters(layout)
         shards = (layout.dp * layout.cp, layout.edp) if layout.zero else (1, 1)
         each = optimizer_of(self.job.optimizer).moved_bytes
         count = dense / shards[0] + experts / shards[1]
@@ -104,19 +146,29 @@ class UpdatePrices:
         """Return what the host takes at least with a share of the optimizer, of ZeRO stage 1."""
         if not share:
             return 0.0
-        dense, experts = self._most_parameters(layout)
+        dense, experts, *_ = self._most_parameters(layout)
         count = dense / (layout.dp * layout.cp) + experts / layout.edp
         return share * count * HOST_ADAM_SECONDS
 
-    def _most_parameters(self, layout: FoldedLayout) -> tuple[float, float]:
+    def _most_parameters(self, layout: FoldedLayout) -> _Held:
         pipeline = layout.pp, layout.vpp, layout.order, layout.stages
         key = layout.tp, layout.ep * layout.etp, *pipeline
-        found = self._parameters.get(key)
+        found = self._held.get(key)
         if found is None:
-            decoder = self.job.decoder
-            added = self.job.added_places
-            every = (
-                rank_parameters(decoder, layout, one, added) for one in self.stages.ranks(layout)
-            )
-            found = self._parameters[key] = max(every, key=sum)
+            every = (self._of_rank(layout, one) for one in self.stages.ranks(layout))
+            found = self._held[key] = max(every, key=lambda one: one.dense + one.experts)
         return found
+
+    def _of_rank(self, layout: FoldedLayout, rank: RankBlocks) -> _Held:
+        decoder = self.job.decoder
+        dense, experts = rank_parameters(decoder, layout, rank, self.job.added_places)
+        table = decoder.vocab_size * decoder.d_model / layout.tp
+        tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
+        routed = (kind.routed is not None for kind in decoder.kinds)
+        with_experts = sum(count for count, one in zip(rank.counts, routed, strict=True) if one)
+        return _Held(
+            dense=dense, experts=experts,
+            first_dense=rank.has_embedding * table
+            + (dense - tables * table) / max(1, sum(rank.counts)),
+            first_experts=experts / max(1, with_experts),
+        )  # fmt: skip

@@ -136,8 +136,8 @@ def test_layouts_take_no_less_than_what_is_known_before_they_are_priced(target: 
             pipeline = search.prices.pipeline(one)
             for zero in space.zeros(pins, one.pp, one.tp):
                 sharded = replace(one, zero=zero)
-                gradients = search.prices.update.gradients(sharded, pipeline)
-                assert search.prices.update.exposed_gradients(sharded) <= gradients
+                gradients = search.prices.gradients(sharded, pipeline)
+                assert search.prices.update.least_of_gradients(sharded) <= gradients
 
 
 def test_chunks_keep_what_whole_exchanges_do() -> None:
