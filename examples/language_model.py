@@ -109,12 +109,6 @@ class LanguageModel(nn.Module):
             self.norm = nn.LayerNorm(d_model)
             self.head = VocabParallelHead(d_model, shape.vocab_size, tensor, **parallel)
 
-    @property
-    def used_behind_blocks(self) -> frozenset[int]:
-        """Ids of the parameters that are used behind all blocks alone."""
-        behind = (self.norm, self.head) if self.is_last else ()
-        return frozenset(id(one) for module in behind for one in module.parameters())
-
     def reset_parameters(self, seed: int) -> None:
         """Draw every layer from the seed and its name: the same values under every layout."""
         for name, module in self.named_modules():

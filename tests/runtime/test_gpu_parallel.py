@@ -1,6 +1,6 @@
 """Tensor-parallel layers, stages and data-parallel gradients on a GPU wait for their sums."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,9 +12,11 @@ import moetune
 from moetune.comm.agree import vote
 from moetune.comm.gloo import communicator_of
 from moetune.domain.layout import Layout
+from moetune.domain.training import FoldedLayout
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel import buckets
 from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
-from moetune.runtime.parallel.groups import join
+from moetune.runtime.parallel.groups import ParallelGroups, join
 from moetune.runtime.parallel.stages import Shapes, Stages
 from moetune.runtime.parallel.tensor import ColumnParallelLinear
 from moetune.runtime.parallel.vocabulary import (
@@ -23,9 +25,29 @@ from moetune.runtime.parallel.vocabulary import (
     vocab_parallel_cross_entropy,
 )
 from tests.cuda_kit import FakeCuda
+from tests.cuda_kit.lanes import Operation
 from tests.runtime.gpu_runs import GPU, NCCL, on_every_rank
 
 WIDTH, VOCABULARY = 8, 10
+
+
+def _products(done: Sequence[Operation]) -> list[Operation]:
+    return [one for one in done if one.label in {"mm", "addmm"}]
+
+
+class _Blocks(nn.Module):
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def _moe(ranks: ParallelGroups) -> MoELayer:
+    return MoELayer(WIDTH, WIDTH, 4, group=ranks.experts)
 
 
 def _block() -> TransformerBlock:
@@ -89,6 +111,40 @@ def test_stages_wait_for_the_gradients_of_all_replicas() -> None:
                 parameter.grad.mul_(2)
             stages.total_loss(share)
 
+    on_every_rank(program)
+
+
+def test_shards_are_gathered_before_their_blocks_run_and_gradients_reduced_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def program(cuda: FakeCuda) -> None:
+        torch.cuda.set_device(GPU)
+        ranks = join(FoldedLayout(dp=2, ep=2, micro_batch=2, zero=1), device_type="cuda")
+        part = _Blocks([nn.Linear(WIDTH, WIDTH), _moe(ranks), nn.Linear(WIDTH, WIDTH)])
+        rows = torch.empty(4, WIDTH, device="meta")
+        stages = Stages(
+            [part.to(GPU)], ranks, loss_of=lambda y, wanted: (y - wanted).square().mean(),
+            shapes=Shapes(inputs=rows, between=rows, outputs=rows),
+        )  # fmt: skip
+        optimizer = stages.optimizer(lambda parts: torch.optim.SGD(parts, lr=0.1))
+        x = torch.randn(4, WIDTH, device=GPU)
+        before = 0
+        for _number in range(3):
+            before = len(cuda.operations)
+            stages.backward(x, x)
+            done = cuda.operations[before:]
+            reduced = next(one for one in done if one.label.startswith("reduce_scatter"))
+            assert any(one.start_seconds > reduced.start_seconds for one in _products(done))
+            before = len(cuda.operations)
+            optimizer.step()
+        *_, gathered = (
+            one for one in cuda.operations[before:] if one.label.startswith("all_gather")
+        )
+        before = len(cuda.operations)
+        stages.backward(x, x)
+        assert _products(cuda.operations[before:])[0].start_seconds < gathered.end_seconds
+
+    monkeypatch.setattr(buckets, "LEAST_BYTES", 1)
     on_every_rank(program)
 
 

@@ -10,7 +10,7 @@ are plain tensors on the meta device. All that is real is right, because the inp
 model are given to every stage: a result that needed another stage is on the meta device.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,8 +58,6 @@ class ModelStage(nn.Module):
         part: what of it the stage has.
         elsewhere: on the meta device, by their ids, the parameters of other stages beside blocks.
         recompute: whether blocks are computed again in the backward pass.
-        behind: names of the parameters that are used behind all blocks alone.
-        reads_blocks: whether the model uses parameters of a block outside of the block.
 
     Attributes:
         model: the model's own class, with this stage's parameters under the model's names.
@@ -73,12 +71,8 @@ class ModelStage(nn.Module):
         elsewhere: Mapping[int, torch.Tensor],
         *,
         recompute: bool,
-        behind: Collection[str],
-        reads_blocks: bool,
     ) -> None:
         super().__init__()
-        self.reads_blocks = reads_blocks
-        self._behind = behind
         own = {number: blocks[number] for number in part.blocks}
         self._crossing = _Crossing(part=part, blocks=own, recompute=recompute)
         places = Places(len(blocks), own, self._crossing)
@@ -88,12 +82,6 @@ class ModelStage(nn.Module):
     def own_blocks(self) -> Mapping[int, nn.Module]:
         """The stage's blocks, by their numbers in the model."""
         return self._crossing.blocks
-
-    @property
-    def used_behind_blocks(self) -> frozenset[int]:
-        """Ids of the parameters that are used behind all blocks alone."""
-        every = self.model.named_parameters(remove_duplicate=False)
-        return frozenset(id(one) for name, one in every if name in self._behind)
 
     def forward(self, x: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """Return the hidden states (B, S, D) for the next stage, or the model's outputs.

@@ -214,11 +214,6 @@ def _stage(
         for one in model.parameters()
         if id(one) in chain.first | chain.last and id(one) not in owned
     }
-    every = model.named_parameters(remove_duplicate=False)
-    stage = ModelStage(
-        model, chain.blocks, part, elsewhere, recompute="full" in layout.recompute,
-        behind={name for name, one in every if id(one) in chain.last},
-        reads_blocks=bool(chain.uncuttable),
-    )  # fmt: skip
+    stage = ModelStage(model, chain.blocks, part, elsewhere, recompute="full" in layout.recompute)
     give_memory(stage, ranks.mesh.device_type)
     return stage.to(ranks.mesh.device_type)

@@ -50,3 +50,8 @@ def torch_schedule(
     # With fewer micro-batches than stages 1F1B is all forward passes, then all backward passes.
     kind = Schedule1F1B if num_micro_batches >= layout.pp else ScheduleGPipe
     return kind(stages[0], num_micro_batches, loss_fn=loss_of, scale_grads=False)
+
+
+def forget_failed_step(schedule: TorchSchedule) -> None:
+    """Drop the losses of a step that an error has ended, which torch would take for the next's."""
+    schedule._internal_losses.clear()  # noqa: SLF001 - torch drops them at the end of a step alone

@@ -27,7 +27,8 @@ from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.replica_sums import ReplicaSums
-from moetune.runtime.parallel.buckets import parameter_buckets, units_of, wait_before_use
+from moetune.runtime.parallel.arriving import wait_where_used
+from moetune.runtime.parallel.buckets import parameter_buckets
 from moetune.runtime.parallel.fully_sharded import (
     Hidden,
     ShardedParameters,
@@ -36,7 +37,11 @@ from moetune.runtime.parallel.fully_sharded import (
 )
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.reductions import Reductions
-from moetune.runtime.parallel.schedules import TorchSchedule, torch_schedule
+from moetune.runtime.parallel.schedules import (
+    TorchSchedule,
+    forget_failed_step,
+    torch_schedule,
+)
 from moetune.runtime.parallel.tensor import TensorParallelModule
 from moetune.runtime.parallel.zero import (
     BufferOptimizer,
@@ -46,8 +51,6 @@ from moetune.runtime.parallel.zero import (
 
 _EPSILON = 1e-6
 """Added to the norm, as torch does."""
-_NO_MEMORY = "its data is not allocated yet"
-"""In torch's error where a tensor has no memory."""
 LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The mean loss over the tokens of a micro-batch, from the last part's output and the targets."""
 
@@ -97,21 +100,20 @@ class Stages:
         num_micro_batches = _micro_batches(
             ranks, num_micro_batches, num_sequences=len(shapes.inputs), stages_per_rank=len(parts)
         )
-        self._parts = nn.ModuleList(parts)
+        self.parts = nn.ModuleList(parts)
         self.ranks = ranks
         self._batch, self._gives_inputs = len(shapes.inputs), gives_inputs
         self._buffers: Sequence[ParameterBuffer | ShardedParameters]
-        self._replicated = _replicated_layers(self._parts)
+        self._replicated = _replicated_layers(self.parts)
         buckets: Sequence[ParameterBuffer] = ()
         if is_fully_sharded(ranks):
-            self._buffers = shard_fully(self._parts, ranks)
+            self._buffers = shard_fully(self.parts, ranks)
             parts = [Hidden(part) for part in parts]
         else:
-            units = [unit for part in parts for unit in units_of(part)]
-            self._buffers = buckets = parameter_buckets(self._parts, units, ranks)
-            wait_before_use(units, buckets)
+            self._buffers = buckets = parameter_buckets(self.parts, ranks)
+            wait_where_used(self.parts, buckets)
         self._reductions = Reductions(
-            self._parts, buckets, num_micro_batches=num_micro_batches, late=self._late_gradients()
+            self.parts, buckets, num_micro_batches=num_micro_batches, late=self._late_gradients()
         )
         share = 1 / (num_micro_batches * ranks.layout.dp * ranks.cp)
         stages = _pipeline_stages(parts, ranks, shapes, self._batch // num_micro_batches)
@@ -121,17 +123,6 @@ class Stages:
             stages, ranks.layout, num_micro_batches,
             lambda outputs, targets: loss_of(outputs, targets) * share,
         )  # fmt: skip
-
-    @property
-    def parts(self) -> nn.ModuleList:
-        """This rank's modules, with the values that the optimizer's last step gave them.
-
-        Until then, or the next `backward`, parameters of ZeRO stage 1 may still be gathered, and
-        torch refuses to read them.
-        """
-        for buffer in self._buffers:
-            buffer.wait()
-        return self._parts
 
     def optimizer(self, make: MakeOptimizer) -> BufferOptimizer:
         """Return an optimizer of all parameters, in shards where the layout has a ZeRO stage.
@@ -194,7 +185,6 @@ class Stages:
         if len(inputs) != self._batch:
             raise InputError(f"{len(inputs)} sequences, but the stages were made for {self._batch}")
         self._reductions.begin()
-        self._parts.zero_grad()
         for buffer in self._buffers:
             buffer.begin()
         losses = self._run(inputs, targets)
@@ -211,11 +201,12 @@ class Stages:
         without torch's autograd.
         """
         if _splits(self.ranks):
-            return [*self._parts.parameters()]
+            return [*self.parts.parameters()]
         return [one for _, parameters in self._replicated for one in parameters]
 
     def _run(self, inputs: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
         losses: list[torch.Tensor] = []
+        forget_failed_step(self._schedule)
         given: dict[str, Any] = {"inputs": inputs} if self._gives_inputs else {}
         try:
             self._schedule.step(
@@ -228,12 +219,6 @@ class Stages:
         except RuntimeError as error:
             if isinstance(error.__cause__, MoetuneError):  # torch wraps errors of a stage
                 raise error.__cause__ from None
-            if _NO_MEMORY in str(error.__cause__ or error):
-                raise InputError(
-                    "a stage reads parameters of a block outside of the block's forward pass, "
-                    "where ZeRO stage 1 may still gather them",
-                    "read them in the block, or plan with zero 0",
-                ) from error
             if error.__cause__ is not None:
                 raise
             world = GroupRank(dist.get_rank(), tuple(range(dist.get_world_size())))

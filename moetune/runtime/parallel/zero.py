@@ -4,8 +4,7 @@ A buffer has parameters of one dtype that the same ranks have. Without sharding 
 are summed by one all-reduce. With it they are reduce-scattered, each rank's optimizer updates a
 part of the parameters, and an all-gather returns the whole: as many bytes, and 1 / ranks of the
 optimizer's states (Rajbhandari et al., 2020, §5.1; Megatron-Core's distributed optimizer). The
-all-gather runs beside the next forward pass, until which the parameters have no memory: to read
-them is an error, and not the values of two steps.
+all-gather runs beside the next forward pass; `arriving` has who waits for it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -80,7 +79,10 @@ class ParameterBuffer:
             self._total = torch.zeros_like(self._grads[self._mine])
             self._values = torch.zeros_like(self._grads)
             self._whole = self._views(self._values)
-            self._absent = [_without_memory(parameter) for parameter in parameters]
+            self._absent = [
+                parameter.detach().new_full((), torch.nan).expand(parameter.shape)
+                for parameter in parameters
+            ]
             for parameter, view in zip(parameters, self._whole, strict=True):
                 view.copy_(parameter.detach())
                 parameter.data = view
@@ -96,8 +98,10 @@ class ParameterBuffer:
         return self._parameters
 
     def begin(self) -> None:
-        """Zero the buffer and make the parameters' gradients its views."""
+        """Zero the buffer and make the parameters' gradients its views; without one, drop them."""
         if not self._has_buffer:
+            for parameter in self._parameters:
+                parameter.grad = None
             return
         self._grads.zero_()
         for parameter, view in zip(self._parameters, self._views(self._grads), strict=True):
@@ -150,18 +154,13 @@ class ParameterBuffer:
                 yield ShardPiece(self._values[own], partial(_same, grad))
 
     def gather(self) -> None:
-        """Start returning all ranks' parts of the parameters, which have no memory until `wait`."""
+        """Start returning all ranks' parts of the parameters, which are NaN until `wait`."""
         if self.is_sharded:
             own = self._values[self._mine].clone()
             self._arriving = self._communicator.all_gather(
                 self._values, own, "the updated parameters"
             )
             self._point_to(self._absent)
-
-    @property
-    def is_arriving(self) -> bool:
-        """Whether the parameters are still gathered."""
-        return self._arriving is not None
 
     def wait(self) -> None:
         """Give the parameters their new values, if they are still gathered.
@@ -183,13 +182,6 @@ class ParameterBuffer:
             flat[start : start + parameter.numel()].view_as(parameter)
             for parameter, start in zip(self._parameters, self._starts, strict=False)
         ]
-
-
-def _without_memory(parameter: nn.Parameter) -> torch.Tensor:
-    """Return a tensor of the same shape whose values torch refuses to read."""
-    absent = torch.empty_like(parameter, memory_format=torch.contiguous_format).detach()
-    absent.untyped_storage().resize_(0)
-    return absent
 
 
 def _square(values: torch.Tensor) -> torch.Tensor:
