@@ -1,6 +1,7 @@
 """The part that profiles: GEMM, row operations, copies, interference, and the loopback."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,12 +9,13 @@ from benchmarks.gpu.rows import Row, Rows
 from benchmarks.gpu.scale import Scale
 from moetune import config
 from moetune.domain.profile import Profile
-from moetune.domain.samples import CopyPoint, GemmPoint, InterferencePoint, RowsPoint
+from moetune.domain.samples import CopyPoint, GemmPoint, InterferencePoint, RowsPoint, Sample
 from moetune.fit.costs import costs_of
 from moetune.measure.grid import SUSTAINED
 from moetune.workflows.files import load_profile_file, profile_to_toml, write_text
 from moetune.workflows.profile import measure_profile
 from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
+from moetune.workflows.recording import SilentProgress
 
 FILE = "profile.toml"
 
@@ -34,11 +36,35 @@ def run_profile(scale: Scale, folder: Path) -> None:
             budget_seconds=scale.budget_seconds,
         ),
         MeasurementSetting(environment=config.environment()),
+        progress=_Visits(Rows(folder, "visits")),
     )
     write_text(folder / FILE, profile_to_toml(profile))
     rows = Rows(folder, "profile")
     for row in profile_rows(profile):
         rows.add(**row)
+
+
+class _Visits(SilentProgress):
+    """Writes when each visit ended: a part that is ended too late tells where its time went."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows, self._start = rows, time.perf_counter()
+        rows.begin()
+
+    def start(self, groups: Mapping[str, int], seconds: float) -> None:
+        """Write what is planned."""
+        self._tell(points=sum(groups.values()), estimated_seconds=seconds)
+
+    def advance(self, sample: Sample, group: str, seconds_left: float) -> None:  # noqa: ARG002 - of the display
+        """Write a point's first visit."""
+        self._tell(point=repr(sample.point), marks=sample.marks, error=sample.error)
+
+    def repeat(self, group: str, seconds_left: float) -> None:  # noqa: ARG002 - of the display
+        """Write a point's next visit."""
+        self._tell(group=group)
+
+    def _tell(self, **row: object) -> None:
+        self._rows.add(at_seconds=time.perf_counter() - self._start, **row)
 
 
 def profile_rows(profile: Profile) -> Iterator[Row]:
