@@ -208,7 +208,8 @@ class ByHand:
         computing = replace(self, sends=False)
         shown = 0.0
         for seconds, least, back in zip(alone, last, (True, False), strict=True):
-            shown += max(least, seconds - computing.passes(index, back=back))
+            others = 1 - 1 / len(blocks)
+            shown += max(least, seconds - others * computing.passes(index, back=back))
         return shown
 
     def collectives(self, counts: tuple[int, int]) -> tuple[float, float]:

@@ -46,7 +46,10 @@ class Reductions:
         self._num_micro_batches = num_micro_batches
         self._is_active = False
         self._under_way: list[Transfer] = []
-        layers = [module for module in parts.modules() if isinstance(module, PlannedLayer)]
+        layers = [
+            module for module in parts.modules()
+            if isinstance(module, PlannedLayer) and module.communicator.num_ranks > 1
+        ]  # fmt: skip
         self._num_phases = len(layers) * num_micro_batches
         for layer in layers:
             layer.gradient_queue = self

@@ -54,14 +54,15 @@ def exposed_gradients(
         if recompute:
             blocks = replace(stage, is_first=False, is_last=False)
             backward += computing(priced, blocks, "forward")
+        others = 1 - 1 / max(1, stage.num_blocks)
         behind, ahead = prices.collectives_of(share, groups, zero=zero)
         first = _first_bucket(prices, stage, layout)
         last, wanted = prices.collectives_of(first, groups, zero=zero)
         seconds = exposed_beside(
-            behind.seconds, last=last.seconds, computed=backward, speeds=speeds
+            behind.seconds, last=last.seconds, computed=others * backward, speeds=speeds
         )
         seconds += exposed_beside(
-            ahead.seconds, last=wanted.seconds, computed=forward, speeds=speeds
+            ahead.seconds, last=wanted.seconds, computed=others * forward, speeds=speeds
         )
         shown = max(shown, seconds)
     return alone._replace(seconds=shown)

@@ -16,7 +16,7 @@ class Room(NamedTuple):
     backward: float
 
 
-WITHOUT_END = Room(math.inf, math.inf)
+NO_ROOM, WITHOUT_END = Room(0.0, 0.0), Room(math.inf, math.inf)
 
 
 def computing(
@@ -26,6 +26,8 @@ def computing(
     layout: FoldedLayout,
 ) -> Room:
     """Return the seconds of a rank's passes without any communication, hidden or not.
+
+    But for one block: backward no bucket is made before it, and forward all are there.
 
     Args:
         blocks: of each kind.
@@ -42,4 +44,5 @@ def computing(
                 again = one.times.passes("exchange").forward
             forward += count * max(0.0, one.forward - sent.forward)
             backward += count * max(0.0, one.backward - sent.backward - again)
-    return Room(forward, backward)
+    others = 1 - 1 / max(1, sum(rank.counts))
+    return Room(others * forward, others * backward)

@@ -12,7 +12,7 @@ from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.offload import HOST_ADAM_SECONDS
 from moetune.solve.training.parameters import rank_parameters
-from moetune.solve.training.room import WITHOUT_END, Room
+from moetune.solve.training.room import NO_ROOM, WITHOUT_END, Room
 from moetune.solve.training.stages import DecoderStages, RankBlocks
 
 _SHARDS_GRADIENTS = 2
@@ -77,7 +77,9 @@ class UpdatePrices:
     def least_of_gradients(self, layout: FoldedLayout) -> float:
         """Return `gradients` at least, whatever the passes."""
         num = self.job.global_batch // (layout.micro_batch * layout.dp)
-        return self.gradients(layout, WITHOUT_END, num_micro_batches=num)
+        return min(
+            self.gradients(layout, room, num_micro_batches=num) for room in (WITHOUT_END, NO_ROOM)
+        )  # computation may lose more beside gradients than these gain
 
     def _alone(self, layout: FoldedLayout, dense: float, experts: float) -> _Alone:
         """Return the seconds of so many parameters by themselves."""
