@@ -68,7 +68,7 @@ class BackgroundLoad(threading.Thread):
         super().__init__(daemon=True)
         self._operation, self._device, self._vote = operation, device, vote
         self._stopping = threading.Event()
-        self._deadline = math.inf
+        self._deadline = time.perf_counter() + _LONGEST_BLOCK_SECONDS
         self._changed = threading.Condition()
         self._busy: list[Window] = []
         self._failure: Exception | None = None

@@ -97,8 +97,8 @@ def measure(
     device.synchronize()
     ranks.control.barrier("a point")
     with (
+        device.use(),  # first: a busy device may keep a stream that is new from ever starting
         Background(experiment.background_loads, device=device, ranks=ranks) as background,
-        device.use(),
     ):
         watch = Stopwatch(experiment, background, device, ranks)
         watch.sustain()

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 from hypothesis import given
@@ -134,6 +135,27 @@ def test_an_operation_that_waits_for_the_load_beside_it_to_end_fails(
     effort = Effort(min_blocks=3, max_blocks=9, max_seconds=0.1, warmup_seconds=0.1)
     with pytest.raises(FailedPointError, match="ran through only 0"):
         measure(scene, device=Releasing(), ranks=MeasuringRanks(), effort=effort)
+
+
+def test_the_thread_that_measures_has_its_stream_before_a_load_runs() -> None:
+    """On an H200 a stream that was made beside a load never began."""
+    runs: list[float] = []
+
+    def run() -> None:
+        runs.append(time.perf_counter())
+        short_sleep()
+
+    class Watched(CpuDevice):
+        def use(self) -> AbstractContextManager[object]:
+            assert threading.current_thread() is not threading.main_thread() or not runs
+            return super().use()
+
+    scene = Experiment(
+        victim=local_operation(short_sleep), background_loads=(local_operation(run),)
+    )
+    effort = Effort(min_blocks=3, max_blocks=9, max_seconds=0.1, warmup_seconds=0.1)
+    measure(scene, device=Watched(), ranks=MeasuringRanks(), effort=effort)
+    assert runs
 
 
 def test_copies_of_two_streams_are_issued_one_by_one() -> None:

@@ -208,8 +208,9 @@ class ByHand:
         computing = replace(self, sends=False)
         shown = 0.0
         for seconds, least, back in zip(alone, last, (True, False), strict=True):
-            others = 1 - 1 / len(blocks)
-            shown += max(least, seconds - others * computing.passes(index, back=back))
+            one = 1 / min(len(blocks), max(1, sum(self.counts(index)) * 4 // 2**20))
+            hidden = (1 - one) * computing.passes(index, back=back)
+            shown += max(least, one * seconds, seconds - hidden)
         return shown
 
     def collectives(self, counts: tuple[int, int]) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
+from moetune.domain.gradients import LEAST_BUCKET_BYTES
 from moetune.domain.training import FoldedLayout
 from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
@@ -18,8 +19,7 @@ from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.tensor import TensorParallelModule
 from moetune.runtime.parallel.zero import ParameterBuffer, parameter_buffers
 
-LEAST_BYTES = 2**20
-"""Below it a collective's start takes longer than its bytes; torch's DDP begins with as many."""
+LEAST_BYTES = LEAST_BUCKET_BYTES
 
 
 def blocks_of(part: nn.Module) -> Iterator[nn.Module]:

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.layout import Layout
-from moetune.solve.hidden import exposed_beside
+from moetune.solve.hidden import exposed_beside, num_buckets
 from moetune.solve.model.cost_parts import CostPart
 from moetune.solve.model.groups import Groups
 from moetune.solve.model.memory import Share, share_of
@@ -45,7 +46,7 @@ def exposed_gradients(
     alone = prices.gradients(
         layout=layout, groups=groups, zero=zero, num_micro_batches=num_micro_batches
     )
-    hidden, speeds = prices.runtime.hidden_gradients, prices.costs.interference.overlap_speeds
+    hidden = prices.runtime.hidden_gradients
     if hidden is not None:
         return alone._replace(seconds=alone.seconds * (1 - hidden))
     shown = 0.0
@@ -54,16 +55,16 @@ def exposed_gradients(
         if recompute:
             blocks = replace(stage, is_first=False, is_last=False)
             backward += computing(priced, blocks, "forward")
-        others = 1 - 1 / max(1, stage.num_blocks)
+        num_bytes = (share.dense + share.experts) * prices.state_bytes.parameter
+        beside = partial(
+            exposed_beside, speeds=prices.costs.interference.overlap_speeds,
+            num_buckets=num_buckets(stage.num_blocks, num_bytes),
+        )  # fmt: skip
         behind, ahead = prices.collectives_of(share, groups, zero=zero)
         first = _first_bucket(prices, stage, layout)
         last, wanted = prices.collectives_of(first, groups, zero=zero)
-        seconds = exposed_beside(
-            behind.seconds, last=last.seconds, computed=others * backward, speeds=speeds
-        )
-        seconds += exposed_beside(
-            ahead.seconds, last=wanted.seconds, computed=others * forward, speeds=speeds
-        )
+        seconds = beside(behind.seconds, first=last.seconds, computed=backward)
+        seconds += beside(ahead.seconds, first=wanted.seconds, computed=forward)
         shown = max(shown, seconds)
     return alone._replace(seconds=shown)
 

@@ -27,8 +27,6 @@ def computing(
 ) -> Room:
     """Return the seconds of a rank's passes without any communication, hidden or not.
 
-    But for one block: backward no bucket is made before it, and forward all are there.
-
     Args:
         blocks: of each kind.
         ends: the embedding's and a head's, both passes.
@@ -44,5 +42,4 @@ def computing(
                 again = one.times.passes("exchange").forward
             forward += count * max(0.0, one.forward - sent.forward)
             backward += count * max(0.0, one.backward - sent.backward - again)
-    others = 1 - 1 / max(1, sum(rank.counts))
-    return Room(others * forward, others * backward)
+    return Room(forward, backward)

@@ -1,13 +1,14 @@
 """Time of a step's gradients, parameters and optimizer, beside and behind its passes."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from moetune.domain.optimizers import optimizer_of
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.hidden import exposed_beside
+from moetune.solve.hidden import exposed_beside, num_buckets
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.offload import HOST_ADAM_SECONDS
@@ -25,12 +26,14 @@ class _Held(NamedTuple):
     Args:
         dense, experts: all but the experts, and the experts.
         first_dense, first_experts: of the first block, and of the embedding where it is there.
+        num_blocks: of the rank.
     """
 
     dense: float
     experts: float
     first_dense: float
     first_experts: float
+    num_blocks: int
 
 
 class _Alone(NamedTuple):
@@ -104,15 +107,16 @@ class UpdatePrices:
         if layout.zero > _SHARDS_GRADIENTS:
             return num_micro_batches * (reduced + 2 * gathered)
         first = self._alone(layout, held.first_dense, held.first_experts)
-        speeds = self.device.costs.interference.overlap_speeds
+        beside = partial(
+            exposed_beside, speeds=self.device.costs.interference.overlap_speeds,
+            num_buckets=num_buckets(held.num_blocks, ELEMENT * (held.dense + held.experts)),
+        )  # fmt: skip
         behind, last, ahead = reduced, first.reduced, gathered
         if not layout.zero:
             behind, last, ahead = reduced + gathered, sum(first), 0.0
         if layout.order not in SPLITTING:
-            behind = exposed_beside(behind, last=last, computed=room.backward, speeds=speeds)
-        return behind + exposed_beside(
-            ahead, last=first.gathered, computed=room.forward, speeds=speeds
-        )
+            behind = beside(behind, first=last, computed=room.backward)
+        return behind + beside(ahead, first=first.gathered, computed=room.forward)
 
     def replica_seconds(self, layout: FoldedLayout) -> float:
         """Return what replicas of hot experts take in a step, hidden by nothing.
@@ -172,5 +176,5 @@ class UpdatePrices:
             dense=dense, experts=experts,
             first_dense=rank.has_embedding * table
             + (dense - tables * table) / max(1, sum(rank.counts)),
-            first_experts=experts / max(1, with_experts),
+            first_experts=experts / max(1, with_experts), num_blocks=sum(rank.counts),
         )  # fmt: skip
