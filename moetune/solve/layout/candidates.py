@@ -24,7 +24,7 @@ class Batching:
         chunked: model states are sharded in chunks that are gathered for their use.
         offload: the shards live on the host.
         in_flight: batches that take turns, each behind the other's exchanges.
-        between: gradients are reduced in pieces between the exchanges, and not at the end.
+        between: replicas reduce gradients in pieces between the exchanges, and not at the end.
     """
 
     sequences: int

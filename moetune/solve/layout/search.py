@@ -7,6 +7,7 @@ from functools import partial
 
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.constraints import LayoutPins
+from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
 from moetune.domain.model_plan import ModelMemory
@@ -233,21 +234,30 @@ class LayoutTrial:
                 num_micro_batches=setting.num_micro_batches,
             ),
             hops=hops,
-            gradients=exposed_gradients(
-                prices,
-                priced,
-                layout=layout,
-                groups=self.groups,
-                zero=setting.zero,
-                recompute=setting.recompute,
-                num_micro_batches=setting.num_micro_batches,
-            ),
+            gradients=self._gradients(setting, priced),
             optimizer=prices.optimizer(layout=layout, zero=setting.zero),
             accumulation=prices.accumulation(
                 layout=layout, num_micro_batches=setting.num_micro_batches
             ),
             memory=memory,
         )
+
+    def _gradients(self, setting: Batching, priced: Priced) -> Estimate:
+        """Return what is exposed of the gradients.
+
+        Replicas that exchange tokens have a candidate of their own with gradients between the
+        exchanges; this one has them at the end, as a training loop without it.
+        """
+        prices, layout = self.search.prices, self.layout
+        if can_replicate(layout, prices) and not setting.zero:
+            return prices.gradients(
+                layout=layout, groups=self.groups, zero=False,
+                num_micro_batches=setting.num_micro_batches,
+            )  # fmt: skip
+        return exposed_gradients(
+            prices, priced, layout=layout, groups=self.groups, zero=setting.zero,
+            recompute=setting.recompute, num_micro_batches=setting.num_micro_batches,
+        )  # fmt: skip
 
     def _replicated(self, setting: Batching) -> Iterator[Candidate]:
         """Yield the setting with gradients between the exchanges, of one batch and of two."""
