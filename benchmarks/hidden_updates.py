@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -23,17 +23,18 @@ import torch.distributed as dist
 
 from benchmarks.netlab.__main__ import describe_machine
 from benchmarks.netlab.cell import Step
-from benchmarks.netlab.lab import Lab, check_supported
+from benchmarks.netlab.lab import check_supported
 from benchmarks.netlab.ranks import time_steps, work_and_rounds
+from benchmarks.netlab.ways import seconds_by_way
 from examples.language_model import staged_language_model
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.training import FoldedLayout
 from moetune.runtime.parallel.groups import ParallelGroups, join
+from moetune.runtime.parallel.parameter_buffer import ParameterBuffer
 from moetune.runtime.parallel.reductions import Reductions
 from moetune.runtime.parallel.stages import Stages
-from moetune.runtime.parallel.zero import ParameterBuffer
 from moetune.workflows.files import write_text
 from moetune.workflows.launch import leave
 
@@ -78,22 +79,17 @@ def main() -> int:
     lines = [*_head(describe_machine(peer=False, load=load), given.rounds)]
     for rate in given.rates:
         for layout in _LAYOUTS:
-            lines += _rows(rate, layout, _measure(rate, layout, given.rounds))
+            found = seconds_by_way(
+                "benchmarks.hidden_updates",
+                Work(layout=layout),
+                rate_mbit=rate,
+                rounds=given.rounds,
+            )
+            lines += _rows(rate, layout, found)
     text = "\n".join(lines) + "\n"
     print(text)
     write_text(given.output, text)
     return 0
-
-
-def _measure(rate_mbit: float, layout: str, rounds: int) -> dict[str, list[float]]:
-    command = [
-        *(sys.executable, "-m", "benchmarks.hidden_updates"),
-        *("--work", json.dumps(asdict(Work(layout=layout))), "--rounds", str(rounds)),
-    ]
-    with Lab(num_ranks=2, rate_mbit=rate_mbit) as lab:
-        outputs = lab.run(command, timeout_seconds=900.0, echo=sys.stderr)
-    found: dict[str, list[float]] = json.loads(outputs[0].stdout.splitlines()[-1])
-    return found
 
 
 def _rank() -> NoReturn:

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import fmean
@@ -27,8 +27,9 @@ from torch.nn import functional
 import moetune
 from benchmarks.netlab.__main__ import describe_machine
 from benchmarks.netlab.cell import Step
-from benchmarks.netlab.lab import Lab, check_supported
+from benchmarks.netlab.lab import check_supported
 from benchmarks.netlab.ranks import time_steps, work_and_rounds
+from benchmarks.netlab.ways import seconds_by_way
 from moetune.domain.errors import MoetuneError
 from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
 from moetune.domain.routing import ExpertLoads
@@ -110,22 +111,14 @@ def main() -> int:
     check_supported()
     lines = [*_head(describe_machine(peer=False, load=load), given.rounds)]
     for rate in given.rates:
-        lines += _rows(rate, _measure(rate, given.rounds))
+        found = seconds_by_way(
+            "benchmarks.hot_models", Work(pull=_PULL), rate_mbit=rate, rounds=given.rounds
+        )
+        lines += _rows(rate, found)
     text = "\n".join(lines) + "\n"
     print(text)
     write_text(given.output, text)
     return 0
-
-
-def _measure(rate_mbit: float, rounds: int) -> dict[str, list[float]]:
-    command = [
-        *(sys.executable, "-m", "benchmarks.hot_models"),
-        *("--work", json.dumps(asdict(Work(pull=_PULL))), "--rounds", str(rounds)),
-    ]
-    with Lab(num_ranks=2, rate_mbit=rate_mbit) as lab:
-        outputs = lab.run(command, timeout_seconds=900.0, echo=sys.stderr)
-    found: dict[str, list[float]] = json.loads(outputs[0].stdout.splitlines()[-1])
-    return found
 
 
 def _rank() -> NoReturn:

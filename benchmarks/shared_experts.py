@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -25,8 +25,9 @@ from torch.nn import functional
 
 from benchmarks.netlab.__main__ import describe_machine
 from benchmarks.netlab.cell import Step
-from benchmarks.netlab.lab import Lab, check_supported
+from benchmarks.netlab.lab import check_supported
 from benchmarks.netlab.ranks import time_steps, work_and_rounds
+from benchmarks.netlab.ways import seconds_by_way
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import MoELayer
@@ -77,22 +78,15 @@ def main() -> int:
     lines = [*_head(describe_machine(peer=False, load=load), given.rounds)]
     for rate in given.rates:
         for width in given.widths:
-            lines += _rows(rate, width, _measure(Work(d_shared=width, degrees=(1, 4)), rate, given))
+            work = Work(d_shared=width, degrees=(1, 4))
+            found = seconds_by_way(
+                "benchmarks.shared_experts", work, rate_mbit=rate, rounds=given.rounds
+            )
+            lines += _rows(rate, width, found)
     text = "\n".join(lines) + "\n"
     print(text)
     write_text(given.output, text)
     return 0
-
-
-def _measure(work: Work, rate_mbit: float, given: argparse.Namespace) -> dict[str, list[float]]:
-    command = [
-        *(sys.executable, "-m", "benchmarks.shared_experts"),
-        *("--work", json.dumps(asdict(work)), "--rounds", str(given.rounds)),
-    ]
-    with Lab(num_ranks=2, rate_mbit=rate_mbit) as lab:
-        outputs = lab.run(command, timeout_seconds=600.0, echo=sys.stderr)
-    found: dict[str, list[float]] = json.loads(outputs[0].stdout.splitlines()[-1])
-    return found
 
 
 def _rank() -> NoReturn:

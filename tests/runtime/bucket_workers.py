@@ -4,6 +4,7 @@ import copy
 import itertools
 import pickle
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from moetune.domain import gradients
 from moetune.domain.errors import InputError
 from moetune.domain.training import FoldedLayout, ZeroStage
-from moetune.runtime.parallel import buckets
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Shapes, Stages
 
@@ -61,7 +62,7 @@ class RunsAgain(Net):
 
 
 def stages_of(net: nn.Module, *, zero: ZeroStage, least_bytes: int = 1) -> Stages:
-    buckets.LEAST_BYTES = least_bytes
+    gradients.LEAST_BUCKET_BYTES = least_bytes
     torch.manual_seed(7)
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -86,6 +87,10 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
 
 
+def _in_call(used: Callable[[int], bool], call: int, _: int) -> bool:
+    return used(call)
+
+
 def alone(net: nn.Module, used: Sequence[Callable[[int], bool]]) -> nn.Module:
     """Train as one process, with all ranks' micro-batches one after the other."""
     torch.manual_seed(7)
@@ -98,7 +103,7 @@ def alone(net: nn.Module, used: Sequence[Callable[[int], bool]]) -> nn.Module:
         for rank in range(num_ranks):
             for part, x in enumerate(rows_of(step, rank).chunk(BATCH // 2)):
                 if isinstance(net, Net) and used:
-                    net.used = lambda _, rank=rank, call=step * 2 + part: used[rank](call)  # type: ignore[misc]
+                    net.used = partial(_in_call, used[rank], step * 2 + part)
                 (_loss_of(net(x), x) / (num_ranks * BATCH // 2)).backward()
         optimizer.step()
     return net
@@ -153,7 +158,7 @@ def values_are_whole_or_show(zero: ZeroStage) -> None:
         dist.all_gather(told, held[0].detach())
         assert all(bool((one == told[0]).all()) for one in told)
     assert type(copy.deepcopy(net).first._parameters) is dict
-    assert type(pickle.loads(pickle.dumps(net.first))._parameters) is dict  # noqa: S301 - its own
+    assert type(pickle.loads(pickle.dumps(net.first))._parameters) is dict  # noqa: S301 - made in this line
 
 
 def unused_parameters_hold_nothing_up(zero: ZeroStage) -> None:

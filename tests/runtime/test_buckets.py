@@ -7,8 +7,8 @@ from torch import nn
 from moetune.comm.group import OneRank
 from moetune.comm.transfer import Done, Transfer
 from moetune.runtime.parallel.buckets import units_of
+from moetune.runtime.parallel.parameter_buffer import ParameterBuffer
 from moetune.runtime.parallel.reductions import Reductions
-from moetune.runtime.parallel.zero import ParameterBuffer
 from tests.ranks import run_ranks
 from tests.runtime import bucket_workers as workers
 

@@ -15,7 +15,8 @@ from moetune.domain.errors import InputError
 from moetune.domain.pipeline import SCHEDULES, SPLITTING
 from moetune.domain.training import FoldedLayout
 from moetune.runtime.parallel.groups import join
-from moetune.runtime.parallel.zero import BufferOptimizer, parameter_buffers
+from moetune.runtime.parallel.parameter_buffer import parameter_buffers
+from moetune.runtime.parallel.zero import BufferOptimizer
 from tests.ranks import run_ranks
 from tests.runtime import layout_workers
 from tests.runtime.random_layouts import World, draw_worlds, trained_worlds

@@ -1,8 +1,8 @@
-"""Parameters of a module that are still gathered: whoever looks at them waits.
+"""Parameters of a module that are still being gathered: whoever reads them waits.
 
-The optimizer's step starts to gather the shards of ZeRO stage 1, and the next forward pass finds
-them by looking at its modules: each waits for its own bucket, as late as can be, and so do
-`parameters`, `state_dict` and whatever else reads a module. A parameter that was taken out of its
+The optimizer's step starts to gather the shards of ZeRO stage 1. A module's forward pass reads its
+parameters from the module, and waits there for its own bucket, as late as can be; so does whatever
+else reads the module, such as `parameters` or `state_dict`. A parameter that was taken out of its
 module before the step is NaN until then: a wrong number that shows, and not a mixture of two steps.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from moetune.runtime.parallel.zero import ParameterBuffer
+from moetune.runtime.parallel.parameter_buffer import ParameterBuffer
 
 
 class ArrivingParameters(dict[str, nn.Parameter | None]):
@@ -41,12 +41,13 @@ class ArrivingParameters(dict[str, nn.Parameter | None]):
         self._wait()
         return super().get(name, default)
 
-    def items(self) -> ItemsView[str, nn.Parameter | None]:  # type: ignore[override]  # as dict's
+    # The views that dict itself returns have no public type to name here.
+    def items(self) -> ItemsView[str, nn.Parameter | None]:  # type: ignore[override]
         """Return names and parameters, once all have their values."""
         self._wait()
         return super().items()
 
-    def values(self) -> ValuesView[nn.Parameter | None]:  # type: ignore[override]  # as dict's
+    def values(self) -> ValuesView[nn.Parameter | None]:  # type: ignore[override]
         """Return the parameters, once all have their values."""
         self._wait()
         return super().values()
@@ -57,7 +58,7 @@ class ArrivingParameters(dict[str, nn.Parameter | None]):
 
 
 def wait_where_used(parts: nn.Module, buckets: Iterable[ParameterBuffer]) -> None:
-    """Let all modules wait for the values of sharded parameters when they are looked at."""
+    """Let every read of a sharded parameter from its module wait for the parameter's values."""
     of_parameter = {
         id(one): bucket for bucket in buckets if bucket.is_sharded for one in bucket.parameters
     }

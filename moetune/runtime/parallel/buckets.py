@@ -11,15 +11,13 @@ from torch import nn
 
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
-from moetune.domain.gradients import LEAST_BUCKET_BYTES
+from moetune.domain import gradients
 from moetune.domain.training import FoldedLayout
 from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.parallel.groups import ParallelGroups
+from moetune.runtime.parallel.parameter_buffer import ParameterBuffer, parameter_buffers
 from moetune.runtime.parallel.tensor import TensorParallelModule
-from moetune.runtime.parallel.zero import ParameterBuffer, parameter_buffers
-
-LEAST_BYTES = LEAST_BUCKET_BYTES
 
 
 def blocks_of(part: nn.Module) -> Iterator[nn.Module]:
@@ -105,7 +103,7 @@ def _runs(
         first = first if run else number
         run += own
         size += sum(one.nbytes for one in own)
-        if size >= LEAST_BYTES and communicator.num_ranks > 1:
+        if size >= gradients.LEAST_BUCKET_BYTES and communicator.num_ranks > 1:
             yield first, run
             run, size = [], 0
     if run:

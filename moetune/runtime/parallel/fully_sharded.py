@@ -19,8 +19,8 @@ from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.parallel.buckets import blocks_of
 from moetune.runtime.parallel.fsdp import prepare_fsdp
 from moetune.runtime.parallel.groups import ParallelGroups
+from moetune.runtime.parallel.parameter_buffer import Ranges, ShardPiece
 from moetune.runtime.parallel.replicas import spread_layers
-from moetune.runtime.parallel.zero import Ranges, ShardPiece
 
 
 class ShardedParameters:

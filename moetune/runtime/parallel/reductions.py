@@ -16,7 +16,7 @@ from torch import nn
 from moetune.comm.transfer import Transfer
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.parallel.zero import ParameterBuffer
+from moetune.runtime.parallel.parameter_buffer import ParameterBuffer
 
 
 class Reductions:

@@ -1,4 +1,4 @@
-"""Torch's schedule of a layout: the order of the stages' passes."""
+"""Torch's schedule of a layout: the order of the stages' passes, and its micro-batches."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -14,9 +14,11 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from moetune.domain.layout import Layout
+from moetune.domain.errors import InputError
+from moetune.domain.layout import Layout, check_micro_batches
 from moetune.domain.pipeline import Schedule
 from moetune.domain.training import FoldedLayout
+from moetune.domain.training_rules import micro_batch_rules
 
 _OfSeveral = (
     ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble | ScheduleZBVZeroBubble
@@ -50,6 +52,35 @@ def torch_schedule(
     # With fewer micro-batches than stages 1F1B is all forward passes, then all backward passes.
     kind = Schedule1F1B if num_micro_batches >= layout.pp else ScheduleGPipe
     return kind(stages[0], num_micro_batches, loss_fn=loss_of, scale_grads=False)
+
+
+def micro_batches_of(
+    layout: Layout | FoldedLayout, wanted: int | None, *, num_sequences: int, stages_per_rank: int
+) -> int:
+    """Return the micro-batches of a data-parallel rank's step.
+
+    Args:
+        wanted: None for those of a folded layout, or one.
+
+    Raises:
+        InputError: they cannot run.
+    """
+    if not isinstance(layout, FoldedLayout):
+        number = 1 if wanted is None else wanted
+        check_micro_batches(
+            number, num_sequences=num_sequences, pp=layout.pp, stages_per_rank=stages_per_rank
+        )
+        return number
+    number, rest = divmod(num_sequences, layout.micro_batch)
+    if rest or wanted not in (None, number):
+        raise InputError(
+            f"{wanted or 'no number of'} micro-batches of {layout.micro_batch} are "
+            f"{num_sequences} sequences",
+            f"give a multiple of {layout.micro_batch} sequences, and num_micro_batches None",
+        )
+    for broken in micro_batch_rules(layout, number):
+        raise InputError(broken.what, broken.hint)
+    return number
 
 
 def forget_failed_step(schedule: TorchSchedule) -> None:

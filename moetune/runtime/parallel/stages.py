@@ -18,10 +18,8 @@ from torch.distributed.pipelining import PipelineStage
 from moetune.comm.gloo import communicator_of
 from moetune.comm.transfer import GroupRank
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.layout import check_micro_batches
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.training import FoldedLayout
-from moetune.domain.training_rules import micro_batch_rules
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.gate import Gate
@@ -36,18 +34,16 @@ from moetune.runtime.parallel.fully_sharded import (
     shard_fully,
 )
 from moetune.runtime.parallel.groups import ParallelGroups
+from moetune.runtime.parallel.parameter_buffer import ParameterBuffer
 from moetune.runtime.parallel.reductions import Reductions
 from moetune.runtime.parallel.schedules import (
     TorchSchedule,
     forget_failed_step,
+    micro_batches_of,
     torch_schedule,
 )
 from moetune.runtime.parallel.tensor import TensorParallelModule
-from moetune.runtime.parallel.zero import (
-    BufferOptimizer,
-    MakeOptimizer,
-    ParameterBuffer,
-)
+from moetune.runtime.parallel.zero import BufferOptimizer, MakeOptimizer
 
 _EPSILON = 1e-6
 """Added to the norm, as torch does."""
@@ -97,8 +93,11 @@ class Stages:
         num_micro_batches: int | None = None,
         gives_inputs: bool = False,
     ) -> None:
-        num_micro_batches = _micro_batches(
-            ranks, num_micro_batches, num_sequences=len(shapes.inputs), stages_per_rank=len(parts)
+        num_micro_batches = micro_batches_of(
+            ranks.layout,
+            num_micro_batches,
+            num_sequences=len(shapes.inputs),
+            stages_per_rank=len(parts),
         )
         self.parts = nn.ModuleList(parts)
         self.ranks = ranks
@@ -294,26 +293,3 @@ def _weight_gradients(part: nn.Module) -> WeightGradients:
         if isinstance(module, TensorParallelModule | AllToAllLayer | Gate):
             module.weight_gradients = waiting
     return waiting
-
-
-def _micro_batches(
-    ranks: ParallelGroups, wanted: int | None, *, num_sequences: int, stages_per_rank: int
-) -> int:
-    """Return the micro-batches of a data-parallel rank's step; InputError where they cannot run."""
-    layout = ranks.layout
-    if not isinstance(layout, FoldedLayout):
-        number = 1 if wanted is None else wanted
-        check_micro_batches(
-            number, num_sequences=num_sequences, pp=layout.pp, stages_per_rank=stages_per_rank
-        )
-        return number
-    number, rest = divmod(num_sequences, layout.micro_batch)
-    if rest or wanted not in (None, number):
-        raise InputError(
-            f"{wanted or 'no number of'} micro-batches of {layout.micro_batch} are "
-            f"{num_sequences} sequences",
-            f"give a multiple of {layout.micro_batch} sequences, and num_micro_batches None",
-        )
-    for broken in micro_batch_rules(layout, number):
-        raise InputError(broken.what, broken.hint)
-    return number
