@@ -86,6 +86,7 @@ PLANS = (
     ("--model", "gpt-s", "--profile", "rtx2080ti-x64"),
     ("--model", "gpt-s", "--profile", "rtx2080ti-x64", "--memory-limit", "600MiB"),
     ("--model", "ppmoe-6.7b", "--profile", "v100-x256"),
+    ("--model", "ppmoe-6.7b", "--profile", "v100-x256", "--pp", "1", "--zero", "1"),
 )
 
 
