@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -101,6 +101,9 @@ def _rank() -> NoReturn:
     every = {way: _trained(ranks, way) for way in ways}
     losses = [float(step()) for step, _ in every.values()]
     assert max(losses) - min(losses) < _SAME, losses  # noqa: S101 - the same numbers
+    arriving = {way for way, (_, stages) in every.items() if _is_arriving(stages)}
+    assert arriving <= {_BOTH}, arriving  # noqa: S101 - the others have waited
+    assert layout.zero == 0 or arriving, layout  # noqa: S101 - and this one has not
     steps = {way: _steps(*one) for way, one in every.items()}
     time_steps(steps, rounds=1)
     seconds = {
@@ -113,8 +116,8 @@ def _rank() -> NoReturn:
     leave(0)
 
 
-def _trained(ranks: ParallelGroups, way: str) -> tuple[Step, Callable[[], object]]:
-    """Return a step, which returns the loss, and what waits for all of it."""
+def _trained(ranks: ParallelGroups, way: str) -> tuple[Step, Stages]:
+    """Return a step, which returns the loss, and what it trains."""
     stages = staged_language_model(_SHAPE, ranks, num_sequences=_SEQUENCES)
     if way == _AT_END:
         _reduce_at_end(stages)
@@ -129,7 +132,11 @@ def _trained(ranks: ParallelGroups, way: str) -> tuple[Step, Callable[[], object
             _wait(stages)
         return stages.total_loss(share)
 
-    return step, lambda: _wait(stages)
+    return step, stages
+
+
+def _is_arriving(stages: Stages) -> bool:
+    return any(getattr(one, "_arriving", None) is not None for one in stages._buffers)  # noqa: SLF001
 
 
 def _reduce_at_end(stages: Stages) -> None:
@@ -141,13 +148,13 @@ def _reduce_at_end(stages: Stages) -> None:
 
 
 def _wait(stages: Stages) -> object:
-    return stages.parts
+    return [*stages.parts.parameters()]  # whoever reads parameters waits for them
 
 
-def _steps(step: Step, finish: Callable[[], object]) -> Step:
+def _steps(step: Step, stages: Stages) -> Step:
     def run() -> torch.Tensor:
         losses = [step() for _ in range(_STEPS)]
-        finish()
+        _wait(stages)
         return losses[-1]
 
     return run
