@@ -11,9 +11,6 @@ from typing import NamedTuple
 
 from moetune.domain.errors import InputError
 
-LEAST_BUCKET_BYTES = 2**20
-"""Of parameters of a whole model that are reduced and gathered at once: below it a collective's
-start takes longer than its bytes. torch's DDP begins with as many."""
 AT_START = -1
 """The phase of pieces that go before any MoE layer's backward phase."""
 TAIL_BYTES = 4 * 2**20

@@ -1,39 +1,56 @@
 """Gradients and parameters of replicas beside a pass, as `runtime.parallel.buckets` runs them."""
 
-from moetune.domain.gradients import LEAST_BUCKET_BYTES
+from collections.abc import Iterable
+from typing import NamedTuple
+
 from moetune.domain.interference import OverlapSpeeds
 
 
-def num_buckets(num_blocks: int, num_bytes: float) -> int:
-    """Return the buckets of a rank's blocks, at least one.
+class Bucket(NamedTuple):
+    """When a bucket can travel beside a backward pass.
+
+    A forward pass is its mirror image: the buckets arrive from the last one of this order on.
 
     Args:
-        num_bytes: of its parameters.
+        made: share of the pass's computation before it.
+        seconds_before: of the buckets that travel before it.
     """
-    return max(1, min(num_blocks, int(num_bytes // LEAST_BUCKET_BYTES)))
+
+    made: float
+    seconds_before: float
+
+
+def equal_buckets(seconds: float, *, first: float, num: int) -> tuple[Bucket, ...]:
+    """Return the buckets that bind of so many that have equal blocks: the two at the ends.
+
+    Args:
+        seconds: of all by themselves.
+        first: of the first block's parameters, and of those before it.
+        num: at least one.
+    """
+    return Bucket(1 / num, 0.0), Bucket(1.0, seconds - min(seconds, max(first, seconds / num)))
 
 
 def exposed_beside(
-    seconds: float, *, first: float, computed: float, num_buckets: int, speeds: OverlapSpeeds
+    seconds: float, buckets: Iterable[Bucket], *, computed: float, speeds: OverlapSpeeds
 ) -> float:
-    """Return what a row of n buckets adds to the pass that it runs beside.
+    """Return what a row of buckets adds to the pass that it runs beside.
 
-        h = min(T - T_1, (1 - 1/n)·C·v_comm / v_comp),   T - h·(v_comm + v_comp - 1) / v_comm
+        T - h·(v_comm + v_comp - 1) / v_comm,   h = min of b + (1 - m)·C·v_comm / v_comp
 
-    T_1 is the bucket that no computation is left for, of the first blocks: backward it is made
-    last, and forward it is wanted first; it has 1/n of all at least. Beside as many blocks at the
-    other end of the pass nothing travels: no bucket is made yet, or all are there. h is what
-    computation hides, v are the speeds of both beside each other: h takes h / v_comm, in which
-    computation loses the share 1 - v_comp. The pass's own exchanges hide nothing: they have the
-    same link.
+    A bucket is made when the share m of the pass is computed, and travels behind others, which take
+    b: it and all behind it begin no earlier than either. That of the first blocks is made last, so
+    that no computation is left for it, and forward it is wanted first. h is what computation hides,
+    v are the speeds of both beside each other: h takes h / v_comm, in which computation loses the
+    share 1 - v_comp. The pass's own exchanges hide nothing: they have the same link.
 
     Args:
         seconds: T, of all by themselves.
-        first: of the first block's parameters, and of those before it.
         computed: C, of the pass while the link is idle.
     """
-    hidden = 0.0
-    if num_buckets > 1:
-        room = (1 - 1 / num_buckets) * computed * speeds.comm / speeds.comp
-        hidden = min(max(0.0, seconds - max(first, seconds / num_buckets)), room)
+    room = computed * speeds.comm / speeds.comp
+    hidden = min(
+        (one.seconds_before + ((1 - one.made) * room if one.made < 1 else 0.0) for one in buckets),
+        default=0.0,
+    )
     return seconds - hidden * (speeds.comm + speeds.comp - 1) / speeds.comm

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from moetune.domain import gradients
+from moetune.domain import buckets
 from moetune.domain.errors import InputError
 from moetune.domain.training import FoldedLayout, ZeroStage
 from moetune.runtime.parallel.groups import join
@@ -62,7 +62,7 @@ class RunsAgain(Net):
 
 
 def stages_of(net: nn.Module, *, zero: ZeroStage, least_bytes: int = 1) -> Stages:
-    gradients.LEAST_BUCKET_BYTES = least_bytes
+    buckets.LEAST_BUCKET_BYTES = least_bytes
     torch.manual_seed(7)
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.5)

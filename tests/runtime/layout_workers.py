@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from examples.language_model import LanguageModel, staged_language_model
-from moetune.domain import gradients
+from moetune.domain import buckets
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.local_parts import cut, is_dtensor, local_part
 from moetune.runtime.parallel.groups import join
@@ -20,7 +20,7 @@ from tests.runtime.random_layouts import NUM_STEPS, SEED, Trained, World
 
 SAME = 1e-10
 _WAIT = dt.timedelta(seconds=60)
-_BUCKET_BYTES = (1, gradients.LEAST_BUCKET_BYTES)
+_BUCKET_BYTES = (1, buckets.LEAST_BUCKET_BYTES)
 """Of every other world: a bucket for each block, or a few for the whole model, which is small."""
 
 
@@ -32,7 +32,7 @@ def layouts_train_alike(pickled: bytes, told: str) -> None:
     """
     for number, (world, wanted) in enumerate(pickle.loads(pickled)):  # noqa: S301 - the test's own
         _meet_again(f"{told}.{number}")
-        gradients.LEAST_BUCKET_BYTES = _BUCKET_BYTES[number % 2]
+        buckets.LEAST_BUCKET_BYTES = _BUCKET_BYTES[number % 2]
         worst = difference(world, wanted)
         if dist.get_rank() == 0:
             with Path(told).open("a", encoding="utf-8") as file:

@@ -11,7 +11,7 @@ from torch import nn
 import moetune
 from moetune.comm.agree import vote
 from moetune.comm.gloo import communicator_of
-from moetune.domain import gradients
+from moetune.domain import buckets
 from moetune.domain.layout import Layout
 from moetune.domain.training import FoldedLayout
 from moetune.runtime.moe.layer import MoELayer
@@ -144,7 +144,7 @@ def test_shards_are_gathered_before_their_blocks_run_and_gradients_reduced_besid
         stages.backward(x, x)
         assert _products(cuda.operations[before:])[0].start_seconds < gathered.end_seconds
 
-    monkeypatch.setattr(gradients, "LEAST_BUCKET_BYTES", 1)
+    monkeypatch.setattr(buckets, "LEAST_BUCKET_BYTES", 1)
     on_every_rank(program)
 
 

@@ -7,32 +7,51 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, OverlapSpeeds
-from moetune.solve.hidden import exposed_beside, num_buckets
+from moetune.solve.hidden import Bucket, equal_buckets, exposed_beside
 from moetune.solve.layer.timeline import Task, simulate
 
 SECONDS = st.floats(1e-6, 1.0)
 SPEEDS = st.floats(0.2, 1.0)
+UNDISTURBED = OverlapSpeeds(comp=1.0, comm=1.0)
 
 
-@given(SECONDS, SECONDS, SECONDS, st.integers(2, 40), SPEEDS, SPEEDS)
+@given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=6), SPEEDS, SPEEDS)
 def test_it_is_what_both_take_longer_than_the_pass(
-    seconds: float, first: float, computed: float, num_buckets: int, comp: float, comm: float
+    parts: list[tuple[float, float]], comp: float, comm: float
 ) -> None:
-    """The first blocks' bucket is sent when all is computed, the others beside all but a share."""
-    last = min(seconds, max(first, seconds / num_buckets))
-    tasks = [
-        Task("no bucket yet", "comp", "comp", computed / num_buckets, ()),
-        Task("pass", "comp", "comp", computed - computed / num_buckets, ()),
-        Task("others", "comm", "comm", seconds - last, ("no bucket yet",)),
-        Task("first", "comm", "comm", last, ("pass",)),
-    ]
+    tasks, buckets = list[Task](), list[Bucket]()
+    computed = math.fsum(one for one, _ in parts)
+    passed = before = 0.0
+    for number, (own, seconds) in enumerate(parts, start=1):
+        passed += own
+        tasks += (
+            Task(f"pass {number}", "comp", "comp", own, ()),
+            Task(f"bucket {number}", "comm", "comm", seconds, (f"pass {number}",)),
+        )
+        made = 1.0 if number == len(parts) else passed / computed
+        buckets.append(Bucket(made, before))
+        before += seconds
     interference = Interference(comp=CompSpeed(comm=comp), comm=CommSpeed(comp=comm))
     wanted = simulate(tasks, interference=interference).makespan_seconds - computed
-    found = exposed_beside(
-        seconds, first=first, computed=computed, num_buckets=num_buckets,
-        speeds=OverlapSpeeds(comp=comp, comm=comm),
-    )  # fmt: skip
+    speeds = OverlapSpeeds(comp=comp, comm=comm)
+    found = exposed_beside(before, buckets, computed=computed, speeds=speeds)
     assert found == pytest.approx(wanted, abs=1e-9)
+
+
+@given(SECONDS, SECONDS, SECONDS, st.integers(1, 40), SPEEDS, SPEEDS)
+def test_of_equal_buckets_the_first_and_the_last_bind(
+    seconds: float, first: float, computed: float, num: int, comp: float, comm: float
+) -> None:
+    first = min(seconds, max(first, seconds / num))
+    others = (seconds - first) / max(1, num - 1)
+    every = [Bucket((number + 1) / num, number * others) for number in range(num)]
+    speeds = OverlapSpeeds(comp=comp, comm=comm)
+    found = exposed_beside(
+        seconds, equal_buckets(seconds, first=first, num=num), computed=computed, speeds=speeds
+    )
+    assert found == pytest.approx(
+        exposed_beside(seconds, every, computed=computed, speeds=speeds), abs=1e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,13 +62,18 @@ def test_it_is_what_both_take_longer_than_the_pass(
 def test_undisturbed_it_is_what_computation_is_too_short_for(
     computed: float, first: float, shown: float
 ) -> None:
-    speeds = OverlapSpeeds(comp=1.0, comm=1.0)
-    found = exposed_beside(10.0, first=first, computed=computed, num_buckets=5, speeds=speeds)
-    assert found == pytest.approx(shown)
-    alone = exposed_beside(10.0, first=first, computed=computed, num_buckets=1, speeds=speeds)
-    assert alone == 10.0
+    def of(num: int) -> float:
+        buckets = equal_buckets(10.0, first=first, num=num)
+        return exposed_beside(10.0, buckets, computed=computed, speeds=UNDISTURBED)
+
+    assert of(5) == pytest.approx(shown)
+    assert of(1) == 10.0
 
 
-def test_buckets_have_a_block_or_a_mebibyte_at_least() -> None:
-    assert [num_buckets(4, size * 2**20) for size in (0.5, 1.5, 3.9, 4, 100)] == [1, 1, 3, 4, 4]
-    assert num_buckets(0, 2**30) == 1
+def test_a_bucket_in_the_middle_binds_where_most_is_made_late() -> None:
+    buckets = [Bucket(0.1, 0.0), Bucket(0.9, 1.0), Bucket(1.0, 9.0)]
+    assert exposed_beside(10.0, buckets, computed=10.0, speeds=UNDISTURBED) == pytest.approx(8.0)
+
+
+def test_nothing_to_send_shows_nothing() -> None:
+    assert exposed_beside(0.0, (), computed=1.0, speeds=UNDISTURBED) == 0.0

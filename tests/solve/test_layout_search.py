@@ -61,6 +61,25 @@ class PlacedCosts(LinearCosts):
 Key = tuple[ExpertParallel, int, int, int, int]
 
 
+def _backward(sent: list[tuple[int, float]], num: int, each: float) -> float:
+    """The end of blocks, from the last one, and of buckets behind the first of their blocks."""
+    clock = 0.0
+    for first, seconds in reversed(sent):
+        clock = max(clock, (num - first) * each) + seconds
+    return max(clock, num * each)
+
+
+def _forward(sent: list[tuple[int, float]], num: int, each: float) -> float:
+    """The end of blocks that wait for their buckets, which travel one after the other."""
+    clock = arrived = 0.0
+    passed = 0
+    for first, seconds in sent:
+        arrived += seconds
+        clock = max(clock + (first - passed) * each, arrived)
+        passed = first
+    return clock + (num - passed) * each
+
+
 @dataclass
 class ByHand:
     """One choice, its seconds and its bytes, as plain as can be."""
@@ -201,20 +220,44 @@ class ByHand:
         """What computation alone does not hide of the stage's collectives."""
         if self.at_end:
             return sum(self.collectives(self.counts(index)))
-        blocks = self.stages()[index]
-        moe = any(block % 2 for block in blocks)
-        first = 4 * M * M // self.tp + 4 * M + (M * E if moe else 2 * M * H // self.tp)
-        first += (self.words + L) * M * (index == 0)
-        local = E // (self.tp if self.kind == "tensor" else self.ep)
-        alone = self.collectives(self.counts(index))
-        last = self.collectives((first, moe * local * 2 * M * H))
+        dense, experts = self.counts(index)
+        buckets, num = self.buckets(index), len(self.stages()[index])
         computing = replace(self, sends=False)
         shown = 0.0
-        for seconds, least, back in zip(alone, last, (True, False), strict=True):
-            one = 1 / min(len(blocks), max(1, sum(self.counts(index)) * 4 // 2**20))
-            hidden = (1 - one) * computing.passes(index, back=back)
-            shown += max(least, one * seconds, seconds - hidden)
+        for own, theirs, back in zip(
+            self.collectives((dense, 0)), self.collectives((0, experts)), (True, False), strict=True
+        ):
+            each = computing.passes(index, back=back) / num
+            sent = [
+                (first, a / max(1, dense) * own + b / max(1, experts) * theirs)
+                for first, a, b in buckets
+            ]
+            shown += (_backward if back else _forward)(sent, num, each) - num * each
         return shown
+
+    def buckets(self, index: int) -> list[tuple[int, int, int]]:
+        """The block from which each bucket is needed, and its parameters, first blocks first."""
+        blocks, local = self.stages()[index], E // (self.tp if self.kind == "tensor" else self.ep)
+        units = [(0, (self.words + L) * M * (index == 0), 0)]
+        for place, block in enumerate(blocks):
+            own = 4 * M * M // self.tp + 4 * M + (M * E if block % 2 else 2 * M * H // self.tp)
+            units.append((place, own, block % 2 * local * 2 * M * H))
+        units.append((len(blocks), (self.words * M + 2 * M) * (index == self.pp - 1), 0))
+        kinds = [units]
+        if self.kind != "tensor":
+            kinds = [[(at, a, 0) for at, a, _ in units], [(at, 0, b) for at, _, b in units]]
+        found = []
+        for kind in kinds:
+            run: list[tuple[int, int, int]] = []
+            for unit in (one for one in kind if one[1] + one[2]):
+                run.append(unit)
+                if 4 * sum(a + b for _, a, b in run) >= 2**20:
+                    found.append(run)
+                    run = []
+            found += [run] if run else []
+        return sorted(
+            (run[0][0], sum(a for _, a, _ in run), sum(b for _, _, b in run)) for run in found
+        )
 
     def collectives(self, counts: tuple[int, int]) -> tuple[float, float]:
         """What reduces gradients, and what gathers parameters."""

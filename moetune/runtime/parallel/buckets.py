@@ -11,7 +11,7 @@ from torch import nn
 
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
-from moetune.domain import gradients
+from moetune.domain.buckets import bucket_ends
 from moetune.domain.training import FoldedLayout
 from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
@@ -93,21 +93,14 @@ def parameter_buckets(parts: nn.ModuleList, ranks: ParallelGroups) -> list[Param
 def _runs(
     units: Sequence[Sequence[nn.Parameter]], members: Collection[int], communicator: Communicator
 ) -> Iterator[tuple[int, list[nn.Parameter]]]:
-    """Yield the members of consecutive units, with the number of the first unit."""
-    run: list[nn.Parameter] = []
-    first = size = 0
-    for number, unit in enumerate(units):
-        own = [one for one in unit if id(one) in members]
-        if not own:
-            continue
-        first = first if run else number
-        run += own
-        size += sum(one.nbytes for one in own)
-        if size >= gradients.LEAST_BUCKET_BYTES and communicator.num_ranks > 1:
-            yield first, run
-            run, size = [], 0
-    if run:
-        yield first, run
+    """Yield the members of each bucket, with the number of the first unit that has any."""
+    own = [[one for one in unit if id(one) in members] for unit in units]
+    ends = bucket_ends([sum(one.nbytes for one in unit) for unit in own])
+    if communicator.num_ranks == 1:
+        ends = ends[-1:]
+    for start, end in zip((0, *ends), ends, strict=False):
+        run = [number for number in range(start, end) if own[number]]
+        yield run[0], [one for number in run for one in own[number]]
 
 
 def _cut_parameters(parts: nn.ModuleList) -> Iterator[nn.Parameter]:

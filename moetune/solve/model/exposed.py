@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.layout import Layout
-from moetune.solve.hidden import exposed_beside, num_buckets
+from moetune.solve.hidden import Bucket, exposed_beside
 from moetune.solve.model.cost_parts import CostPart
 from moetune.solve.model.groups import Groups
-from moetune.solve.model.memory import Share, share_of
 from moetune.solve.model.prices import Priced, Prices
+from moetune.solve.model.stage_buckets import StageBucket, stage_buckets
 from moetune.solve.model.stages import Stage
 
 _COMMUNICATION = frozenset(
@@ -50,23 +49,51 @@ def exposed_gradients(
     if hidden is not None:
         return alone._replace(seconds=alone.seconds * (1 - hidden))
     shown = 0.0
-    for _, stage, share in prices.shares(layout):
+    for index, stage, share in prices.shares(layout):
         forward, backward = (computing(priced, stage, one) for one in PHASES)
         if recompute:
             blocks = replace(stage, is_first=False, is_last=False)
             backward += computing(priced, blocks, "forward")
-        num_bytes = (share.dense + share.experts) * prices.state_bytes.parameter
-        beside = partial(
-            exposed_beside, speeds=prices.costs.interference.overlap_speeds,
-            num_buckets=num_buckets(stage.num_blocks, num_bytes),
-        )  # fmt: skip
-        behind, ahead = prices.collectives_of(share, groups, zero=zero)
-        first = _first_bucket(prices, stage, layout)
-        last, wanted = prices.collectives_of(first, groups, zero=zero)
-        seconds = beside(behind.seconds, first=last.seconds, computed=backward)
-        seconds += beside(ahead.seconds, first=wanted.seconds, computed=forward)
+        dense, experts = (
+            prices.collectives_of(one, groups, zero=zero)
+            for one in (replace(share, experts=0), replace(share, dense=0))
+        )
+        buckets = _buckets(prices, layout, index, stage)
+        seconds = sum(
+            _exposed(prices, buckets, own.seconds, theirs.seconds, computed)
+            for own, theirs, computed in zip(dense, experts, (backward, forward), strict=True)
+        )
         shown = max(shown, seconds)
     return alone._replace(seconds=shown)
+
+
+def _exposed(
+    prices: Prices,
+    buckets: Sequence[StageBucket],
+    dense_seconds: float,
+    expert_seconds: float,
+    computed: float,
+) -> float:
+    return exposed_beside(
+        dense_seconds + expert_seconds,
+        [
+            Bucket(one.made, one.dense * dense_seconds + one.experts * expert_seconds)
+            for one in buckets
+        ],
+        computed=computed,
+        speeds=prices.costs.interference.overlap_speeds,
+    )
+
+
+def _buckets(prices: Prices, layout: Layout, index: int, stage: Stage) -> tuple[StageBucket, ...]:
+    key = ("buckets", index, layout.pp, layout.tp, layout.ep, layout.expert_parallel)
+    return prices.structure.once(
+        key,
+        lambda: stage_buckets(
+            prices.model, layout, index=index, stage=stage,
+            parameter_bytes=prices.state_bytes.parameter,
+        ),
+    )  # fmt: skip
 
 
 def computing(priced: Priced, stage: Stage, phase: Phase) -> float:
@@ -87,10 +114,3 @@ def _computed(parts: Sequence[CostPart], phase: Phase) -> float:
         for one in parts
         if one.name not in _COMMUNICATION
     )
-
-
-def _first_bucket(prices: Prices, stage: Stage, layout: Layout) -> Share:
-    """Return the parameters of a stage's first block, with the embedding if it has it."""
-    with_experts = min(1, stage.num_moe)
-    first = replace(stage, num_dense=1 - with_experts, num_moe=with_experts, is_last=False)
-    return share_of(model=prices.model, layout=layout, stage=first)

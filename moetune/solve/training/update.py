@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from moetune.domain.buckets import bucket_ends
 from moetune.domain.optimizers import optimizer_of
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.hidden import exposed_beside, num_buckets
+from moetune.solve.hidden import equal_buckets, exposed_beside
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.offload import HOST_ADAM_SECONDS
@@ -26,14 +27,14 @@ class _Held(NamedTuple):
     Args:
         dense, experts: all but the experts, and the experts.
         first_dense, first_experts: of the first block, and of the embedding where it is there.
-        num_blocks: of the rank.
+        num_buckets: of the rank.
     """
 
     dense: float
     experts: float
     first_dense: float
     first_experts: float
-    num_blocks: int
+    num_buckets: int
 
 
 class _Alone(NamedTuple):
@@ -107,16 +108,18 @@ class UpdatePrices:
         if layout.zero > _SHARDS_GRADIENTS:
             return num_micro_batches * (reduced + 2 * gathered)
         first = self._alone(layout, held.first_dense, held.first_experts)
-        beside = partial(
-            exposed_beside, speeds=self.device.costs.interference.overlap_speeds,
-            num_buckets=num_buckets(held.num_blocks, ELEMENT * (held.dense + held.experts)),
-        )  # fmt: skip
+        beside = partial(self._beside, num_buckets=held.num_buckets)
         behind, last, ahead = reduced, first.reduced, gathered
         if not layout.zero:
             behind, last, ahead = reduced + gathered, sum(first), 0.0
         if layout.order not in SPLITTING:
             behind = beside(behind, first=last, computed=room.backward)
         return behind + beside(ahead, first=first.gathered, computed=room.forward)
+
+    def _beside(self, seconds: float, *, first: float, computed: float, num_buckets: int) -> float:
+        buckets = equal_buckets(seconds, first=first, num=num_buckets)
+        speeds = self.device.costs.interference.overlap_speeds
+        return exposed_beside(seconds, buckets, computed=computed, speeds=speeds)
 
     def replica_seconds(self, layout: FoldedLayout) -> float:
         """Return what replicas of hot experts take in a step, hidden by nothing.
@@ -172,9 +175,11 @@ class UpdatePrices:
         tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
         routed = (kind.routed is not None for kind in decoder.kinds)
         with_experts = sum(count for count, one in zip(rank.counts, routed, strict=True) if one)
+        num_blocks = max(1, sum(rank.counts))
+        each = ELEMENT * (dense + experts) / num_blocks
         return _Held(
             dense=dense, experts=experts,
-            first_dense=rank.has_embedding * table
-            + (dense - tables * table) / max(1, sum(rank.counts)),
-            first_experts=experts / max(1, with_experts), num_blocks=sum(rank.counts),
+            first_dense=rank.has_embedding * table + (dense - tables * table) / num_blocks,
+            first_experts=experts / max(1, with_experts),
+            num_buckets=len(bucket_ends([each] * num_blocks)),
         )  # fmt: skip
