@@ -30,8 +30,6 @@ MODEL = Transformer(
 BLOCK = MODEL.attention_parameters + 2 * MODEL.norm_parameters
 HEAD = 256 * 128 + MODEL.norm_parameters
 DENSE = (256 + 128) * 128 + 4 * BLOCK + 2 * (MODEL.ffn_parameters + MODEL.gate_parameters) + HEAD
-
-
 EXPERTS_EVERYWHERE = Layout(expert_parallel="all_to_all", dp=4, ep=1, tp=1, pp=1)
 IN_PARTS = Layout(expert_parallel="tensor", dp=2, ep=1, tp=2, pp=1)
 PIPELINE = Layout(expert_parallel="all_to_all", dp=1, ep=1, tp=1, pp=4)
@@ -41,9 +39,7 @@ def buckets_of(
     layout: Layout, index: int = 0, parameter_bytes: float = 4
 ) -> tuple[StageBucket, ...]:
     stage = cut_into_stages(MODEL, layout.pp)[index]
-    return stage_buckets(
-        MODEL, layout, index=index, stage=stage, parameter_bytes=parameter_bytes
-    )  # fmt: skip
+    return stage_buckets(MODEL, layout, index=index, stage=stage, parameter_bytes=parameter_bytes)
 
 
 def test_experts_have_buckets_of_their_own_beside_those_of_merged_blocks() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple
 
 from moetune.domain.buckets import bucket_ends
@@ -36,7 +37,9 @@ def stage_buckets(
     num_blocks, whole = max(1, stage.num_blocks), share_of(model=model, layout=layout, stage=stage)
     found = list[StageBucket]()
     dense = experts = 0.0
-    for first, own in sorted(_buckets(units, layout, parameter_bytes), key=_first, reverse=True):
+    for first, own in sorted(
+        _buckets(units, layout, parameter_bytes), key=itemgetter(0), reverse=True
+    ):
         found.append(
             StageBucket(
                 made=min(1.0, (len(units) - 1 - first) / num_blocks),
@@ -46,10 +49,6 @@ def stage_buckets(
         )
         dense, experts = dense + own.dense, experts + own.experts
     return tuple(found)
-
-
-def _first(bucket: tuple[int, Share]) -> int:
-    return bucket[0]
 
 
 def _units(model: Transformer, layout: Layout, index: int, stage: Stage) -> Iterator[Share]:
