@@ -69,15 +69,18 @@ def _backward(sent: list[tuple[int, float]], num: int, each: float) -> float:
     return max(clock, num * each)
 
 
-def _forward(sent: list[tuple[int, float]], num: int, each: float) -> float:
-    """The end of blocks that wait for their buckets, which travel one after the other."""
+def _forward(sent: list[tuple[int, float]], num: int, each: float, exchanged: float) -> float:
+    """The end of blocks that wait for their buckets, which have half of the link in exchanges."""
     clock = arrived = 0.0
-    passed = 0
-    for first, seconds in sent:
-        arrived += seconds
-        clock = max(clock + (first - passed) * each, arrived)
-        passed = first
-    return clock + (num - passed) * each
+    for block in range(num + 1):
+        wanted = sum(seconds for first, seconds in sent if first <= block)
+        clock, arrived = clock + max(0.0, wanted - arrived), max(arrived, wanted)
+        left = sum(seconds for _, seconds in sent) - arrived
+        if block < num:
+            beside = min(1.0, left / (each + exchanged))
+            clock += each + exchanged + beside * exchanged
+            arrived += beside * (each + exchanged)
+    return clock
 
 
 @dataclass
@@ -232,7 +235,11 @@ class ByHand:
                 (first, a / max(1, dense) * own + b / max(1, experts) * theirs)
                 for first, a, b in buckets
             ]
-            shown += (_backward if back else _forward)(sent, num, each) - num * each
+            if back:
+                shown += _backward(sent, num, each) - num * each
+            else:
+                whole = self.passes(index, back=False) / num
+                shown += _forward(sent, num, each, whole - each) - num * whole
         return shown
 
     def buckets(self, index: int) -> list[tuple[int, int, int]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import PHASES, Phase
@@ -13,12 +14,24 @@ from moetune.solve.model.prices import Priced, Prices
 from moetune.solve.model.stage_buckets import StageBucket, stage_buckets
 from moetune.solve.model.stages import Stage
 
-_COMMUNICATION = frozenset(
-    (
-        "first all_to_all", "second all_to_all", "MoE all_reduce", "attention all_reduce",
-        "FFN all_reduce", "vocabulary all_reduce",
-    )
-)  # fmt: skip
+_COMMUNICATION = frozenset(("attention all_reduce", "FFN all_reduce", "vocabulary all_reduce"))
+_IN_CHUNKS = frozenset(("first all_to_all", "experts", "second all_to_all", "MoE all_reduce"))
+"""Parts of the MoE layer's own timeline, which hides some of its communication."""
+
+
+class LinkUse(NamedTuple):
+    """Seconds of a pass while the link is idle, and while it is busy."""
+
+    idle: float
+    busy: float
+
+    def plus(self, other: "LinkUse") -> "LinkUse":
+        """Return both."""
+        return LinkUse(self.idle + other.idle, self.busy + other.busy)
+
+    def times(self, count: int) -> "LinkUse":
+        """Return so many of it."""
+        return LinkUse(count * self.idle, count * self.busy)
 
 
 def exposed_gradients(
@@ -50,20 +63,23 @@ def exposed_gradients(
         return alone._replace(seconds=alone.seconds * (1 - hidden))
     shown = 0.0
     for index, stage, share in prices.shares(layout):
-        forward, backward = (computing(priced, stage, one) for one in PHASES)
+        forward, backward = (link_use(priced, stage, one) for one in PHASES)
+        computed = backward.idle
         if recompute:
             blocks = replace(stage, is_first=False, is_last=False)
-            backward += computing(priced, blocks, "forward")
+            computed += link_use(priced, blocks, "forward").idle
         dense, experts = (
             prices.collectives_of(one, groups, zero=zero)
             for one in (replace(share, experts=0), replace(share, dense=0))
         )
         buckets = _buckets(prices, layout, index, stage)
-        seconds = sum(
-            _exposed(prices, buckets, own.seconds, theirs.seconds, computed)
-            for own, theirs, computed in zip(dense, experts, (backward, forward), strict=True)
+        behind, ahead = (
+            _exposed(prices, buckets, own.seconds, theirs.seconds, beside)
+            for own, theirs, beside in zip(
+                dense, experts, (LinkUse(computed, 0.0), forward), strict=True
+            )
         )
-        shown = max(shown, seconds)
+        shown = max(shown, behind + ahead)
     return alone._replace(seconds=shown)
 
 
@@ -72,7 +88,7 @@ def _exposed(
     buckets: Sequence[StageBucket],
     dense_seconds: float,
     expert_seconds: float,
-    computed: float,
+    beside: LinkUse,
 ) -> float:
     return exposed_beside(
         dense_seconds + expert_seconds,
@@ -80,7 +96,8 @@ def _exposed(
             Bucket(one.made, one.dense * dense_seconds + one.experts * expert_seconds)
             for one in buckets
         ],
-        computed=computed,
+        computed=beside.idle,
+        exchanged=beside.busy,
         speeds=prices.costs.interference.overlap_speeds,
     )
 
@@ -96,21 +113,23 @@ def _buckets(prices: Prices, layout: Layout, index: int, stage: Stage) -> tuple[
     )  # fmt: skip
 
 
-def computing(priced: Priced, stage: Stage, phase: Phase) -> float:
-    """Return the seconds of a stage's pass without any communication, hidden or not."""
+def link_use(priced: Priced, stage: Stage, phase: Phase) -> LinkUse:
+    """Return a stage's pass by what the link does, communication that is hidden included."""
     backbone, step = priced.backbone, priced.moe.step
     experts = step.forward if phase == "forward" else step.backward
-    others = [one for one in priced.moe.parts if one.name != "experts"]
-    moe = _computed(others, phase) + max(0.0, experts.seconds - experts.link_seconds)
-    seconds = (stage.num_dense + stage.num_moe) * _computed(backbone.attention, phase)
-    seconds += stage.num_dense * _computed(backbone.ffn, phase) + stage.num_moe * moe
-    seconds += stage.is_first * _computed(backbone.first, phase)
-    return seconds + stage.is_last * _computed(backbone.last, phase)
+    hidden = min(experts.seconds, experts.link_seconds)
+    moe = _parts([one for one in priced.moe.parts if one.name not in _IN_CHUNKS], phase)
+    moe = moe.plus(LinkUse(experts.seconds - hidden, hidden))
+    use = _parts(backbone.attention, phase).times(stage.num_dense + stage.num_moe)
+    use = use.plus(_parts(backbone.ffn, phase).times(stage.num_dense))
+    use = use.plus(moe.times(stage.num_moe))
+    use = use.plus(_parts(backbone.first, phase).times(stage.is_first))
+    return use.plus(_parts(backbone.last, phase).times(stage.is_last))
 
 
-def _computed(parts: Sequence[CostPart], phase: Phase) -> float:
-    return sum(
-        (one.forward if phase == "forward" else one.backward).seconds
-        for one in parts
-        if one.name not in _COMMUNICATION
-    )
+def _parts(parts: Sequence[CostPart], phase: Phase) -> LinkUse:
+    seconds = [0.0, 0.0]
+    for one in parts:
+        taken = one.forward if phase == "forward" else one.backward
+        seconds[one.name in _COMMUNICATION] += taken.seconds
+    return LinkUse(*seconds)

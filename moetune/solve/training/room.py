@@ -10,10 +10,15 @@ from moetune.solve.training.stages import StageBlocks, block_counts
 
 
 class Room(NamedTuple):
-    """Seconds that gradients and parameters can run beside, of one micro-batch's passes."""
+    """Seconds that gradients and parameters can run beside, of one micro-batch's passes.
+
+    Args:
+        exchanged: of the forward pass's own communication, which shares the link with parameters.
+    """
 
     forward: float
     backward: float
+    exchanged: float = 0.0
 
 
 NO_ROOM, WITHOUT_END = Room(0.0, 0.0), Room(math.inf, math.inf)
@@ -33,7 +38,7 @@ def computing(
     """
     heads = rank.has_head + rank.has_predictions * (len(blocks) - len(rank.counts))
     both = rank.has_embedding * ends[0] + heads * ends[1]
-    forward, backward = FORWARD_OF_BOTH * both, (1 - FORWARD_OF_BOTH) * both
+    forward, backward, exchanged = FORWARD_OF_BOTH * both, (1 - FORWARD_OF_BOTH) * both, 0.0
     for count, one in zip(block_counts(rank, len(blocks)), blocks, strict=True):
         if count:
             sent = one.times.communication
@@ -41,5 +46,6 @@ def computing(
             if not again and repeats_exchange(layout):
                 again = one.times.passes("exchange").forward
             forward += count * max(0.0, one.forward - sent.forward)
+            exchanged += count * sent.forward
             backward += count * max(0.0, one.backward - sent.backward - again)
-    return Room(forward, backward)
+    return Room(forward, backward, exchanged)

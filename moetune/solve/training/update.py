@@ -114,12 +114,24 @@ class UpdatePrices:
             behind, last, ahead = reduced + gathered, sum(first), 0.0
         if layout.order not in SPLITTING:
             behind = beside(behind, first=last, computed=room.backward)
-        return behind + beside(ahead, first=first.gathered, computed=room.forward)
+        return behind + beside(
+            ahead, first=first.gathered, computed=room.forward, exchanged=room.exchanged
+        )
 
-    def _beside(self, seconds: float, *, first: float, computed: float, num_buckets: int) -> float:
+    def _beside(
+        self,
+        seconds: float,
+        *,
+        first: float,
+        computed: float,
+        num_buckets: int,
+        exchanged: float = 0.0,
+    ) -> float:
         buckets = equal_buckets(seconds, first=first, num=num_buckets)
         speeds = self.device.costs.interference.overlap_speeds
-        return exposed_beside(seconds, buckets, computed=computed, speeds=speeds)
+        return exposed_beside(
+            seconds, buckets, computed=computed, speeds=speeds, exchanged=exchanged
+        )
 
     def replica_seconds(self, layout: FoldedLayout) -> float:
         """Return what replicas of hot experts take in a step, hidden by nothing.

@@ -118,19 +118,26 @@ def apart_search(job: TrainingJob, *, gib: float = 70.0) -> FoldedSearch:
 
 @pytest.mark.parametrize("kind", [RecordedLayers, PlacedLayers])
 def test_a_step_has_each_layers_own_fullest_rank(kind: type[RecordedLayers]) -> None:
-    """A step of four layers, and what they keep, are a fourth of four models of each alone."""
+    """A step of four layers, and what they keep, are a fourth of four models of each alone.
+
+    All but what shows of parameters, which have half of the link while layers exchange: of that
+    each model has its share.
+    """
     layout = FoldedLayout(dp=4, ep=4, micro_batch=2)
-    skews, seconds, kept_bytes = [], [], []
+    skews, seconds, shown, kept_bytes = [], [], [], []
     for loads in [LOADS, *((one,) * 4 for one in LOADS)]:
         plain = recorded(*loads, top_k=TOP_K, spread=1.25)
         layers = plain if kind is RecordedLayers else PlacedLayers.of(plain)
         prices, memory = apart_search(job_of(layers)).of_wholes
         skews.append([layers.skew(one, 4).mean for one in range(4)])
-        seconds.append(prices.step(layout).seconds)
+        step = prices.step(layout)
+        shown.append(step.parts["gradients"])
+        seconds.append(step.seconds - shown[-1])
         kept_bytes.append(memory.peak(layout).activations["experts"])
     assert skews[0] == [one[0] for one in skews[1:]]
     assert len({*skews[0]}) == 4 or kind is PlacedLayers
     assert seconds[0] == pytest.approx(sum(seconds[1:]) / 4, rel=1e-9)
+    assert min(shown[1:]) <= shown[0] <= max(shown[1:])
     assert kept_bytes[0] == pytest.approx(sum(kept_bytes[1:]) / 4, rel=1e-9)
 
 

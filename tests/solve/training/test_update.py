@@ -93,11 +93,24 @@ def test_zero_3_shows_all_of_every_micro_batch() -> None:
     assert found == pytest.approx(wanted, rel=1e-3)
 
 
+def test_exchanges_take_turns_with_parameters_and_gradients_wait_for_them() -> None:
+    update, hand = prices_of().update, by_hand(PLAIN)
+    seconds, first = hand["gather all"], hand["gather first"]
+    alone = update.gradients(PLAIN, Room(seconds * 3, 0.0), num_micro_batches=4)
+    half = Room(seconds * 3, 0.0, exchanged=seconds * 3)
+    shown = update.gradients(PLAIN, half, num_micro_batches=4) - alone
+    assert shown == pytest.approx((seconds - first) / 2, rel=1e-3)
+    behind = Room(0.0, seconds, exchanged=seconds)
+    found = update.gradients(PLAIN, behind, num_micro_batches=4)
+    assert found == update.gradients(PLAIN, Room(0.0, seconds), num_micro_batches=4)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 8])
 @pytest.mark.parametrize("recompute", [(), ("moe",), ("full",)])
-def test_room_is_what_passes_compute(recompute: tuple[Recompute, ...]) -> None:
+def test_room_is_what_passes_compute(recompute: tuple[Recompute, ...], micro_batch: int) -> None:
     """Beside one rank with all of the model, whose passes without exchanges are known."""
     prices = prices_of()
-    layout = replace(PLAIN, recompute=recompute)
+    layout = replace(PLAIN, recompute=recompute, micro_batch=micro_batch)
     blocks = prices.blocks.seconds(layout)
     [stage] = prices.pipeline(layout).stages
     sent = sum(
@@ -109,7 +122,7 @@ def test_room_is_what_passes_compute(recompute: tuple[Recompute, ...]) -> None:
         for count, one in zip((BLOCKS,), blocks, strict=True)
     )
     again = sent if recompute else 0.0
-    room = Room(stage.forward - sent, stage.backward - back - again)
+    room = Room(stage.forward - sent, stage.backward - back - again, sent)
     wanted = prices.update.gradients(layout, room, num_micro_batches=4)
     assert prices.gradients(layout, prices.pipeline(layout)) == pytest.approx(wanted)
     assert wanted < prices.update.gradients(layout, NO_ROOM, num_micro_batches=4)
