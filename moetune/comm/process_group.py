@@ -115,13 +115,15 @@ class GroupCommunicator(Communicator):
     def send_receive(
         self, to: Mapping[int, torch.Tensor], source: Mapping[int, torch.Tensor], name: str
     ) -> Transfer:
-        """Start one batch of sends and receives."""
-        ops = []
-        for peer in dict.fromkeys((*to, *source)):
-            if peer in to:
-                ops.append(dist.P2POp(dist.isend, to[peer], self.members[peer], self.group))
-            if peer in source:
-                ops.append(dist.P2POp(dist.irecv, source[peer], self.members[peer], self.group))
+        """Start one batch of receives and sends.
+
+        gloo issues them in order: behind a late rank's sends its neighbours would wait to send.
+        """
+        ops = [
+            dist.P2POp(op, values, self.members[peer], self.group)
+            for op, parts in ((dist.irecv, source), (dist.isend, to))
+            for peer, values in parts.items()
+        ]
         tensors = (*to.values(), *source.values())
         # torch refuses an empty batch; a stage without neighbours has one.
         return self._start(

@@ -19,6 +19,7 @@ from moetune.fit.monotone import (
     piece_between,
     pieces_through,
     steps_between,
+    straight_between,
     tangents_of,
 )
 
@@ -34,13 +35,15 @@ _FEW = 16
 class Curve:
     """Times that never fall as the size grows, a monotone cubic between points in log-log.
 
+    Between two points alone it is a start-up time and a rate, the straight line through both.
     Below the smallest size the time runs straight to `floor_seconds` at size 0; above the
     largest it grows by `growth_seconds` for each size, or where nobody knows it the rate is held.
 
     Args:
         sizes, seconds: the points, ascending.
         pieces: from each point to the next, the logarithms of its size and time, and the
-            polynomial's coefficients of first to third degree in log(size) from there.
+            polynomial's coefficients of first to third degree in log(size) from there; none
+            of two points.
         relative_error: the typical error of a prediction between the points, for draws.
         growth_seconds: above the largest size; None for its rate.
         deviates: of a random draw: by how many standard deviations it lies beside the curve,
@@ -73,8 +76,16 @@ class Curve:
             return Estimate(seconds=self.seconds[at], trust="measured")
         if at == 0:
             return self._below(size)
-        seconds = max(on_piece(self.pieces[at - 1], size), size * self.least_seconds_per_size)
+        if self._is_line:
+            between = straight_between(self.sizes, self.seconds, size)
+        else:
+            between = on_piece(self.pieces[at - 1], size)
+        seconds = max(between, size * self.least_seconds_per_size)
         return Estimate(seconds=seconds, trust="interpolated")
+
+    @property
+    def _is_line(self) -> bool:
+        return not self.pieces
 
     @cached_property
     def _arrays(self) -> tuple[Floats, Floats, Floats]:
@@ -93,9 +104,10 @@ class Curve:
             inside = sizes[between]
             known, times, pieces = self._arrays
             at = np.searchsorted(known, inside)
-            log_size, log_seconds, first, second, third = pieces[:, at - 1]
-            step = log_of(inside) - log_size
-            found = exp_of(log_seconds + step * (first + step * (second + step * third)))
+            if self._is_line:
+                found = straight_between(self.sizes, self.seconds, inside)
+            else:
+                found = _on_pieces(pieces[:, at - 1], inside)
             found = np.maximum(found, inside * self.least_seconds_per_size)
             seconds[between] = np.where(known[at] == inside, times[at], found)
         if any(self.deviates):
@@ -146,6 +158,12 @@ class Curve:
         )
 
 
+def _on_pieces(pieces: Floats, sizes: Floats) -> Floats:
+    log_size, log_seconds, first, second, third = pieces
+    step = log_of(sizes) - log_size
+    return exp_of(log_seconds + step * (first + step * (second + step * third)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """An α–β line with no points to check it against: every prediction is "modelled"."""
@@ -171,7 +189,8 @@ def curve_through(
     """Return the curve through the points.
 
     A cubic, because coarse sizes are common: straight lines in log-log overrate a start-up
-    time plus a rate by up to 25 % between sizes 16 times apart, the cubic by 7 %.
+    time plus a rate by up to 25 % between sizes 16 times apart, the cubic by 7 %. Two points have
+    no bend to show, and make a straight line in size and time.
     Where the times fall as the size grows they are replaced by their isotonic regression
     (in log time), so only points that contradict each other move.
 
@@ -188,10 +207,13 @@ def curve_through(
         growth_seconds: for each size above the largest; by default its rate is held.
     """
     monotone, log_seconds = never_falling(seconds)
+    pieces: tuple[Piece, ...] = ()
+    if len(sizes) > 2:  # noqa: PLR2004 - a line has two ends
+        pieces = pieces_through([math.log(size) for size in sizes], log_seconds)
     return Curve(
         sizes=tuple(float(size) for size in sizes),
         seconds=monotone,
-        pieces=pieces_through([math.log(size) for size in sizes], log_seconds),
+        pieces=pieces,
         floor_seconds=_floor(sizes, monotone, alpha_seconds),
         relative_error=relative_error,
         least_seconds_per_size=least_seconds_per_size,
@@ -210,6 +232,12 @@ def _floor(sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: floa
 
 _BESIDE = 2
 """Points on each side that a cubic between two points depends on, the two among them."""
+LINE_ERROR = 0.017
+"""Error of a straight line between two sizes, for each e-fold between them.
+
+On the same curves, two sizes kept: the median error at those between was 4.3 and 5.9 % of
+collectives and GEMMs at sizes 16 times apart, and 10.4 and 14.9 % at 4,096 times.
+"""
 SPACING_SHARE = 0.35
 """Error between measured sizes over that of a size left out, around which the gap is twice as wide.
 
@@ -225,9 +253,8 @@ def interpolation_errors(
 
     A point is predicted from the others, and the curve between all of them errs by `SPACING_SHARE`
     of that. The two ends are never left out, as they would be extrapolated. Between two points
-    nothing can be left out: their error is that of their curve, a power of the size, against the
-    straight line through them; of times that fall as the size grows, half of that fall. A single
-    point has no error.
+    nothing can be left out: their error is that of such lines through two sizes so far apart; of
+    times that fall as the size grows, half of that fall. A single point has no error.
     """
     if len(sizes) == 2:  # noqa: PLR2004 - a line has two ends
         return [_error_between(sizes, seconds)]
@@ -236,12 +263,9 @@ def interpolation_errors(
 
 
 def _error_between(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """Return |power / line − 1| in the middle of two points, where it is about the largest."""
     if seconds[1] < seconds[0]:
         return (seconds[0] / seconds[1] - 1) / 2
-    middle = math.sqrt(sizes[0] * sizes[1])
-    slope = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0])
-    return abs(math.sqrt(seconds[0] * seconds[1]) / (seconds[0] + slope * (middle - sizes[0])) - 1)
+    return LINE_ERROR * math.log(sizes[1] / sizes[0])
 
 
 def left_out_errors(
@@ -261,7 +285,7 @@ def left_out_errors(
     for at in left_out:
         first = max(0, at - beside)
         before, behind = slice(first, at), slice(at + 1, at + 1 + beside)
-        if is_rising and 0 < at < count - 1:
+        if is_rising and count > 3 and 0 < at < count - 1:  # noqa: PLR2004 - two are left of three
             x, y = ([*logs[before], *logs[behind]] for logs in (log_sizes, log_seconds))
             steps, slopes = steps_between(x, y)
             tangents, here = tangents_of(steps, slopes), at - first - 1

@@ -49,12 +49,19 @@ class DrawnCurves:
         elif at == 0:
             seconds = self._beyond(size)
         else:
-            first, second, third = self._piece(at - 1)
-            step = math.log(size) - math.log(self.sizes[at - 1])
-            power = step * (first + step * (second + step * third))
-            seconds = np.exp(self.log_seconds[:, at - 1] + power)
-            seconds = np.maximum(seconds, size * self.least_seconds_per_size)
+            seconds = np.maximum(self._between(at - 1, size), size * self.least_seconds_per_size)
         return Estimate(seconds=array_of(seconds), trust="measured")
+
+    def _between(self, at: int, size: float) -> Floats:
+        if len(self.sizes) == 2:  # noqa: PLR2004 - a line has two ends
+            (low, high), (first, last) = self.sizes, self.seconds.T
+            straight: Floats = first + (last - first) / (high - low) * (size - low)
+            return straight
+        first, second, third = self._piece(at)
+        step = math.log(size) - math.log(self.sizes[at])
+        power = step * (first + step * (second + step * third))
+        found: Floats = np.exp(self.log_seconds[:, at] + power)
+        return found
 
     def _piece(self, at: int) -> tuple[Floats, Floats, Floats]:
         """Return the coefficients from a point to the next one."""
@@ -76,8 +83,6 @@ class DrawnCurves:
             rise: Floats = self.log_seconds[:, one + 1] - self.log_seconds[:, one]
             return rise / steps[one]
 
-        if num == 2:  # noqa: PLR2004 - one piece is straight
-            return slope(0)
         if at in {0, num - 1}:
             near, next_one = (0, 1) if at == 0 else (num - 2, num - 3)
             wanted = (2 * steps[near] + steps[next_one]) * slope(near)

@@ -3,7 +3,9 @@
 import math
 import operator
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
+
+from moetune.domain.arrays import Floats
 
 Piece: TypeAlias = tuple[float, float, float, float, float]
 """Logarithms of a size and its time, and the coefficients of first to third degree from there."""
@@ -43,6 +45,15 @@ def isotonic(values: Sequence[float]) -> list[float]:
     return [mean for mean, count in zip(means, counts, strict=True) for _ in range(count)]
 
 
+_Sizes = TypeVar("_Sizes", float, Floats)
+
+
+def straight_between(sizes: Sequence[float], seconds: Sequence[float], size: _Sizes) -> _Sizes:
+    """Return the time on the straight line through two points, of an array of sizes an array."""
+    (low, high), (first, last) = sizes, seconds
+    return first + (last - first) / (high - low) * (size - low)
+
+
 def pieces_through(x: Sequence[float], y: Sequence[float]) -> tuple[Piece, ...]:
     """Return the cubics of the monotone Hermite interpolation.
 
@@ -75,8 +86,6 @@ def piece_between(
 
 def tangents_of(steps: Sequence[float], slopes: Sequence[float]) -> list[float]:
     """Return the slope at each point: a weighted harmonic mean of those on both sides."""
-    if len(slopes) < 2:  # noqa: PLR2004 - one piece is straight
-        return [*slopes, *slopes]
     inner = []
     for at in range(1, len(slopes)):
         before, after = slopes[at - 1], slopes[at]

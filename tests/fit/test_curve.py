@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
-from moetune.fit.curve import SPACING_SHARE, Curve, curve_through, interpolation_errors
+from moetune.domain.arrays import array_of
+from moetune.fit.curve import LINE_ERROR, SPACING_SHARE, Curve, curve_through, interpolation_errors
 from moetune.fit.monotone import isotonic
 
 times = st.floats(1e-7, 1e3)
@@ -69,7 +70,7 @@ def test_contradicting_points_meet_at_their_geometric_mean() -> None:
     )
 
 
-@given(points.filter(lambda given_points: len(given_points) > 1), st.floats(0, 1))
+@given(points.filter(lambda given_points: len(given_points) > 2), st.floats(0, 1))
 def test_between_points_it_equals_the_monotone_cubic_of_scipy(
     given_points: list[tuple[int, float]], share: float
 ) -> None:
@@ -97,13 +98,20 @@ def test_start_up_and_rate_are_met_between_coarse_sizes(spacing: int, worst: flo
         assert curve.predict(size).seconds == pytest.approx(truth(size), rel=worst)
 
 
-def test_between_two_points_the_curve_is_a_power_of_the_size() -> None:
-    curve = through([(1024, 1e-3), (4096, 3e-3)])
+@pytest.mark.parametrize("spacing", [2, 16, 4096])
+def test_between_two_points_a_start_up_and_a_rate_are_met(spacing: int) -> None:
+    def truth(size: float) -> float:
+        return 1e-4 + size * 1e-9
 
-    found = curve.predict(2048)
+    curve = through([(1024, truth(1024)), (1024 * spacing, truth(1024 * spacing))])
+    sizes = np.linspace(1024, 1024 * spacing, 33)[1:-1]
 
-    assert found.seconds == pytest.approx(math.sqrt(1e-3 * 3e-3))
-    assert found.trust == "interpolated"
+    for size in sizes.tolist():
+        found = curve.predict(size)
+        assert found.seconds == pytest.approx(truth(size))
+        assert found.trust == "interpolated"
+    many = curve.predict(array_of(sizes)).seconds
+    assert many == pytest.approx([truth(size) for size in sizes.tolist()])
 
 
 def test_beyond_the_largest_size_the_rate_is_held() -> None:
@@ -169,9 +177,10 @@ def test_interpolation_errors_has_nothing_to_say_of_one_point() -> None:
 
 
 def test_two_points_have_the_error_of_what_may_lie_between_them() -> None:
-    """A time of 2 and then 17 is 5 at size 4 if it is affine, and √34 if it is a power."""
+    """Whatever their times, by the distance of the sizes."""
     assert interpolation_errors(sizes=[1.0, 16.0], seconds=[2.0, 17.0]) == pytest.approx(
-        [math.sqrt(34) / 5 - 1]
+        [LINE_ERROR * math.log(16)]
     )
-    assert interpolation_errors(sizes=[1.0, 16.0], seconds=[2.0, 32.0]) == pytest.approx([0.0])
+    near, far = (interpolation_errors(sizes=[1.0, one], seconds=[2.0, 2.0]) for one in (2.0, 4e3))
+    assert near < far
     assert interpolation_errors(sizes=[1.0, 2.0], seconds=[3.0, 2.0]) == pytest.approx([0.25])

@@ -138,6 +138,23 @@ def backward(stages: Stages, step: int) -> torch.Tensor:
     return stages.backward(text_BS[:, :-1], text_BS[:, 1:])
 
 
+def batches_receive_first(case: Case) -> None:
+    """Behind a late rank's sends on gloo, its neighbours would wait until they may send."""
+    orders: list[list[bool]] = []
+    issue = dist.batch_isend_irecv
+
+    def issued(ops: list[dist.P2POp]) -> list[dist.Work]:
+        orders.append([one.op is dist.irecv for one in ops])
+        return issue(ops)
+
+    stages = stages_of(case)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "batch_isend_irecv", issued)
+        backward(stages, 0)
+    assert [True, False] in orders
+    assert all(one == sorted(one, reverse=True) for one in orders)
+
+
 def layouts_train_alike(cases: Sequence[Case]) -> None:
     for case in cases:
         stages = stages_of(case)

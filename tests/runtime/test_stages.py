@@ -69,6 +69,13 @@ def test_the_balance_loss_of_every_stage_reaches_its_gates() -> None:
 
 
 @pytest.mark.dist
+def test_both_directions_of_a_link_are_used_at_once() -> None:
+    shape = shape_of(num_blocks=3, moe_every=1)
+    case = Case(layout=layout_of("tensor", pp=3), shape=shape, losses=(), num_micro_batches=4)
+    assert run_ranks(stage_workers.batches_receive_first, 3, case) == [""] * 3
+
+
+@pytest.mark.dist
 def test_no_rank_waits_for_a_stage_that_died() -> None:
     case = Case(
         layout=layout_of("tensor", pp=2), shape=shape_of(num_blocks=2, moe_every=1), losses=(),

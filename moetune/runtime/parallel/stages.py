@@ -35,6 +35,7 @@ from moetune.runtime.parallel.fully_sharded import (
 )
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.parameter_buffer import ParameterBuffer
+from moetune.runtime.parallel.pipeline_stage import ReceivingFirstStage
 from moetune.runtime.parallel.reductions import Reductions
 from moetune.runtime.parallel.schedules import (
     TorchSchedule,
@@ -268,7 +269,7 @@ def _pipeline_stages(
     between = shapes.between[:micro_batch].requires_grad_()
     splits = _splits(ranks)
     return [
-        PipelineStage(
+        ReceivingFirstStage(
             part,
             index,
             num_stages,
