@@ -46,7 +46,13 @@ def test_an_exception_keeps_its_status_and_traceback(endings: Endings) -> None:
         assert output.endswith(EARLIER)
 
 
-def test_a_process_without_gloo_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_gloo_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Threads of another kind are there; those of this process may be gloo's, from other tests."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "status").write_text("Name:\tpython\nState:\tR (running)\n")
+    monkeypatch.setattr("moetune.comm.exit._THREADS", tmp_path)
     monkeypatch.setattr("time.sleep", lambda _: pytest.fail("nothing to wait for"))
 
     wait_for_workers()
