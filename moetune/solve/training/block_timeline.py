@@ -12,6 +12,8 @@ _ORDER: tuple[ModuleName, ...] = (
     "norm", "attention", "mla_up_proj", "context_comm", "core_attn", "tensor_comm", "mlp",
     "router", "permute", "exchange", "shared_experts", "experts", "moe_act",
 )  # fmt: skip
+_ROUNDING = 1e-12
+"""Sums of the same floats in another order."""
 
 
 def block_timeline(times: BlockTimes, seconds: BlockSeconds) -> tuple[Timeline, Timeline]:
@@ -48,8 +50,8 @@ def _pass(
     Args:
         beside: the module with which what is hidden begins.
     """
-    hidden = max(0.0, sum(modules.values()) + sum(more.values()) - total)
-    hidden = min(hidden, modules.get("exchange", 0.0))
+    hidden = sum(modules.values()) + sum(more.values()) - total
+    hidden = min(hidden if hidden > _ROUNDING * total else 0.0, modules.get("exchange", 0.0))
     spans = [*_spans(modules, more, order, hidden)]
     last = max((one.end_seconds for one in spans), default=0.0)
     if hidden:
