@@ -67,7 +67,7 @@ def _measured_profile() -> Profile:
     """Measure this machine for a few seconds: a plan then has real curves to work with."""
     request = ProfileRequest(
         name="speed", num_ranks=2, layers=(_LAYER,), dtypes=("float32",), max_tokens=1024,
-        budget_seconds=25.0,
+        budget_seconds=90.0,
     )  # fmt: skip
     return measure_profile(request, MeasurementSetting(environment={}))
 

@@ -38,7 +38,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200.0, help="Mbit/s between the nodes")
     parser.add_argument("--rounds", type=int, default=5, help="steps of a job that are timed")
     parser.add_argument("--budget", default="200s", help="of each profile")
-    parser.add_argument("--case", type=int, help="only this one, counted from 0")
+    parser.add_argument(
+        "--case", type=int, choices=range(len(_LAYERS)), help="only this one, counted from 0"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "layouts.md")
     given = parser.parse_args()
     chosen = cases() if given.case is None else cases()[given.case : given.case + 1]

@@ -1,9 +1,10 @@
 """Torch's schedule of a layout: the order of the stages' passes, and its micro-batches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 import torch
+import torch.distributed as dist
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -31,6 +32,31 @@ _OF_SEVERAL: Mapping[Schedule, type[_OfSeveral]] = MappingProxyType({
     "zero_bubble_v": ScheduleZBVZeroBubble,
     "dualpipe_v": ScheduleDualPipeV,
 })  # fmt: skip
+
+
+class _Sends(list[dist.P2POp]):
+    """Sends of a batch, which come behind the receives that are added to them."""
+
+    def __add__(self, receives: Iterable[dist.P2POp]) -> list[dist.P2POp]:  # type: ignore[override] # of list, which takes values of any type
+        return [*receives, *self]
+
+
+class ReceivingFirstStage(PipelineStage):
+    """A stage whose sends follow the receives of their batch.
+
+    Between passes of 1F1B torch's schedule sends and receives in one batch, `sends + receives`.
+    gloo issues it in order: a rank that comes late queues its "ready" behind its own data, and its
+    neighbour sends only then. With receives first both directions of a link are in use at once.
+    NCCL starts a batch as one, whatever its order.
+    """
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Return the sends of a forward pass's activations."""
+        return _Sends(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Return the sends of a backward pass's gradients."""
+        return _Sends(super().get_bwd_send_ops(bwd_chunk_id))
 
 
 def torch_schedule(

@@ -35,9 +35,9 @@ from moetune.runtime.parallel.fully_sharded import (
 )
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.parameter_buffer import ParameterBuffer
-from moetune.runtime.parallel.pipeline_stage import ReceivingFirstStage
 from moetune.runtime.parallel.reductions import Reductions
 from moetune.runtime.parallel.schedules import (
+    ReceivingFirstStage,
     TorchSchedule,
     forget_failed_step,
     micro_batches_of,

@@ -117,9 +117,9 @@ def link_use(priced: Priced, stage: Stage, phase: Phase) -> LinkUse:
     """Return a stage's pass by what the link does, communication that is hidden included."""
     backbone, step = priced.backbone, priced.moe.step
     experts = step.forward if phase == "forward" else step.backward
-    hidden = min(experts.seconds, experts.link_seconds)
+    busy = min(experts.seconds, experts.link_seconds)
     moe = _parts([one for one in priced.moe.parts if one.name not in _IN_CHUNKS], phase)
-    moe = moe.plus(LinkUse(experts.seconds - hidden, hidden))
+    moe = moe.plus(LinkUse(experts.seconds - busy, busy))
     use = _parts(backbone.attention, phase).times(stage.num_dense + stage.num_moe)
     use = use.plus(_parts(backbone.ffn, phase).times(stage.num_dense))
     use = use.plus(moe.times(stage.num_moe))

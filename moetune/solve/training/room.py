@@ -30,7 +30,7 @@ def computing(
     ends: tuple[float, float],
     layout: FoldedLayout,
 ) -> Room:
-    """Return the seconds of a rank's passes without any communication, hidden or not.
+    """Return the room of a rank: its passes without any communication, hidden or not.
 
     Args:
         blocks: of each kind.
