@@ -66,9 +66,9 @@ def _page(collectives: Curves, gemms: Curves) -> str:
         "",
         (
             f"Of {len(collectives)} curves of collectives and {len(gemms)} of GEMMs in bfloat16 "
-            "that others measured on GPUs, two sizes were kept: |predicted / measured − 1| at all sizes "
-            "between them, median and 90th percentile in percent. A profile takes the line, with "
-            f"{100 * LINE_ERROR:.1f} for each factor of e between the two as its error."
+            "that others measured on GPUs, two sizes were kept: |predicted / measured − 1| at all "
+            "sizes between them, median and 90th percentile in percent. A profile takes the line, "
+            f"with {100 * LINE_ERROR:.1f} % for each factor of e between the two as its error."
         ),
         "",
         "| ratio of the sizes | collectives, power | line | GEMMs, power | line | error taken |",
