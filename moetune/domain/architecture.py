@@ -6,7 +6,7 @@ causal mask; multi-token prediction with its own logits; no router, norm, activa
 recomputation.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -52,6 +52,16 @@ class Block:
     def routed(self) -> RoutedExperts | None:
         """Its routed experts; None without."""
         return next((part for part in self.parts if isinstance(part, RoutedExperts)), None)
+
+    def with_record(self, record: int | None) -> "Block":
+        """Return the block with its experts' routing in that layer of a record; None for none."""
+        return replace(
+            self,
+            parts=tuple(
+                replace(part, record=record) if isinstance(part, RoutedExperts) else part
+                for part in self.parts
+            ),
+        )
 
     @property
     def modules(self) -> frozenset[str]:

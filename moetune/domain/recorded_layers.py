@@ -6,8 +6,7 @@ All ranks wait for the fullest one of each layer, and that is another one in eve
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from moetune.domain.architecture import Block, Decoder
-from moetune.domain.experts import RoutedExperts
+from moetune.domain.architecture import Decoder
 from moetune.domain.routing import ExpertLoads, RankSkew
 
 
@@ -95,7 +94,7 @@ class RecordedLayers:
         return replace(
             decoder,
             blocks=tuple(
-                block if block.routed is None else _numbered(block, next(numbers))
+                block if block.routed is None else block.with_record(next(numbers))
                 for block in decoder.blocks
             ),
         )
@@ -115,14 +114,4 @@ class RecordedLayers:
 
 def alike(decoder: Decoder) -> Decoder:
     """Return the model without numbers of records."""
-    return replace(decoder, blocks=tuple(_numbered(block, None) for block in decoder.blocks))
-
-
-def _numbered(block: Block, number: int | None) -> Block:
-    return replace(
-        block,
-        parts=tuple(
-            replace(part, record=number) if isinstance(part, RoutedExperts) else part
-            for part in block.parts
-        ),
-    )
+    return replace(decoder, blocks=tuple(block.with_record(None) for block in decoder.blocks))

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 
 from moetune.domain.errors import InputError
 from moetune.domain.placement import EMPTY, replicas_of
@@ -74,7 +74,7 @@ class ExpertLoads:
 
     def shares(self, top_k: float) -> tuple[float, ...] | None:
         """Return each expert's share of all rows, 1/k at most; None for a law."""
-        return None if self.loads is None else tuple(_capped(self.loads, 1 / top_k))
+        return None if self.loads is None else _capped(self.loads, 1 / top_k)
 
     def skew_in_order(
         self, num_experts: int, top_k: float, ep: int, experts: tuple[int, ...] = ()
@@ -214,7 +214,8 @@ def natural_loads(num_experts: int) -> tuple[float, ...]:
     )
 
 
-def _capped(loads: tuple[float, ...], most: float) -> list[float]:
+@lru_cache(maxsize=1024)
+def _capped(loads: tuple[float, ...], most: float) -> tuple[float, ...]:
     """Return shares of all rows; those above `most` are cut, and the others grow in proportion."""
     tiny = max(loads) * 1e-12  # of experts without any load, when all others are full
     total = sum(loads) + len(loads) * tiny
@@ -226,7 +227,7 @@ def _capped(loads: tuple[float, ...], most: float) -> list[float]:
         shares = [
             most if is_full else share * left for share, is_full in zip(shares, full, strict=True)
         ]
-    return shares
+    return tuple(shares)
 
 
 @cache

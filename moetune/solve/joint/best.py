@@ -83,13 +83,11 @@ class BestLayouts:
             one = heapq.heappop(open_ends)
             if one.seconds > leaders.limit_of(one.layout):
                 continue
-            if one.branches is None:
-                priced = self._search.priced(one.layout)
-                if self._search.keeps(priced):
-                    leaders.add(priced)
-                continue
-            for branch in one.branches():
-                heapq.heappush(open_ends, branch)
+            if one.branches is not None:
+                for branch in one.branches():
+                    heapq.heappush(open_ends, branch)
+            elif self._search.keeps(one.layout):
+                leaders.add(self._search.priced(one.layout))
 
     def _told(self) -> list[PricedLayout]:
         if self._leaders.found:

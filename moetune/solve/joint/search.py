@@ -80,9 +80,9 @@ class FoldedSearch:
             return layout
         return replace(layout, degree=self.prices.blocks.degree(layout))
 
-    def keeps(self, one: PricedLayout) -> bool:
+    def keeps(self, layout: FoldedLayout) -> bool:
         """Return whether a layout that fits on the mean of its layers fits as it is."""
-        return self.apart is None or self.fits(one.layout)
+        return self.apart is None or self.fits(layout)
 
     @property
     def of_wholes(self) -> tuple[StepPrices, MemoryModel]:

@@ -61,6 +61,8 @@ class BlockTable:
     target: Target
     _kinds: tuple[Block, ...] = field(init=False, repr=False)
     _at: tuple[int, ...] = field(init=False, repr=False)
+    _local: tuple[Block, ...] = field(init=False, repr=False)
+    _local_at: tuple[int, ...] = field(init=False, repr=False)
     _counts: tuple[int, ...] = field(init=False, repr=False)
     _routed: tuple[RoutedExperts | None, ...] = field(init=False, repr=False)
     _alike: tuple[AlikeLayers, ...] = field(init=False, repr=False)
@@ -136,6 +138,10 @@ class BlockTable:
         at, counts = tuple(map(kinds.index, every)), [0] * len(kinds)
         for index, count in zip(at, block_counts(self.stages.whole, len(at)), strict=True):
             counts[index] += count
+        plain = tuple(kind.with_record(None) for kind in kinds)
+        local = tuple(dict.fromkeys(plain))
+        object.__setattr__(self, "_local", local)
+        object.__setattr__(self, "_local_at", tuple(map(local.index, plain)))
         object.__setattr__(self, "_kinds", kinds)
         object.__setattr__(self, "_at", at)
         object.__setattr__(self, "_counts", tuple(counts))
@@ -215,7 +221,8 @@ class BlockTable:
         key = layout.tp, layout.cp, layout.micro_batch
         local = self._local_times.get(key)
         if local is None:
-            local = self._local_times[key] = tuple(map(prices.local_times, self._kinds))
+            every = [*map(prices.local_times, self._local)]
+            local = self._local_times[key] = tuple(every[index] for index in self._local_at)
         if not any(self._routed):
             return local
         of_experts = *key, layout.ep, layout.etp

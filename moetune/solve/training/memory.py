@@ -21,9 +21,9 @@ from moetune.solve.training.offload import (
     offloaded_share,
 )
 from moetune.solve.training.parameters import (
+    RankParameters,
     block_parameters,
     largest_sharded_block,
-    rank_parameters,
 )
 from moetune.solve.training.schedule import most_live
 from moetune.solve.training.stages import DecoderStages, RankBlocks
@@ -108,14 +108,14 @@ class MemoryModel:
     logit_bytes: int = 6
     kept_by_experts: KeptByExperts = AS_MEGATRON
     _blocks: dict[_Key, list[BlockBytes]] = field(default_factory=dict, init=False, repr=False)
-    _parameters: dict[_Key, tuple[float, float]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _parameters: RankParameters = field(init=False, repr=False)
     _largest: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
     _ranks: dict[_Key, tuple[_RankBytes, ...]] = field(default_factory=dict, init=False, repr=False)
     _optimizer: Optimizer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        counted = RankParameters(decoder=self.job.decoder, added=self.job.added_places)
+        object.__setattr__(self, "_parameters", counted)
         object.__setattr__(self, "_optimizer", optimizer_of(self.job.optimizer))
 
     def peak(self, layout: FoldedLayout) -> RankMemory:
@@ -147,7 +147,7 @@ class MemoryModel:
             on_host: the largest share of the optimizer that the host may keep.
         """
         whole = self.stages.whole
-        dense, experts = (one / layout.pp for one in self._parameters_of(layout, whole))
+        dense, experts = (one / layout.pp for one in self._parameters.of(layout, whole))
         states = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
         return LIBRARY_BYTES + sum(states)
 
@@ -251,7 +251,7 @@ class MemoryModel:
     def _bytes_of_rank(
         self, layout: FoldedLayout, rank: RankBlocks, every_live: Sequence[float]
     ) -> _RankBytes:
-        dense, experts = self._parameters_of(layout, rank)
+        dense, experts = self._parameters.of(layout, rank)
         fullest = max(rank.ranks, key=every_live.__getitem__)
         live = every_live[fullest]
         blocks = self._bytes_of_blocks(layout, layout.recompute)
@@ -266,15 +266,6 @@ class MemoryModel:
             workspace=max((block.workspace for count, block in counted if count), default=0.0),
             logits=self._logits(layout) if rank.has_head or rank.has_predictions else 0.0,
         )
-
-    def _parameters_of(self, layout: FoldedLayout, rank: RankBlocks) -> tuple[float, float]:
-        key = layout.tp, layout.ep * layout.etp, rank
-        found = self._parameters.get(key)
-        if found is None:
-            found = self._parameters[key] = rank_parameters(
-                self.job.decoder, layout, rank, self.job.added_places
-            )
-        return found
 
     def kept(self, layout: FoldedLayout) -> float:
         """Return the share of the activations that a device keeps, with the blocks in buffers."""

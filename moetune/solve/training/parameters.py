@@ -1,8 +1,9 @@
 """Parameters of a pipeline rank on one device."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.attention import LatentAttention
@@ -10,6 +11,7 @@ from moetune.domain.experts import RoutedExperts
 from moetune.domain.training import FoldedLayout
 from moetune.solve.training.stages import StageBlocks
 
+_Sizes: TypeAlias = tuple[int, int, int]
 AddedPlaces: TypeAlias = Callable[[RoutedExperts, int], int]
 """Places of each of so many ranks beyond its equal part of a layer's experts."""
 
@@ -19,26 +21,68 @@ def no_places(part: RoutedExperts, ep: int) -> int:  # noqa: ARG001 - as of `Tra
     return 0
 
 
-def rank_parameters(
-    decoder: Decoder, layout: FoldedLayout, rank: StageBlocks, added: AddedPlaces = no_places
-) -> tuple[float, float]:
-    """Return a pipeline rank's parameters on one device: all but the experts, and the experts.
+class Parameters(NamedTuple):
+    """Parameters on one device: all but the experts, and the experts."""
+
+    dense: float
+    experts: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankParameters:
+    """Parameters of a decoder's pipeline ranks on one device, each counted once.
+
+    Not safe for several threads.
 
     Args:
         added: `TrainingJob.added_places`.
     """
-    table = decoder.vocab_size * decoder.d_model / layout.tp
-    tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
-    dense, experts = table * tables, 0.0
-    for count, kind in zip(rank.counts, decoder.kinds, strict=True):
-        own, shared = block_parameters(kind, layout, added)
-        dense, experts = dense + count * own, experts + count * shared
-    for one in decoder.predictions if rank.has_predictions else ():
-        dense += one.projection / layout.tp
-        for block in one.blocks:
-            own, shared = block_parameters(block, layout)
-            dense, experts = dense + own, experts + shared
-    return dense, experts
+
+    decoder: Decoder
+    added: AddedPlaces = no_places
+    _kinds: dict[_Sizes, tuple[Parameters, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _ranks: dict[tuple[_Sizes, StageBlocks], Parameters] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def of(self, layout: FoldedLayout, rank: StageBlocks) -> Parameters:
+        """Return a pipeline rank's parameters."""
+        key = _sizes(layout), rank
+        found = self._ranks.get(key)
+        if found is None:
+            found = self._ranks[key] = self._of(layout, rank)
+        return found
+
+    def _of(self, layout: FoldedLayout, rank: StageBlocks) -> Parameters:
+        decoder = self.decoder
+        table = decoder.vocab_size * decoder.d_model / layout.tp
+        tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
+        dense, experts = table * tables, 0.0
+        for count, kind in zip(rank.counts, self._of_kinds(layout), strict=True):
+            if count:
+                dense, experts = dense + count * kind.dense, experts + count * kind.experts
+        for one in decoder.predictions if rank.has_predictions else ():
+            dense += one.projection / layout.tp
+            for block in one.blocks:
+                own = block_parameters(block, layout)
+                dense, experts = dense + own.dense, experts + own.experts
+        return Parameters(dense, experts)
+
+    def _of_kinds(self, layout: FoldedLayout) -> tuple[Parameters, ...]:
+        key = _sizes(layout)
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._kinds[key] = tuple(
+                block_parameters(kind, layout, self.added) for kind in self.decoder.kinds
+            )
+        return found
+
+
+def _sizes(layout: FoldedLayout) -> _Sizes:
+    """Return what a block's parameters depend on."""
+    return layout.tp, layout.ep, layout.etp
 
 
 def largest_sharded_block(decoder: Decoder, layout: FoldedLayout, rank: StageBlocks) -> float:
@@ -73,14 +117,14 @@ def _amounts(block: Block) -> tuple[float, float, float]:
 
 def block_parameters(
     block: Block, layout: FoldedLayout, added: AddedPlaces = no_places
-) -> tuple[float, float]:
-    """Return a block's parameters on one device: all but the experts, and the experts.
+) -> Parameters:
+    """Return a block's parameters on one device.
 
     Args:
-        added: as of `rank_parameters`.
+        added: as of `RankParameters`.
     """
     whole, shared, experts = _amounts(block)
     mine, routed = experts / (layout.ep * layout.etp), block.routed
     if routed is not None and (more := added(routed, layout.ep)):
         mine += more * routed.expert_parameters / layout.etp
-    return whole + shared / layout.tp, mine
+    return Parameters(whole + shared / layout.tp, mine)

@@ -200,11 +200,13 @@ def _ends(pipeline: StagePipeline, table: Timetable) -> list[float]:
     clocks, free = [0.0] * pipeline.pp, [0.0] * table.num_links
     there, ends = [0.0] * table.num_places, []
     for rank, length, _, needs, gives, link in table.turns:
-        end = max(clocks[rank], there[needs]) + lengths[length]
+        start, came = clocks[rank], there[needs]
+        end = (max(start, came)) + lengths[length]  # `max` takes as long as the rest
         ends.append(end)
         if link is None:
             there[gives] = clocks[rank] = end
             continue
-        there[gives] = free[link] = arrival = max(end, free[link]) + send
+        leaves = free[link]
+        there[gives] = free[link] = arrival = (max(end, leaves)) + send
         clocks[rank] = end if hides else arrival
     return ends

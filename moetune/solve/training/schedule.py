@@ -44,25 +44,14 @@ def most_live(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> 
 
     One stage keeps 1/v of that; activations go when the weights have their gradients.
     """
-    if schedule not in _V_ORDERS:
-        loops = (_loop_of(schedule, rank, pp, vpp, num_micro_batches) for rank in range(pp))
-        return tuple(one.most_live / vpp for one in loops)
-    few = min(num_micro_batches, _enough(pp, num_micro_batches))
-    return tuple(_most_live(order) / vpp for order in orders(schedule, pp, vpp, few))
-
-
-def _most_live(order: Order) -> int:
-    live = most = 0
-    for kind, _, _ in order:
-        live += (kind == "F") - (kind in "BW")
-        most = max(most, live)
-    return most
-
-
-def _enough(pp: int, num_micro_batches: int) -> int:
-    """Return micro-batches after which no schedule keeps more: some rounds, all of a size."""
-    rounds = max(1, num_micro_batches // pp)
-    return num_micro_batches // rounds * min(rounds, 4)
+    num = num_micro_batches
+    if schedule == "zero_bubble_v":
+        every = (min(2 * pp, num + 1 + min(rank, num - 1)) for rank in range(pp))
+    elif schedule == "dualpipe_v":
+        every = (2 * pp + 1 for _ in range(pp))
+    else:
+        every = (_loop_of(schedule, rank, pp, vpp, num).most_live for rank in range(pp))
+    return tuple(one / vpp for one in every)
 
 
 def _loop_of(schedule: Schedule, rank: int, pp: int, vpp: int, num_micro_batches: int) -> "_Loop":

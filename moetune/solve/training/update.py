@@ -13,7 +13,7 @@ from moetune.solve.hidden import equal_buckets, exposed_beside
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.offload import HOST_ADAM_SECONDS
-from moetune.solve.training.parameters import rank_parameters
+from moetune.solve.training.parameters import RankParameters
 from moetune.solve.training.room import NO_ROOM, WITHOUT_END, Room
 from moetune.solve.training.stages import DecoderStages, RankBlocks
 
@@ -58,7 +58,12 @@ class UpdatePrices:
     device: DevicePrices
     stages: DecoderStages
     target: Target
+    _parameters: RankParameters = field(init=False, repr=False)
     _held: dict[_Key, _Held] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        counted = RankParameters(decoder=self.job.decoder, added=self.job.added_places)
+        object.__setattr__(self, "_parameters", counted)
 
     def gradients(self, layout: FoldedLayout, room: Room, *, num_micro_batches: int) -> float:
         """Return the exposed time of the reduction of gradients and the gathering of parameters.
@@ -182,7 +187,7 @@ class UpdatePrices:
 
     def _of_rank(self, layout: FoldedLayout, rank: RankBlocks) -> _Held:
         decoder = self.job.decoder
-        dense, experts = rank_parameters(decoder, layout, rank, self.job.added_places)
+        dense, experts = self._parameters.of(layout, rank)
         table = decoder.vocab_size * decoder.d_model / layout.tp
         tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
         routed = (kind.routed is not None for kind in decoder.kinds)

@@ -11,7 +11,7 @@ from moetune.domain.pipeline import Schedule, rank_of_stage, read_stages, stage_
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_rules import broken_rules, check_layout
 from moetune.huggingface.registry import named_model
-from moetune.solve.training.parameters import rank_parameters
+from moetune.solve.training.parameters import RankParameters
 from moetune.solve.training.stages import DecoderStages, balanced_stages
 
 QWEN = named_model("qwen3-30b-a3b").decoder
@@ -72,7 +72,7 @@ def test_the_devices_hold_the_model_once(decoder: object) -> None:
         layout = FoldedLayout(dp=8, tp=tp, pp=pp, vpp=vpp, ep=ep)
         total = 0.0
         for rank in DecoderStages(model).ranks(layout):
-            dense, experts = rank_parameters(model, layout, rank)
+            dense, experts = RankParameters(decoder=model).of(layout, rank)
             replicated = sum(
                 count * (kind.parameters.router + kind.parameters.norms) * (1 - 1 / tp)
                 for count, kind in zip(rank.counts, model.kinds, strict=True)
@@ -181,7 +181,7 @@ def test_predictions_are_where_their_letters_are() -> None:
     assert third.has_predictions
     assert not last.has_predictions
     assert sum(last.counts) == 0
-    dense, experts = rank_parameters(DEEPSEEK, apart, last)
+    dense, experts = RankParameters(decoder=DEEPSEEK).of(apart, last)
     assert (dense, experts) == (DEEPSEEK.vocab_size * DEEPSEEK.d_model, 0)
 
 

@@ -190,7 +190,7 @@ def test_a_layout_that_fits_on_the_mean_alone_is_left_out() -> None:
     assert mean < own
     tight = apart_search(search.apart[0].job, gib=(mean + own) / 2 / 2**30)
     assert tight.memory.needs(roomy.layout)[0] < tight.limit_bytes
-    assert not tight.keeps(tight.priced(roomy.layout))
+    assert not tight.keeps(roomy.layout)
     for one in best_layouts(tight, pins):
         assert tight.fits(one.layout) or one.layout == tight.smallest(pins)
 

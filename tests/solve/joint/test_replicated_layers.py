@@ -19,7 +19,7 @@ from moetune.solve.joint.placement import choice_of, with_replicas
 from moetune.solve.joint.replicated_layers import ReplicatedLayers
 from moetune.solve.joint.ties import NOISE
 from moetune.solve.layer.replica_search import EVEN
-from moetune.solve.training.parameters import no_places, rank_parameters
+from moetune.solve.training.parameters import RankParameters, no_places
 from tests.solve.joint.brute_force import every_layout
 from tests.solve.joint.test_placed_layers import (
     EXPERTS,
@@ -114,7 +114,8 @@ def test_a_device_has_the_parameters_of_all_of_its_places() -> None:
     prices, memory = apart_search(job).of_wholes
     [rank] = prices.stages.ranks(layout)
     (dense, experts), (same, once) = (
-        rank_parameters(job.decoder, layout, rank, added) for added in (job.added_places, no_places)
+        RankParameters(decoder=job.decoder, added=added).of(layout, rank)
+        for added in (job.added_places, no_places)
     )
     each = job.decoder.layer.d_model * job.decoder.layer.d_hidden * 3
     added = sum(layers.added_places(one, 32) for one in range(4))

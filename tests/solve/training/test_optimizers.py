@@ -9,7 +9,7 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.huggingface.registry import named_model
 from moetune.solve.training.memory import MemoryModel, RankMemory
-from moetune.solve.training.parameters import rank_parameters
+from moetune.solve.training.parameters import RankParameters
 from moetune.solve.training.stages import DecoderStages
 from moetune.workflows.files import bundled_profiles, load_profile_file
 
@@ -105,7 +105,9 @@ def test_published_savings_of_nano_and_its_verdicts() -> None:
 def test_tensor_ranks_have_whole_projections_to_latent_vectors() -> None:
     decoder, whole = MOONLIGHT.decoder, FoldedLayout(dp=8, ep=8)
     [rank] = DecoderStages(decoder).ranks(whole)
-    one, half = (rank_parameters(decoder, layout, rank)[0] for layout in (whole, LAYOUT))
+    one, half = (
+        RankParameters(decoder=decoder).of(layout, rank).dense for layout in (whole, LAYOUT)
+    )
     latent = 27 * 2048 * (512 + 64)
     everywhere = latent + 26 * 64 * 2048 + 27 * (2 * 2048 + 512)
     assert half == pytest.approx(everywhere + (one - everywhere) / 2, rel=1e-3)
