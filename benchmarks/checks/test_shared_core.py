@@ -1,7 +1,5 @@
 """Pipelines of ranks that share a core: bounds between a core each and free sends."""
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +17,7 @@ def test_with_a_core_each_it_is_the_solvers_own_time(
     each, hops = [one for one, _ in stages], [hop for _, hop in stages[1:]]
     apart = pipeline_by_turns(
         stage_seconds=each, hop_seconds=hops, num_micro_batches=num_micro_batches,
-        stages_per_core=1, chains_per_core=1,
+        stages_per_core=1,
     )  # fmt: skip
     assert apart == one_f_one_b(
         stage_seconds=each, hop_seconds=hops, num_micro_batches=num_micro_batches
@@ -36,7 +34,7 @@ def test_stages_that_share_a_core_keep_it_busy_and_wait_less(
     apart, shared, alone = (
         pipeline_by_turns(
             stage_seconds=each, hop_seconds=hops, num_micro_batches=num_micro_batches,
-            stages_per_core=per_core, chains_per_core=1,
+            stages_per_core=per_core,
         )
         for per_core in (1, 2, 4)
     )  # fmt: skip
@@ -46,25 +44,3 @@ def test_stages_that_share_a_core_keep_it_busy_and_wait_less(
     assert shared.busy_seconds == pytest.approx(num_micro_batches * cores[shared.slowest // 2])
     assert alone.seconds == pytest.approx(num_micro_batches * sum(each) / 4)
     assert alone.send_seconds == 0
-
-
-@given(
-    st.lists(st.tuples(seconds, st.floats(0.0, 5.0)), min_size=2, max_size=5), st.integers(1, 16)
-)
-def test_replicas_that_share_a_core_compute_while_one_sends(
-    stages: list[tuple[float, float]], num_micro_batches: int
-) -> None:
-    each, hops = [one for one, _ in stages], [hop for _, hop in stages[1:]]
-    alone, shared, free, quick = (
-        pipeline_by_turns(
-            stage_seconds=[one / faster for one in each],
-            hop_seconds=[hop * sends for hop in hops],
-            num_micro_batches=num_micro_batches, stages_per_core=1, chains_per_core=chains,
-        ).seconds
-        for faster, sends, chains in ((1, True, 1), (1, True, 2), (1, False, 1), (2, True, 1))
-    )  # fmt: skip
-    # Longer than free sends, longer than a chain on a core of its own, and no longer than before.
-    assert max(free, quick) <= shared * (1 + 1e-9)
-    assert shared <= alone * (1 + 1e-9)
-    if all(before + after < min(each) / 2 for before, after in itertools.pairwise((*hops, 0.0))):
-        assert shared == pytest.approx(free + 2 * sum(hops))

@@ -24,7 +24,6 @@ def on_shared_core(
         hop_seconds=[hop.seconds for hop in candidate.hops],
         num_micro_batches=setting.num_micro_batches,
         stages_per_core=_stages_per_core(candidate.layout, ranks_per_node),
-        chains_per_core=_chains_per_core(candidate.layout, ranks_per_node),
     )
     return replace(candidate, pipeline=pipeline)
 
@@ -35,21 +34,18 @@ def pipeline_by_turns(
     hop_seconds: Sequence[float],
     num_micro_batches: int,
     stages_per_core: int,
-    chains_per_core: int,
 ) -> PipelineTime:
     """Return the time of 1F1B as `solve.model.stages.one_f_one_b`, with cores that are shared.
 
     Stages that compute on one core by turns, each measured while all do, are like one stage of
     their mean time: while one waits, the others are faster, and what they send each other stays.
-    That is no longer than if each had a core to itself. Stages of k replicas on one core wait for
-    their own neighbours only: while one sends, the others compute all the faster, and only what
-    is longer than all their work shows, P = max_i (w_i, c_{i−1} + w_i / k + c_i).
+    That is no longer than if each had a core to itself. Replicas of a stage that share a core end
+    their passes together, and send together: no other computes meanwhile.
 
     Args:
         stage_seconds: w_i.
         hop_seconds: c_i, one fewer than stages.
         stages_per_core: consecutive ones; divides their number.
-        chains_per_core: replicas whose same stages compute by turns.
     """
     slowest = max(range(len(stage_seconds)), key=stage_seconds.__getitem__)
     each = stages_per_core
@@ -57,10 +53,7 @@ def pipeline_by_turns(
         fmean(stage_seconds[first : first + each]) for first in range(0, len(stage_seconds), each)
     ]
     core_hops = hop_seconds[each - 1 :: each]
-    period = min(
-        _period(stage_seconds, hop_seconds, chains_per_core),
-        _period(core_seconds, core_hops, chains_per_core),
-    )
+    period = min(_period(stage_seconds, hop_seconds), _period(core_seconds, core_hops))
     rest, send_way = num_micro_batches - 1, 2 * sum(core_hops)
     busiest = core_seconds[slowest // each]
     return PipelineTime(
@@ -76,16 +69,6 @@ def _stages_per_core(layout: Layout, ranks_per_node: int) -> int:
     return 1 if ranks_per_node % ranks else math.gcd(ranks_per_node // ranks, layout.pp)
 
 
-def _chains_per_core(layout: Layout, ranks_per_node: int) -> int:
-    """Return how many replicas compute by turns without waiting for each other."""
-    if layout.ep > 1:
-        return 1
-    return math.gcd(max(ranks_per_node // layout.tp, 1), layout.dp)
-
-
-def _period(
-    stage_seconds: Sequence[float], hop_seconds: Sequence[float], chains_per_core: int
-) -> float:
+def _period(stage_seconds: Sequence[float], hop_seconds: Sequence[float]) -> float:
     hops = (0.0, *hop_seconds, 0.0)
-    alone = (one / chains_per_core for one in stage_seconds)
-    return max(*map(sum, zip(hops, alone, hops[1:], strict=False)), *stage_seconds)
+    return max(map(sum, zip(hops, stage_seconds, hops[1:], strict=False)))
