@@ -4,6 +4,7 @@ Decoders on the published profile of eight H100, each in a process of its own, w
 record of each layer's routing; and a model of 96 layers on 1,024 ranks, where every cost is a line.
 """
 
+import argparse
 import gc
 import json
 import os
@@ -89,8 +90,14 @@ _LENGTH, _SPREAD = 4096, 1.0
 
 def main() -> None:
     """Print the best of a few runs: of decoders' plans, and of layers over many ranks."""
-    if sys.argv[1:]:
-        print(json.dumps(_solve(QUESTIONS[int(sys.argv[1])])))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "question", type=int, nargs="?", choices=range(len(QUESTIONS)),
+        help="solve only this one, counted from 0, and print its seconds",
+    )  # fmt: skip
+    given = parser.parse_args()
+    if given.question is not None:
+        print(json.dumps(_solve(QUESTIONS[given.question])))
         return
     print("| model | ranks | global batch | target | record | solving | processor in all | peak |")
     print("|---|---:|---|---|---|---:|---:|---:|")

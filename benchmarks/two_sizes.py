@@ -18,6 +18,7 @@ import numpy as np
 from moetune.fit.curve import LINE_ERROR, curve_through
 
 _RESULT = Path("docs/results/two-sizes.md")
+_COLLECTIVES, _GEMMS = "collectives.csv", "gemm_bf16.csv"
 _RATIOS = (16, 64, 512, 4096)
 _NEAR = 1.5
 """Sizes are taken for so far apart if their ratio is within this factor."""
@@ -31,9 +32,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--output", type=Path, default=_RESULT)
     given = parser.parse_args()
+    missing = [name for name in (_COLLECTIVES, _GEMMS) if not (given.folder / name).is_file()]
+    if missing:
+        parser.error(f"{given.folder} has no {' and no '.join(missing)}")
     columns = ("system", "nccl_or_stack", "op", "gpus")
-    collectives = _curves(given.folder / "collectives.csv", columns, "bytes", "median_us")
-    gemms = _curves(given.folder / "gemm_bf16.csv", ("device", "n", "k"), "m", "us")
+    collectives = _curves(given.folder / _COLLECTIVES, columns, "bytes", "median_us")
+    gemms = _curves(given.folder / _GEMMS, ("device", "n", "k"), "m", "us")
     given.output.write_text(_page(collectives, gemms), encoding="utf-8")
     print(given.output.read_text(encoding="utf-8"))
 

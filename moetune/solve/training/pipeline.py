@@ -200,13 +200,17 @@ def _ends(pipeline: StagePipeline, table: Timetable) -> list[float]:
     clocks, free = [0.0] * pipeline.pp, [0.0] * table.num_links
     there, ends = [0.0] * table.num_places, []
     for rank, length, _, needs, gives, link in table.turns:
-        start, came = clocks[rank], there[needs]
-        end = (max(start, came)) + lengths[length]  # `max` takes as long as the rest
+        end = clocks[rank]
+        if there[needs] > end:  # noqa: PLR1730 - with `max` the loop takes twice as long
+            end = there[needs]
+        end += lengths[length]
         ends.append(end)
         if link is None:
             there[gives] = clocks[rank] = end
             continue
         leaves = free[link]
-        there[gives] = free[link] = arrival = (max(end, leaves)) + send
+        if end > leaves:  # noqa: PLR1730 - as above
+            leaves = end
+        there[gives] = free[link] = arrival = leaves + send
         clocks[rank] = end if hides else arrival
     return ends

@@ -42,7 +42,8 @@ def orders(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tup
 def most_live(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tuple[float, ...]:
     """Return how many micro-batches' activations each rank keeps at most, in its blocks' worth.
 
-    One stage keeps 1/v of that; activations go when the weights have their gradients.
+    One stage keeps 1/v of that; activations go when the weights have their gradients. DualPipe-V
+    takes m of at least 2p.
     """
     num = num_micro_batches
     if schedule == "zero_bubble_v":
