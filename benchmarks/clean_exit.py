@@ -8,7 +8,6 @@ A rank that ends with another status than its script's, above all with SIGABRT, 
 import argparse
 import os
 import platform
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+
+from moetune.workflows.ports import free_port
 
 _RESULT = Path(__file__).parents[1] / "docs/results/clean-exit.md"
 _NUM_RANKS = 2
@@ -93,14 +94,14 @@ def _ends(name: str, launcher: str, folder: str) -> bool:
 def _with_torchrun(script: Path) -> tuple[tuple[int, ...], str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(_NUM_RANKS)]
     done = subprocess.run(
-        [*command, "--master-port", str(_free_port()), str(script)],
+        [*command, "--master-port", str(free_port()), str(script)],
         env=_variables(), capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False,
     )  # fmt: skip
     return (done.returncode,), done.stdout + done.stderr
 
 
 def _with_variables(script: Path) -> tuple[tuple[int, ...], str]:
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(script)],
@@ -116,12 +117,6 @@ def _with_variables(script: Path) -> tuple[tuple[int, ...], str]:
 def _variables() -> dict[str, str]:
     alone = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MOETUNE_DISABLE": "1"}
     return {**os.environ, **alone}
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _table(clean: dict[tuple[str, str], list[bool]]) -> str:

@@ -23,20 +23,18 @@ owner, and would need a sweep.
 """
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from itertools import chain
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self, TextIO
 
 from benchmarks.netlab.processes import RankOutput, run_ranks
 from moetune.domain.errors import InputError, MoetuneError
+from moetune.workflows.ports import free_port
 
 _MAX_RANKS = 250
-_PORTS = range(20000, 32000)
 _BURST = "256kb"
 # Between nodes, where stages send once in a while: 256 kB after each pause would travel for free,
 # most of what they send. A packet that the kernel puts together has 64 kB.
@@ -133,7 +131,7 @@ class Lab:
         """
         cores = sorted(os.sched_getaffinity(0))
         # A namespace has all its ports free; ranks may name shared memory by address and port.
-        port = _free_port()
+        port = free_port()
         commands = [
             ["setpriv", "--pdeathsig", "KILL", "--", "taskset", "-c", str(self._core(rank, cores))]
             + (_enter(self._namespaces[rank]) if self._namespaces else [])
@@ -229,19 +227,6 @@ def _has(tool: str) -> bool:
 
 def _address(rank: int) -> str:
     return f"10.0.0.{rank + 1}"
-
-
-def _free_port() -> int:
-    """Return a free port below those that the kernel gives to whoever asks for any.
-
-    One of those could be given away again before rank 0 listens.
-    """
-    start = _PORTS.start + os.getpid() % len(_PORTS)
-    for port in chain(range(start, _PORTS.stop), range(_PORTS.start, start)):
-        with socket.socket() as listener, suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
-    raise MoetuneError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free")
 
 
 def _new_namespace(opening: ExitStack) -> int:

@@ -11,12 +11,13 @@ torchtitan's own exchange, and the CPU time of the fastest step but the first, o
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from moetune.workflows.ports import free_port
 
 _RANKS = 2
 _EXPERTS = (
@@ -65,11 +66,8 @@ def plans_of(folder: Path, tokens: int) -> dict[str, str]:
 def train(folder: Path, wanted: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Train the runs, and return what every rank gives."""
     (folder / "runs.json").write_text(json.dumps(wanted), encoding="utf-8")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     launched = dict(
-        os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(_RANKS),
+        os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(_RANKS),
         OMP_NUM_THREADS="1",
     )  # fmt: skip
     job = [sys.executable, "-W", "ignore", "-m", "benchmarks.titan.job", str(folder / "runs.json")]

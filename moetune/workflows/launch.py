@@ -12,9 +12,7 @@ import logging
 import multiprocessing
 import os
 import pickle
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,9 +32,7 @@ from moetune import config
 from moetune.config import Launch
 from moetune.domain.errors import CollectiveError, InputError, MoetuneError
 from moetune.hardware.facts import num_cores
-
-_QUIET_PORTS = (20_000, 32_000)
-"""Below 32,768, from which on Linux gives ports to connections that name none."""
+from moetune.workflows.ports import free_port
 
 _TIMEOUT = dt.timedelta(minutes=5)
 _GRACE_SECONDS = 3.0
@@ -163,7 +159,7 @@ class _Rank:
 def _start(ranks: list[_Rank], num_ranks: int, call: bytes, environ: Mapping[str, str]) -> None:
     """Start every rank and append it to `ranks`, which the caller ends even after an error here."""
     cores = sorted(os.sched_getaffinity(0))
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryFile() as file:
         file.write(call)
         file.flush()
@@ -288,17 +284,6 @@ def _process_group(launch: Launch) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def _free_port() -> int:
-    """Return a port below those of outgoing connections, which might take it before rank 0 does."""
-    ports = range(*_QUIET_PORTS)
-    for _ in ports:
-        port = ports[secrets.randbelow(len(ports))]
-        with socket.socket() as listener, suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
-    raise CollectiveError(f"no port from {ports.start} to {ports.stop - 1} is free")
 
 
 def _main() -> None:

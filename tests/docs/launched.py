@@ -6,14 +6,18 @@ a script is its environment, its arguments and the name `__main__`.
 
 import os
 import runpy
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from multiprocessing import connection
 from pathlib import Path
 
+from moetune.workflows.ports import free_port
 from tests.ranks import warm_context
+
+_GRACE_SECONDS = 5.0
+"""For ranks that meet the failure of another, to say so."""
 
 
 def launch(
@@ -21,14 +25,14 @@ def launch(
 ) -> tuple[int, str]:
     """Run `torchrun --nproc-per-node N SCRIPT …`; return the worst exit code and the output.
 
+    A rank that fails ends the others, as under torchrun.
+
     Raises:
         TimeoutError: a rank is not done in time; all ranks are ended.
     """
     program, flag, number, script, *arguments = words
     assert (program, flag) == ("torchrun", "--nproc-per-node"), words
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     output = Path(f"{script}.output").resolve()
     output.touch()
     ranks = [
@@ -45,15 +49,19 @@ def launch(
     for rank in ranks:
         rank.start()
     try:
-        for rank in ranks:
-            rank.join(deadline - time.monotonic())
-            if rank.exitcode is None:
-                raise TimeoutError(f"{script}: a rank does not end:\n{output.read_text()}")
+        while running := [rank.sentinel for rank in ranks if rank.is_alive()]:
+            has_failed = any(rank.exitcode for rank in ranks)
+            patience = _GRACE_SECONDS if has_failed else deadline - time.monotonic()
+            if not connection.wait(running, patience):
+                break
+        codes = [rank.exitcode for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.join()
-    return max(abs(rank.exitcode or 0) for rank in ranks), output.read_text(encoding="utf-8")
+    if None in codes and not any(codes):
+        raise TimeoutError(f"{script}: a rank does not end:\n{output.read_text()}")
+    return max(abs(code or 0) for code in codes), output.read_text(encoding="utf-8")
 
 
 def _rank(script: Path, arguments: Sequence[str], output: Path, environ: Mapping[str, str]) -> None:

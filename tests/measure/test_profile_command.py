@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from moetune.cli import app
 from moetune.domain.records import RunInfo
 from moetune.domain.samples import Sample
 from moetune.store import open_store
+from moetune.workflows.ports import free_port
 from tests.documents import read_document
 
 TIMEOUT_SECONDS = 240
@@ -152,16 +152,10 @@ def test_ctrl_c_ends_with_130_and_a_partial_run(planner: Desk) -> None:
     assert len(planner.samples()) >= 2
 
 
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
-
-
 def test_ranks_of_a_launch_make_one_profile(planner: Desk) -> None:
     launch = {
         "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
     }  # fmt: skip
     processes = [
         planner.start(

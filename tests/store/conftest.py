@@ -4,12 +4,10 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from moetune.domain.samples import (
     Sample,
 )
 from moetune.store import SqlStore, open_store
+from moetune.workflows.ports import free_port
 
 PASSWORD = "correct horse:battery\\staple"  # noqa: S105 - of a server that lives for a minute
 
@@ -77,12 +76,6 @@ def _as_ordinary_user(folder: Path) -> list[str]:
     return ["setpriv", *ids, "--pdeathsig=INT", "--"]
 
 
-def _free_port() -> int:
-    with closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def _wait_until_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 120
     while True:
@@ -115,7 +108,7 @@ def server() -> Iterator[Server]:
          folder / "data"],
         check=True, capture_output=True, cwd=folder, timeout=60,
     )  # fmt: skip
-    made = Server(programs=programs, folder=folder, port=_free_port())
+    made = Server(programs=programs, folder=folder, port=free_port())
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*prefix, programs / "postgres", "-D", folder / "data", "-k", folder,
