@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moetune.adapters.expert_parallel import register_expert_parallel
+    from moetune.adapters.halves import split_positions
     from moetune.adapters.model import adapt
     from moetune.comm.group import OneRank
     from moetune.domain.errors import (
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from moetune.runtime.parallel.fsdp import prepare_fsdp
     from moetune.runtime.parallel.gradient_plan import plan_gradients
     from moetune.runtime.parallel.gradients import prepare_ddp
+    from moetune.runtime.parallel.half_keys import with_first_half
     from moetune.runtime.parallel.overlap import BatchOverlap
     from moetune.runtime.parallel.parallel_model import ParallelModel
     from moetune.runtime.parallel.replicate import no_sync, replicate
@@ -107,6 +109,8 @@ __all__ = [
     "replicate",
     "routing_record",
     "shard",
+    "split_positions",
+    "with_first_half",
 ]
 
 _HOMES = {
@@ -142,6 +146,8 @@ _HOMES = {
     "replicate": "moetune.runtime.parallel.replicate",
     "routing_record": "moetune.runtime.parallel.routing",
     "shard": "moetune.runtime.sharded.shard",
+    "split_positions": "moetune.adapters.halves",
+    "with_first_half": "moetune.runtime.parallel.half_keys",
 }
 _ERRORS = "moetune.domain.errors"
 

@@ -41,6 +41,9 @@ chunks, with the experts of other chunks."""
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 BATCHES_IN_TURNS = 2
 """Micro-batches in flight under overlap by batch: one computes while the other exchanges."""
+BatchSplit = Literal["sequences", "positions"]
+"""Of a batch into halves in flight: whole sequences, or first and last positions of each."""
+BATCH_SPLITS: tuple[BatchSplit, ...] = get_args(BatchSplit)
 StepOverlap = Literal["chunks", "batch", "both"]
 """How `moetune.BatchOverlap` runs two batches: one after the other, each cut into chunks; in turns,
 each in one chunk; or in turns and cut into chunks."""

@@ -23,6 +23,7 @@ from moetune.domain.layer import (
 )
 from moetune.domain.plan import Plan
 from moetune.domain.quantization import Quantization
+from moetune.runtime.moe.balance import BalanceLosses
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
 from moetune.runtime.moe.expert_module import WIDTH_DIMS, Experts
 from moetune.runtime.moe.gate import Gate, Routing
@@ -30,7 +31,6 @@ from moetune.runtime.moe.inputs import check_padding, expert_group
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.quantized import checked_quantization
-from moetune.runtime.moe.turns import current_batch
 from moetune.runtime.moe.width import WHOLE, ExpertWidth
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.plans.book import PlanBook
@@ -119,7 +119,7 @@ class ExpertLayer(PlannedLayer):
             sequence_parallel=sequence_parallel, quantization=recipe,
         )  # fmt: skip
         self.pad_to_capacity = pad_to_capacity
-        self._aux_losses: dict[int, torch.Tensor] = {}
+        self._balance_losses = BalanceLosses()
         self.gate, self.experts = gate, experts
         self.shared_experts = shared_experts
         self.reset_parameters()
@@ -166,25 +166,28 @@ class ExpertLayer(PlannedLayer):
 
     def _route(self, x: torch.Tensor) -> Routing:
         routing: Routing = self.gate(x.reshape(-1, self.shape.d_model))
-        if routing.aux_loss is not None:
-            self.aux_loss = routing.aux_loss
+        if routing.balance is not None:
+            self._balance_losses.note(routing.balance)
         return routing
 
     @property
     def aux_loss(self) -> torch.Tensor:
         """Balance loss of the last forward pass, of the batch that asks where two overlap.
 
+        Half of a batch gets its part of the whole batch's: both parts add up to it.
+
         Raises:
             AttributeError: there was none.
+            InputError: the batch's other half has not passed the layer.
         """
-        found = self._aux_losses.get(current_batch())
+        found = self._balance_losses.get()
         if found is None:
             raise AttributeError("aux_loss")
         return found
 
     @aux_loss.setter
     def aux_loss(self, loss: torch.Tensor) -> None:
-        self._aux_losses[current_batch()] = loss
+        self._balance_losses.set(loss)
 
 
 def _cut(

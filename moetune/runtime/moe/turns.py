@@ -11,7 +11,7 @@ kernels of both, the wait is issued behind what the other batch issues meanwhile
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -20,6 +20,7 @@ import torch
 from moetune.comm.transfer import Transfer
 from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.runtime.moe.draws import Draws
+from moetune.runtime.moe.halves import Halves
 
 
 class OtherBatchError(Exception):
@@ -59,6 +60,11 @@ class Turns:
                 self._now = others.pop()
             self._changed.notify_all()
 
+    def has_other(self, batch: int) -> bool:
+        """Return whether the other batch is still running."""
+        with self._changed:
+            return bool(self._running - {batch})
+
     def end(self, batch: int) -> None:
         """Give the turn away for good."""
         with self._changed:
@@ -80,12 +86,14 @@ class BatchTurn:
         batch: 0 for the batch that goes first, 1 for the one that follows.
         draws: its random numbers.
         in_one_chunk: layers of experts join the chunks that they would be cut into.
+        halves: where the two are halves of one batch, what they tell each other.
     """
 
     turns: Turns
     batch: int
     draws: Draws = field(default_factory=Draws)
     in_one_chunk: bool = False
+    halves: Halves | None = None
 
     def during(self, transfer: Transfer) -> Transfer:
         """Return the transfer, whose wait gives the turn away."""
@@ -99,6 +107,36 @@ class BatchTurn:
         yield
         self.turns.take(self.batch)
         self.draws.put()
+
+    def tell(self, about: Hashable, value: object) -> None:
+        """Tell the other half of this batch something.
+
+        Raises:
+            InputError: it was told before, in the same forward pass.
+        """
+        if self.halves is not None:
+            self.halves.tell(self.batch, about, value)
+
+    def ask(self, about: Hashable) -> object | None:
+        """Return what the other half tells, to which the turn is given until it does.
+
+        Returns:
+            None where the other half ends without, or there is none.
+
+        Raises:
+            InputError: both halves wait for each other.
+            OtherBatchError: the other half failed meanwhile.
+        """
+        if self.halves is None:
+            return None
+        while (found := self.halves.told(1 - self.batch, about)) is None:
+            if not self.turns.has_other(self.batch):
+                return None
+            self.halves.begin_to_wait(self.batch)
+            with self.given():
+                pass
+            self.halves.end_waiting(self.batch)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,12 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from moetune.domain.errors import InputError
-from moetune.domain.training import BATCHES_IN_TURNS, StepOverlap
+from moetune.domain.training import BATCHES_IN_TURNS, BatchSplit, StepOverlap
 from moetune.runtime.moe.draws import Draws, generators_of
+from moetune.runtime.moe.halves import Halves
 from moetune.runtime.moe.turns import BatchTurn, OtherBatchError, Turns, in_turn
+from moetune.runtime.parallel.half_batches import check_halves
+from moetune.runtime.parallel.half_keys import begin_backward_of_half
 from moetune.runtime.parallel.own_layers import named_layers
 from moetune.runtime.parallel.replicate import batches_of, unreduced
 from moetune.runtime.parallel.thread_state import ThreadState
@@ -41,19 +44,36 @@ class BatchOverlap(Generic[Batch]):
     Layers with an online plan book have other ways measured in the first steps: turns without
     chunks, and chunks without turns, one batch after the other. The fastest stays.
 
+    Halves of one batch (`split`) give the numbers of the whole batch, as FlowMoE's micro-batches
+    do: attention and gate of one half run behind the exchange of the other. Balance losses are
+    those of all its tokens, and they always take turns.
+
     Args:
         model: with layers of experts, replicated by `moetune.replicate` or not at all.
-        loss_of: returns a batch's loss, a scalar. It is called in two threads, one at a time, and
-            all ranks must call the same layers in the same order.
+        loss_of: returns a batch's loss, a scalar; of half a batch its part, so that both add up to
+            the loss of the whole. It is called in two threads, one at a time, and all ranks must
+            call the same layers in the same order.
+        split: the two are halves of one batch: of its "sequences", or the first and the last
+            "positions" of each, for which attention must be causal and take the keys and values of
+            the first ones (`with_first_half`). None: they are two batches.
 
     Raises:
-        InputError: the model has a wrapper whose backward passes must not overlap.
+        InputError: the model has a wrapper whose backward passes must not overlap, or a layer whose
+            numbers would be those of half a batch.
     """
 
-    def __init__(self, model: nn.Module, loss_of: Callable[[Batch], torch.Tensor]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_of: Callable[[Batch], torch.Tensor],
+        *,
+        split: BatchSplit | None = None,
+    ) -> None:
         _check(model)
-        self._model, self._loss_of = model, loss_of
-        self._search = _search_of(model)
+        if split is not None:
+            check_halves(model, split)
+        self._model, self._loss_of, self._split = model, loss_of, split
+        self._search = None if split else _search_of(model)
         self._follower = ThreadPoolExecutor(1, thread_name_prefix="moetune-batch")
 
     def __call__(self, batches: Sequence[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,8 +130,9 @@ class BatchOverlap(Generic[Batch]):
         in_one_chunk: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         turns = Turns(waits_on_host=state.gpu is None)
+        halves = Halves(self._split) if self._split else None
         leads, follows = (
-            BatchTurn(turns, number, draws=one, in_one_chunk=in_one_chunk)
+            BatchTurn(turns, number, draws=one, in_one_chunk=in_one_chunk, halves=halves)
             for number, one in enumerate(draws)
         )
         with batches_of(self._model):
@@ -135,6 +156,7 @@ class BatchOverlap(Generic[Batch]):
     def _pass(self, batch: Batch, state: ThreadState) -> torch.Tensor:
         with state.autocast(is_on=True):
             loss = self._loss_of(batch)
+        begin_backward_of_half()
         with state.autocast(is_on=False):
             loss.backward()
         return loss.detach()
