@@ -117,15 +117,17 @@ class LanguageModel(nn.Module):
                     torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
                     module.reset_parameters()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, first_place: int = 0) -> torch.Tensor:
         """Return this rank's logits of the next tokens, or (B, S, D) for the next stage.
 
         Args:
             x: (B, S) tokens as int64, or (B, S, D) of the previous stage.
+            first_place: of these tokens in their sequences, for the last positions of a batch.
         """
         if self.is_first:
             places = self.sharing.places
-            places = torch.arange(x.shape[1]) if places is None else places
+            if places is None:
+                places = torch.arange(first_place, first_place + x.shape[1])
             x = self.tokens(x) + self.places(places.to(x.device))
         for block in self.blocks.values():
             x = block(x)

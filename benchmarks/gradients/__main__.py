@@ -2,6 +2,8 @@
 
 python -m benchmarks.gradients            writes docs/results/gradients.md
 python -m benchmarks.gradients --quick    one link, few rounds; writes nothing without --output
+python -m benchmarks.gradients --sequences 1 --length 1024 --layers 4 --rounds 7
+    --ways ddp25 ddp4 default positions --output docs/results/one-sequence.md
 """
 
 import argparse
@@ -55,7 +57,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--moe-every", type=int, default=1)
     parser.add_argument("--d-hidden", type=int, default=1024)
-    parser.add_argument("--sequences", type=int, default=4, help="of 256 tokens on each rank")
+    parser.add_argument("--sequences", type=int, default=4, help="on each rank")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
@@ -65,7 +68,7 @@ def _measure(given: argparse.Namespace, rate_mbit: float) -> Cell:
     layer = LayerShape(d_model=512, d_hidden=given.d_hidden, num_experts=8, top_k=2)
     work = Work(
         transformer=Transformer(
-            moe=layer, num_layers=given.layers, num_heads=8, length=256, vocab_size=512,
+            moe=layer, num_layers=given.layers, num_heads=8, length=given.length, vocab_size=512,
             moe_every=given.moe_every,
         ),
         sequences=given.sequences,

@@ -2,9 +2,10 @@
 
 Variants are `WAY:DEGREE`, or `WAY:FORWARD/BACKWARD`. Ways: `ddpN` (DistributedDataParallel
 with buckets of N MB), `end` (all at the end of the backward pass), `default` (moetune without a
-plan), `planned`, `two` (no plan, and the sequences as two batches in flight). All variants take
-turns in one process, in another order each round; those of one way have one model. Rank 0 prints
-one JSON line; a step's time is the maximum over the ranks.
+plan), `planned`, `two` (no plan, and the sequences as two batches in flight), `positions` (no plan,
+and the first and the last positions in flight). All variants take turns in one process, in another
+order each round; those of one way have one model. Rank 0 prints one JSON line; a step's time is the
+maximum over the ranks.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ from benchmarks.netlab.ranks import time_steps, work_and_rounds
 from examples.language_model import LanguageModel, next_token_loss
 from moetune.domain.model import Transformer
 from moetune.domain.plan import Decision
+from moetune.domain.training import BatchSplit
 from moetune.runtime.moe.layer import MoELayer
 from moetune.workflows.launch import leave
 
@@ -33,9 +35,12 @@ _WARM_UP_ROUNDS = 1
 _SEED = 1
 _TOLERANCE = 1e-3
 """Of gradients in float32, whose sums have other orders in other chunks."""
-_MODEL_OF = {"two": "default"}
+_MODEL_OF = {"two": "default", "positions": "default"}
+_SPLITS: dict[str, BatchSplit] = {"two": "sequences", "positions": "positions"}
 Step = Callable[[], torch.Tensor]
 Degrees = tuple[int, int]
+Half = tuple[torch.Tensor, torch.Tensor, int]
+"""Tokens, the next tokens, and the place of the first one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +105,9 @@ def _steps(work: Work) -> tuple[dict[str, Step], dict[str, Prediction]]:
             if prediction is not None:
                 predictions[variant] = prediction
         model, wrapped = models[name]
-        step = _step(wrapped, mine_BS) if way != "two" else _overlapped(model, mine_BS)
+        step = (
+            _overlapped(model, mine_BS, _SPLITS[way]) if way in _SPLITS else _step(wrapped, mine_BS)
+        )
         steps[variant] = _pinned(step, model, degrees)
         steps[variant]()
         _check_gradients(model, expected, variant)
@@ -156,7 +163,7 @@ def _replicated(
     if way == "end":
         return moetune.replicate(model, moetune.GradientSchedule()), None
     moetune.replicate(model)
-    if way in {"default", "two"}:
+    if way in {"default", *_MODEL_OF}:
         return model, None
     plan = moetune.plan_gradients(model, _step(model, text_BS))
     return model, Prediction(
@@ -180,15 +187,22 @@ def _step(model: nn.Module, text_BS: torch.Tensor) -> Step:
     return step
 
 
-def _overlapped(model: LanguageModel, text_BS: torch.Tensor) -> Step:
-    """Return a step of the same sequences as two batches, each with half the mean loss."""
-    overlap = moetune.BatchOverlap[torch.Tensor](
-        model, lambda half_BS: next_token_loss(model(half_BS[:, :-1]), half_BS[:, 1:]) / 2
-    )
+def _overlapped(model: LanguageModel, text_BS: torch.Tensor, split: BatchSplit) -> Step:
+    """Return a step of the same sequences in halves, each with half the mean loss."""
+    dim = 1 if split == "positions" else 0
+    x_BS, wanted_BS = text_BS[:, :-1], text_BS[:, 1:]
+    starts = (0, x_BS.shape[1] // 2 if split == "positions" else 0)
+    halves = list(zip(x_BS.chunk(2, dim), wanted_BS.chunk(2, dim), starts, strict=True))
+
+    def loss(half: Half) -> torch.Tensor:
+        tokens_BS, next_BS, start = half
+        return next_token_loss(model(tokens_BS, start), next_BS) / 2
+
+    overlap = moetune.BatchOverlap[Half](model, loss, split=split)
 
     def step() -> torch.Tensor:
         model.zero_grad()
-        first, second = overlap(text_BS.chunk(2))
+        first, second = overlap(halves)
         return first + second
 
     return step

@@ -10,7 +10,8 @@ _WORDS = {
     "end": "all at the end of the backward pass",
     "default": "moetune.replicate, no plan",
     "planned": "moetune.replicate, planned",
-    "two": "moetune.BatchOverlap, two batches in flight",
+    "two": "moetune.BatchOverlap, two halves of the sequences in flight",
+    "positions": "moetune.BatchOverlap, first and last positions in flight",
 }
 
 
