@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moetune.domain.document import UNLESS_DEFAULT
+from moetune.domain.training import BatchSplit
 
 ModelBinding = Literal[
     "computation", "all_to_all", "all_reduce", "bubble", "gradients", "chunks", "memory",
@@ -93,6 +94,7 @@ class TransformerPlan:
         gradients: when dense gradients are reduced: `between_exchanges` by `moetune.replicate`.
         batches_in_flight: micro-batches that take turns, each behind the other's exchanges
             (`moetune.BatchOverlap`).
+        split: "positions" where those are the first and the last positions of one micro-batch.
     """
 
     num_layers: int
@@ -113,6 +115,7 @@ class TransformerPlan:
     mfu: float | None = field(default=None, metadata=UNLESS_DEFAULT)
     gradients: GradientTiming = field(default="at_end", metadata=UNLESS_DEFAULT)
     batches_in_flight: int = field(default=1, metadata=UNLESS_DEFAULT)
+    split: BatchSplit | None = field(default=None, metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.gemm_forms import GemmForm, expert_rows
 from moetune.domain.layer import Workload
 from moetune.domain.model import Transformer
+from moetune.domain.training import BATCHES_IN_TURNS, BatchSplit
 
 CollectiveOp = Literal[
     "all_to_all", "all_to_all_2d", "all_reduce", "all_gather", "reduce_scatter", "send"
@@ -228,6 +229,7 @@ class TurnsPoint:
         model: its blocks, without embedding and head; the experts are on consecutive ranks.
         sequences: of each of the two batches on a rank.
         degree: chunks forward and backward.
+        split: "positions" where the two are the first and the last ones of the same sequences.
     """
 
     kind: Literal["turns"] = "turns"
@@ -236,6 +238,7 @@ class TurnsPoint:
     sequences: int
     dtype: str
     degree: int
+    split: BatchSplit = field(default="sequences", metadata=UNLESS_DEFAULT)
 
     @property
     def group(self) -> Group:
@@ -248,9 +251,15 @@ class TurnsPoint:
         return Workload(
             layer=self.model.moe,
             world_size=self.world_size,
-            tokens_per_rank=self.sequences * self.model.length,
+            tokens_per_rank=self.sequences * self.positions,
             dtype=self.dtype,
         )
+
+    @property
+    def positions(self) -> int:
+        """Of one batch in each of its sequences."""
+        length = self.model.length
+        return length if self.split == "sequences" else length // BATCHES_IN_TURNS
 
 
 Point = (

@@ -44,6 +44,12 @@ BATCHES_IN_TURNS = 2
 BatchSplit = Literal["sequences", "positions"]
 """Of a batch into halves in flight: whole sequences, or first and last positions of each."""
 BATCH_SPLITS: tuple[BatchSplit, ...] = get_args(BatchSplit)
+IN_TURNS_WORDS: Mapping[BatchSplit | None, str] = MappingProxyType({
+    None: "two in turns",
+    "sequences": "halves of its sequences in turns",
+    "positions": "halves of its positions in turns",
+})  # fmt: skip
+"""Of micro-batches, by how one is split; None where two of them take turns."""
 StepOverlap = Literal["chunks", "batch", "both"]
 """How `moetune.BatchOverlap` runs two batches: one after the other, each cut into chunks; in turns,
 each in one chunk; or in turns and cut into chunks."""

@@ -13,7 +13,7 @@ from moetune.domain.samples import (
     RowsPoint,
     TurnsPoint,
 )
-from moetune.domain.training import BATCHES_IN_TURNS
+from moetune.domain.training import BATCHES_IN_TURNS, BatchSplit
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import Grid, collective, gemm_points
 
@@ -68,19 +68,25 @@ def turns_points(
 ) -> Iterator[Point]:
     """Yield blocks of which two batches take turns, each with half of the tokens.
 
-    And their experts' GEMMs, of which odd numbers of rows take an eighth longer at some sizes. None
-    where a model begins with more dense blocks, or a batch would have no sequence.
+    Of a single sequence the first and the last positions take turns. And their experts' GEMMs, of
+    which odd numbers of rows take an eighth longer at some sizes. None where a model begins with
+    more dense blocks, or there is no sequence.
     """
     few = replace(model, num_layers=min(model.num_layers, max(_TURNS_BLOCKS, model.moe_every)))
-    sequences = max_tokens // (BATCHES_IN_TURNS * model.length)
+    most = max_tokens // model.length
+    split: BatchSplit = "sequences" if most > 1 else "positions"
+    sequences = most // BATCHES_IN_TURNS
+    if split == "positions" and model.length % BATCHES_IN_TURNS == 0:
+        sequences = most
     if model.is_dense or few.num_layers > _TURNS_BLOCKS or not sequences:
         return
     points = [
         TurnsPoint(
-            model=few, world_size=world_size, sequences=sequences, dtype=dtype, degree=degree
+            model=few, world_size=world_size, sequences=sequences, dtype=dtype, degree=degree,
+            split=split,
         )
         for degree in _TURNS_DEGREES
-    ]
+    ]  # fmt: skip
     load = points[0].workload
     rows, shape = -(-load.rows // load.local_experts), (model.moe.d_model, model.moe.d_hidden)
     for d_in, d_out in (shape, shape[::-1]):

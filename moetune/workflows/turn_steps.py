@@ -12,7 +12,7 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.domain.model import Transformer
 from moetune.domain.plan import SAFE_DECISION
 from moetune.domain.samples import TurnsPoint
-from moetune.domain.training import BATCHES_IN_TURNS
+from moetune.domain.training import BATCHES_IN_TURNS, BatchSplit
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.runtime.parallel.overlap import BatchOverlap
@@ -44,9 +44,11 @@ class BlocksInTurns:
         decision = replace(SAFE_DECISION, forward_degree=point.degree, backward_degree=point.degree)
         for layer in _moe_layers(self.blocks):
             layer.pin(decision)
-        every_BSD = torch.cat([x_BSD.detach() for x_BSD, _ in self.batches])
+        inputs = [x_BSD.detach() for x_BSD, _ in self.batches]
+        every_BSD = torch.cat(inputs, dim=0 if point.split == "sequences" else 1)
         _balance(self.blocks, every_BSD, communicator)
-        self._overlap = BatchOverlap[_Batch](self.blocks, self.loss_of)
+        split: BatchSplit | None = None if point.split == "sequences" else point.split
+        self._overlap = BatchOverlap[_Batch](self.blocks, self.loss_of, split=split)
 
     def once(self) -> None:
         """Run both batches' forward and backward passes."""
@@ -81,7 +83,7 @@ def _moe_layers(blocks: nn.Sequential) -> list[MoELayer]:
 def _batches(
     point: TurnsPoint, generator: torch.Generator, device: torch.device, dtype: torch.dtype
 ) -> list[_Batch]:
-    size = point.sequences, point.model.length, point.model.moe.d_model
+    size = point.sequences, point.positions, point.model.moe.d_model
     return [
         (
             torch.randn(size, generator=generator).to(device, dtype).requires_grad_(),

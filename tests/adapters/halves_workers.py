@@ -16,8 +16,8 @@ from tests.adapters.workers import layers_of, own_part, rank_of
 
 EXACT, ROUNDED = 1e-10, 1e-5
 ROUTED_IN_FLOAT32 = ("DeepseekV2", "DeepseekV3", "Glm4Moe")
-"""Their routers multiply in float32 whatever the model's dtype: transformers' own classes, given the
-same tokens in two calls with its own cache, differ as much from one call."""
+"""Their routers multiply in float32 whatever the model's dtype: transformers' own classes differ as
+much between one call and two calls with its own cache."""
 WITH_STATES = ("Qwen3Next",)
 """Layers of these carry states over positions that are no keys and values."""
 

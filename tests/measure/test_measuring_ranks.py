@@ -70,6 +70,7 @@ POINTS: tuple[Point, ...] = (
         sequences=2,
         dtype="float32",
         degree=2,
+        split="positions",
     ),
     CopyPoint(direction="h2d", pinned=True, num_bytes=4096),
     InterferencePoint(victim="comp", others=()),

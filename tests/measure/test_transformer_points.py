@@ -183,11 +183,21 @@ def test_blocks_in_turns_have_half_of_the_tokens_and_their_experts_gemms() -> No
         assert {(product, 256, 1024), (product, 1024, 256)} <= shapes
 
 
+def test_of_a_single_sequence_halves_of_its_positions_take_turns() -> None:
+    points = turns_of(MODEL, max_tokens=MODEL.length)
+    assert {one.degree for one in points} == {1, 2, 4}
+    for one in points:
+        assert (one.split, one.sequences) == ("positions", 1)
+        assert one.workload.tokens_per_rank == MODEL.length // 2
+
+
 def test_blocks_that_no_plan_has_in_turns_are_not_measured() -> None:
     assert not turns_of(replace(MODEL, moe_every=0, moe=replace(MODEL.moe, num_experts=1)))
     assert not turns_of(replace(MODEL, moe=replace(MODEL.moe, num_experts=6)))
     assert not turns_of(replace(MODEL, num_layers=16, moe_every=8))
-    assert not turns_of(MODEL, max_tokens=MODEL.length)
+    assert not turns_of(MODEL, max_tokens=MODEL.length - 1)
+    odd = replace(MODEL, length=MODEL.length - 1)
+    assert not turns_of(odd, max_tokens=odd.length)
     on_gpus = choose_points(
         cluster=Cluster(machine=replace(MACHINE, kind="cuda"), fingerprint=Fingerprint()),
         dtypes=("bfloat16",), group_sizes=(4,), transformers=(MODEL,),

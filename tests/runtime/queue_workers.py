@@ -47,6 +47,9 @@ PLANNED = GradientSchedule(
 """Pieces at every kind of point, two of which wait for their gradients."""
 
 
+Half = tuple[torch.Tensor, torch.Tensor, int]
+
+
 def planned_step() -> ReplicaStep:
     """The model's step as the planner has it, with the bytes of float32."""
     layout = Layout(expert_parallel="all_to_all", dp=2, ep=2, tp=1, pp=1)
@@ -64,6 +67,11 @@ def planned_step() -> ReplicaStep:
     )  # fmt: skip
 
 
+def in_halves(step: ReplicaStep) -> ReplicaStep:
+    """The step with first and last positions in turns; only the order of what it has counts."""
+    return replace(step, last=step.priced)
+
+
 def predicted(
     step: ReplicaStep, degrees: tuple[int, int], in_flight: int, schedule: GradientSchedule | None
 ) -> list[str]:
@@ -72,7 +80,7 @@ def predicted(
     reduction = Reduction(
         schedule=schedule or default_schedule(made_gradients(program)), seconds=float
     )
-    tasks = step_tasks([program] * in_flight, reduction=reduction)
+    tasks = step_tasks(step.programs(degrees, in_flight=in_flight), reduction=reduction)
     found = []
     for task in tasks:
         kind, chunk, _, phase, *_ = (*task.name.split(), "", "", "", "")
@@ -122,6 +130,18 @@ def loss_of(net: LanguageModel, text_BS: torch.Tensor) -> torch.Tensor:
     return next_token_loss(net(text_BS[:, :-1]), text_BS[:, 1:])
 
 
+def halves_of(text_BS: torch.Tensor) -> list[Half]:
+    """First and last positions: tokens, the next ones, and the place of the first."""
+    x_BS, next_BS = text_BS[:, :-1], text_BS[:, 1:]
+    starts = (0, x_BS.shape[1] // 2)
+    return list(zip(x_BS.chunk(2, dim=1), next_BS.chunk(2, dim=1), starts, strict=True))
+
+
+def loss_of_half(net: LanguageModel, half: Half) -> torch.Tensor:
+    tokens_BS, next_BS, start = half
+    return next_token_loss(net(tokens_BS, start), next_BS) / 2
+
+
 def what_is_issued_is_what_is_predicted() -> None:
     step = planned_step()
     text_BS = torch.randint(
@@ -140,3 +160,7 @@ def what_is_issued_is_what_is_predicted() -> None:
             with issued() as found:
                 overlap(text_BS.chunk(2))
             assert found == predicted(step, degrees, 2, schedule)
+            split = moetune.BatchOverlap[Half](net, partial(loss_of_half, net), split="positions")
+            with issued() as found:
+                split(halves_of(text_BS))
+            assert found == predicted(in_halves(step), degrees, 2, schedule)

@@ -3,6 +3,7 @@
 import itertools
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,8 @@ def test_a_setting_names_the_ways_it_takes() -> None:
     ways = ("zero", "offload", "recompute", "one_chunk")
     words = {}
     for chosen in itertools.product((False, True), repeat=4):
-        setting = replace(SETTING, **dict(zip(ways, chosen, strict=True)))
+        given: dict[str, Any] = dict(zip(ways, chosen, strict=True))
+        setting = replace(SETTING, **given)
         words[chosen] = name_setting(setting)
         assert len(words[chosen].split(", ")) == 1 + sum(chosen)
         for way, word in (("zero", "ZeRO"), ("offload", "host"), ("recompute", "recompute")):
@@ -75,7 +77,8 @@ def test_memory_binds_where_something_saves_it_else_the_largest_kind_of_work(
     candidates: tuple[Candidate, ...], way: str | None
 ) -> None:
     settings = replace(candidates[0].setting, recompute=False, one_chunk=False, offload=False)
-    setting = replace(settings, **{way: True}) if way else settings
+    given: dict[str, Any] = {way: True} if way else {}
+    setting = replace(settings, **given)
     parts = (part("experts", 1.0), part("gate", 1.0), part("gradients", 1.5))
     found = binding_of(replace(candidates[0], setting=setting), parts)
     assert found == ("memory" if way else "computation")

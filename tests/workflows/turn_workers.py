@@ -1,5 +1,6 @@
 """What the ranks of the tests run; importable, because they are spawned."""
 
+from dataclasses import replace
 from unittest import TestCase
 
 import torch
@@ -17,6 +18,26 @@ POINT = TurnsPoint(
         length=64, vocab_size=1, moe_every=1,
     ), world_size=2, sequences=4, dtype="float64", degree=3,
 )  # fmt: skip
+
+
+HALVES = replace(POINT, split="positions")
+
+
+def halves_take_turns() -> None:
+    """Run both halves of the positions, and compare with whole sequences in the same weights."""
+    made = BlocksInTurns(HALVES, device=torch.device("cpu"), communicator=communicator_of(None))
+    assert [one[0].shape[1] for one in made.batches] == [POINT.model.length // 2] * 2
+    made.once()
+    found = _gradients(made)
+    made.blocks.zero_grad()
+    (first, first_grad), (last, last_grad) = made.batches
+    for one in (first, last):
+        one.grad = None
+    y_BSD = made.blocks(torch.cat((first, last), dim=1))
+    (y_BSD * torch.cat((first_grad, last_grad), dim=1)).sum().backward()
+    for name, wanted in _gradients(made).items():
+        assert wanted.abs().sum() > 0, name
+        torch.testing.assert_close(found[name], wanted, rtol=1e-9, atol=1e-9)
 
 
 def take_turns() -> None:

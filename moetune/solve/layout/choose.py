@@ -21,6 +21,7 @@ from moetune.solve.layout.infeasible import nothing_fits, what_would_fit
 from moetune.solve.layout.search import LayoutSearch, try_all
 from moetune.solve.layout.space import find_layouts, whole_batch
 from moetune.solve.layout.uncertainty import NO_ERROR, judge_layout
+from moetune.solve.model.in_turns import of_model
 from moetune.solve.model.prices import Prices, one_chunk_of
 from moetune.solve.runtime import MOETUNE, TargetRuntime
 
@@ -129,6 +130,7 @@ def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
         batch=search.batch,
         pins=problem.pins,
         runtime=problem.runtime,
+        splits_positions=_splits_positions(problem),
     )
     found = try_all(search, layouts)
     if not found.best and found.unpriced:
@@ -139,6 +141,12 @@ def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
             found.unfit[0], limit_bytes=search.limit_bytes, host_bytes=search.host_bytes, hint=hint
         )
     return search, found
+
+
+def _splits_positions(problem: LayoutProblem) -> bool:
+    """Return whether halves of the model's positions were measured in turns."""
+    dtype = problem.inputs.dtype
+    return bool(of_model(problem.turns, model=problem.model, dtype=dtype, split="positions"))
 
 
 def _check_turns(problem: LayoutProblem) -> None:

@@ -148,6 +148,7 @@ def _transformer(
         stages=stages,
         gradients="between_exchanges" if setting.between else "at_end",
         batches_in_flight=setting.in_flight,
+        split=setting.split,
     )
 
 

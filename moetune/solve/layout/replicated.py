@@ -16,8 +16,10 @@ from moetune.solve.layer.all_to_all import AllToAllCosts
 from moetune.solve.layer.choose import NOISE
 from moetune.solve.layer.timeline import Timeline
 from moetune.solve.layer.times import step_time
+from moetune.solve.layout.candidates import Batching
+from moetune.solve.model.costs import PositionsHalf
 from moetune.solve.model.groups import Groups
-from moetune.solve.model.in_turns import turns_factor
+from moetune.solve.model.in_turns import of_model, turns_factor
 from moetune.solve.model.prices import Priced, Prices
 from moetune.solve.model.program import GRADIENTS
 from moetune.solve.model.replicas import ReplicaStep
@@ -37,12 +39,23 @@ def can_replicate(layout: Layout, prices: Prices) -> bool:
     return layout.tp == layout.pp == 1 < layout.ep and prices.runtime is MOETUNE
 
 
-def batches_in_flight(prices: Prices, overlap: Overlap | None) -> tuple[int, ...]:
-    """Return how many batches may take turns: one, or two on CPUs."""
-    in_turns = () if prices.runs_ahead else (BATCHES_IN_TURNS,)
-    if overlap == "batch":
-        return in_turns
-    return (1,) if overlap is not None else (1, *in_turns)
+def ways_in_flight(
+    prices: Prices, overlap: Overlap | None, setting: Batching
+) -> Iterator[Batching]:
+    """Yield the setting with one batch in flight, and on CPUs with two.
+
+    Micro-batches that come in pairs take turns. Where they do not, the first and the last positions
+    of each do, if a profile has measured blocks of them.
+    """
+    if overlap != "batch":
+        yield replace(setting, between=True)
+    if prices.runs_ahead or overlap not in {None, "batch"}:
+        return
+    in_turns = replace(setting, between=True, in_flight=BATCHES_IN_TURNS)
+    if setting.num_micro_batches % BATCHES_IN_TURNS == 0:
+        yield in_turns
+    elif of_model(prices.turns, model=prices.model, dtype=prices.dtype, split="positions"):
+        yield replace(in_turns, split="positions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +77,7 @@ class Replicated:
 
     Args:
         priced: of a micro-batch, each phase by itself.
-        workload: of an MoE layer.
+        workload: of an MoE layer, with a batch in flight.
     """
 
     prices: Prices
@@ -72,10 +85,10 @@ class Replicated:
     groups: Groups
     priced: Priced
     workload: Workload
-    num_micro_batches: int
+    setting: Batching
 
-    def best(self, *, in_flight: int) -> ReplicatedTime:
-        """Return the time in the best degrees with so many batches in flight.
+    def best(self) -> ReplicatedTime:
+        """Return the time in the best degrees.
 
         As in a layer alone, fewer chunks are taken where more do not gain what can be told apart.
 
@@ -85,51 +98,55 @@ class Replicated:
         sample = self._step(_shortened(self.prices.model))
         times = {
             degrees: _lengthened(
-                sample.timeline(degrees, in_flight=in_flight), self._longer(degrees, in_flight)
+                sample.timeline(degrees, in_flight=self.setting.in_flight), self._longer(degrees)
             )
             for degrees in self._degrees()
         }
         least = min(times.values())
-        told_apart = NOISE if in_flight == 1 else _TOLD_APART_IN_TURNS
+        told_apart = NOISE if self.setting.in_flight == 1 else _TOLD_APART_IN_TURNS
         chosen = next(one for one, time in times.items() if time <= least * (1 + told_apart))
-        return self.at(chosen, in_flight=in_flight)
+        return self.at(chosen)
 
-    def at(self, degrees: Degrees, *, in_flight: int) -> ReplicatedTime:
+    def at(self, degrees: Degrees) -> ReplicatedTime:
         """Return the time in these degrees.
 
         Raises:
             ProfileError: an operation was not measured.
         """
-        step = self._step(self.prices.model)
+        step, setting = self._step(self.prices.model), self.setting
         alone, summed, reduced = (
             step.timeline(
-                degrees, in_flight=in_flight, sums_replicas=sums, reduces=reduces
+                degrees, in_flight=setting.in_flight, sums_replicas=sums, reduces=reduces
             ).makespan_seconds
             for sums, reduces in ((False, False), (True, False), (True, True))
         )
-        others = self.num_micro_batches // in_flight - 1
+        others = setting.num_micro_batches // setting.micro_batches_in_turns - 1
         exposed = reduced - alone + others * (summed - alone)
-        longer = self._longer(degrees, in_flight)
+        longer = self._longer(degrees) / setting.micro_batches_in_turns
         gradients = self.prices.gradients(
             layout=self.layout, groups=self.groups, zero=False, num_micro_batches=1
         )
         return ReplicatedTime(
-            priced=self._priced(degrees, longer * alone / in_flight),
+            priced=self._priced(degrees, longer * alone),
             gradients=gradients._replace(seconds=max(0.0, exposed)),
         )
 
-    def _longer(self, degrees: Degrees, in_flight: int) -> float:
+    def _longer(self, degrees: Degrees) -> float:
         """Return measured over predicted time of blocks with so many batches in flight."""
-        if in_flight == 1:
+        if self.setting.in_flight == 1:
             return 1.0
         prices = self.prices
-        return turns_factor(prices.turns, model=prices.model, dtype=prices.dtype, degrees=degrees)
+        return turns_factor(
+            prices.turns, model=prices.model, dtype=prices.dtype, degrees=degrees,
+            split=self.setting.split or "sequences",
+        )  # fmt: skip
 
     def _priced(self, degrees: Degrees, seconds: float) -> Priced:
         """Return the parts of a micro-batch that takes so long."""
         num_layers, [stage] = self.prices.model.num_moe_layers, self.prices.stages(1)
+        setting, tokens = self.setting, self.workload.tokens_per_rank
         step = step_time(
-            costs=self._layer, tokens=self.workload.tokens_per_rank,
+            costs=self._layer, tokens=tokens * setting.in_flight // setting.micro_batches_in_turns,
             forward_degree=degrees[0], backward_degree=degrees[1],
         )  # fmt: skip
         hidden = Priced.of(self.priced.backbone, self.priced.moe.exposing(step, 0.0))
@@ -148,9 +165,18 @@ class Replicated:
             yield degree, degree
 
     def _step(self, model: Transformer) -> ReplicaStep:
+        first, last = self.priced, None
+        if self.setting.split == "positions":
+            first, last = self._half("first"), self._half("last")
         return ReplicaStep(
-            model=model, dtype=self.prices.dtype, costs=self.prices.costs, priced=self.priced,
-            layer=self._layer, groups=self.groups, tokens=self.workload.tokens_per_rank,
+            model=model, dtype=self.prices.dtype, costs=self.prices.costs, priced=first,
+            layer=self._layer, groups=self.groups, tokens=self.workload.tokens_per_rank, last=last,
+        )  # fmt: skip
+
+    def _half(self, half: PositionsHalf) -> Priced:
+        return self.prices.priced(
+            layout=self.layout, groups=self.groups, sequences=self.setting.sequences,
+            one_chunk=self.setting.one_chunk, half=half,
         )  # fmt: skip
 
     @property

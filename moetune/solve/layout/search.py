@@ -19,8 +19,8 @@ from moetune.solve.layout.chunked import Chunker, can_chunk, can_offload
 from moetune.solve.layout.replicated import (
     Replicated,
     ReplicatedTime,
-    batches_in_flight,
     can_replicate,
+    ways_in_flight,
 )
 from moetune.solve.layout.settings import LayoutSettings
 from moetune.solve.layout.space import Batch
@@ -237,7 +237,7 @@ class LayoutTrial:
             gradients=self._gradients(setting, priced),
             optimizer=prices.optimizer(layout=layout, zero=setting.zero),
             accumulation=prices.accumulation(
-                layout=layout, num_micro_batches=setting.num_micro_batches
+                layout=layout, num_backward_passes=setting.num_backward_passes
             ),
             memory=memory,
         )
@@ -264,13 +264,10 @@ class LayoutTrial:
         search = self.search
         if not can_replicate(self.layout, search.prices) or setting.zero or setting.recompute:
             return
-        for number in batches_in_flight(search.prices, search.pins.overlap):
-            if setting.num_micro_batches % number:
-                continue
-            own = replace(setting, between=True, in_flight=number)
+        for own in ways_in_flight(search.prices, search.pins.overlap, setting):
             replicas = self._replicas(own, self._priced(setting))
             for find in (replicas.best, partial(replicas.at, search.prices.fewest_chunks)):
-                time = find(in_flight=number)
+                time = find()
                 memory = self.settings.memory(own, degrees=time.priced.moe.step.degrees)
                 if memory.total_bytes <= search.limit_bytes:
                     yield self._between(own, time, memory)
@@ -283,7 +280,7 @@ class LayoutTrial:
             groups=self.groups,
             priced=priced,
             workload=self.settings.workload(setting),
-            num_micro_batches=setting.num_micro_batches,
+            setting=setting,
         )
 
     def _between(self, setting: Batching, time: ReplicatedTime, memory: ModelMemory) -> Candidate:
@@ -300,7 +297,7 @@ class LayoutTrial:
         if setting.between:
             degrees = one.priced.moe.step.degrees
             replicas = self._replicas(setting, priced)
-            timed = replicas.at(degrees, in_flight=setting.in_flight)
+            timed = replicas.at(degrees)
             return self._between(setting, timed, one.memory)
         if one.chunks is None:
             return self._without_chunks(setting, priced, one.memory)

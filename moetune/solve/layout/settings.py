@@ -1,7 +1,7 @@
 """Settings that a layout is tried with: micro-batches, ZeRO and recomputation, and their memory."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import LayoutPins
 from moetune.domain.layer import Workload
@@ -45,11 +45,12 @@ class LayoutSettings:
             tokens=setting.sequences * self.batch.length,
             dtype=prices.dtype,
             moe=layer_memory(
-                workload=self.workload(setting),
+                workload=self.workload(replace(setting, split=None)),
                 forward_degree=degrees[0],
                 backward_degree=degrees[1],
             ),
             runtime=prices.runtime,
+            joins_keys=setting.split == "positions",
         )
         found = (
             stage_memory(
@@ -57,11 +58,11 @@ class LayoutSettings:
                 share=share,
                 each=prices.state_bytes,
                 footprint=footprint,
-                num_in_flight=setting.in_flight
+                num_in_flight=setting.micro_batches_in_turns
                 * in_flight(
                     stage=index, num_stages=layout.pp, num_micro_batches=setting.num_micro_batches
                 ),
-                num_workspaces=setting.in_flight,
+                num_workspaces=setting.micro_batches_in_turns,
                 sharers=(layout.dp, layout.dp // layout.ep) if setting.zero else (1, 1),
                 recompute=setting.recompute,
                 shards_gradients=prices.runtime.shards_gradients,
@@ -71,12 +72,14 @@ class LayoutSettings:
         return max(found, key=lambda memory: memory.total_bytes)
 
     def workload(self, setting: Batching) -> Workload:
-        """Return one MoE layer's work with one micro-batch."""
-        prices = self.prices
+        """Return one MoE layer's work with one micro-batch, or with half of its positions."""
+        prices, length = self.prices, self.batch.length
+        if setting.split == "positions":
+            length //= BATCHES_IN_TURNS
         return Workload(
             layer=layer_of(prices.model, self.layout.expert_parallel, self.layout.tp),
             world_size=self.layout.expert_ranks,
-            tokens_per_rank=setting.sequences * self.batch.length,
+            tokens_per_rank=setting.sequences * length,
             dtype=prices.dtype,
             expert_parallel=self.layout.expert_parallel,
         )

@@ -71,8 +71,12 @@ def find_layouts(
     batch: Batch,
     pins: LayoutPins,
     runtime: TargetRuntime = MOETUNE,
+    splits_positions: bool = False,
 ) -> tuple[Layout, ...]:
     """Return every layout that the model, the batch, the runtime and the pins allow.
+
+    Args:
+        splits_positions: whether halves of a micro-batch's positions may take turns.
 
     Raises:
         InputError: there is none; the text says which rule is broken, the hint names the nearest.
@@ -83,7 +87,7 @@ def find_layouts(
     if pins.micro_batch is not None:
         found = _with_micro_batch(found, batch, pins.micro_batch)
     if pins.overlap == "batch":
-        found = _with_turns(found, batch, pins)
+        found = _with_turns(found, batch, pins, splits_positions=splits_positions)
     if found:
         return found
     broken = next(space.broken_rules(pins), None)
@@ -173,8 +177,10 @@ def _with_micro_batch(
     return found
 
 
-def _with_turns(layouts: tuple[Layout, ...], batch: Batch, pins: LayoutPins) -> tuple[Layout, ...]:
-    """Return the layouts whose micro-batches come in pairs, to take turns.
+def _with_turns(
+    layouts: tuple[Layout, ...], batch: Batch, pins: LayoutPins, *, splits_positions: bool
+) -> tuple[Layout, ...]:
+    """Return the layouts whose micro-batches come in pairs, to take turns, or have halves.
 
     Raises:
         InputError: there is none, or states are to be in shards or on the host.
@@ -187,13 +193,15 @@ def _with_turns(layouts: tuple[Layout, ...], batch: Batch, pins: LayoutPins) -> 
     found = tuple(
         one
         for one in layouts
-        if batch.num_sequences // one.dp // (pins.micro_batch or 1) % BATCHES_IN_TURNS == 0
+        if splits_positions
+        or batch.num_sequences // one.dp // (pins.micro_batch or 1) % BATCHES_IN_TURNS == 0
     )
     if not found:
         raise InputError(
             "overlap batch needs ranks that exchange tokens, each with the whole model (tp 1, pp "
             "1, ep above 1), and an even number of micro-batches",
-            "take overlap chunks, or an even number of sequences on each rank",
+            "take overlap chunks, or an even number of sequences on each rank; a profile that was "
+            "measured for this model and one sequence lets halves of its positions take turns",
         )
     return found
 

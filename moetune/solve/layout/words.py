@@ -9,6 +9,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.model_plan import ModelBinding, ModelMemory, Part, PartName
+from moetune.domain.training import IN_TURNS_WORDS
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.degree import TIE
@@ -158,7 +159,7 @@ def name_setting(setting: Batching) -> str:
     ways += ["states on the host"] if setting.offload else []
     ways += ["blocks recomputed"] if setting.recompute else []
     ways += ["one chunk"] if setting.one_chunk else []
-    ways += ["two in turns"] if setting.in_flight > 1 else []
+    ways += [IN_TURNS_WORDS[setting.split]] if setting.in_flight > 1 else []
     size, count = setting.sequences, setting.num_micro_batches
     text = f"{count} micro-batch{'' if count == 1 else 'es'} of {size} sequence"
     return ", ".join([text + ("" if size == 1 else "s"), *ways])
@@ -197,7 +198,10 @@ def explain_between(best: Candidate, *, other: Candidate | None, reduce_seconds:
     chunks = "in one chunk" if (forward, backward) == (1, 1) else f"in {forward}/{backward} chunks"
     text = f"One micro-batch runs at a time, its exchanges {chunks}"
     if best.setting.in_flight > 1:
-        text = f"Two micro-batches take turns at every exchange, {chunks} (moetune.BatchOverlap)"
+        what = "Two micro-batches"
+        if best.setting.split is not None:
+            what = "First and last positions of a micro-batch"
+        text = f"{what} take turns at every exchange, {chunks} (moetune.BatchOverlap)"
     if other is not None:
         change = best.seconds / other.seconds - 1
         way = "one at a time" if best.setting.in_flight > 1 else "two in turns"

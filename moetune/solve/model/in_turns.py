@@ -15,9 +15,10 @@ from moetune.domain.costs import Costs
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.samples import TurnsPoint
-from moetune.domain.training import BATCHES_IN_TURNS
+from moetune.domain.training import BATCHES_IN_TURNS, BatchSplit
 from moetune.domain.turns import TurnsRecord
 from moetune.solve.layer.all_to_all import AllToAllCosts
+from moetune.solve.model.costs import PositionsHalf
 from moetune.solve.model.memory import share_of
 from moetune.solve.model.prices import Prices
 from moetune.solve.model.replicas import ReplicaStep
@@ -27,7 +28,12 @@ Degrees = tuple[int, int]
 
 
 def turns_factor(
-    records: Iterable[TurnsRecord], *, model: Transformer, dtype: str, degrees: Degrees
+    records: Iterable[TurnsRecord],
+    *,
+    model: Transformer,
+    dtype: str,
+    degrees: Degrees,
+    split: BatchSplit = "sequences",
 ) -> float:
     """Return measured over predicted time of the model's blocks in turns; 1 where not measured.
 
@@ -38,8 +44,7 @@ def turns_factor(
     """
     known = sorted(
         (math.log(one.point.degree), one.residual)
-        for one in records
-        if one.point.dtype == dtype and _has_same_blocks(one.point.model, model)
+        for one in of_model(records, model=model, dtype=dtype, split=split)
     )
     if not known:
         return 1.0
@@ -50,6 +55,19 @@ def turns_factor(
         if at <= high:
             return math.exp(first + (last - first) * (at - low) / (high - low))
     return math.exp(known[-1][1])
+
+
+def of_model(
+    records: Iterable[TurnsRecord], *, model: Transformer, dtype: str, split: BatchSplit
+) -> list[TurnsRecord]:
+    """Return the records of the model's blocks, split so."""
+    return [
+        one
+        for one in records
+        if one.point.dtype == dtype
+        and one.point.split == split
+        and _has_same_blocks(one.point.model, model)
+    ]
 
 
 def turns_seconds(point: TurnsPoint, *, costs: Costs, per_node: int) -> float:
@@ -68,11 +86,18 @@ def turns_seconds(point: TurnsPoint, *, costs: Costs, per_node: int) -> float:
         per_node=per_node,
     )  # fmt: skip
     groups = prices.groups(layout)
+    halves: tuple[PositionsHalf | None, ...] = (
+        (None,) if point.split == "sequences" else ("first", "last")
+    )
+    priced = [
+        prices.priced(
+            layout=layout, groups=groups, sequences=point.sequences, one_chunk=True, half=half
+        )
+        for half in halves
+    ]
     step = ReplicaStep(
-        model=point.model, dtype=point.dtype, costs=costs,
-        priced=prices.priced(
-            layout=layout, groups=groups, sequences=point.sequences, one_chunk=True
-        ),
+        model=point.model, dtype=point.dtype, costs=costs, priced=priced[0],
+        last=priced[1] if len(priced) > 1 else None,
         layer=AllToAllCosts(
             layer=load.layer, world_size=load.world_size, dtype=load.dtype, costs=costs,
             num_nodes=groups.experts.num_nodes,

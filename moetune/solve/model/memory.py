@@ -67,7 +67,14 @@ class Footprint:
 
 
 def footprint_of(
-    *, model: Transformer, tp: int, tokens: int, dtype: str, moe: Memory, runtime: TargetRuntime
+    *,
+    model: Transformer,
+    tp: int,
+    tokens: int,
+    dtype: str,
+    moe: Memory,
+    runtime: TargetRuntime,
+    joins_keys: bool = False,
 ) -> Footprint:
     """Return the bytes of one micro-batch.
 
@@ -84,6 +91,8 @@ def footprint_of(
     Args:
         tokens: T, of the micro-batch.
         moe: memory of one MoE layer with the micro-batch.
+        joins_keys: first and last positions take turns, and each block keeps keys and values of all
+            positions once more, in one piece: T·s·2·M.
     """
     layer, element = model.moe, dtype_bytes(dtype)
     full = max(FULL_BYTES, element)
@@ -91,13 +100,14 @@ def footprint_of(
     dense = 4 * width + (4 * width + middles * layer.d_hidden) // tp
     vocab = model.vocab_per_rank(tp)
     scores = wide_logits = 0
+    joined = 2 * width * tokens * element if joins_keys else 0
     if runtime.is_unfused:
         scores = tokens * model.length * model.num_heads // tp * (2 * element + _MASK_BYTES)
         wide_logits = tokens * vocab * FULL_BYTES
     with_experts = tokens * element * (3 * width + 4 * width // tp)
     return Footprint(
-        dense=tokens * element * dense + scores,
-        moe=with_experts + scores + moe.activation_bytes,
+        dense=tokens * element * dense + scores + joined,
+        moe=with_experts + scores + joined + moe.activation_bytes,
         block_input=tokens * element * width,
         head=tokens * (2 * element * width + (element + full) * vocab) + wide_logits,
         buffers=moe.buffer_bytes,

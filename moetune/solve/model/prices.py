@@ -18,7 +18,7 @@ from moetune.domain.turns import TurnsRecord
 from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.totals import total
 from moetune.solve.model.cost_parts import Backbone, CostPart, MoeParts
-from moetune.solve.model.costs import Parts, send_time
+from moetune.solve.model.costs import Parts, PositionsHalf, send_time
 from moetune.solve.model.groups import Group, Groups, groups_of
 from moetune.solve.model.memory import Share, share_of
 from moetune.solve.model.stages import Stage, cut_into_stages
@@ -150,22 +150,31 @@ class Prices:
         """Return the layout's groups on the machine's nodes."""
         return groups_of(layout, per_node=self._per_node)
 
-    def priced(self, *, layout: Layout, groups: Groups, sequences: int, one_chunk: bool) -> Priced:
+    def priced(
+        self,
+        *,
+        layout: Layout,
+        groups: Groups,
+        sequences: int,
+        one_chunk: bool,
+        half: PositionsHalf | None = None,
+    ) -> Priced:
         """Return the parts of a layout.
 
         Args:
             sequences: of a micro-batch.
             one_chunk: run the MoE layer in one chunk, whatever the bounds allow.
+            half: of the sequences' positions; None for all.
 
         Raises:
             ProfileError: an operation was not measured.
         """
         kind = layout.expert_parallel
-        key = (groups.tensor, groups.experts, kind, sequences, one_chunk)
+        key = (groups.tensor, groups.experts, kind, sequences, one_chunk, half)
         return self._priced.once(
             ("priced", *key),
             lambda: self._price(
-                groups.tensor, groups.experts, kind, sequences, one_chunk=one_chunk
+                groups.tensor, groups.experts, kind, sequences, one_chunk=one_chunk, half=half
             ),
         )
 
@@ -235,15 +244,15 @@ class Prices:
         found = self.costs.rows_op(op="adam", dtype=self.dtype, rows=count, width=1)
         return found or NOTHING
 
-    def accumulation(self, *, layout: Layout, num_micro_batches: int) -> Estimate:
-        """Return the time to add the gradients of later micro-batches to those of the first.
+    def accumulation(self, *, layout: Layout, num_backward_passes: int) -> Estimate:
+        """Return the time to add the gradients of later backward passes to those of the first.
 
         Of the stage with most parameters; 0 where it was not measured. Sharded gradients are added
         once they are reduced, a shard on each rank.
         """
         count = self._most_parameters(layout, is_sharded=self.runtime.shards_gradients)
         found = self.costs.rows_op(op="accumulate", dtype=self.dtype, rows=count, width=1)
-        return (found or NOTHING).scaled(num_micro_batches - 1)
+        return (found or NOTHING).scaled(num_backward_passes - 1)
 
     def _most_parameters(self, layout: Layout, *, is_sharded: bool) -> float:
         """Return the parameters, or those of a shard, on a rank of the stage with most."""
@@ -275,14 +284,15 @@ class Prices:
         sequences: int,
         *,
         one_chunk: bool,
+        half: PositionsHalf | None,
     ) -> Priced:
         parts = Parts(
             model=self.model, dtype=self.dtype, num_sequences=sequences, tensor=tensor,
-            costs=self.costs, runtime=self.runtime, runs_ahead=self.runs_ahead,
+            costs=self.costs, runtime=self.runtime, runs_ahead=self.runs_ahead, half=half,
         )  # fmt: skip
-        backbone = self._priced.once(("backbone", tensor, sequences), parts.backbone)
+        backbone = self._priced.once(("backbone", tensor, sequences, half), parts.backbone)
         moe = self._priced.once(
-            ("moe", kind, tensor, experts, sequences, one_chunk),
+            ("moe", kind, tensor, experts, sequences, one_chunk, half),
             lambda: parts.moe(
                 expert_parallel=kind,
                 experts=experts,

@@ -50,6 +50,10 @@ class Wait(NamedTuple):
     gives_turn: bool = True
 
 
+class Turn(NamedTuple):
+    """The turn is given away for what the other batch has to do first."""
+
+
 class Point(NamedTuple):
     """A point of an MoE layer's backward phase at which due gradients are sent.
 
@@ -62,7 +66,7 @@ class Point(NamedTuple):
     behind: str = ""
 
 
-Event = Compute | Send | Wait | Point
+Event = Compute | Send | Wait | Turn | Point
 Program = Sequence[Event]
 ReduceSeconds = Callable[[float], float]
 """Of an all-reduce of so many bytes."""
@@ -142,11 +146,9 @@ def step_tasks(programs: Sequence[Program], *, reduction: Reduction | None) -> l
     pieces = None
     if reduction is not None:
         num_bytes = sum(size for size, _ in made_gradients(programs[-1]))
-        pieces = _Pieces(PieceQueue(reduction.schedule, num_bytes), reduction.seconds)
-    threads = [
-        _issue(program, f"{number}", tasks, pieces if number == len(programs) - 1 else None)
-        for number, program in enumerate(programs)
-    ]
+        queue = PieceQueue(reduction.schedule, num_bytes)
+        pieces = _Pieces(queue, reduction.seconds, [0] * len(programs), len(programs))
+    threads = [_issue(program, number, tasks, pieces) for number, program in enumerate(programs)]
     while threads:  # each runs up to its next turn
         for thread in tuple(threads):
             if next(thread, None) is None:
@@ -156,16 +158,40 @@ def step_tasks(programs: Sequence[Program], *, reduction: Reduction | None) -> l
 
 @dataclass(slots=True)
 class _Pieces:
-    """Gradients of the batch that is behind, which are complete when it has made them."""
+    """Gradients, which are complete when all batches have made them.
+
+    Args:
+        made: bytes that each batch has made.
+        running: batches that have not ended.
+    """
 
     queue: PieceQueue
     seconds: ReduceSeconds
-    made: int = 0
+    made: list[int]
+    running: int
+
+    def reach(self, batch: int, point: Point, tasks: list[Task], last: str) -> None:
+        """Issue what is due at a point, of the last batch alone."""
+        if batch == len(self.made) - 1:
+            self.queue.reach(point.chunk)
+            self.send(tasks, (last, f"{point.behind} of {batch}") if point.behind else (last,))
+
+    def take(self, batch: int, num_bytes: int, tasks: list[Task], last: str) -> None:
+        """Issue what is due once a batch has made some gradients."""
+        self.made[batch] += num_bytes
+        if num_bytes:
+            self.send(tasks, (last,))
+
+    def end(self, tasks: list[Task], last: str) -> None:
+        """Issue the rest where all batches have ended."""
+        self.running -= 1
+        if not self.running:
+            self.send(tasks, (last,), is_end=True)
 
     def send(self, tasks: list[Task], after: tuple[str, ...], *, is_end: bool = False) -> None:
         """Issue the pieces that are due."""
         begin = self.queue.sent_bytes
-        for number in self.queue.due(float("inf") if is_end else self.made):
+        for number in self.queue.due(float("inf") if is_end else min(self.made)):
             end = self.queue.pieces[number].end_bytes
             if end > begin:
                 name = f"gradients to {end}"
@@ -174,7 +200,7 @@ class _Pieces:
 
 
 def _issue(
-    program: Program, batch: str, tasks: list[Task], pieces: _Pieces | None
+    program: Program, batch: int, tasks: list[Task], pieces: _Pieces | None
 ) -> Iterator[bool]:
     """Issue a batch's events; stop at each turn that it gives away."""
     last = f"start of {batch}"
@@ -185,9 +211,9 @@ def _issue(
             tasks.append(Task(name, "comm", LINK, event.seconds, (last,)))
         elif isinstance(event, Point):
             if pieces is not None:
-                pieces.queue.reach(event.chunk)
-                behind = (f"{event.behind} of {batch}",) if event.behind else ()
-                pieces.send(tasks, (last, *behind))
+                pieces.reach(batch, event, tasks, last)
+        elif isinstance(event, Turn):
+            yield True
         elif isinstance(event, Wait):
             if event.gives_turn:
                 yield True
@@ -196,8 +222,7 @@ def _issue(
         else:
             last = f"{number} of {batch}"
             tasks.append(Task(last, "comp", COMPUTE, event.seconds))
-            if pieces is not None and event.made_bytes:
-                pieces.made += event.made_bytes
-                pieces.send(tasks, (last,))
+            if pieces is not None:
+                pieces.take(batch, event.made_bytes, tasks, last)
     if pieces is not None:
-        pieces.send(tasks, (last,), is_end=True)
+        pieces.end(tasks, last)

@@ -6,7 +6,7 @@ of the dense gradients, of one batch or of two that take turns.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Costs
 from moetune.domain.gradients import default_schedule
@@ -27,6 +27,7 @@ from moetune.solve.model.program import (
     Program,
     Reduction,
     Send,
+    Turn,
     Wait,
     made_gradients,
     phase_program,
@@ -45,6 +46,8 @@ class ReplicaStep:
         priced: of the batch, in any degrees.
         layer: of the ranks that share the experts.
         tokens: of the batch.
+        last: where the batch is the first positions of sequences, the last ones, which take turns
+            with it.
     """
 
     model: Transformer
@@ -54,6 +57,7 @@ class ReplicaStep:
     layer: AllToAllCosts
     groups: Groups
     tokens: int
+    last: Priced | None = None
 
     def timeline(
         self,
@@ -74,12 +78,25 @@ class ReplicaStep:
         Raises:
             ProfileError: an operation was not measured.
         """
-        program = self.program(degrees, sums_replicas=sums_replicas)
+        programs = self.programs(degrees, in_flight=in_flight, sums_replicas=sums_replicas)
         reduction = Reduction(
-            schedule=default_schedule(made_gradients(program)), seconds=self._reduce_seconds
+            schedule=default_schedule(made_gradients(programs[0])), seconds=self._reduce_seconds
         )
-        tasks = step_tasks([program] * in_flight, reduction=reduction if reduces else None)
+        tasks = step_tasks(programs, reduction=reduction if reduces else None)
         return simulate(tasks, interference=self._interference(degrees), shares_link=True)
+
+    def programs(
+        self, degrees: tuple[int, int], *, in_flight: int, sums_replicas: bool = True
+    ) -> list[Program]:
+        """Return what each batch in flight issues; arguments as of `timeline`.
+
+        Raises:
+            ProfileError: an operation was not measured.
+        """
+        program = self.program(degrees, sums_replicas=sums_replicas)
+        if self.last is None:
+            return [program] * in_flight
+        return [program, self._last.program(degrees, sums_replicas=sums_replicas)]
 
     def program(self, degrees: tuple[int, int], *, sums_replicas: bool = True) -> Program:
         """Return what a batch issues; arguments as of `timeline`.
@@ -94,13 +111,23 @@ class ReplicaStep:
 
         Without embedding, head, and reduced gradients. Raises as `timeline` does.
         """
-        program = (
+        both = (self,) * in_flight if self.last is None else (self, self._last)
+        programs = [one.blocks_program(degrees) for one in both]
+        tasks = step_tasks(programs, reduction=None)
+        found = simulate(tasks, interference=self._interference(degrees), shares_link=True)
+        return found.makespan_seconds
+
+    def blocks_program(self, degrees: tuple[int, int]) -> Program:
+        """Return what a batch's blocks issue. Raises as `timeline` does."""
+        return (
             *self._forward(self._phase("forward", degrees)),
             *self._backward(self._phase("backward", degrees), sums_replicas=False),
         )
-        tasks = step_tasks([program] * in_flight, reduction=None)
-        found = simulate(tasks, interference=self._interference(degrees), shares_link=True)
-        return found.makespan_seconds
+
+    @property
+    def _last(self) -> "ReplicaStep":
+        assert self.last is not None  # noqa: S101 - asked before
+        return replace(self, priced=self.last, last=None)
 
     def _events(self, degrees: tuple[int, int], *, sums_replicas: bool) -> Iterator[Event]:
         backbone = self.priced.backbone
@@ -127,6 +154,8 @@ class ReplicaStep:
         )
         for block in reversed(range(self.model.num_layers)):
             yield from self._ffn(block, "backward", time, sums_replicas=sums_replicas)
+            if self.last is not None and block == self.model.num_layers - 1:
+                yield Turn()  # its keys' gradients are to be those of the last positions, too
             seconds = _seconds(self.priced.backbone.attention, "backward")
             yield Compute(seconds, self._bytes(attention))
 
