@@ -1,4 +1,9 @@
-"""Measure the joint plan on links of a set rate: about 25 minutes on a quiet machine, as root."""
+"""Measure the joint plan on links of a set rate: about 25 minutes on a quiet machine, as root.
+
+python -m benchmarks.joint      writes docs/results/joint.md
+python -m benchmarks.joint --sequences 1 --length 1024 --random 12
+    --output docs/results/one-sequence.md      a sequence, of whose positions halves take turns
+"""
 
 import argparse
 import json
@@ -26,10 +31,10 @@ def main() -> int:
     layer = LayerShape(d_model=512, d_hidden=1024, num_experts=8, top_k=2)
     case = Case(
         transformer=Transformer(
-            moe=layer, num_layers=given.layers, num_heads=8, length=256, vocab_size=512,
+            moe=layer, num_layers=given.layers, num_heads=8, length=given.length, vocab_size=512,
             moe_every=1,
         ),
-        sequences=4, num_random=given.random,
+        sequences=given.sequences, num_random=given.random,
     )  # fmt: skip
     cells = []
     try:
@@ -57,6 +62,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.joint", description=__doc__)
     parser.add_argument("--rates", type=float, nargs="+", default=[200.0, 500.0], help="Mbit/s")
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--sequences", type=int, default=4, help="on each rank")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--random", type=int, default=30, help="random plans beside the joint one")
     parser.add_argument("--budget", default="120s", help="of each profile")

@@ -30,7 +30,6 @@ _DTYPE = "float32"
 _SEED = 1
 _MOST_CHUNKS = 8
 _TIMEOUT_SECONDS = 3000.0
-_WAYS = ("end", "default", "two")
 _EXCHANGING = Layout(
     expert_parallel="all_to_all", dp=NUM_RANKS, ep=NUM_RANKS, tp=1, pp=1
 )  # fmt: skip
@@ -47,6 +46,11 @@ class Case:
     transformer: Transformer
     sequences: int
     num_random: int
+
+    @property
+    def in_turns(self) -> str:
+        """The way of two halves in turns: of the sequences, or of one's positions."""
+        return "positions" if self.sequences == 1 else "two"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +105,7 @@ def run_case(
         )
         planner = Planner(case, profiled(folder=folder / "before"))
         roles = planner.roles()
-        drawn = _random_variants(case.num_random, besides=roles)
+        drawn = _random_variants(case, besides=roles)
         variants = (*roles, *drawn)
         seconds = _measured(lab, case, variants, rounds, echo)
         after = Planner(case, profiled(folder=folder / "after"))
@@ -142,7 +146,7 @@ class Planner:
             (f"end:{by_itself}", "degrees alone, gradients at the end"),
             (f"ddp25:{by_itself}", "degrees alone, DDP"),
             ("ddp25:1", "one chunk, DDP"),
-            ("two:1", "two batches in one chunk"),
+            (f"{self._case.in_turns}:1", "two halves in one chunk"),
         ):
             found.setdefault(variant, role)
         return found
@@ -161,12 +165,17 @@ class Planner:
         way, degrees = variant_parts(variant)
         search = self._pinned(degrees)
         trial = search.trial(_EXCHANGING)
-        batches = 2 if way == "two" else 1
-        setting = Batching(
-            sequences=self._case.sequences // batches, num_micro_batches=batches, zero=False,
-            recompute=False, in_flight=batches, between=way != "end",
-        )  # fmt: skip
-        timed = trial.timed(replace(setting, in_flight=1, between=False))
+        whole = Batching(
+            sequences=self._case.sequences, num_micro_batches=1, zero=False, recompute=False
+        )
+        setting = replace(whole, between=way != "end")
+        if way == "positions":
+            setting = replace(setting, in_flight=2, split="positions")
+        elif way == "two":
+            setting = replace(
+                setting, sequences=whole.sequences // 2, num_micro_batches=2, in_flight=2
+            )
+        timed = trial.timed(replace(setting, in_flight=1, split=None, between=False))
         if way != "end":
             timed = trial.timed_again(replace(timed, setting=setting))
         return timed
@@ -190,7 +199,7 @@ class Planner:
         found = [
             one
             for one in search.trial(_EXCHANGING).candidates()
-            if one.setting.sequences * one.setting.in_flight == self._case.sequences
+            if one.setting.sequences * one.setting.micro_batches_in_turns == self._case.sequences
         ]
         return _variant(search.ranked(found)[0])
 
@@ -221,19 +230,22 @@ def _problem(case: Case, profile: Profile) -> LayoutProblem:
 
 
 def _variant(one: Candidate) -> str:
-    way = "two" if one.setting.in_flight > 1 else "default" if one.setting.between else "end"
+    way = "default" if one.setting.between else "end"
+    if one.setting.in_flight > 1:
+        way = one.setting.split or "two"
     forward, backward = one.priced.moe.step.degrees
     return f"{way}:{forward}" if forward == backward else f"{way}:{forward}/{backward}"
 
 
-def _random_variants(number: int, *, besides: Mapping[str, str]) -> Iterator[str]:
+def _random_variants(case: Case, *, besides: Mapping[str, str]) -> Iterator[str]:
     """Yield random plans of the space: when gradients are reduced, batches, and degrees."""
     generator = random.Random(_SEED)  # noqa: S311 - a draw, not a secret
-    seen = set(besides)
+    seen, number = set(besides), case.num_random
+    ways = "end", "default", case.in_turns
     while number:
         forward, backward = (generator.randint(1, _MOST_CHUNKS) for _ in range(2))
         degrees = f"{forward}" if forward == backward else f"{forward}/{backward}"
-        variant = f"{generator.choice(_WAYS)}:{degrees}"
+        variant = f"{generator.choice(ways)}:{degrees}"
         if variant not in seen:
             seen.add(variant)
             number -= 1

@@ -10,6 +10,7 @@ _WAY = {
     "end": "gradients at the end",
     "default": "gradients between exchanges",
     "two": "two batches in turns",
+    "positions": "halves of positions in turns",
 }
 
 
@@ -39,7 +40,7 @@ def _method(cell: Cell) -> str:
     return (
         f"A language model of {shape.num_layers} blocks with experts, d_model {moe.d_model}, "
         f"d_hidden {moe.d_hidden}, {moe.num_experts} experts, top-{moe.top_k}, "
-        f"{cell.case.sequences * shape.length} tokens a rank, float32; two ranks, each with the "
+        f"{cell.case.sequences} x {shape.length} tokens a rank, float32; two ranks, each with the "
         "whole model but for the experts, which they share. The lab was profiled, the solver "
         f"planned from the profile, and every row was measured in one process in turns: a figure "
         f"is the median of {rounds} rounds of the slower rank, the spread their least and most. "
