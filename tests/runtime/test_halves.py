@@ -1,5 +1,8 @@
 """Two halves of one batch in flight: the numbers are those of the whole batch."""
 
+import gc
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -8,10 +11,11 @@ from torch.utils.checkpoint import checkpoint
 import moetune
 from moetune.comm.group import OneRank
 from moetune.domain.training import BATCH_SPLITS, BatchSplit
+from moetune.runtime.moe.halves import Halves
 from tests.ranks import run_ranks
 from tests.runtime import halves_workers
 from tests.runtime.companion_nets import check_equal
-from tests.runtime.halves_workers import Model, halved, tokens
+from tests.runtime.halves_workers import Model, halved, loss_of, tokens
 from tests.runtime.overlap_workers import grads_of
 
 
@@ -52,3 +56,21 @@ def test_checkpoints_of_torch_compute_a_half_again(
     found = torch.cat(inputs, dim=0 if split == "sequences" else 1)
     assert x_BSD.grad is not None
     assert torch.allclose(found, x_BSD.grad, rtol=1e-11)
+
+
+@pytest.mark.parametrize("split", BATCH_SPLITS)
+def test_nothing_of_a_step_outlives_the_next_one(split: BatchSplit) -> None:
+    def of_steps() -> int:
+        gc.collect()
+        return sum(isinstance(one, Halves) for one in gc.get_objects())
+
+    before, x_BSD = of_steps(), tokens(0)
+    model = Model(communicator=OneRank())
+    overlap = moetune.BatchOverlap[torch.Tensor](
+        model, partial(loss_of, model, x_BSD.numel()), split=split
+    )
+    for _ in range(4):
+        overlap(halved(x_BSD, split, 2))
+    assert of_steps() <= before + 1
+    del model, overlap
+    assert of_steps() == before

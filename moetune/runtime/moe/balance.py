@@ -3,7 +3,7 @@
 E experts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -53,6 +53,7 @@ class BalanceLosses:
         self._balances = dict[int, Balance]()
         self._losses = dict[int, torch.Tensor]()
         self._are_halves = False
+        self._name = object()
 
     def note(self, balance: Balance) -> None:
         """Take the balance of this thread's batch, and tell its other half."""
@@ -60,7 +61,9 @@ class BalanceLosses:
         self._balances[batch], self._losses[batch] = balance, balance.loss()
         self._are_halves = turn is not None and turn.halves is not None
         if turn is not None:
-            turn.tell(self, balance)
+            # A graph here would hold itself: its functions hold what the halves tell each other.
+            told = replace(balance, mean_E=balance.mean_E.detach())
+            turn.tell(self._name, told)
 
     def set(self, loss: torch.Tensor) -> None:
         """Put a loss in the place of this thread's batch's."""
@@ -81,7 +84,7 @@ class BalanceLosses:
         if turn is None:
             other = self._balances[1]
             return (mine.part_of_loss_with(other) + other.part_of_loss_with(mine)).detach()
-        found = turn.ask(self)
+        found = turn.ask(self._name)
         if not isinstance(found, Balance):
             raise InputError(
                 "half of a batch passed a layer of experts that the other one did not pass",
