@@ -178,7 +178,7 @@ def _rest(point: InterferencePoint | StepPoint | TurnsPoint) -> object:
     if isinstance(point, StepPoint):
         return (point.kind, point.workload.key)
     if isinstance(point, TurnsPoint):
-        return (point.kind, point.model, point.group, point.dtype, point.degree)
+        return (point.kind, point.model, point.group, point.dtype, point.degree, point.split)
     return (point.kind, point.victim, point.others)
 
 

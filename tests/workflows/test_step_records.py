@@ -14,6 +14,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import LinkBurst, Profile, profile_from_document
 from moetune.domain.request import PlanRequest
 from moetune.domain.samples import GemmPoint, Sample, StepPoint, TurnsPoint
+from moetune.domain.training import BatchSplit
 from moetune.fit.costs import costs_of
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.solve.model.in_turns import turns_seconds
@@ -88,12 +89,13 @@ def test_a_faster_machine_keeps_the_ratio_of_steps_to_their_operations(lab: Prof
     )
 
 
-def with_turns(profile: Profile, factor: float) -> Profile:
+def with_turns(profile: Profile, factor: float, split: BatchSplit = "sequences") -> Profile:
     """Return the profile with visits of blocks in turns that take `factor` times their timeline."""
     model = Transformer(moe=LAYER, num_layers=4, num_heads=8, length=128, vocab_size=1, moe_every=1)
     point = TurnsPoint(
-        model=model, world_size=profile.machine.num_devices, sequences=4, dtype="float32", degree=1
-    )
+        model=model, world_size=profile.machine.num_devices, sequences=4, dtype="float32", degree=1,
+        split=split,
+    )  # fmt: skip
     seconds = factor * turns_seconds(
         point, costs=costs_of(profile, allow_modelled=True),
         per_node=profile.machine.devices_per_node,
@@ -118,6 +120,18 @@ def test_blocks_in_turns_are_kept_beside_their_timeline_whatever_the_machines_sp
     assert with_steps(replace(slow, samples=disturbed)).turns == ()
     only = tuple(one for one in slow.samples if isinstance(one.point, TurnsPoint))
     assert with_steps(replace(slow, gemm=(), samples=only)).turns == ()
+
+
+def test_halves_of_positions_have_records_of_their_own(lab: Profile) -> None:
+    both = with_turns(with_turns(lab, 1.2), 1.5, "positions")
+    found = {one.point.split: one.residual for one in both.turns}
+    assert found == pytest.approx({"sequences": math.log(1.2), "positions": math.log(1.5)})
+    again = profile_from_document(tomllib.loads(profile_to_toml(both)))
+    assert again.turns == both.turns
+    sections = profile_sections(FoundProfile(profile=both, source="store"))
+    (turns,) = (one for one in sections if one.name == "turns")
+    names = [row[0].text for row in turns.tables[0].rows]
+    assert sum("halves of positions" in name for name in names) == 1
 
 
 def test_steps_whose_operations_were_not_measured_have_no_record(lab: Profile) -> None:

@@ -71,6 +71,8 @@ def _in_turns(one: TurnsRecord) -> tuple[Cell, ...]:
         f"{model.num_layers} of {model.moe.d_model} × {model.moe.d_hidden}, "
         f"{model.moe.num_experts} experts"
     )
+    if one.point.split == "positions":
+        name += ", halves of positions"
     return (
         Cell.words(name),
         Cell.count(load.world_size),
