@@ -117,6 +117,12 @@ class TransformerPlan:
     batches_in_flight: int = field(default=1, metadata=UNLESS_DEFAULT)
     split: BatchSplit | None = field(default=None, metadata=UNLESS_DEFAULT)
 
+    @property
+    def layer_tokens(self) -> int:
+        """Tokens of one call of a layer: of a micro-batch, or of a half of one."""
+        tokens = self.micro_batch_tokens
+        return tokens if self.split is None else tokens // self.batches_in_flight
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:

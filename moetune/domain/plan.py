@@ -211,16 +211,16 @@ class Plan:
 
     @property
     def workload(self) -> Workload:
-        """One MoE layer, on the ranks that share its experts; in a model, of a micro-batch."""
+        """One MoE layer, on the ranks that share its experts; in a model, of one of its calls."""
         workload = self.inputs.workload(self.layout, self.experts)
         return replace(workload, tokens_per_rank=self.tokens_per_rank)
 
     @property
     def tokens_per_rank(self) -> int:
-        """Tokens of one layer's step on each rank; in a model, of a micro-batch."""
+        """Tokens of one layer's step on each rank; in a model, of a micro-batch or half of one."""
         if self.transformer is None:
             return self.inputs.tokens_per_rank
-        return self.transformer.micro_batch_tokens
+        return self.transformer.layer_tokens
 
     def decide(self, tokens_per_rank: int) -> Decision:
         """Return the degrees for so many tokens: the plan's own, else its range's.

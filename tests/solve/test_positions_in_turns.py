@@ -8,13 +8,16 @@ import pytest
 
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, Estimate
+from moetune.domain.document import encode
 from moetune.domain.errors import InputError
+from moetune.domain.plan import plan_from_document
 from moetune.domain.samples import TurnsPoint
 from moetune.domain.training import Overlap
 from moetune.domain.turns import TurnsRecord
 from moetune.solve.layer.all_to_all import AllToAllCosts
 from moetune.solve.layout.candidates import Candidate
 from moetune.solve.layout.choose import LayoutProblem, search_layouts
+from moetune.solve.layout.plan import solve_layout
 from moetune.solve.layout.words import explain_between, name_setting
 from moetune.solve.model.costs import PositionsHalf
 from moetune.solve.model.in_turns import turns_factor, turns_seconds
@@ -86,6 +89,21 @@ def test_a_plan_has_them_where_they_are_faster_and_says_so() -> None:
     fast, slow = (fastest(asked(record(factor=one))) for one in (0.3, 3.0))
     assert fast.setting.split == "positions"
     assert slow.setting.in_flight == 1
+
+
+def test_a_plan_is_for_the_tokens_that_a_layer_sees_in_a_half() -> None:
+    plan = solve_layout(asked(record(factor=0.3))).plan
+    transformer = plan.transformer
+    assert transformer is not None
+    assert (transformer.split, transformer.batches_in_flight) == ("positions", 2)
+    assert transformer.micro_batch_tokens == MODEL.length
+    assert plan.workload.tokens_per_rank == plan.tokens_per_rank == MODEL.length // 2
+    own = plan.decide(MODEL.length // 2)
+    assert own.forward_degree == plan.pipeline.forward_degree
+    again = plan_from_document(encode(plan))
+    assert again.transformer == transformer
+    whole = solve_layout(asked(record(factor=3.0))).plan
+    assert whole.tokens_per_rank == MODEL.length
 
 
 def test_plans_take_as_much_longer_as_their_blocks_did() -> None:
