@@ -3,7 +3,8 @@
 python -m benchmarks.gradients            writes docs/results/gradients.md
 python -m benchmarks.gradients --quick    one link, few rounds; writes nothing without --output
 python -m benchmarks.gradients --sequences 1 --length 1024 --layers 4 --rounds 7
-    --ways ddp25 ddp4 default positions --output docs/results/one-sequence.md
+    --ways ddp25 ddp4 default positions --output FILE      one sequence, of whose positions
+    halves take turns
 """
 
 import argparse

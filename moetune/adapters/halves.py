@@ -46,10 +46,8 @@ def split_positions(
             f"{unknown[0]} cannot be split into first and last positions",
             f"give {', '.join(_KNOWN)}",
         )
-    tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
-    if tokens is None or tokens.dim() < 2 or tokens.shape[1] < 2:  # noqa: PLR2004 - two halves
-        raise InputError("inputs have no sequence of two positions", "give input_ids, (B, S)")
-    cut = (tokens.shape[1] + 1) // 2
+    size = _checked_size(inputs)
+    cut = (size[1] + 1) // 2
     first: dict[str, Any]
     last: dict[str, Any]
     first, last = {}, {}
@@ -57,18 +55,6 @@ def split_positions(
         if (value := inputs.get(name)) is not None:
             first[name], last[name] = value[:, :cut], value[:, cut:]
     if (mask_BS := inputs.get("attention_mask")) is not None:
-        if mask_BS.shape != tokens.shape[:2]:
-            raise InputError(
-                f"attention_mask has shape {tuple(mask_BS.shape)}",
-                f"give one number for each token: {tuple(tokens.shape[:2])}",
-            )
-        if not bool(
-            mask_BS[:, 0].all()
-        ):  # such a token meets all keys alike, which the halves lack
-            raise InputError(
-                "attention_mask hides first positions, which then attend to all keys there are",
-                "pad on the right",
-            )
         first["attention_mask"], last["attention_mask"] = mask_BS[:, :cut], mask_BS
     if (labels_BS := inputs.get("labels")) is not None:
         _split_labels(labels_BS, cut, first, last)
@@ -76,6 +62,34 @@ def split_positions(
     for half, before in ((first, 0), (last, cut)):
         half[name] = _cache(config.num_hidden_layers, before)
     return first, last
+
+
+def _checked_size(inputs: Mapping[str, torch.Tensor]) -> tuple[int, int]:
+    """Return B and S, once all inputs have a place for each token and none is padded on the left.
+
+    A hidden first position attends to all keys that there are, also to later ones.
+    """
+    tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
+    if tokens is None or tokens.dim() < 2 or tokens.shape[1] < 2:  # noqa: PLR2004 - two halves
+        raise InputError("inputs have no sequence of two positions", "give input_ids, (B, S)")
+    size = tokens.shape[0], tokens.shape[1]
+    for name in _KNOWN:
+        value = inputs.get(name)
+        if value is not None and (
+            value.dim() != (3 if name == "inputs_embeds" else 2)
+            or value.shape[1] != size[1]
+            or value.shape[0] not in ({1, size[0]} if name == "position_ids" else {size[0]})
+        ):
+            raise InputError(
+                f"{name} has shape {tuple(value.shape)}", f"give one entry for each token: {size}"
+            )
+    mask_BS = inputs.get("attention_mask")
+    if mask_BS is not None and not bool(mask_BS[:, 0].all()):
+        raise InputError(
+            "attention_mask hides first positions, which then attend to all keys there are",
+            "pad on the right",
+        )
+    return size
 
 
 def _split_labels(

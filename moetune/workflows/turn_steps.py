@@ -47,6 +47,7 @@ class BlocksInTurns:
         inputs = [x_BSD.detach() for x_BSD, _ in self.batches]
         every_BSD = torch.cat(inputs, dim=0 if point.split == "sequences" else 1)
         _balance(self.blocks, every_BSD, communicator)
+        # Halves of whole sequences are batches of their own here, as two micro-batches are.
         split: BatchSplit | None = None if point.split == "sequences" else point.split
         self._overlap = BatchOverlap[_Batch](self.blocks, self.loss_of, split=split)
 

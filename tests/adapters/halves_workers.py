@@ -23,13 +23,14 @@ WITH_STATES = ("Qwen3Next",)
 
 
 def inputs_of(rank: int, *, sequences: int = 2, length: int = 11) -> dict[str, torch.Tensor]:
-    """Return tokens, labels of which some are ignored, and a mask of padding on the right."""
+    """Return tokens and labels, padded on the right, and for some ranks positions."""
     generator = torch.Generator().manual_seed(30 + rank)
     ids_BS = torch.randint(VOCABULARY, (sequences, length), generator=generator)
     labels_BS = torch.where(torch.rand(ids_BS.shape, generator=generator) < 0.2, -100, ids_BS)
     mask_BS = torch.ones_like(ids_BS)
     mask_BS[-1, -3:] = 0
-    return {"input_ids": ids_BS, "labels": labels_BS, "attention_mask": mask_BS}
+    inputs = {"input_ids": ids_BS, "labels": labels_BS, "attention_mask": mask_BS}
+    return inputs | ({"position_ids": torch.arange(length)[None]} if rank else {})
 
 
 def equal_losses_and_gradients(families: Sequence[str]) -> None:
@@ -102,12 +103,15 @@ def refusals() -> None:
         moetune.split_positions(model, inputs | {"token_type_ids": inputs["labels"]})
     with pytest.raises(InputError, match="two positions"):
         moetune.split_positions(model, {"input_ids": inputs["input_ids"][:, :1]})
-    for mask, words in (
-        (torch.ones(2, 1, 11, 11), "one number for each token"),
-        (inputs["attention_mask"].flip(1), "hides first positions"),
+    for name, value, words in (
+        ("attention_mask", torch.ones(2, 1, 11, 11), "attention_mask has shape"),
+        ("attention_mask", inputs["attention_mask"].flip(1), "hides first positions"),
+        ("position_ids", torch.zeros(3, 2, 11), "position_ids has shape"),
+        ("position_ids", torch.zeros(3, 11), "position_ids has shape"),
+        ("labels", inputs["labels"][:, 1:], "labels has shape"),
     ):
         with pytest.raises(InputError, match=words):
-            moetune.split_positions(model, inputs | {"attention_mask": mask})
+            moetune.split_positions(model, inputs | {name: value})
     checkpointed = tiny("Mixtral")
     checkpointed.train()
     checkpointed.gradient_checkpointing_enable()

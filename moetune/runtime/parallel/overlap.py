@@ -19,14 +19,15 @@ from typing import Generic, TypeVar
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from moetune.domain.errors import InputError
-from moetune.domain.training import BATCHES_IN_TURNS, BatchSplit, StepOverlap
+from moetune.domain.training import BATCH_SPLITS, BATCHES_IN_TURNS, BatchSplit, StepOverlap
 from moetune.runtime.moe.draws import Draws, generators_of
+from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.halves import Halves
 from moetune.runtime.moe.turns import BatchTurn, OtherBatchError, Turns, in_turn
-from moetune.runtime.parallel.half_batches import check_halves
 from moetune.runtime.parallel.half_keys import begin_backward_of_half
 from moetune.runtime.parallel.own_layers import named_layers
 from moetune.runtime.parallel.replicate import batches_of, unreduced
@@ -46,7 +47,7 @@ class BatchOverlap(Generic[Batch]):
 
     Halves of one batch (`split`) give the numbers of the whole batch, as FlowMoE's micro-batches
     do: attention and gate of one half run behind the exchange of the other. Balance losses are
-    those of all its tokens, and they always take turns.
+    those of all its tokens. Halves always take turns: no search decides otherwise.
 
     Args:
         model: with layers of experts, replicated by `moetune.replicate` or not at all.
@@ -71,7 +72,7 @@ class BatchOverlap(Generic[Batch]):
     ) -> None:
         _check(model)
         if split is not None:
-            check_halves(model, split)
+            _check_halves(model, split)
         self._model, self._loss_of, self._split = model, loss_of, split
         self._search = None if split else _search_of(model)
         self._follower = ThreadPoolExecutor(1, thread_name_prefix="moetune-batch")
@@ -191,4 +192,29 @@ def _check(model: nn.Module) -> None:
             raise InputError(
                 f"{type(module).__name__} takes one backward pass at a time",
                 "average gradients with moetune.replicate(model) in its place",
+            )
+
+
+def _check_halves(model: nn.Module, split: BatchSplit) -> None:
+    """Raise InputError where a layer's numbers would be those of half a batch."""
+    if split not in BATCH_SPLITS:
+        raise InputError(f"split must be one of {', '.join(BATCH_SPLITS)}, got {split!r}")
+    for name, module in model.named_modules():
+        gate, config = getattr(module, "gate", None), getattr(module, "config", None)
+        if isinstance(gate, Gate) and gate.capacity_factor is not None:
+            raise InputError(
+                f"{name} drops the lightest of all tokens' pairs, and half of them is not enough "
+                "to know these",
+                "give it no capacity_factor, or BatchOverlap whole batches",
+            )
+        if isinstance(module, _BatchNorm):
+            raise InputError(
+                f"{name} normalizes by all tokens of a batch, and would by those of half",
+                "use a norm of each token, or give BatchOverlap whole batches",
+            )
+        if getattr(config, "output_router_logits", False):
+            raise InputError(
+                f"{type(module).__name__} adds a balance loss of the tokens that it is given, half "
+                "of a batch",
+                "set config.output_router_logits = False, or give BatchOverlap whole batches",
             )
