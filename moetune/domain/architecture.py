@@ -186,6 +186,17 @@ class Decoder:
         return tuple(dict.fromkeys(self.blocks))
 
     @cached_property
+    def kind_of_block(self) -> tuple[int, ...]:
+        """Index in `kinds` of each block."""
+        at = {kind: number for number, kind in enumerate(self.kinds)}
+        return tuple(at[block] for block in self.blocks)
+
+    @cached_property
+    def routed_kinds(self) -> tuple[RoutedExperts | None, ...]:
+        """Routed experts of each of `kinds`; None without."""
+        return tuple(kind.routed for kind in self.kinds)
+
+    @cached_property
     def head_counts(self) -> tuple[int, ...]:
         """Distinct numbers of heads of its mixers."""
         parts = (part for kind in self.kinds for part in kind.parts)
@@ -201,13 +212,12 @@ class Decoder:
     def runs(self) -> tuple[tuple[int, int, int], ...]:
         """Runs of equal blocks: first block, number of blocks, index in `kinds`."""
         found: list[tuple[int, int, int]] = []
-        at = {kind: number for number, kind in enumerate(self.kinds)}
-        for number, block in enumerate(self.blocks):
-            if found and found[-1][2] == at[block]:
-                first, count, kind = found[-1]
+        for number, kind in enumerate(self.kind_of_block):
+            if found and found[-1][2] == kind:
+                first, count, _ = found[-1]
                 found[-1] = (first, count + 1, kind)
             else:
-                found.append((number, 1, at[block]))
+                found.append((number, 1, kind))
         return tuple(found)
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from moetune.domain.errors import InputError
 from moetune.domain.samples import ResourceClass
@@ -49,8 +50,7 @@ class MemSpeed:
         _check_speeds((("comp", self.comp), ("comm", self.comm), ("all", self.all)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapSpeeds:
+class OverlapSpeeds(NamedTuple):
     """Speeds of computation and communication while both run, 1.0 = undisturbed."""
 
     comp: float

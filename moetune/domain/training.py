@@ -268,10 +268,10 @@ class TrainingJob:
         mean = self.routing.skew(part.num_experts, part.mean_top_k, ep)
         return RankSkew(mean=mean, p99=mean)
 
-    def added_places(self, part: RoutedExperts, ep: int) -> int:
-        """Return the places of each rank beyond its equal part of a layer's experts."""
+    def added_places(self, record: int | None, ep: int) -> int:
+        """Return the places of each rank beyond its equal part of a recorded layer's experts."""
         if isinstance(self.routing, RecordedLayers):
-            return self.routing.added_places(part.record, ep)
+            return self.routing.added_places(record, ep)
         return 0
 
     def summed_experts(self, part: RoutedExperts, ep: int) -> float:

@@ -50,8 +50,7 @@ class AlikeLayers:
         """Return the records, those together whose ranks have as many experts."""
         groups: dict[int, dict[int | None, None]] = {}
         for one in self.records:
-            part = replace(self.part, record=one)
-            added = prices.job.added_places(part, prices.layout.ep)
+            added = prices.job.added_places(one, prices.layout.ep)
             groups.setdefault(added, {})[one] = None
         return map(tuple, groups.values())
 

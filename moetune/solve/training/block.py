@@ -6,7 +6,7 @@ its weights; communication is apart, because it can be hidden.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.arrays import array_of
@@ -276,9 +276,8 @@ class BlockPrices:
 
     def _places(self, part: RoutedExperts) -> int:
         """Return the experts of a rank, replicas among them; of layers priced at once the same."""
-        ep = self.layout.ep
-        one = replace(part, record=self.records[0]) if self.records else part
-        return part.num_experts // ep + self.job.added_places(one, ep)
+        ep, record = self.layout.ep, self.records[0] if self.records else part.record
+        return part.num_experts // ep + self.job.added_places(record, ep)
 
     def _experts(self, part: RoutedExperts, rows: float) -> Passes:
         layout, experts = self.layout, self._places(part)

@@ -1,6 +1,6 @@
 """Seconds of a decoder's blocks under layouts, each computed once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -134,14 +134,13 @@ class BlockTable:
     def __post_init__(self) -> None:
         decoder = self.job.decoder
         every = *decoder.kinds, *(block for one in decoder.predictions for block in one.blocks)
-        kinds = tuple(dict.fromkeys(every))
-        at, counts = tuple(map(kinds.index, every)), [0] * len(kinds)
+        kinds, at = _distinct(every)
+        counts = [0] * len(kinds)
         for index, count in zip(at, block_counts(self.stages.whole, len(at)), strict=True):
             counts[index] += count
-        plain = tuple(kind.with_record(None) for kind in kinds)
-        local = tuple(dict.fromkeys(plain))
+        local, local_at = _distinct(kind.with_record(None) for kind in kinds)
         object.__setattr__(self, "_local", local)
-        object.__setattr__(self, "_local_at", tuple(map(local.index, plain)))
+        object.__setattr__(self, "_local_at", local_at)
         object.__setattr__(self, "_kinds", kinds)
         object.__setattr__(self, "_at", at)
         object.__setattr__(self, "_counts", tuple(counts))
@@ -278,6 +277,13 @@ class BlockTable:
                 host_seconds(kind, layout, self.target, self.job.dtype) for kind in self._kinds
             )
         return found
+
+
+def _distinct(blocks: Iterable[Block]) -> tuple[tuple[Block, ...], tuple[int, ...]]:
+    """Return the blocks, of equal ones the first, and the index among them of each."""
+    found: dict[Block, int] = {}
+    at = tuple(found.setdefault(one, len(found)) for one in blocks)
+    return tuple(found), at
 
 
 def _of_exchange(prices: BlockPrices) -> _Key:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -81,8 +82,7 @@ class Trusts:
         self.doubts |= dict.fromkeys(estimate.doubts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSpan:
+class RankSpan(NamedTuple):
     """Ranks of a group, and the nodes that they are spread over evenly."""
 
     size: int
@@ -151,7 +151,8 @@ class DevicePrices:
         price = partial(
             self.gemm, product, d_in=d_in, d_out=d_out, num_experts=num_experts, dtype=dtype
         )
-        for one in np.quantile(rows, (0.0, 0.5, 1.0)).tolist():
+        ordered = np.sort(rows)
+        for one in ordered[[0, len(ordered) // 2, -1]].tolist():
             price(rows=one)  # arrays have no trust: it is that of their ends and the middle
         every = self.costs.gemm(
             dtype=dtype, product=product, num_experts=num_experts, rows=array_of(rows),

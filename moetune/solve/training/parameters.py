@@ -12,11 +12,11 @@ from moetune.domain.training import FoldedLayout
 from moetune.solve.training.stages import StageBlocks
 
 _Sizes: TypeAlias = tuple[int, int, int]
-AddedPlaces: TypeAlias = Callable[[RoutedExperts, int], int]
+AddedPlaces: TypeAlias = Callable[[int | None, int], int]
 """Places of each of so many ranks beyond its equal part of a layer's experts."""
 
 
-def no_places(part: RoutedExperts, ep: int) -> int:  # noqa: ARG001 - as of `TrainingJob`
+def no_places(record: int | None, ep: int) -> int:  # noqa: ARG001 - as of `TrainingJob`
     """Return 0: no expert has replicas."""
     return 0
 
@@ -125,6 +125,6 @@ def block_parameters(
     """
     whole, shared, experts = _amounts(block)
     mine, routed = experts / (layout.ep * layout.etp), block.routed
-    if routed is not None and (more := added(routed, layout.ep)):
+    if routed is not None and (more := added(routed.record, layout.ep)):
         mine += more * routed.expert_parameters / layout.etp
     return Parameters(whole + shared / layout.tp, mine)

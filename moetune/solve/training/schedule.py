@@ -4,9 +4,9 @@ p pipeline ranks, v stages of each, m micro-batches. Stage s is on rank s mod p;
 schedules rank r has the stages r and 2p − 1 − r.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import chain, repeat
+from itertools import chain, cycle, repeat, zip_longest
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -33,7 +33,7 @@ def orders(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tup
     """
     if schedule not in _V_ORDERS:
         loops = (_loop_of(schedule, rank, pp, vpp, num_micro_batches) for rank in range(pp))
-        return tuple(tuple(one.order()) for one in loops)
+        return tuple(one.order() for one in loops)
     make = _V_ORDERS[schedule]
     return tuple(tuple(make(rank, pp, num_micro_batches)) for rank in range(pp))
 
@@ -94,36 +94,27 @@ class _Loop(NamedTuple):
         """The most forward passes whose activations are there at once."""
         return min(self.num * self.vpp, self.warm_up + 1 + (self.waiting or 0))
 
-    def order(self) -> Iterator[Action]:
-        """Yield the passes."""
-        chunks, batches = self._units()
-        stages = range(self.rank, self.pp * self.vpp, self.pp)
-        forward: list[Action] = [
-            ("F", stages[chunk], batch) for chunk, batch in zip(chunks, batches, strict=True)
-        ]
-        last = self.vpp - 1
-        back = [(stages[last - chunk], batch) for chunk, batch in zip(chunks, batches, strict=True)]
-        ahead, total = min(self.warm_up, len(forward)), len(forward)
-        yield from forward[:ahead]
-        if self.waiting is None:
-            backward: list[Action] = [("B", *one) for one in back]
-            yield from chain.from_iterable(zip(forward[ahead:], backward, strict=False))
-            yield from backward[total - ahead :]
-            return
-        for at, one in enumerate(back):
-            yield from forward[ahead + at : ahead + at + 1]
-            yield "I", *one
-            if at >= self.waiting:
-                yield "W", *back[at - self.waiting]
-        for one in back[total - min(self.waiting, total) :]:
-            yield "W", *one
+    def order(self) -> Order:
+        """Return the passes."""
+        forward = self._passes("F", range(self.vpp))
+        first, rest = forward[: self.warm_up], forward[self.warm_up :]
+        backward = partial(self._passes, chunks=range(self.vpp)[::-1])
+        lanes: tuple[Sequence[Action | None], ...] = rest, backward("B")
+        if self.waiting is not None:
+            lanes = rest, backward("I"), [*repeat(None, self.waiting), *backward("W")]
+        return *first, *filter(None, chain.from_iterable(zip_longest(*lanes)))
 
-    def _units(self) -> tuple[list[int], list[int]]:
-        """Return which of the rank's stages comes when, and for which micro-batch."""
-        each, vpp = _round(self.pp, self.num), self.vpp
-        every = range(self.num * vpp)
-        chunks = [at // each % vpp for at in every]
-        return chunks, [at // (each * vpp) * each + at % each for at in every]
+    def _passes(self, kind: Pass, chunks: Sequence[int]) -> list[Action]:
+        """Return all passes of a kind: each round of micro-batches passes one stage, then the next.
+
+        Args:
+            chunks: the rank's stages in the order in which they are passed.
+        """
+        each = _round(self.pp, self.num)
+        stages = cycle(self.rank + chunk * self.pp for chunk in chunks for _ in range(each))
+        rounds = (range(at, min(at + each, self.num)) for at in range(0, self.num, each))
+        batches = chain.from_iterable(one for one in rounds for _ in chunks)
+        return [*zip(repeat(kind), stages, batches, strict=False)]
 
 
 def _zero_bubble_v(rank: int, pp: int, num: int) -> Iterator[Action]:

@@ -73,8 +73,9 @@ class DecoderStages:
         found = self._cuts.get(key)
         if found is None:
             stages = self._stages(layout.stages_of(self.decoder))
-            distinct = tuple(dict.fromkeys(stages))
-            found = self._cuts[key] = Cut(distinct, tuple(map(distinct.index, stages)))
+            distinct: dict[StageBlocks, int] = {}
+            which = tuple(distinct.setdefault(one, len(distinct)) for one in stages)
+            found = self._cuts[key] = Cut(tuple(distinct), which)
         return found
 
     def ranks(self, layout: FoldedLayout) -> tuple[RankBlocks, ...]:
@@ -86,8 +87,7 @@ class DecoderStages:
         return found
 
     def _stages(self, letters: StageLetters) -> list[StageBlocks]:
-        kinds = {block: index for index, block in enumerate(self.decoder.kinds)}
-        order = [kinds[block] for block in self.decoder.blocks]
+        order, kinds = self.decoder.kind_of_block, range(len(self.decoder.kinds))
         found, first = [], 0
         for word in letters:
             size = word.count("t")
@@ -95,7 +95,7 @@ class DecoderStages:
             first += size
             found.append(
                 StageBlocks(
-                    counts=tuple(counts[kind] for kind in range(len(kinds))),
+                    counts=tuple(counts[kind] for kind in kinds),
                     has_embedding="E" in word, has_head="L" in word, has_predictions="m" in word,
                 )
             )  # fmt: skip

@@ -4,8 +4,10 @@ What a pass waits for does not depend on how long the others take, so that it is
 pipelines of a schedule.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from functools import lru_cache
+from copy import copy
+from functools import lru_cache, partial
 from typing import NamedTuple, TypeAlias
 
 from moetune.domain.pipeline import Schedule, rank_of_stage
@@ -20,9 +22,15 @@ None where it stays."""
 
 
 class Timetable(NamedTuple):
-    """The passes, and how many places of messages and ways between ranks there are."""
+    """The passes, and how many places of messages and ways between ranks there are.
 
-    turns: tuple[Turn, ...]
+    Args:
+        shared: passes that come first whatever the number of micro-batches.
+        tails: the passes after them, for each number.
+    """
+
+    shared: tuple[Turn, ...]
+    tails: tuple[tuple[Turn, ...], ...]
     num_stages: int
     num_places: int
     num_links: int
@@ -35,19 +43,33 @@ class Timetable(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def timetable(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> Timetable:
-    """Return the passes of so many micro-batches."""
-    every = orders(schedule, pp, vpp, num_micro_batches)
+def timetable(schedule: Schedule, pp: int, vpp: int, *nums: int) -> Timetable:
+    """Return the passes of one number of micro-batches, or of several."""
+    every = [orders(schedule, pp, vpp, num) for num in nums]
     ranks = tuple(rank_of_stage(stage, pp, schedule) for stage in range(pp * vpp))
-    made = _Turns(every, ranks, num_micro_batches)
-    waiting = [*range(pp)]
-    while waiting:
-        waiting += made.advance(waiting.pop())
-    assert made.done == [*map(len, every)], "ranks wait for each other"  # noqa: S101 - our orders
+    made = _Turns(ranks, max(nums))
+    shared = made.turns([*map(_same_start, zip(*every, strict=True))])
+    tails = []
+    for one in every:
+        rest = made.copy()
+        tails.append(rest.turns(one))
+        assert rest.done == [*map(len, one)], "ranks wait for each other"  # noqa: S101 - our orders
     return Timetable(
-        turns=tuple(made.turns), num_stages=len(ranks), num_places=len(made.is_there),
-        num_links=len(made.links),
+        shared=shared, tails=tuple(tails), num_stages=len(ranks),
+        num_places=len(made.is_there), num_links=len(made.links),
     )  # fmt: skip
+
+
+def _same_start(of_rank: tuple[Order, ...]) -> Order:
+    """Return the first passes that all orders of a rank have."""
+    first, *others = of_rank
+    lengths = range(1, min(map(len, of_rank)) + 1)
+    differs = partial(_is_different, first, others)
+    return first[: bisect_left(lengths, True, key=differs)]  # noqa: FBT003 - sought among them
+
+
+def _is_different(first: Order, others: Sequence[Order], length: int) -> bool:
+    return any(one[:length] != first[:length] for one in others)
 
 
 class _Route(NamedTuple):
@@ -66,27 +88,41 @@ class _Route(NamedTuple):
 
 
 class _Turns:
-    """Passes that have had their turn, and the messages that are there.
+    """How far ranks are in their orders, and the messages that are there.
 
     Inputs of all stages have the first places, their gradients the next ones; the last two are of
     what is there at once, and of what nothing needs.
     """
 
-    def __init__(self, every: tuple[Order, ...], ranks: tuple[int, ...], num: int) -> None:
-        self.every, self.ranks, self.num = every, ranks, num
+    def __init__(self, ranks: tuple[int, ...], num: int) -> None:
+        self.ranks, self.num = ranks, num
         self.is_there = [True] * num + [False] * (2 * len(ranks) - 1) * num + [True, False]
         self.places = [*range(len(self.is_there))]
-        self.done = [0] * len(every)
+        self.done = [0] * (max(ranks) + 1)
         self.links: dict[tuple[int, int], int] = {}
-        self.turns: list[Turn] = []
         self.routes = {
             kind: [self._route(kind, stage) for stage in range(len(ranks))] for kind in _KINDS
         }
 
-    def advance(self, rank: int) -> set[int]:
+    def copy(self) -> "_Turns":
+        """Return what goes on from here by itself."""
+        other = copy(self)
+        other.is_there, other.done = self.is_there.copy(), self.done.copy()
+        return other
+
+    def turns(self, every: Sequence[Order]) -> tuple[Turn, ...]:
+        """Return the passes of all ranks' orders, as far as their inputs get there."""
+        turns: list[Turn] = []
+        waiting = [*range(len(every))]
+        while waiting:
+            rank = waiting.pop()
+            waiting += self._advance(rank, every[rank], turns)
+        return tuple(turns)
+
+    def _advance(self, rank: int, order: Order, turns: list[Turn]) -> set[int]:
         """Do a rank's passes until one lacks its input; return the ranks that have got some."""
-        reached, is_there, order, routes = set(), self.is_there, self.every[rank], self.routes
-        at, turns = self.done[rank], self.turns
+        reached, is_there, routes = set(), self.is_there, self.routes
+        at = self.done[rank]
         while at < len(order):
             kind, stage, batch = order[at]
             length, needing, giving, link, there = routes[kind][stage]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
 from typing import NamedTuple
 
 from moetune.domain.buckets import bucket_ends
@@ -146,9 +147,9 @@ class UpdatePrices:
         """
         job, span = self.job, self.device.span(layout.ep, layout.etp)
         each = [0.0] * len(job.decoder.kinds)
-        for number, kind in enumerate(job.decoder.kinds):
-            if kind.routed is not None and (sent := job.summed_experts(kind.routed, layout.ep)):
-                num_bytes = sent / 2 * kind.routed.expert_parameters * ELEMENT
+        for number, part in enumerate(job.decoder.routed_kinds):
+            if part is not None and (sent := job.summed_experts(part, layout.ep)):
+                num_bytes = sent / 2 * part.expert_parameters * ELEMENT
                 num_bytes *= span.size / (span.size - 1)  # of which each rank keeps one part
                 each[number] = 2 * self.device.collective("all_to_all", span, num_bytes)
         if not any(each):
@@ -190,8 +191,7 @@ class UpdatePrices:
         dense, experts = self._parameters.of(layout, rank)
         table = decoder.vocab_size * decoder.d_model / layout.tp
         tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
-        routed = (kind.routed is not None for kind in decoder.kinds)
-        with_experts = sum(count for count, one in zip(rank.counts, routed, strict=True) if one)
+        with_experts = sum(compress(rank.counts, decoder.routed_kinds))
         num_blocks = max(1, sum(rank.counts))
         each = ELEMENT * (dense + experts) / num_blocks
         return _Held(
