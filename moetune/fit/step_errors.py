@@ -56,13 +56,21 @@ class MachineErrors:
 
     def __init__(self, records: Sequence[StepRecord], *, own: float, drift: float = DRIFT) -> None:
         self._records, self._own, self._drift = records, own, drift
+        self._near: dict[LayerKey, tuple[StepRecord, ...]] = {}
         self._found: dict[tuple[LayerKey, int], StepErrors] = {}
 
     def of(self, key: LayerKey, tokens: int) -> StepErrors:
         """Return the error by number of chunks, of a step with so many tokens on each rank."""
-        if (key, tokens) not in self._found:
-            self._found[key, tokens] = self._posterior(key, tokens)
-        return self._found[key, tokens]
+        near = self._near.get(key)
+        if near is None:
+            alike = (one for one in self._records if _likeness(one.workload.key, key))
+            near = self._near[key] = tuple(alike)
+        if not near:
+            return self._unmeasured
+        found = self._found.get((key, tokens))
+        if found is None:
+            found = self._found[key, tokens] = self._posterior(key, tokens, near)
+        return found
 
     @cached_property
     def _unmeasured(self) -> StepErrors:
@@ -75,10 +83,7 @@ class MachineErrors:
         prior: _Floats = self._own**2 * _shared(_OCTAVES, _OCTAVES)
         return prior
 
-    def _posterior(self, key: LayerKey, tokens: int) -> StepErrors:
-        near = tuple(one for one in self._records if _likeness(one.workload.key, key))
-        if not near:
-            return self._unmeasured
+    def _posterior(self, key: LayerKey, tokens: int, near: tuple[StepRecord, ...]) -> StepErrors:
         sizes = np.log2([one.workload.tokens_per_rank for one in near])
         degrees = np.log2([one.degree for one in near])
         keys = [one.workload.key for one in near]

@@ -10,12 +10,14 @@ from moetune.domain.costs import takes_arrays
 from moetune.domain.layer import PHASES
 from moetune.solve.layer.budget import Degrees
 from moetune.solve.layer.choose import DegreeChooser
+from moetune.solve.layer.closed import closed_seconds
+from moetune.solve.layer.phase_arrays import Ints
 from moetune.solve.layer.simulated import exact_seconds
 
 RESOLUTION = 256
 """A change is found to 1/256 of T: on both sides of it the times are equal."""
 _MANY = 3
-"""Changes from which on it pays to simulate the questions of several halvings at once."""
+"""Changes from which on it pays to answer the questions of several halvings at once."""
 _HALVINGS = 3
 
 
@@ -30,8 +32,8 @@ class Change(NamedTuple):
 
 def places_of(chooser: DegreeChooser, changes: Sequence[Change]) -> list[int]:
     """Return for each change the size up to `high` from which the degrees `after` are faster."""
-    reuses = chooser.strategy != "none" and takes_arrays(chooser.costs.costs)
-    halvings = _HALVINGS if reuses and len(changes) >= _MANY else 1
+    at_once = takes_arrays(chooser.costs.costs) and len(changes) >= _MANY
+    halvings = _HALVINGS if at_once else 1
     spans = [(one.low, one.high) for one in changes]
     while asked := [
         (at, middle) for at, span in enumerate(spans) for middle in _middles(*span, halvings)
@@ -95,10 +97,27 @@ def _seconds_at_once(chooser: DegreeChooser, cases: Sequence[tuple[int, Degrees]
     found: list[float] = []
     for start in range(0, len(cases), FEW):
         some = cases[start : start + FEW]
-        forward, backward = exact_seconds(
-            costs=chooser.costs, strategy=chooser.strategy,
-            tokens=np.array([tokens for tokens, _ in some]),
-            degrees=np.array([degrees for _, degrees in some]).T,
-        )  # fmt: skip
-        found += [one + other for one, other in zip(forward, backward, strict=True)]
+        tokens = np.array([tokens for tokens, _ in some])
+        each = _of_phases(chooser, tokens, np.array([degrees for _, degrees in some]).T)
+        if each is None:
+            return _seconds(chooser, cases)
+        found += map(sum, zip(*each, strict=True))
     return found
+
+
+def _of_phases(chooser: DegreeChooser, tokens: Ints, degrees: Ints) -> list[list[float]] | None:
+    """Return the time of each phase in some cases; None where costs are absurd.
+
+    Args:
+        degrees: of each phase, shape (phases, cases).
+    """
+    costs = chooser.costs
+    if chooser.strategy != "none":
+        return exact_seconds(costs=costs, strategy=chooser.strategy, tokens=tokens, degrees=degrees)
+    forward, backward = (
+        closed_seconds(
+            costs=costs, phase=phase, tokens=tokens, degrees=each, order=chooser.bounds.chosen_order
+        )
+        for phase, each in zip(PHASES, degrees, strict=True)
+    )
+    return None if forward is None or backward is None else [forward, backward]

@@ -208,8 +208,11 @@ class LayerCosts(LayerOperations, ABC):
 
     def step_errors(self, *, tokens: int) -> StepErrors:
         """Return by how much whole steps differ from the sum of their operations."""
-        return self.errors or self.kept(
-            ("step errors", tokens), lambda: self.costs.step_errors(self.key, tokens=tokens)
+        if self.errors is not None:
+            return self.errors
+        key = self.kept(("key",), lambda: self.key)
+        return self.kept(
+            ("step errors", tokens), lambda: self.costs.step_errors(key, tokens=tokens)
         )
 
     def in_step(self, estimate: Estimate, *, rows: float, degree: int) -> Estimate:

@@ -144,9 +144,7 @@ def check_turns(
             assert ("F", stage - 1, batch) in done
         if kind in "BI":
             is_last = stage == num_stages - 1
-            needed = (
-                {("F", stage, batch)} if is_last else {(one, stage + 1, batch) for one in "BI"}
-            )
+            needed = {("F", stage, batch)} if is_last else {(one, stage + 1, batch) for one in "BI"}
             assert needed & done
         own[turn[0]].append(action)
         done.add(action)
