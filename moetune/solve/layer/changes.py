@@ -10,7 +10,7 @@ from moetune.domain.costs import takes_arrays
 from moetune.domain.layer import PHASES
 from moetune.solve.layer.budget import Degrees
 from moetune.solve.layer.choose import DegreeChooser
-from moetune.solve.layer.closed import closed_seconds
+from moetune.solve.layer.closed import closed_times
 from moetune.solve.layer.phase_arrays import Ints
 from moetune.solve.layer.simulated import exact_seconds
 
@@ -99,25 +99,21 @@ def _seconds_at_once(chooser: DegreeChooser, cases: Sequence[tuple[int, Degrees]
         some = cases[start : start + FEW]
         tokens = np.array([tokens for tokens, _ in some])
         each = _of_phases(chooser, tokens, np.array([degrees for _, degrees in some]).T)
-        if each is None:
-            return _seconds(chooser, cases)
         found += map(sum, zip(*each, strict=True))
     return found
 
 
-def _of_phases(chooser: DegreeChooser, tokens: Ints, degrees: Ints) -> list[list[float]] | None:
-    """Return the time of each phase in some cases; None where costs are absurd.
+def _of_phases(chooser: DegreeChooser, tokens: Ints, degrees: Ints) -> list[list[float]]:
+    """Return the time of each phase in some cases.
 
     Args:
         degrees: of each phase, shape (phases, cases).
     """
-    costs = chooser.costs
+    costs, order = chooser.costs, chooser.bounds.chosen_order
     if chooser.strategy != "none":
         return exact_seconds(costs=costs, strategy=chooser.strategy, tokens=tokens, degrees=degrees)
-    forward, backward = (
-        closed_seconds(
-            costs=costs, phase=phase, tokens=tokens, degrees=each, order=chooser.bounds.chosen_order
-        )
+    times = (
+        closed_times(costs=costs, phase=phase, tokens=tokens, degrees=each, order=order)
         for phase, each in zip(PHASES, degrees, strict=True)
     )
-    return None if forward is None or backward is None else [forward, backward]
+    return [one.tolist() for one in times]
