@@ -274,10 +274,10 @@ class TrainingJob:
             return self.routing.added_places(record, ep)
         return 0
 
-    def summed_experts(self, part: RoutedExperts, ep: int) -> float:
-        """Return the experts of a layer that a rank sends to its replicas in a step."""
+    def summed_experts(self, record: int | None, ep: int) -> float:
+        """Return the experts of a recorded layer that a rank sends to its replicas in a step."""
         if isinstance(self.routing, RecordedLayers):
-            return self.routing.summed_experts(part.record, ep)
+            return self.routing.summed_experts(record, ep)
         return 0.0
 
     def mean_skews(self, records: Sequence[int | None], ep: int) -> list[float]:

@@ -13,7 +13,7 @@ from moetune.solve.training.stages import StageBlocks
 
 _Sizes: TypeAlias = tuple[int, int, int]
 AddedPlaces: TypeAlias = Callable[[int | None, int], int]
-"""Places of each of so many ranks beyond its equal part of a layer's experts."""
+"""Places of each of so many ranks beyond its equal part of a recorded layer's experts."""
 
 
 def no_places(record: int | None, ep: int) -> int:  # noqa: ARG001 - as of `TrainingJob`

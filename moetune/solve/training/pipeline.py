@@ -144,6 +144,7 @@ def pass_spans(pipeline: StagePipeline, num_micro_batches: int) -> tuple[PassSpa
     """
     table, lengths = _timetable(pipeline, num_micro_batches), pipeline.lengths
     spans = []
+    # Of a single number of micro-batches all passes are shared.
     for turn, end in zip(table.shared, _Play(pipeline, table).ends(table.shared), strict=True):
         rank, length, *_ = turn
         kind, stage, batch = table.action(turn)

@@ -148,7 +148,7 @@ class UpdatePrices:
         job, span = self.job, self.device.span(layout.ep, layout.etp)
         each = [0.0] * len(job.decoder.kinds)
         for number, part in enumerate(job.decoder.routed_kinds):
-            if part is not None and (sent := job.summed_experts(part, layout.ep)):
+            if part is not None and (sent := job.summed_experts(part.record, layout.ep)):
                 num_bytes = sent / 2 * part.expert_parameters * ELEMENT
                 num_bytes *= span.size / (span.size - 1)  # of which each rank keeps one part
                 each[number] = 2 * self.device.collective("all_to_all", span, num_bytes)
