@@ -5,8 +5,9 @@ cold caches, the host's own time. `fit.step_errors` learns it from the records o
 `solve.model.in_turns` from those of blocks in turns.
 """
 
+import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -37,7 +38,7 @@ def with_steps(profile: Profile) -> Profile:
 
 def _steps(profile: Profile) -> Iterator[StepRecord]:
     costs = costs_of(profile)
-    for point, seconds in _measured(profile, StepPoint):
+    for point, visits in _clean_visits(profile, StepPoint):
         load = point.workload
         try:
             predicted = step_time(
@@ -53,29 +54,42 @@ def _steps(profile: Profile) -> Iterator[StepRecord]:
             degree=point.degree,
             chunks_seconds=predicted.forward.seconds + predicted.backward.seconds,
             overhead_seconds=predicted.overhead.seconds,
-            measured_seconds=seconds,
+            measured_seconds=statistics.median(_runs(undisturbed(visits))),
         )
 
 
 def _turns(profile: Profile) -> Iterator[TurnsRecord]:
     costs, per_node = costs_of(profile), profile.machine.devices_per_node
-    for point, seconds in _measured(profile, TurnsPoint):
+    for point, visits in _clean_visits(profile, TurnsPoint):
+        # They scatter by themselves: the half that took the least time would be the lucky ones.
+        runs = _runs(visits)
         try:
             predicted = turns_seconds(point, costs=costs, per_node=per_node)
         except ProfileError:
             continue
-        yield TurnsRecord(point=point, predicted_seconds=predicted, measured_seconds=seconds)
+        yield TurnsRecord(
+            point=point, predicted_seconds=predicted, measured_seconds=statistics.median(runs),
+            standard_error=_standard_error(runs),
+        )  # fmt: skip
 
 
-def _measured(profile: Profile, kind: type[_Point]) -> Iterator[tuple[_Point, float]]:
-    """Yield each point of a kind with the median time of its undisturbed visits."""
+def _standard_error(runs: Sequence[float]) -> float:
+    """Return that of the logarithm of the median of some runs; 0 of a single one."""
+    if len(runs) == 1:
+        return 0.0
+    of_a_run = statistics.stdev(map(math.log, runs))
+    return of_a_run * math.sqrt(math.pi / 2 / len(runs))
+
+
+def _clean_visits(profile: Profile, kind: type[_Point]) -> Iterator[tuple[_Point, list[Sample]]]:
+    """Yield each point of a kind with its visits that nothing disturbed."""
     visits: dict[_Point, list[Sample]] = {}
     for sample in profile.samples:
-        if isinstance(sample.point, kind) and sample.seconds:
+        if isinstance(sample.point, kind) and sample.seconds and not sample.marks:
             visits.setdefault(sample.point, []).append(sample)
-    for point, samples in sorted(visits.items()):
-        if not all(visit.marks for visit in samples):
-            yield (
-                point,
-                statistics.median(one for visit in undisturbed(samples) for one in visit.seconds),
-            )
+    yield from sorted(visits.items())
+
+
+def _runs(visits: Iterable[Sample]) -> list[float]:
+    """Return the seconds of the runs of some visits."""
+    return [seconds for visit in visits for seconds in visit.seconds]

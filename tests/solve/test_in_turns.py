@@ -1,6 +1,8 @@
 """Blocks in turns: their timeline against whole models', and what measured ones change in plans."""
 
 import math
+import random
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -28,6 +30,8 @@ MODEL = Transformer(
     length=128, vocab_size=1, moe_every=1,
 )  # fmt: skip
 WORLD, DTYPE = 16, "float16"
+DIFFERENT = {1: -0.1, 2: 0.0, 4: 0.1}
+"""Numbers of chunks, and how their factors' logarithms differ."""
 EXCHANGING = Layout(expert_parallel="all_to_all", dp=WORLD, ep=WORLD, tp=1, pp=1)
 
 
@@ -35,9 +39,11 @@ def point_of(degree: int = 1) -> TurnsPoint:
     return TurnsPoint(model=MODEL, world_size=WORLD, sequences=2, dtype=DTYPE, degree=degree)
 
 
-def record(degree: int, factor: float) -> TurnsRecord:
-    point = point_of(degree)
-    return TurnsRecord(point=point, predicted_seconds=0.5, measured_seconds=0.5 * factor)
+def record(degree: int, factor: float, error: float = 0.0) -> TurnsRecord:
+    return TurnsRecord(
+        point=point_of(degree), predicted_seconds=0.5, measured_seconds=0.5 * factor,
+        standard_error=error,
+    )  # fmt: skip
 
 
 def problem(turns: tuple[TurnsRecord, ...] = (), degree: int | None = None) -> LayoutProblem:
@@ -74,6 +80,45 @@ def test_a_factor_is_between_those_of_the_nearest_numbers_of_chunks(
     assert known[0].point.group == (WORLD, 0)
 
 
+@pytest.mark.parametrize(
+    ("error", "kept"), [(0.0, 1.0), (0.06, 0.64), (0.08, 0.36), (0.1, 0.0), (0.3, 0.0)]
+)
+def test_factors_are_drawn_to_their_mean_by_the_share_of_their_spread_that_is_noise(
+    error: float, kept: float
+) -> None:
+    # Their standard deviation is 0.1.
+    known = [record(degree, math.exp(0.2 + off), error) for degree, off in DIFFERENT.items()]
+    for degree, off in DIFFERENT.items():
+        found = turns_factor(known, model=MODEL, dtype=DTYPE, degrees=(degree, degree))
+        assert math.log(found) == pytest.approx(0.2 + kept * off)
+
+
+def test_a_factor_that_was_measured_alone_or_like_all_others_stays() -> None:
+    for known in ([record(2, 1.3, 0.05)], [record(2, 1.3, 0.05), record(4, 1.3, 0.05)]):
+        for degrees in ((1, 1), (3, 3), (8, 8)):
+            found = turns_factor(known, model=MODEL, dtype=DTYPE, degrees=degrees)
+            assert found == pytest.approx(1.3)
+
+
+def test_the_number_of_chunks_that_looks_fastest_is_not_the_one_with_the_luckiest_runs() -> None:
+    generator = random.Random(5)
+    promised: list[float] = []
+    undrawn: list[float] = []
+    for _ in range(400):
+        seen = {degree: math.exp(generator.gauss(0, 0.06)) for degree in DIFFERENT}
+        for error, into in ((0.06, promised), (0.0, undrawn)):
+            known = [record(degree, factor, error) for degree, factor in seen.items()]
+            into.append(
+                min(
+                    turns_factor(known, model=MODEL, dtype=DTYPE, degrees=(one, one))
+                    for one in DIFFERENT
+                )
+            )
+    # All are as fast, so that the true factor is 1.
+    assert statistics.fmean(undrawn) == pytest.approx(0.95, abs=0.01)
+    assert statistics.fmean(promised) == pytest.approx(0.99, abs=0.01)
+
+
 def test_other_blocks_have_no_factor() -> None:
     known = (record(1, 1.5),)
     wider = replace(MODEL, moe=replace(MODEL.moe, d_hidden=1024))
@@ -85,6 +130,9 @@ def test_other_blocks_have_no_factor() -> None:
 def test_a_time_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match="positive and finite"):
         record(1, 0.0)
+    for error in (-0.1, math.inf, math.nan):
+        with pytest.raises(InputError, match="standard error"):
+            record(1, 1.0, error)
 
 
 @pytest.mark.parametrize("degree", [1, 3])

@@ -1,7 +1,10 @@
 """Steps of layers measured beside their operations: in a profile, in its file, and in plans."""
 
 import math
+import random
+import statistics
 import tomllib
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import pytest
@@ -89,8 +92,17 @@ def test_a_faster_machine_keeps_the_ratio_of_steps_to_their_operations(lab: Prof
     )
 
 
-def with_turns(profile: Profile, factor: float, split: BatchSplit = "sequences") -> Profile:
-    """Return the profile with visits of blocks in turns that take `factor` times their timeline."""
+def with_turns(
+    profile: Profile,
+    factor: float,
+    split: BatchSplit = "sequences",
+    visits: Sequence[Sequence[float]] = ((1.0,) * 4,) * 2,
+) -> Profile:
+    """Return the profile with visits of blocks in turns that take `factor` times their timeline.
+
+    Args:
+        visits: how many times as long each run of them takes.
+    """
     model = Transformer(moe=LAYER, num_layers=4, num_heads=8, length=128, vocab_size=1, moe_every=1)
     point = TurnsPoint(
         model=model, world_size=profile.machine.num_devices, sequences=4, dtype="float32", degree=1,
@@ -100,8 +112,10 @@ def with_turns(profile: Profile, factor: float, split: BatchSplit = "sequences")
         point, costs=costs_of(profile, allow_modelled=True),
         per_node=profile.machine.devices_per_node,
     )  # fmt: skip
-    visits = (Sample(point=point, seconds=(seconds,) * 4),) * 2
-    return with_steps(replace(profile, samples=(*profile.samples, *visits)))
+    samples = (
+        Sample(point=point, seconds=tuple(seconds * one for one in visit)) for visit in visits
+    )
+    return with_steps(replace(profile, samples=(*profile.samples, *samples)))
 
 
 def test_blocks_in_turns_are_kept_beside_their_timeline_whatever_the_machines_speed(
@@ -120,6 +134,23 @@ def test_blocks_in_turns_are_kept_beside_their_timeline_whatever_the_machines_sp
     assert with_steps(replace(slow, samples=disturbed)).turns == ()
     only = tuple(one for one in slow.samples if isinstance(one.point, TurnsPoint))
     assert with_steps(replace(slow, gemm=(), samples=only)).turns == ()
+
+
+def test_runs_that_scatter_leave_a_record_uncertain(lab: Profile) -> None:
+    generator = random.Random(3)
+    (exact,) = with_turns(lab, 1.2).turns
+    found: list[float] = []
+    for _ in range(30):
+        runs = [math.exp(generator.gauss(0, 0.1)) for _ in range(10)]
+        (one,) = with_turns(lab, 1.2, visits=[runs[:5], runs[5:]]).turns
+        assert one.measured_seconds == pytest.approx(
+            1.2 * one.predicted_seconds * statistics.median(runs)
+        )
+        found.append(one.standard_error)
+    medians = [statistics.median(generator.gauss(0, 0.1) for _ in range(10)) for _ in range(2000)]
+    assert statistics.fmean(found) == pytest.approx(statistics.stdev(medians), rel=0.15)
+    (single,) = with_turns(lab, 1.2, visits=[[1.0]]).turns
+    assert exact.standard_error == single.standard_error == 0
 
 
 def test_halves_of_positions_have_records_of_their_own(lab: Profile) -> None:
@@ -158,7 +189,7 @@ def test_a_profile_shows_its_steps_and_blocks_beside_what_operations_say(lab: Pr
         assert row[-2].value == pytest.approx(1.15 * float(row[-3].value or 0), rel=0.02)
         (turns,) = (one for one in sections if one.name == "turns")
         (row,) = turns.tables[0].rows
-        assert row[-2].value == pytest.approx(1.2 * float(row[-3].value or 0))
+        assert row[-3].value == pytest.approx(1.2 * float(row[-4].value or 0))
 
 
 def test_an_explanation_says_what_measured_steps_change(lab: Profile) -> None:

@@ -6,7 +6,8 @@ a few such blocks as a whole, and the ratio to their timeline holds for plans in
 """
 
 import math
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -37,17 +38,18 @@ def turns_factor(
 ) -> float:
     """Return measured over predicted time of the model's blocks in turns; 1 where not measured.
 
-    Between the numbers of chunks that were measured its logarithm is linear in theirs.
+    Between the numbers of chunks that were measured its logarithm is linear in theirs. By the share
+    of their spread that is noise they are drawn to their mean: a plan takes the number of chunks
+    that looks fastest, which would otherwise be the one whose few runs were the luckiest.
 
     Args:
         degrees: chunks forward and backward, of which the geometric mean counts.
     """
-    known = sorted(
-        (math.log(one.point.degree), one.residual)
-        for one in of_model(records, model=model, dtype=dtype, split=split)
-    )
-    if not known:
+    found = of_model(records, model=model, dtype=dtype, split=split)
+    if not found:
         return 1.0
+    degrees_of = (math.log(one.point.degree) for one in found)
+    known = sorted(zip(degrees_of, _drawn_together(found), strict=True))
     at = sum(map(math.log, degrees)) / 2
     if at <= known[0][0]:
         return math.exp(known[0][1])
@@ -55,6 +57,19 @@ def turns_factor(
         if at <= high:
             return math.exp(first + (last - first) * (at - low) / (high - low))
     return math.exp(known[-1][1])
+
+
+def _drawn_together(records: Sequence[TurnsRecord]) -> list[float]:
+    """Return the residuals as a random-effects model has them, with its variance by moments.
+
+    DerSimonian and Laird, Meta-analysis in clinical trials (1986), with equal weights.
+    """
+    residuals = [one.residual for one in records]
+    mean = statistics.fmean(residuals)
+    spread = statistics.variance(residuals, mean) if len(residuals) > 1 else 0.0
+    noise = statistics.fmean(one.standard_error**2 for one in records)
+    kept = max(0.0, 1 - noise / spread) if spread else 0.0
+    return [mean + kept * (one - mean) for one in residuals]
 
 
 def of_model(

@@ -58,7 +58,7 @@ def _turns(profile: Profile) -> Iterator[Section]:
         name="turns",
         header=(
             "blocks", "ranks", "tokens of a batch", "chunks", "timeline of operations", "measured",
-            "error",
+            "error", "standard error",
         ),
         rows=tuple(_in_turns(one) for one in profile.turns),
     )  # fmt: skip
@@ -81,4 +81,5 @@ def _in_turns(one: TurnsRecord) -> tuple[Cell, ...]:
         Cell.seconds(one.predicted_seconds),
         Cell.seconds(one.measured_seconds),
         Cell.share(prediction_error(one.predicted_seconds, one.measured_seconds), sign=True),
+        Cell.share(one.standard_error),
     )
