@@ -18,7 +18,7 @@ RESOLUTION = 256
 """A change is found to 1/256 of T: on both sides of it the times are equal."""
 _MANY = 3
 """Changes from which on it pays to answer the questions of several halvings at once."""
-_HALVINGS = 3
+_HALVINGS = 4
 
 
 class Change(NamedTuple):

@@ -12,11 +12,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from moetune.domain.arrays import array_of, is_many
+from moetune.domain.arrays import array_of
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.plan import Range
 from moetune.solve.layer.changes import Change, places_of
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
+from moetune.solve.layer.closed import closed_times
 from moetune.solve.layer.simulated import Cases, NearBest
 from moetune.solve.layer.sized import sized
 
@@ -25,7 +26,6 @@ TOLERANCE = 0.004
 
 Between them a step loses a tenth of a percent more where curves ripple by 10 %.
 """
-POINTS_PER_OCTAVE = 8
 
 _Floats = NDArray[np.float64]
 _Bools = NDArray[np.bool_]
@@ -61,8 +61,9 @@ def fewest_ranges(
     lows = [1, *places_of(chooser, changes)]
     if chooser.room is not None:
         for at, one in enumerate(changes, start=1):
-            most = max(chooser.room.most_tokens(one.before), one.low)
-            lows[at] = min(lows[at], most + 1)
+            if not chooser.room.fits(lows[at] - 1, one.before):
+                most = max(chooser.room.most_tokens(one.before), one.low)
+                lows[at] = min(lows[at], most + 1)
     highs = [low - 1 for low in lows[1:]] + [sizes[-1]]
     return tuple(
         (low, high, *degrees) for low, high, degrees in zip(lows, highs, chosen, strict=True)
@@ -180,10 +181,8 @@ def _compared(chooser: DegreeChooser) -> tuple[Phase, ...]:
 def _evaluated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
     """Yield each phase's good degrees from the times of all of them."""
     allowed = [_allowed(chooser, phase, sizes) for phase in _compared(chooser)]
-    costs, widths = sized(chooser.costs), {each.shape[1] for each in allowed}
-    factors = {most: costs.step_factors(sizes, range(1, most + 1)) for most in widths}
     times = [
-        _times(chooser, phase, sizes, each, factors[each.shape[1]])
+        _times(chooser, phase, sizes, each)
         for phase, each in zip(PHASES, (allowed[0], allowed[-1]), strict=True)
     ]
     compared = [times[0] + times[1]] if chooser.is_paired else times
@@ -211,54 +210,16 @@ def _allowed(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Boo
     return found
 
 
-@np.errstate(over="ignore", invalid="ignore")
-def _times(
-    chooser: DegreeChooser, phase: Phase, sizes: Sequence[int], allowed: _Bools, factors: _Floats
-) -> _Floats:
-    """Return the time of each degree, ∞ where it is not allowed.
-
-    Chunk costs are interpolated on a geometric grid, linearly, so that lines stay exact: eight
-    points a factor of two meet a smooth curve within 0.1 %. Evaluating the measured curves for
-    every degree at every size would take ten times as long.
+def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int], allowed: _Bools) -> _Floats:
+    """Return the time of each degree, ∞ where it is not allowed, shape (sizes, degrees).
 
     Args:
-        allowed: degrees of each size, shape (sizes, degrees).
-        factors: of operations within steps, of the same shape.
-
-    Returns:
-        Shape (sizes, degrees).
+        allowed: degrees of each size, of the same shape.
     """
     times = np.full(allowed.shape, math.inf)
-    costs, rows_of_one = sized(chooser.costs), chooser.costs.rows(1)
-    rows = np.asarray(sizes, float) * rows_of_one
-    grid = _grid(rows_of_one, float(rows[-1]))
-    compute = costs.compute(phase=phase, rows=array_of(grid)).seconds
-    for degree in (np.flatnonzero(allowed.any(axis=0)) + 1).tolist():
-        where = np.flatnonzero(allowed[:, degree - 1])
-        chunk = rows[where] / degree
-        near = grid[: np.searchsorted(grid, chunk[-1]) + 1]
-        near = near[max(np.searchsorted(near, chunk[0], side="right") - 1, 0) :]
-        transfer = costs.transfer(rows=array_of(near), degree=degree).seconds
-        in_step = factors[where, degree - 1]
-        times[where, degree - 1] = costs.makespan(
-            degree=degree,
-            rows=array_of(chunk),
-            transfer_seconds=array_of(in_step * _interpolated(chunk, near, transfer)),
-            compute_seconds=array_of(in_step * _interpolated(chunk, grid, compute)),
-            order=chooser.bounds.chosen_order,
-        )
+    at, below = np.nonzero(allowed)
+    times[at, below] = closed_times(
+        costs=sized(chooser.costs), phase=phase, tokens=np.asarray(sizes)[at], degrees=below + 1,
+        order=chooser.bounds.chosen_order,
+    )  # fmt: skip
     return times
-
-
-def _interpolated(rows: _Floats, grid: _Floats, seconds: float) -> _Floats:
-    """Return the times at so many rows, of an array of times on the grid."""
-    many = seconds if is_many(seconds) else np.full(grid.shape, seconds)
-    found: _Floats = np.interp(rows, grid, many)
-    return found
-
-
-def _grid(low: float, high: float) -> _Floats:
-    """Return rows from at most `low` to at least `high`, eight a factor of two."""
-    first = math.floor(POINTS_PER_OCTAVE * math.log2(low))
-    last = math.ceil(POINTS_PER_OCTAVE * math.log2(high))
-    return np.exp2(np.arange(first, last + 1) / POINTS_PER_OCTAVE)

@@ -69,7 +69,7 @@ def reused_seconds_of_many(phases: ManyPhases) -> Floats:
     return seconds
 
 
-@np.errstate(over="ignore", invalid="ignore")
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def seconds_where_settled(phases: ManyPhases, most: int = FEW) -> Floats:
     """Return `reused_seconds_of_many`, NaN where streams have not settled after so many chunks.
 
@@ -142,10 +142,11 @@ def _speed_places() -> Ints:
     """Return where the speed of each stream is in each set of classes that run at once.
 
     Returns:
-        Its place among `speeds_of`, that behind the last where a stream is alone or idle; shape
-        (streams, sets).
+        Its place among `speeds_of`; the first behind them where a stream is alone, and the second
+        where it is idle; shape (streams, sets).
     """
-    found = np.full((_NUM_STREAMS, _NUM_SETS), len(PLACES))
+    alone, idle = len(PLACES), len(PLACES) + 1
+    found = np.full((_NUM_STREAMS, _NUM_SETS), idle)
     for codes in product(*(range(len(names) + 1) for names in _CODES)):
         number = sum(map(operator.mul, _WEIGHTS, codes))
         running = [
@@ -153,9 +154,9 @@ def _speed_places() -> Ints:
         ]
         for stream, victim in enumerate(running):
             others = {*running} - {victim, None}
-            if victim is not None and others:
-                beside = "all" if len(others) > 1 else next(iter(others))
-                found[stream, number] = PLACES[victim, str(beside)]
+            if victim is not None:
+                beside = "all" if len(others) > 1 else next(iter(others), None)
+                found[stream, number] = PLACES[victim, beside] if beside else alone
     return found
 
 
@@ -175,15 +176,17 @@ class _Runs:
         tasks = [_tasks(phases.kinds[one // most], one % most) for one in programs.tolist()]
         starts = np.cumsum([0, *(one.steps.shape[1] for one in tasks[:-1])])
         first = np.array([one.first for one in tasks]) + starts[:, None]
-        self._duration, self._code, self._needs, compares = np.hstack([one.steps for one in tasks])
+        steps = np.hstack([one.steps for one in tasks])
+        steps[:2] *= num  # they are rows of arrays with a column for each phase
+        self._duration, self._code, self._needs, compares = steps
         self._compares = compares.astype(bool)
-        self._durations = phases.durations.T.copy()
-        self._speeds = np.vstack([phases.speeds, np.ones(num)]).T.copy()
+        self._durations = np.ascontiguousarray(phases.durations)
+        of_places = np.vstack([phases.speeds, np.ones(num), np.zeros(num)])
+        self._speeds = of_places[_SPEED_PLACES]
         head = first.T[:, of_phase]
         self._state = _State(
             phase=np.arange(num),
-            durations=np.arange(num) * self._durations.shape[1],
-            speeds=np.arange(num) * self._speeds.shape[1],
+            speeds=np.arange(_NUM_STREAMS)[:, None] * _NUM_SETS * num + np.arange(num),
             each=np.array([one.each for one in tasks]).T[:, of_phase],
             head=head,
             first=GUARD - _ONE_ENDED @ head,
@@ -216,20 +219,20 @@ class _Runs:
                     return ends, self._settled
                 going = ~is_over
                 state = self._state = state.only(going)
-                running, sets = running[:, going], sets[going]
-            self._advance(running, sets)
+                sets, is_over = sets[going], is_over[going]
+            self._advance(sets, is_over)
 
-    def _advance(self, running: Bools, sets: Ints) -> None:
+    def _advance(self, sets: Ints, is_over: Bools) -> None:
         """Move each phase to the next end of a task."""
         state = self._state
-        speeds = self._speeds.take(_SPEED_PLACES.take(sets, axis=1) + state.speeds)
-        times = np.where(running, state.left / speeds, np.inf)
-        step = np.minimum.reduce(times, axis=0)
-        step[sets == 0] = 0.0
+        speeds = self._speeds.take(sets + state.speeds)
+        times = state.left / speeds  # of an idle stream infinite; where nothing is left either, NaN
+        step = np.fmin.reduce(times, axis=0)
+        step[is_over] = 0.0
         state.now += step
-        is_ended = (times <= step) & running
+        is_ended = times <= step
         state.head += is_ended
-        left = state.left - np.where(running, step * speeds, 0.0)
+        left = state.left - step * speeds
         state.left = np.where(is_ended, self._whole(), left)
         compared = self._compares.take(state.head[_COMPUTE]) & is_ended[_COMPUTE]
         if np.count_nonzero(compared):
@@ -249,7 +252,7 @@ class _Runs:
     def _whole(self) -> Floats:
         """Return the seconds of the tasks at the heads of the streams."""
         state = self._state
-        found: Floats = self._durations.take(self._duration.take(state.head) + state.durations)
+        found: Floats = self._durations.take(self._duration.take(state.head) + state.phase)
         return found
 
 
@@ -259,7 +262,7 @@ class _State:
 
     Args:
         phase: their indices.
-        durations, speeds: where theirs begin among all.
+        speeds: where those of each stream begin among all, shape (streams, n).
         each: tasks of a chunk.
         head, left: each stream's next task, and its seconds that are left.
         first: what the numbers of ended tasks are, as one, beyond those of the heads.
@@ -267,7 +270,6 @@ class _State:
     """
 
     phase: Ints
-    durations: Ints
     speeds: Ints
     each: Ints
     head: Ints

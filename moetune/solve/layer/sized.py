@@ -106,13 +106,14 @@ class _OneByOne:
         num_nodes: int = 0,
     ) -> Estimate:
         """Return an array of times."""
-        return _each(
-            lambda one: self._costs.collective(
-                op=op, group_size=group_size, num_bytes=one, in_flight=in_flight,
-                num_nodes=num_nodes,
-            ),
-            num_bytes,
-        )  # fmt: skip
+        pairs = np.broadcast_arrays(num_bytes, in_flight)
+        found = [
+            self._costs.collective(
+                op=op, group_size=group_size, num_bytes=size, in_flight=count, num_nodes=num_nodes
+            ).seconds
+            for size, count in zip(*(one.tolist() for one in pairs), strict=True)
+        ]
+        return Estimate(seconds=array_of(found), trust="measured")
 
     def attention(
         self, *, dtype: str, num_sequences: float, length: int, num_heads: int, head_dim: int,

@@ -8,6 +8,7 @@ Of an optimizer the host keeps a share of the states and computes it, behind the
 """
 
 import math
+from collections import Counter
 
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import block_bytes
@@ -31,7 +32,8 @@ def offloaded_share(layout: FoldedLayout, job: TrainingJob) -> float:
 
 def activation_bytes(layout: FoldedLayout, job: TrainingJob) -> float:
     """Return the bytes of all blocks' activations for one micro-batch."""
-    decoder = job.decoder
+    num_blocks = Counter(job.decoder.kind_of_block)
     return math.fsum(
-        decoder.blocks.count(kind) * block_bytes(kind, job, layout) for kind in decoder.kinds
+        num_blocks[place] * block_bytes(kind, job, layout)
+        for place, kind in enumerate(job.decoder.kinds)
     )
