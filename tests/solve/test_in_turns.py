@@ -20,7 +20,8 @@ from moetune.solve.layer.all_to_all import AllToAllCosts
 from moetune.solve.layout.candidates import Candidate
 from moetune.solve.layout.choose import LayoutProblem, search_layouts
 from moetune.solve.layout.search import LayoutSearch
-from moetune.solve.model.in_turns import turns_factor, turns_seconds
+from moetune.solve.layout.uncertainty import judge_layout
+from moetune.solve.model.in_turns import turns_error, turns_factor, turns_seconds
 from moetune.solve.model.prices import Prices
 from moetune.solve.model.replicas import ReplicaStep
 from tests.solve.test_layout_plan import question
@@ -91,6 +92,9 @@ def test_factors_are_drawn_to_their_mean_by_the_share_of_their_spread_that_is_no
     for degree, off in DIFFERENT.items():
         found = turns_factor(known, model=MODEL, dtype=DTYPE, degrees=(degree, degree))
         assert math.log(found) == pytest.approx(0.2 + kept * off)
+    # Of a mean of three, or of each alone.
+    left = turns_error(known, model=MODEL, dtype=DTYPE, split="sequences")
+    assert left == pytest.approx(error * math.sqrt(kept + (1 - kept) / 3))
 
 
 def test_a_factor_that_was_measured_alone_or_like_all_others_stays() -> None:
@@ -125,6 +129,7 @@ def test_other_blocks_have_no_factor() -> None:
     for model, dtype in ((wider, DTYPE), (MODEL, "bfloat16")):
         assert turns_factor(known, model=model, dtype=dtype, degrees=(1, 1)) == 1.0
     assert turns_factor((), model=MODEL, dtype=DTYPE, degrees=(1, 1)) == 1.0
+    assert turns_error((), model=MODEL, dtype=DTYPE, split="sequences") == 0.0
 
 
 def test_a_time_that_is_none_is_refused() -> None:
@@ -182,6 +187,17 @@ def test_plans_in_turns_take_as_much_longer_as_their_blocks_did() -> None:
     slower, _ = search_layouts(problem((record(1, 1.25),), degree=1))
     assert _pipeline_seconds(slower, 2) == pytest.approx(1.25 * _pipeline_seconds(plain, 2))
     assert _pipeline_seconds(slower, 1) == _pipeline_seconds(plain, 1)
+
+
+@pytest.mark.parametrize("error", [0.0, 0.1])
+def test_the_range_of_a_plan_in_turns_is_as_wide_as_its_blocks_were_uncertain(error: float) -> None:
+    search, found = search_layouts(problem((record(1, 0.5, error),), degree=1))
+    assert found.best[0].setting.in_flight == 2
+    sure = judge_layout(search, found.best[:1], [search.prices.costs])
+    judged = judge_layout(search, found.best[:1], [search.prices.costs] * 50)
+    width = math.log(judged.p95_step_seconds / judged.p05_step_seconds)
+    assert width == pytest.approx(2 * 1.645 * error, rel=0.1)
+    assert sure.p05_step_seconds == sure.p95_step_seconds
 
 
 @pytest.mark.unmeasured

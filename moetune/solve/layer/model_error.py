@@ -23,15 +23,21 @@ class ErrorDraws:
 
     def __init__(self, error: ModelError, *, num: int) -> None:
         self._error = error if num > 1 else ModelError()
+        self._is_certain = num == 1
         self._deviates = Deviates(num)
 
     def common(self, draw: int) -> float:
         """Return the factor of all choices."""
         return math.exp(self._error.common * self._deviate("all", draw))
 
-    def own(self, name: str, draw: int) -> float:
-        """Return the factor of the choice of that name."""
-        return math.exp(self._error.own * self._deviate(name, draw))
+    def own(self, name: str, draw: int, *, besides: float = 0.0) -> float:
+        """Return the factor of the choice of that name.
+
+        Args:
+            besides: standard deviation of what only this choice has, of the factor's logarithm.
+        """
+        deviation = 0.0 if self._is_certain else math.hypot(self._error.own, besides)
+        return math.exp(deviation * self._deviate(name, draw))
 
     def _deviate(self, name: str, draw: int) -> float:
         return float(self._deviates.of(name)[draw])

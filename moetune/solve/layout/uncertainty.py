@@ -10,6 +10,7 @@ from moetune.solve.layer.uncertainty import HOPELESS, confidence_of
 from moetune.solve.layout.candidates import Candidate
 from moetune.solve.layout.search import LayoutSearch
 from moetune.solve.layout.words import name_layout
+from moetune.solve.model.in_turns import turns_error
 
 NO_ERROR = ModelError()
 NUM_CONTENDERS = 5
@@ -42,11 +43,20 @@ def judge_layout(
     found = []
     for draw, costs in enumerate(refits):
         times = [
-            timed_under(search, one, costs).seconds * draws.own(name_layout(one.layout), draw)
+            timed_under(search, one, costs).seconds
+            * draws.own(name_layout(one.layout), draw, besides=_turns_error(search, one))
             for one in contenders
         ]
         found.append((draws.common(draw) * times[0], draws.common(draw) * min(times)))
     return confidence_of(found)
+
+
+def _turns_error(search: LayoutSearch, one: Candidate) -> float:
+    """Return the error of a candidate's step by its blocks in turns, of its logarithm."""
+    if one.setting.in_flight == 1:
+        return 0.0
+    prices, split = search.prices, one.setting.split or "sequences"
+    return turns_error(prices.turns, model=prices.model, dtype=prices.dtype, split=split)
 
 
 def timed_under(search: LayoutSearch, one: Candidate, costs: Costs) -> Candidate:

@@ -59,17 +59,35 @@ def turns_factor(
     return math.exp(known[-1][1])
 
 
-def _drawn_together(records: Sequence[TurnsRecord]) -> list[float]:
-    """Return the residuals as a random-effects model has them, with its variance by moments.
+def turns_error(
+    records: Iterable[TurnsRecord], *, model: Transformer, dtype: str, split: BatchSplit
+) -> float:
+    """Return the standard error of the logarithm of `turns_factor`; 0 where not measured."""
+    found = of_model(records, model=model, dtype=dtype, split=split)
+    if not found:
+        return 0.0
+    kept = _kept(found)
+    return math.sqrt(_noise(found) * (kept + (1 - kept) / len(found)))
 
-    DerSimonian and Laird, Meta-analysis in clinical trials (1986), with equal weights.
+
+def _drawn_together(records: Sequence[TurnsRecord]) -> list[float]:
+    """Return the residuals, drawn to their mean."""
+    kept, mean = _kept(records), statistics.fmean(one.residual for one in records)
+    return [mean + kept * (one.residual - mean) for one in records]
+
+
+def _kept(records: Sequence[TurnsRecord]) -> float:
+    """Return the share of the residuals' spread that is no noise.
+
+    A random-effects model with its variance by moments: DerSimonian and Laird, Meta-analysis in
+    clinical trials (1986), with equal weights.
     """
-    residuals = [one.residual for one in records]
-    mean = statistics.fmean(residuals)
-    spread = statistics.variance(residuals, mean) if len(residuals) > 1 else 0.0
-    noise = statistics.fmean(one.standard_error**2 for one in records)
-    kept = max(0.0, 1 - noise / spread) if spread else 0.0
-    return [mean + kept * (one - mean) for one in residuals]
+    spread = statistics.variance(one.residual for one in records) if len(records) > 1 else 0.0
+    return max(0.0, 1 - _noise(records) / spread) if spread else 0.0
+
+
+def _noise(records: Sequence[TurnsRecord]) -> float:
+    return statistics.fmean(one.standard_error**2 for one in records)
 
 
 def of_model(
