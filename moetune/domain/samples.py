@@ -24,6 +24,8 @@ Quality = Literal["good", "usable", "suspect"]
 
 GOOD_SPREAD = 0.10
 USABLE_SPREAD = 0.25
+UNSTABLE = "unstable"
+"""Mark of a visit whose few runs differ by more than `USABLE_SPREAD`."""
 HOST_ROWS, HOST_WIDTH = 2, 16
 HOST_CHUNKS = (1, 8)
 LAUNCHES = ("chunked_layer", "chunked_layer_step")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from moetune.comm.agree import first_text, largest
 from moetune.domain.errors import InputError
-from moetune.domain.samples import Point, Sample
+from moetune.domain.samples import UNSTABLE, Point, Sample
 from moetune.measure.device import Device
 from moetune.measure.estimate import Rates, probe
 from moetune.measure.noise import BUSY, THROTTLED, Load
@@ -17,7 +17,6 @@ from moetune.measure.stopwatch import FailedPointError, explain
 from moetune.measure.timing import Effort, Timing, measure
 
 _PROBE = Effort(min_blocks=3, max_blocks=3, max_seconds=0.1, warmup_seconds=0.05)
-_UNSTABLE = "unstable"
 
 
 class PointRunner:
@@ -50,7 +49,7 @@ class PointRunner:
             return Sample(point=point, seconds=(), error=error.what)
         mine = [float(sign) for sign in self._load.signs()]
         signs = largest(self._ranks.control, mine, "signs of other load")
-        seen = {_UNSTABLE: timing.is_unstable, BUSY: signs[0] > 0, THROTTLED: signs[1] > 0}
+        seen = {UNSTABLE: timing.is_unstable, BUSY: signs[0] > 0, THROTTLED: signs[1] > 0}
         return Sample(
             point=point,
             seconds=timing.seconds,

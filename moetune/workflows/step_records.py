@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import Profile
-from moetune.domain.samples import Sample, StepPoint, TurnsPoint, undisturbed
+from moetune.domain.samples import UNSTABLE, Sample, StepPoint, TurnsPoint, undisturbed
 from moetune.domain.step_errors import StepRecord
 from moetune.domain.turns import TurnsRecord
 from moetune.fit.costs import costs_of
@@ -60,8 +60,8 @@ def _steps(profile: Profile) -> Iterator[StepRecord]:
 
 def _turns(profile: Profile) -> Iterator[TurnsRecord]:
     costs, per_node = costs_of(profile), profile.machine.devices_per_node
-    for point, visits in _clean_visits(profile, TurnsPoint):
-        # They scatter by themselves: the half that took the least time would be the lucky ones.
+    # Runs in turns scatter by themselves: visits that scatter little, or are fast, were lucky.
+    for point, visits in _clean_visits(profile, TurnsPoint, but_for=(UNSTABLE,)):
         runs = _runs(visits)
         try:
             predicted = turns_seconds(point, costs=costs, per_node=per_node)
@@ -81,11 +81,14 @@ def _standard_error(runs: Sequence[float]) -> float:
     return of_a_run * math.sqrt(math.pi / 2 / len(runs))
 
 
-def _clean_visits(profile: Profile, kind: type[_Point]) -> Iterator[tuple[_Point, list[Sample]]]:
-    """Yield each point of a kind with its visits that nothing disturbed."""
+def _clean_visits(
+    profile: Profile, kind: type[_Point], *, but_for: Sequence[str] = ()
+) -> Iterator[tuple[_Point, list[Sample]]]:
+    """Yield each point of a kind with its visits that have no marks but those named."""
     visits: dict[_Point, list[Sample]] = {}
     for sample in profile.samples:
-        if isinstance(sample.point, kind) and sample.seconds and not sample.marks:
+        is_clean = sample.seconds and {*but_for}.issuperset(sample.marks)
+        if isinstance(sample.point, kind) and is_clean:
             visits.setdefault(sample.point, []).append(sample)
     yield from sorted(visits.items())
 

@@ -127,11 +127,12 @@ def test_blocks_in_turns_are_kept_beside_their_timeline_whatever_the_machines_sp
     faster = scale_profile(slow, Speeds(computation=2.0))
     assert faster.turns == slow.turns
     assert slow.digest != lab.digest
-    disturbed = tuple(
-        replace(one, marks=("busy",)) if isinstance(one.point, TurnsPoint) else one
-        for one in slow.samples
-    )
-    assert with_steps(replace(slow, samples=disturbed)).turns == ()
+    for marks, left in ((("busy",), ()), (("unstable", "busy"), ()), (("unstable",), slow.turns)):
+        marked = tuple(
+            replace(one, marks=marks) if isinstance(one.point, TurnsPoint) else one
+            for one in slow.samples
+        )
+        assert with_steps(replace(slow, samples=marked)).turns == left
     only = tuple(one for one in slow.samples if isinstance(one.point, TurnsPoint))
     assert with_steps(replace(slow, gemm=(), samples=only)).turns == ()
 
