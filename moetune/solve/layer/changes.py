@@ -19,6 +19,7 @@ RESOLUTION = 256
 _MANY = 3
 """Changes from which on it pays to answer the questions of several halvings at once."""
 _HALVINGS = 4
+"""So many at once: the seven of half a factor of two then take two rounds."""
 
 
 class Change(NamedTuple):

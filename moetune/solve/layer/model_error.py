@@ -22,13 +22,12 @@ class ErrorDraws:
     """
 
     def __init__(self, error: ModelError, *, num: int) -> None:
-        self._error = error if num > 1 else ModelError()
-        self._is_certain = num == 1
+        self._error, self._is_certain = error, num == 1
         self._deviates = Deviates(num)
 
     def common(self, draw: int) -> float:
         """Return the factor of all choices."""
-        return math.exp(self._error.common * self._deviate("all", draw))
+        return self._factor("all", draw, self._error.common)
 
     def own(self, name: str, draw: int, *, besides: float = 0.0) -> float:
         """Return the factor of the choice of that name.
@@ -36,11 +35,12 @@ class ErrorDraws:
         Args:
             besides: standard deviation of what only this choice has, of the factor's logarithm.
         """
-        deviation = 0.0 if self._is_certain else math.hypot(self._error.own, besides)
-        return math.exp(deviation * self._deviate(name, draw))
+        return self._factor(name, draw, math.hypot(self._error.own, besides))
 
-    def _deviate(self, name: str, draw: int) -> float:
-        return float(self._deviates.of(name)[draw])
+    def _factor(self, name: str, draw: int, deviation: float) -> float:
+        if self._is_certain:
+            return 1.0
+        return math.exp(deviation * float(self._deviates.of(name)[draw]))
 
 
 class StepErrorDraws:

@@ -40,12 +40,12 @@ def judge_layout(
     contenders = [one for one in best[: NUM_CONTENDERS + 1] if one.seconds <= limit_seconds]
     refits = resamples[:NUM_REFITS] or (search.prices.costs,)
     draws = ErrorDraws(error, num=len(refits))
+    named = [(one, name_layout(one.layout), _turns_error(search, one)) for one in contenders]
     found = []
     for draw, costs in enumerate(refits):
         times = [
-            timed_under(search, one, costs).seconds
-            * draws.own(name_layout(one.layout), draw, besides=_turns_error(search, one))
-            for one in contenders
+            timed_under(search, one, costs).seconds * draws.own(name, draw, besides=turns)
+            for one, name, turns in named
         ]
         found.append((draws.common(draw) * times[0], draws.common(draw) * min(times)))
     return confidence_of(found)
