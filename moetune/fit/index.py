@@ -13,7 +13,13 @@ from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine,
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line, interpolation_errors
 from moetune.fit.gemm import Surface
-from moetune.fit.interference import OverlapLoss, comm_loss, comp_loss, interference_of
+from moetune.fit.interference import (
+    OverlapLoss,
+    OverlappedExchange,
+    comp_loss,
+    interference_of,
+    overlapped_exchange,
+)
 from moetune.fit.model_error import OF_LAYERS
 from moetune.fit.pool import (
     AttentionKey,
@@ -98,9 +104,17 @@ class ProfileIndex:
         return comp_loss(self.pool) if self.has_own_interference else None
 
     @cached_property
-    def comm_loss(self) -> OverlapLoss | None:
-        """Time that computation costs exchanges; None where not measured or set by hand."""
-        return comm_loss(self.pool) if self.has_own_interference else None
+    def overlapped_exchange(self) -> tuple[OverlappedExchange | None, OverlappedExchange | None]:
+        """What exchanges take beside computation that are alone, and that are one of several.
+
+        None where not measured or set by hand.
+        """
+        if not self.has_own_interference:
+            return None, None
+        alone, several = (
+            overlapped_exchange(self.pool, is_alone=is_alone) for is_alone in (True, False)
+        )
+        return alone, several
 
     @cached_property
     def has_own_interference(self) -> bool:

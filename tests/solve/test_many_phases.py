@@ -1,5 +1,7 @@
 """Phases that are simulated all at once, against each of them simulated alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from moetune.domain.interference import Interference
 from moetune.domain.layer import PHASES, Phase
+from moetune.solve.layer.least_seconds import least_seconds
 from moetune.solve.layer.many_phases import reused_seconds_of_many, seconds_where_settled
 from moetune.solve.layer.phase_arrays import ManyPhases, speeds_of
 from moetune.solve.layer.reuse import ReusedChunk
@@ -40,6 +43,25 @@ def test_phases_take_as_long_as_each_one_alone(wanted: list[Case]) -> None:
     ]
     found = reused_seconds_of_many(together(wanted))
     assert found.tolist() == pytest.approx(alone, rel=1e-11, abs=1e-300)
+
+
+def _of_a_strategy(chunk: ReusedChunk, phase: Phase) -> ReusedChunk:
+    """Return the chunk, sent again only where a strategy does: backward, and in place of a copy."""
+    is_one = phase == "backward" and chunk.copy_input is None
+    return replace(chunk, sends_again=chunk.sends_again and is_one)
+
+
+@settings(max_examples=60, deadline=None)
+@given(wanted=st.lists(cases, min_size=1, max_size=24))
+def test_no_phase_beats_its_bound_even_where_exchanges_gain(wanted: list[Case]) -> None:
+    phases = together(
+        [
+            (_of_a_strategy(chunk, phase), phase, table, degree)
+            for chunk, phase, table, degree in wanted
+        ]
+    )
+    least, found = least_seconds(phases), reused_seconds_of_many(phases)
+    assert (found >= least * (1 - 1e-9)).all()
 
 
 @pytest.mark.parametrize("times", [1, 5])

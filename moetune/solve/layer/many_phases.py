@@ -6,29 +6,17 @@ which simulates one phase at a time, and tests hold the two together.
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from functools import lru_cache
-from itertools import accumulate, product
-from typing import NamedTuple
+from itertools import product
 
 import numpy as np
 
 from moetune.domain.arrays import Floats
-from moetune.domain.samples import ResourceClass
 from moetune.solve.layer.phase_arrays import PLACES, Bools, Ints, ManyPhases, table_of
+from moetune.solve.layer.programs import CODES, WEIGHTS, programs_with
 from moetune.solve.layer.reuse import ChunkKind
-from moetune.solve.layer.steady import (
-    BITS,
-    CLASSES,
-    COUNT_BITS,
-    EDGE,
-    FEW,
-    GUARD,
-    SAME,
-    Run,
-    program,
-)
+from moetune.solve.layer.steady import COUNT_BITS, FEW, GUARD, SAME, Run, program
 
 _MORE = 24
 """Chunks that are simulated where the streams have not settled after `FEW`."""
@@ -36,20 +24,8 @@ _ALONE = 8
 """So few phases are simulated one by one: a batch takes as long as these."""
 _NUM_STREAMS = 3
 _COMPUTE = 1
-_CODES: tuple[tuple[ResourceClass, ...], ...] = (("comm",), ("comp", "mem"), ("mem",))
-"""Classes of each stream's tasks, in the order of their codes; 0 is no task."""
-_WEIGHTS = (1, 2, 6)
-"""Of the streams' codes in the number of a set of classes that run at once, below `_NUM_SETS`."""
 _NUM_SETS = 12
-_CODE_OF = {
-    0: 0,
-    **{
-        CLASSES.index(name) + 1 << BITS * stream: _WEIGHTS[stream] * code
-        for stream, names in enumerate(_CODES)
-        for code, name in enumerate(names, 1)
-    },
-}
-"""Codes of the classes of a `Step`, times the weight of its stream."""
+"""Sets of classes that may run at once, as `programs.WEIGHTS` number them."""
 _ONE_ENDED = np.array([1 << COUNT_BITS * stream for stream in range(_NUM_STREAMS)])
 _OVER_SHARE = 0.3
 """Of phases that are over, above which they are left out."""
@@ -104,40 +80,6 @@ def _alone(phases: ManyPhases, at: int, most: int) -> float:
     return seconds
 
 
-class _Tasks(NamedTuple):
-    """The tasks of a program, stream by stream; behind the last of each stream one that never runs.
-
-    Args:
-        first: index of each stream's first task.
-        steps: of each task the index of its duration; its class, times the stream's weight; how
-            many tasks of each stream end before it starts, one number; and whether the streams are
-            compared with a chunk before as it becomes the next one of the compute stream; shape
-            (4, tasks).
-        each: tasks of a chunk in each stream.
-    """
-
-    first: Sequence[int]
-    steps: Ints
-    each: Sequence[int]
-
-
-@lru_cache(maxsize=1024)
-def _tasks(kind: ChunkKind, num_chunks: int) -> _Tasks:
-    found = program(kind, num_chunks)
-    steps = [step for stream in found.streams for step in stream]
-    first = [0, *accumulate(len(stream) for stream in found.streams[:-1])]
-    durations, classes, needs = zip(*steps, strict=True)
-    compares = [0] * len(steps)
-    for num_ended, chunk in found.ended_chunk.items():
-        compares[first[_COMPUTE] + num_ended] = EDGE <= chunk < num_chunks - EDGE
-    codes = list(map(_CODE_OF.__getitem__, classes))
-    return _Tasks(
-        first=first,
-        steps=np.array([durations, codes, needs, compares]),
-        each=found.each,
-    )
-
-
 def _speed_places() -> Ints:
     """Return where the speed of each stream is in each set of classes that run at once.
 
@@ -147,10 +89,10 @@ def _speed_places() -> Ints:
     """
     alone, idle = len(PLACES), len(PLACES) + 1
     found = np.full((_NUM_STREAMS, _NUM_SETS), idle)
-    for codes in product(*(range(len(names) + 1) for names in _CODES)):
-        number = sum(map(operator.mul, _WEIGHTS, codes))
+    for codes in product(*(range(len(names) + 1) for names in CODES)):
+        number = sum(map(operator.mul, WEIGHTS, codes))
         running = [
-            names[code - 1] if code else None for names, code in zip(_CODES, codes, strict=True)
+            names[code - 1] if code else None for names, code in zip(CODES, codes, strict=True)
         ]
         for stream, victim in enumerate(running):
             others = {*running} - {victim, None}
@@ -163,6 +105,23 @@ def _speed_places() -> Ints:
 _SPEED_PLACES = _speed_places()
 
 
+def _joined_programs(wanted: Iterable[tuple[ChunkKind, int]]) -> tuple[Ints, Ints, Ints]:
+    """Return the first tasks, the steps and the tasks of a chunk of phases in so many chunks.
+
+    Returns:
+        As `Programs` has them, shapes (wanted, streams), (4, tasks) and (wanted, streams).
+    """
+    every = [(programs_with(kind, num), num) for kind, num in wanted]
+    starts, parts, num_steps = dict[int, int](), list[Ints](), 0
+    for one, _ in every:
+        if id(one) not in starts:
+            starts[id(one)] = num_steps
+            parts.append(one.steps)
+            num_steps += one.steps.shape[1]
+    first = [one.first[num - one.fewest] + starts[id(one)] for one, num in every]
+    return np.array(first), np.hstack(parts), np.array([one.each for one, _ in every])
+
+
 class _Runs:
     """Simulations of the first chunks of phases, all at once; those that are over are left out.
 
@@ -173,10 +132,9 @@ class _Runs:
     def __init__(self, phases: ManyPhases, num_chunks: Ints) -> None:
         num, most = len(num_chunks), int(num_chunks.max()) + 1
         programs, of_phase = np.unique(phases.kind * most + num_chunks, return_inverse=True)
-        tasks = [_tasks(phases.kinds[one // most], one % most) for one in programs.tolist()]
-        starts = np.cumsum([0, *(one.steps.shape[1] for one in tasks[:-1])])
-        first = np.array([one.first for one in tasks]) + starts[:, None]
-        steps = np.hstack([one.steps for one in tasks])
+        first, steps, each = _joined_programs(
+            [(phases.kinds[one // most], one % most) for one in programs.tolist()]
+        )
         steps[:2] *= num  # they are rows of arrays with a column for each phase
         self._duration, self._code, self._needs, compares = steps
         self._compares = compares.astype(bool)
@@ -187,7 +145,7 @@ class _Runs:
         self._state = _State(
             phase=np.arange(num),
             speeds=np.arange(_NUM_STREAMS)[:, None] * _NUM_SETS * num + np.arange(num),
-            each=np.array([one.each for one in tasks]).T[:, of_phase],
+            each=each.T[:, of_phase],
             head=head,
             first=GUARD - _ONE_ENDED @ head,
             left=np.empty(head.shape),

@@ -222,7 +222,7 @@ def _chunks(
     transfer_seconds = layer.transfer(rows=rows, degree=degree).seconds
     speeds = np.empty((len(speeds_of(layer.costs.interference)), len(degrees)))
     speeds[:] = np.array(speeds_of(layer.costs.interference))[:, None]
-    overlapped = layer.speeds(rows=rows, transfer_seconds=transfer_seconds)
+    overlapped = layer.speeds(rows=rows, degree=degree, transfer_seconds=transfer_seconds)
     speeds[COMP_BESIDE_COMM], speeds[COMM_BESIDE_COMP] = overlapped.comp, overlapped.comm
     return ManyPhases(
         kinds=(chunk.kind(phase),),

@@ -42,7 +42,9 @@ GUARD = sum(1 << COUNT_BITS * (stream + 1) - 1 for stream in _ALL)
 Step = tuple[int, int, int]
 """A task of a stream: index of its duration in `Durations`; its class, in the bits of its stream;
 and how many tasks of each stream end before it starts, one integer. A plan has thousands."""
-_NEVER: Step = (0, 0, (1 << COUNT_BITS - 1) - 1)
+NEVER = (1 << COUNT_BITS - 1) - 1
+"""More tasks than there are: what waits for them never runs."""
+_LAST: Step = (0, 0, NEVER)
 """Stands behind the last task of each stream."""
 _INDICES = [Estimate(seconds=float(index), trust="measured") for index in range(5)]
 """In the place of the durations of a chunk's operations."""
@@ -81,15 +83,7 @@ def reused_seconds(
 @lru_cache(maxsize=1024)
 def program(kind: ChunkKind, degree: int) -> Program:
     """Return the tasks of `reuse_tasks` as numbers; their durations are indices meanwhile."""
-    transfer, before, after, copy_input, copy_middle = _INDICES
-    chunk = ReusedChunk(
-        transfer=transfer, before=before, after=after,
-        copy_input=copy_input if kind.copies_input else None,
-        copy_middle=copy_middle if kind.copies_middle else None,
-        sends_again=kind.sends_again, copies_overlap=kind.copies_overlap,
-        sorts_rows=kind.sorts_rows,
-    )  # fmt: skip
-    tasks = reuse_tasks(chunk=chunk, phase=kind.phase, degree=degree)
+    tasks = reuse_tasks(chunk=chunk_of_indices(kind), phase=kind.phase, degree=degree)
     ones = dict(zip(_STREAMS, _ONES, strict=True))
     counts = dict.fromkeys(_STREAMS, 0)
     places: dict[str, int] = {}
@@ -103,10 +97,22 @@ def program(kind: ChunkKind, degree: int) -> Program:
             needs = _more(needs, places[name]) if needs else places[name]
         streams[stream].append((int(seconds), _CLASS_BITS[stream, resource], needs))
     return Program(
-        streams=tuple((*steps, _NEVER) for steps in streams.values()),
+        streams=tuple((*steps, _LAST) for steps in streams.values()),
         each=tuple(len(steps) // degree for steps in streams.values()),
         ended_chunk={places[f"after {chunk}"] // ones[COMPUTE]: chunk for chunk in range(degree)},
     )
+
+
+def chunk_of_indices(kind: ChunkKind) -> ReusedChunk:
+    """Return a chunk whose operations take the indices of their durations, in seconds."""
+    transfer, before, after, copy_input, copy_middle = _INDICES
+    return ReusedChunk(
+        transfer=transfer, before=before, after=after,
+        copy_input=copy_input if kind.copies_input else None,
+        copy_middle=copy_middle if kind.copies_middle else None,
+        sends_again=kind.sends_again, copies_overlap=kind.copies_overlap,
+        sorts_rows=kind.sorts_rows,
+    )  # fmt: skip
 
 
 def _more(one: int, other: int) -> int:

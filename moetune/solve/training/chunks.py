@@ -175,7 +175,12 @@ def _passes(
 
 
 def most_saved(
-    times: BlockTimes, *, repeats: bool, beside: Passes = NO_TIME, hidden: float = 0.0
+    times: BlockTimes,
+    *,
+    repeats: bool,
+    beside: Passes = NO_TIME,
+    hidden: float = 0.0,
+    exchanges_gain: bool = False,
 ) -> float:
     """Return the seconds that chunks of a block's exchanges save at most.
 
@@ -183,19 +188,22 @@ def most_saved(
 
     of a pass with x seconds of exchanges and e of experts: in r chunks neither has less to do, and
     the first dispatch and the last combine have no experts beside them (`makespan`). Shared experts
-    are beside one of the two: x − x/(2·r).
+    are beside one of the two: x − x/(2·r). Where exchanges gain beside experts these may save more
+    than e, though not more than is beside them.
 
     Args:
         times: of the block, in one chunk.
         repeats: as in `ChunkedBlock`.
         beside: what runs beside the exchanges in one chunk, too.
         hidden: what that hides in one chunk, which chunks do not save.
+        exchanges_gain: see `domain.costs.Costs`.
     """
     sent = times.passes("exchange")
     computed = times.passes("experts") + times.passes("moe_act") + beside
     share = 1 - 1 / MOST_CHUNKS / (2 if beside.forward else 1)
-    forward = min(computed.forward, share * sent.forward)
-    backward = min(computed.backward, share * sent.grad_input)
+    forward, backward = share * sent.forward, share * sent.grad_input
+    if not exchanges_gain:
+        forward, backward = min(computed.forward, forward), min(computed.backward, backward)
     return (2 if repeats else 1) * forward + backward - hidden
 
 
