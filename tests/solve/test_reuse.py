@@ -15,11 +15,12 @@ from moetune.domain.layer import LayerShape, Phase, Workload
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.least_seconds import least_seconds
+from moetune.solve.layer.paper_times import paper_seconds
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.phase_arrays import ManyPhases, speeds_of
 from moetune.solve.layer.reuse import ReusedChunk, chunk_of, reuse_tasks
 from moetune.solve.layer.timeline import simulate
-from moetune.solve.layer.times import paper_seconds, phase_time
+from moetune.solve.layer.times import phase_time
 from tests.solve.costs_by_hand import LinearCosts
 from tests.solve.reuse_by_hand import naive
 

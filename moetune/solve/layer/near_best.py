@@ -14,7 +14,7 @@ from moetune.solve.layer.choose import NOISE, DegreeChooser
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.reuse import strategies_that_reuse
 from moetune.solve.layer.simulated import simulations
-from moetune.solve.layer.times import PhaseTime
+from moetune.solve.layer.times import PhaseTime, reused_time
 
 
 class EveryDegree:
@@ -55,7 +55,13 @@ class EveryDegree:
         """Return the phase's time in so many chunks."""
         key = phase, degree
         if key not in self._times:
-            self._times[key] = self._chooser.time(phase, self.tokens, degree)
+            at = PHASES.index(phase), self._place[degree]
+            is_known = self._simulations.is_known[at]
+            self._times[key] = reused_time(
+                costs=self._chooser.costs, phase=phase, tokens=self.tokens, degree=degree,
+                strategy=self._chooser.strategy,
+                seconds=float(self._simulations.seconds[at]) if is_known else None,
+            )  # fmt: skip
         return self._times[key]
 
     def seconds(self, phase: Phase) -> dict[int, float]:

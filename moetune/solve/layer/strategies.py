@@ -17,8 +17,9 @@ from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.doubts import Declined, decline_chunks, in_one_chunk
 from moetune.solve.layer.memory import device_bytes, total_bytes
+from moetune.solve.layer.paper_times import paper_seconds
 from moetune.solve.layer.ranking import Ranking, rank_degrees
-from moetune.solve.layer.times import PhaseTime, StepTime, paper_seconds
+from moetune.solve.layer.times import PhaseTime, StepTime
 from moetune.solve.layer.too_large import too_large
 from moetune.solve.layer.words import explain_strategy_loss
 
