@@ -25,9 +25,9 @@ from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.paper_times import paper_seconds
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.paper_times import paper_seconds
 from moetune.solve.layer.times import step_time
 from moetune.workflows.files import plan_to_json, write_text
 from moetune.workflows.plan import make_plan
