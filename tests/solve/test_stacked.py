@@ -42,6 +42,18 @@ def test_a_stacked_step_is_that_of_each_refit(kind: ExpertParallel, degree: int)
     assert each(seconds(stacked(layers)), 3) == pytest.approx(list(map(seconds, layers)), rel=1e-14)
 
 
+def test_exchanges_gain_where_they_do_in_any_refit() -> None:
+    gaining = replace(REFITS[0], interference=Interference(comm=CommSpeed(comp=1.6)))
+    layers = [layer_costs(workload=WORKLOAD, costs=one) for one in (*REFITS, gaining)]
+    assert stacked(layers).costs.exchanges_gain
+    assert not stacked(layers[:-1]).costs.exchanges_gain
+    seconds = [
+        step_time(costs=one, tokens=4096, forward_degree=4, backward_degree=4).seconds
+        for one in (stacked(layers), *layers)
+    ]
+    assert each(seconds[0], 4) == pytest.approx(seconds[1:], rel=1e-14)
+
+
 def test_stacked_costs_have_times_and_no_lines_nor_table() -> None:
     costs = stacked([layer_costs(workload=WORKLOAD, costs=one) for one in REFITS]).costs
     with pytest.raises(TypeError, match="its own table"):
