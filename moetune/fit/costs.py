@@ -4,9 +4,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import get_args
 
-import numpy as np
-
-from moetune.domain.arrays import array_of, is_many, longer
+from moetune.domain.arrays import longer
 from moetune.domain.cluster import Group, canonical
 from moetune.domain.costs import NO_BURST, Burst, CopyMode, Costs, Estimate, LinearCost
 from moetune.domain.gemm_forms import GemmForm
@@ -69,30 +67,20 @@ class ProfileCosts:
         They are the table's where sizes were not measured, or the table was set by hand.
         """
         table = self._curves.overlap_speeds(self._index)
-        comm, during = table.comm, exchange_seconds
-        if self._index.overlapped_exchange[0] is not None:
-            comm = self._comm_speed(exchange_bytes, exchange_seconds, in_flight)
-            during = exchange_seconds / longer(comm, 1.0) if self.exchanges_gain else during
+        comm, during, exchanges = table.comm, exchange_seconds, self._index.overlapped_exchanges
+        if exchanges is not None:
+            comm = exchanges.speed(exchange_bytes, exchange_seconds, in_flight)
+            if exchanges.is_gain:
+                during = exchange_seconds / longer(comm, 1.0)
         loss = self._index.comp_loss
         comp = table.comp if loss is None else loss.speed(exchange_bytes, during)
         return OverlapSpeeds(comp=comp, comm=comm)
 
-    def _comm_speed(self, exchange_bytes: float, exchange_seconds: float, in_flight: int) -> float:
-        alone, several = (
-            0.0 if one is None else one.speed(exchange_bytes, exchange_seconds)
-            for one in self._index.overlapped_exchange
-        )
-        if is_many(in_flight):
-            return array_of(np.where(np.equal(in_flight, 1), alone, several))
-        return alone if in_flight == 1 else several
-
     @property
     def exchanges_gain(self) -> bool:
         """Whether exchanges of some measured size, or by a table set by hand, are faster."""
-        measured = self._index.overlapped_exchange
-        if measured[0] is None:
-            return self.interference.comm.comp > 1
-        return any(one is not None and one.is_gain for one in measured)
+        measured = self._index.overlapped_exchanges
+        return self.interference.comm.comp > 1 if measured is None else measured.is_gain
 
     @property
     def as_measured(self) -> Costs:

@@ -15,10 +15,10 @@ from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line, interpolation_errors
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import (
     OverlapLoss,
-    OverlappedExchange,
+    OverlappedExchanges,
     comp_loss,
     interference_of,
-    overlapped_exchange,
+    overlapped_exchanges,
 )
 from moetune.fit.model_error import OF_LAYERS
 from moetune.fit.pool import (
@@ -104,17 +104,9 @@ class ProfileIndex:
         return comp_loss(self.pool) if self.has_own_interference else None
 
     @cached_property
-    def overlapped_exchange(self) -> tuple[OverlappedExchange | None, OverlappedExchange | None]:
-        """What exchanges take beside computation that are alone, and that are one of several.
-
-        None where not measured or set by hand.
-        """
-        if not self.has_own_interference:
-            return None, None
-        alone, several = (
-            overlapped_exchange(self.pool, is_alone=is_alone) for is_alone in (True, False)
-        )
-        return alone, several
+    def overlapped_exchanges(self) -> OverlappedExchanges | None:
+        """What exchanges take beside computation; None where not measured or set by hand."""
+        return overlapped_exchanges(self.pool) if self.has_own_interference else None
 
     @cached_property
     def has_own_interference(self) -> bool:

@@ -28,7 +28,7 @@ from moetune.domain.interference import (
 )
 from moetune.domain.samples import ResourceClass
 from moetune.fit.curve import Curve, curve_through
-from moetune.fit.pool import InterferenceKey, Pool
+from moetune.fit.pool import InterferenceKey, Overlapped, Pool
 
 _LEAST_SPEED = 0.1
 _NONE: frozenset[ResourceClass] = frozenset()
@@ -112,12 +112,12 @@ class OverlappedExchange:
     """What exchanges lose beside computation, and what they gain.
 
     Args:
-        alone: what they take by themselves, over bytes.
+        undisturbed: what they take by themselves, over bytes.
         loss: of those that lose.
         sizes, gains: bytes, and the seconds that these gain, 0 of those that lose; may be none.
     """
 
-    alone: Curve
+    undisturbed: Curve
     loss: OverlapLoss
     sizes: tuple[float, ...]
     gains: tuple[float, ...]
@@ -130,7 +130,8 @@ class OverlappedExchange:
     def speed(self, num_bytes: float, exchange_seconds: float) -> float:
         """Return the speed of exchanges of that time: time / (time − gain + loss).
 
-        The gain is the same share of it as at that size by itself. Of arrays, an array.
+        The gain is the share of the time that it is of the undisturbed one of that size, so that a
+        draw of that time gains as its size does. Of arrays, an array.
         """
         if is_many(exchange_seconds):
             return array_of(self._speeds(np.asarray(num_bytes), np.asarray(exchange_seconds)))
@@ -151,8 +152,31 @@ class OverlappedExchange:
     def _share(self, num_bytes: Floats) -> Floats:
         """Return the gain's share of exchanges of each size, constant in seconds at both ends."""
         gains = np.interp(num_bytes, self.sizes, self.gains)
-        shares = gains / floats_of(self.alone.predict(array_of(num_bytes)).seconds)
+        shares = gains / floats_of(self.undisturbed.predict(array_of(num_bytes)).seconds)
         return np.minimum(shares, 1 - 1 / FASTEST_EXCHANGE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlappedExchanges:
+    """What exchanges take beside computation: those that are alone, and those that are several."""
+
+    alone: OverlappedExchange
+    several: OverlappedExchange
+
+    @property
+    def is_gain(self) -> bool:
+        """Whether exchanges of some size gain."""
+        return self.alone.is_gain or self.several.is_gain
+
+    def speed(self, num_bytes: float, exchange_seconds: float, in_flight: int) -> float:
+        """Return the speed of exchanges of that time; of arrays, an array."""
+        if is_many(in_flight):
+            alone, several = (
+                one.speed(num_bytes, exchange_seconds) for one in (self.alone, self.several)
+            )
+            return array_of(np.where(np.equal(in_flight, 1), alone, several))
+        one = self.alone if in_flight == 1 else self.several
+        return one.speed(num_bytes, exchange_seconds)
 
 
 def comp_loss(found: Pool) -> OverlapLoss | None:
@@ -170,39 +194,56 @@ def comp_loss(found: Pool) -> OverlapLoss | None:
         exchange = _exchange(found, is_alone=is_alone)
         if exchange is None:
             return None
-        seconds = exchange.predict(size).seconds
-        beside = found.overlapped_comm.get((size, is_alone))
-        if beside:
-            seconds = min(seconds, max(statistics.median(beside), seconds - exchange.seconds[0]))
+        gained = max(-_taken_longer(found, exchange, (size, is_alone)), 0.0)
+        seconds = exchange.predict(size).seconds - gained
         lost[size] = max((1 - baseline / statistics.median(times)) * seconds, 0.0)
     return _loss(lost)
 
 
-def overlapped_exchange(found: Pool, *, is_alone: bool) -> OverlappedExchange | None:
-    """Return what exchanges take beside computation; None where not measured.
+def overlapped_exchanges(found: Pool) -> OverlappedExchanges | None:
+    """Return what exchanges take beside computation; None where not measured."""
+    curves = {is_alone: _exchange(found, is_alone=is_alone) for is_alone in (True, False)}
+    alone, several = curves.values()
+    if alone is None or several is None or not found.overlapped_comm:
+        return None
+    longer = {
+        (size, is_alone): _taken_longer(found, alone if is_alone else several, (size, is_alone))
+        for size, is_alone in found.overlapped_comm
+    }
+    return OverlappedExchanges(
+        alone=_overlapped(alone, longer, is_alone=True),
+        several=_overlapped(several, longer, is_alone=False),
+    )
 
-    They gain the time of the smallest measured one at most: the rest is the link's.
+
+def _taken_longer(found: Pool, exchange: Curve, overlapped: Overlapped) -> float:
+    """Return the seconds that an exchange beside computation takes longer, 0 where not measured.
+
+    Shorter by the time of the smallest measured one at most: the rest is the link's.
+    """
+    size, _ = overlapped
+    times = found.overlapped_comm.get(overlapped)
+    longer = statistics.median(times) - exchange.predict(size).seconds if times else 0.0
+    return max(longer, -exchange.seconds[0])
+
+
+def _overlapped(
+    undisturbed: Curve, longer: Mapping[Overlapped, float], *, is_alone: bool
+) -> OverlappedExchange:
+    """Return what exchanges of one kind lose and gain: losses hold for both, gains for their own.
 
     Args:
-        is_alone: whether they are by themselves, and not one of several in flight.
+        longer: seconds of the exchanges of both kinds.
     """
-    own, lost, gains = _exchange(found, is_alone=is_alone), dict[int, float](), dict[int, float]()
-    for (size, was_alone), times in found.overlapped_comm.items():
-        exchange = _exchange(found, is_alone=was_alone)
-        if exchange is None:
-            return None
-        longer = statistics.median(times) - exchange.predict(size).seconds
-        if was_alone == is_alone:
-            gains[size] = min(max(-longer, 0.0), exchange.seconds[0])
-        if was_alone == is_alone or size not in lost:
-            lost[size] = max(longer, 0.0)
-    loss, sizes = _loss(lost), sorted(gains)
-    if loss is None or own is None:
-        return None
+    own = {size: seconds for (size, kind), seconds in longer.items() if kind == is_alone}
+    every = {size: seconds for (size, _), seconds in longer.items()} | own
+    sizes = sorted(own)
     return OverlappedExchange(
-        alone=own, loss=loss, sizes=tuple(map(float, sizes)),
-        gains=tuple(gains[size] for size in sizes),
-    )  # fmt: skip
+        undisturbed=undisturbed,
+        loss=_losses({size: max(seconds, 0.0) for size, seconds in every.items()}),
+        sizes=tuple(map(float, sizes)),
+        gains=tuple(max(-own[size], 0.0) for size in sizes),
+    )
 
 
 def _exchange(found: Pool, *, is_alone: bool) -> Curve | None:
@@ -216,7 +257,9 @@ def _exchange(found: Pool, *, is_alone: bool) -> Curve | None:
 
 
 def _loss(lost: Mapping[int, float]) -> OverlapLoss | None:
-    if not lost:
-        return None
+    return _losses(lost) if lost else None
+
+
+def _losses(lost: Mapping[int, float]) -> OverlapLoss:
     sizes = sorted(lost)
     return OverlapLoss(sizes=tuple(map(float, sizes)), seconds=tuple(lost[size] for size in sizes))

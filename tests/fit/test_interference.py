@@ -79,7 +79,7 @@ def test_without_sizes_the_table_holds_for_all() -> None:
 def test_speeds_stay_above_0_and_at_most_1_whatever_was_lost() -> None:
     loss = OverlapLoss(sizes=(1024.0, 2048.0), seconds=(1.0, 0.0))
     curve = curve_through(sizes=(1024.0, 2048.0), seconds=(1.0, 1.0))
-    exchange = OverlappedExchange(alone=curve, loss=loss, sizes=(), gains=())
+    exchange = OverlappedExchange(undisturbed=curve, loss=loss, sizes=(), gains=())
     for num_bytes in (1.0, 1500.0, 1e9):
         for seconds in (0.0, 1e-6, 10.0):
             assert 0 < loss.speed(num_bytes, seconds) <= 1

@@ -54,7 +54,7 @@ class AllToAllCosts(LayerCosts):
         return self.world_size > 1 and self.local_experts > 1
 
     def in_flight(self, degree: int) -> int:
-        """Return all chunks of the phase, but 1 for so few that one is through before the next."""
+        """Return the phase's chunks, or 1 where so few are each alone on the link."""
         if is_many(degree):
             return cast("int", np.where(np.asarray(degree) <= ALONE_CHUNKS, 1, degree))
         return 1 if degree <= ALONE_CHUNKS else degree

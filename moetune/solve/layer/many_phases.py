@@ -16,14 +16,15 @@ from moetune.domain.arrays import Floats
 from moetune.solve.layer.phase_arrays import PLACES, Bools, Ints, ManyPhases, table_of
 from moetune.solve.layer.programs import CODES, WEIGHTS, programs_with
 from moetune.solve.layer.reuse import ChunkKind
-from moetune.solve.layer.steady import COUNT_BITS, FEW, GUARD, SAME, Run, program
+from moetune.solve.layer.steady import COUNT_BITS, FEW, GUARD, SAME, STREAMS, Run, program
+from moetune.solve.layer.timeline import COMPUTE
 
 _MORE = 24
 """Chunks that are simulated where the streams have not settled after `FEW`."""
 _ALONE = 8
 """So few phases are simulated one by one: a batch takes as long as these."""
-_NUM_STREAMS = 3
-_COMPUTE = 1
+_NUM_STREAMS = len(STREAMS)
+_COMPUTE = STREAMS.index(COMPUTE)
 _NUM_SETS = 12
 """Sets of classes that may run at once, as `programs.WEIGHTS` number them."""
 _ONE_ENDED = np.array([1 << COUNT_BITS * stream for stream in range(_NUM_STREAMS)])
@@ -112,14 +113,12 @@ def _joined_programs(wanted: Iterable[tuple[ChunkKind, int]]) -> tuple[Ints, Int
         As `Programs` has them, shapes (wanted, streams), (4, tasks) and (wanted, streams).
     """
     every = [(programs_with(kind, num), num) for kind, num in wanted]
-    starts, parts, num_steps = dict[int, int](), list[Ints](), 0
-    for one, _ in every:
-        if id(one) not in starts:
-            starts[id(one)] = num_steps
-            parts.append(one.steps)
-            num_steps += one.steps.shape[1]
+    steps = {id(one): one.steps for one, _ in every}  # most numbers of chunks share their arrays
+    lengths = np.array([one.shape[1] for one in steps.values()])
+    starts = dict(zip(steps, np.cumsum(lengths) - lengths, strict=True))
     first = [one.first[num - one.fewest] + starts[id(one)] for one, num in every]
-    return np.array(first), np.hstack(parts), np.array([one.each for one, _ in every])
+    each = [one.each for one, _ in every]
+    return np.array(first), np.hstack([*steps.values()]), np.array(each)
 
 
 class _Runs:

@@ -13,11 +13,10 @@ import numpy as np
 
 from moetune.domain.samples import ResourceClass
 from moetune.solve.layer.phase_arrays import Bools, Ints
-from moetune.solve.layer.reuse import COPIES, ChunkKind, reuse_tasks
-from moetune.solve.layer.steady import COUNT_BITS, EDGE, FEW, NEVER, chunk_of_indices
-from moetune.solve.layer.timeline import COMPUTE, LINK, Task, operation_and_chunk
+from moetune.solve.layer.reuse import ChunkKind, reuse_tasks
+from moetune.solve.layer.steady import COUNT_BITS, EDGE, FEW, NEVER, STREAMS, chunk_of_indices
+from moetune.solve.layer.timeline import Task, operation_and_chunk
 
-STREAMS = LINK, COMPUTE, COPIES
 CODES: tuple[tuple[ResourceClass, ...], ...] = (("comm",), ("comp", "mem"), ("mem",))
 """Classes of each stream's tasks, in the order of their codes; 0 is no task."""
 WEIGHTS = (1, 2, 6)
@@ -55,7 +54,7 @@ class Programs(NamedTuple):
 
 
 def programs_with(kind: ChunkKind, num_chunks: int) -> Programs:
-    """Return programs among which is that of so many chunks."""
+    """Return programs, one of which is that of so many chunks."""
     return _programs(kind, 1 if num_chunks <= FEW else num_chunks, max(num_chunks, FEW))
 
 

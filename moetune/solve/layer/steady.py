@@ -14,15 +14,15 @@ from moetune.domain.samples import ResourceClass
 from moetune.solve.layer.reuse import COPIES, ChunkKind, Durations, ReusedChunk, reuse_tasks
 from moetune.solve.layer.timeline import COMPUTE, LINK
 
-_STREAMS = LINK, COMPUTE, COPIES
-_ALL = range(len(_STREAMS))
-_COMPUTE = _STREAMS.index(COMPUTE)
-CLASSES: tuple[ResourceClass, ...] = ("comm", "comp", "mem")
-BITS = 2
+STREAMS = LINK, COMPUTE, COPIES
+_ALL = range(len(STREAMS))
+_COMPUTE = STREAMS.index(COMPUTE)
+_CLASSES: tuple[ResourceClass, ...] = ("comm", "comp", "mem")
+_BITS = 2
 _CLASS_BITS = {
-    (stream, name): number + 1 << BITS * place
-    for place, stream in enumerate(_STREAMS)
-    for number, name in enumerate(CLASSES)
+    (stream, name): number + 1 << _BITS * place
+    for place, stream in enumerate(STREAMS)
+    for number, name in enumerate(_CLASSES)
 }
 EDGE = 3
 """So many chunks at either end wait for other tasks than those between."""
@@ -84,13 +84,13 @@ def reused_seconds(
 def program(kind: ChunkKind, degree: int) -> Program:
     """Return the tasks of `reuse_tasks` as numbers; their durations are indices meanwhile."""
     tasks = reuse_tasks(chunk=chunk_of_indices(kind), phase=kind.phase, degree=degree)
-    ones = dict(zip(_STREAMS, _ONES, strict=True))
-    counts = dict.fromkeys(_STREAMS, 0)
+    ones = dict(zip(STREAMS, _ONES, strict=True))
+    counts = dict.fromkeys(STREAMS, 0)
     places: dict[str, int] = {}
     for name, _, stream, _, _ in tasks:
         counts[stream] += ones[stream]
         places[name] = counts[stream]
-    streams: dict[str, list[Step]] = {stream: [] for stream in _STREAMS}
+    streams: dict[str, list[Step]] = {stream: [] for stream in STREAMS}
     for _, resource, stream, seconds, names in tasks:
         needs = 0
         for name in names:
@@ -171,9 +171,9 @@ class Run:
 
     def _speeds_of(self, classes: int, running: list[int], heads: list[Step]) -> tuple[float, ...]:
         """Return the speed of each stream while these classes run."""
-        names: list[ResourceClass | None] = [None] * len(_STREAMS)
+        names: list[ResourceClass | None] = [None] * len(STREAMS)
         for stream in running:
-            names[stream] = CLASSES[(heads[stream][1] >> BITS * stream) - 1]
+            names[stream] = _CLASSES[(heads[stream][1] >> _BITS * stream) - 1]
         among = frozenset(name for name in names if name is not None)
         found = self._speeds[classes] = tuple(
             1.0 if name is None else self._interference.speed(name, among) for name in names

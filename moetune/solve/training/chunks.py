@@ -188,8 +188,8 @@ def most_saved(
 
     of a pass with x seconds of exchanges and e of experts: in r chunks neither has less to do, and
     the first dispatch and the last combine have no experts beside them (`makespan`). Shared experts
-    are beside one of the two: x − x/(2·r). Where exchanges gain beside experts these may save more
-    than e, though not more than is beside them.
+    are beside one of the two: x − x/(2·r). Where exchanges gain, hiding them
+    behind the experts may save more than e, and x − x/r alone bounds it.
 
     Args:
         times: of the block, in one chunk.
