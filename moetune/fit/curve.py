@@ -1,6 +1,5 @@
 """Prediction over one size: monotone between measured points, or a published α–β line."""
 
-import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -16,11 +15,8 @@ from moetune.fit.monotone import (
     Piece,
     never_falling,
     on_piece,
-    piece_between,
     pieces_through,
-    steps_between,
     straight_between,
-    tangents_of,
 )
 
 # Of a published line: the largest median error that the quality gate calls "good".
@@ -214,7 +210,7 @@ def curve_through(
         sizes=tuple(float(size) for size in sizes),
         seconds=monotone,
         pieces=pieces,
-        floor_seconds=_floor(sizes, monotone, alpha_seconds),
+        floor_seconds=floor_of(sizes, monotone, alpha_seconds),
         relative_error=relative_error,
         least_seconds_per_size=least_seconds_per_size,
         growth_seconds=growth_seconds,
@@ -222,83 +218,10 @@ def curve_through(
     )
 
 
-def _floor(sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float) -> float:
+def floor_of(sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float) -> float:
+    """Return the time at size 0 of the curve through points whose times never fall."""
     if len(sizes) == 1:
         return seconds[0]
     slope = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0])
     intercept = seconds[0] - slope * sizes[0]
     return min(seconds[0], max(intercept, alpha_seconds))
-
-
-_BESIDE = 2
-"""Points on each side that a cubic between two points depends on, the two among them."""
-LINE_ERROR = 0.017
-"""Error of a straight line between two sizes, for each e-fold between them.
-
-On public curves with two sizes kept: 4.3 and 5.9 % in the median for collectives and GEMMs at sizes
-16 times apart, 10.4 and 14.9 % at 4,096 times (benchmarks/two_sizes.py).
-"""
-SPACING_SHARE = 0.35
-"""Error between measured sizes over that of a size left out, around which the gap is twice as wide.
-
-On 194 curves of collectives and 638 of GEMMs that others measured on GPUs, every second size kept:
-the median error at the others was 0.35 and 0.28 of the median error of kept ones left out.
-"""
-
-
-def interpolation_errors(
-    *, sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float = 0.0
-) -> list[float]:
-    """Return errors of the curve around each of its points, from |predicted / measured − 1|.
-
-    A point is predicted from the others, and the curve between all of them errs by `SPACING_SHARE`
-    of that. The two ends are never left out, as they would be extrapolated. Between two points
-    nothing can be left out: their error is that of such lines through two sizes so far apart; of
-    times that fall as the size grows, half of that fall. A single point has no error.
-    """
-    if len(sizes) == 2:  # noqa: PLR2004 - a line has two ends
-        return [_error_between(sizes, seconds)]
-    errors = left_out_errors(sizes=sizes, seconds=seconds, alpha_seconds=alpha_seconds)
-    return [SPACING_SHARE * abs(error) for error in errors.values()]
-
-
-def _error_between(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    if seconds[1] < seconds[0]:
-        return (seconds[0] / seconds[1] - 1) / 2
-    return LINE_ERROR * math.log(sizes[1] / sizes[0])
-
-
-def left_out_errors(
-    *, sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float = 0.0
-) -> dict[int, float]:
-    """Return predicted / measured − 1 of the points that `interpolation_errors` looks at.
-
-    Of times that never fall a cubic between two points is that of the curve through these and the
-    next ones on both sides.
-    """
-    count = len(sizes)
-    is_rising = all(one <= other for one, other in itertools.pairwise(seconds))
-    beside = _BESIDE if is_rising and count > 2 else count  # noqa: PLR2004 - a line has two ends
-    left_out = range(1, count - 1) if count > 2 else range(count if count > 1 else 0)  # noqa: PLR2004 - a line has two ends
-    log_sizes, log_seconds = list(map(math.log, sizes)), list(map(math.log, seconds))
-    errors = {}
-    for at in left_out:
-        first = max(0, at - beside)
-        before, behind = slice(first, at), slice(at + 1, at + 1 + beside)
-        if is_rising and count > 3 and 0 < at < count - 1:  # noqa: PLR2004 - two are left of three
-            x, y = ([*logs[before], *logs[behind]] for logs in (log_sizes, log_seconds))
-            steps, slopes = steps_between(x, y)
-            tangents, here = tangents_of(steps, slopes), at - first - 1
-            piece = piece_between(
-                x[here], y[here], steps[here], slopes[here], *tangents[here : here + 2]
-            )
-            found = on_piece(piece, sizes[at])
-        else:
-            rest = curve_through(
-                sizes=[*sizes[before], *sizes[behind]],
-                seconds=[*seconds[before], *seconds[behind]],
-                alpha_seconds=alpha_seconds,
-            )
-            found = rest.predict(sizes[at]).seconds
-        errors[at] = found / seconds[at] - 1
-    return errors

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats
 from moetune.domain.gemm_forms import GemmForm
-from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, curve_through, interpolation_errors
+from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, curve_through
+from moetune.fit.left_out import interpolation_errors
 from moetune.fit.monotone import never_falling
 from moetune.fit.pool import AttentionKey, Series, Shape
 from moetune.fit.roofline import Roofline, Table, rooflines_of, table_of, work_of
@@ -27,7 +28,7 @@ FADE = 0.5
 """Share of a shape's own ratio to others that is left an octave beyond its measured rows."""
 
 
-MOST_LEFT_OUT = 48
+MOST_LEFT_OUT = 32
 """Shapes of which errors are found by leaving them out; tables have hundreds."""
 _AT_ONCE = 16
 """Blends in one array: one of all would be in memory that is not in any cache."""

@@ -11,7 +11,7 @@ from moetune.domain.costs import Burst
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.samples import CollectiveOp
-from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line, interpolation_errors
+from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import (
     OverlapLoss,
@@ -20,6 +20,7 @@ from moetune.fit.interference import (
     interference_of,
     overlapped_exchanges,
 )
+from moetune.fit.left_out import interpolation_errors
 from moetune.fit.model_error import OF_LAYERS
 from moetune.fit.pool import (
     AttentionKey,

@@ -5,7 +5,7 @@ import operator
 from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
-from moetune.domain.arrays import Floats
+from moetune.domain.arrays import Floats, longer
 
 Piece: TypeAlias = tuple[float, float, float, float, float]
 """Logarithms of a size and its time, and the coefficients of first to third degree from there."""
@@ -94,13 +94,14 @@ def tangents_of(steps: Sequence[float], slopes: Sequence[float]) -> list[float]:
             continue
         left, right = 2 * steps[at] + steps[at - 1], steps[at] + 2 * steps[at - 1]
         inner.append((left + right) / (left / before + right / after))
-    return [_end(steps, slopes), *inner, _end(steps[::-1], slopes[::-1])]
+    first, last = end_tangent(*steps[:2], *slopes[:2]), end_tangent(*steps[:-3:-1], *slopes[:-3:-1])
+    return [first, *inner, last]
 
 
-def _end(steps: Sequence[float], slopes: Sequence[float]) -> float:
-    """Return the slope at the first point: of a parabola through three, but not negative."""
-    wanted = ((2 * steps[0] + steps[1]) * slopes[0] - steps[0] * slopes[1]) / (steps[0] + steps[1])
-    return max(wanted, 0.0)
+def end_tangent(step: float, next_step: float, slope: float, next_slope: float) -> float:
+    """Return the slope at an end: of a parabola through three points, but not negative."""
+    wanted = ((2 * step + next_step) * slope - step * next_slope) / (step + next_step)
+    return longer(wanted, 0.0)
 
 
 def on_piece(piece: Piece, size: float) -> float:

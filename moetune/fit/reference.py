@@ -5,6 +5,7 @@ points, and the table's below the smallest and above the largest of them.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -81,23 +82,26 @@ def with_tables(measured: Pool, tables: Iterable[Table]) -> Tables:
 
 def gemm_series(table: GemmTable) -> dict[GemmKey, Series]:
     """Return the table's times over rows, by shape."""
-    rows: dict[GemmKey, list[tuple[float, ...]]] = {}
+    rows: defaultdict[tuple[float, float], list[tuple[float, float]]] = defaultdict(list)
     for size, d_in, d_out, seconds in table.points:
-        shape = (table.num_experts, int(d_in), int(d_out))
-        rows.setdefault((table.dtype, table.product, shape), []).append((size, seconds))
-    return {key: series_of(points) for key, points in rows.items()}
+        rows[d_in, d_out].append((size, seconds))
+    return {
+        (table.dtype, table.product, (table.num_experts, int(d_in), int(d_out))): series_of(points)
+        for (d_in, d_out), points in rows.items()
+    }
 
 
 def series_of(points: Iterable[tuple[float, ...]]) -> Series:
     """Return rows of (size, seconds) as a series; of equal sizes the first one counts."""
     times: dict[float, float] = {}
     for size, seconds in points:
-        times.setdefault(float(size), seconds)
-    sizes = tuple(sorted(times))
+        times.setdefault(size, seconds)
+    rising = sorted(times.items())
+    medians = tuple([seconds for _, seconds in rising])
     return Series(
-        sizes=sizes,
-        times=tuple((times[size],) for size in sizes),
-        medians=tuple(times[size] for size in sizes),
+        sizes=tuple([float(size) for size, _ in rising]),
+        times=tuple([(one,) for one in medians]),
+        medians=medians,
     )
 
 

@@ -1,6 +1,6 @@
 """Roofline of measured GEMMs: start-up time, arithmetic and memory traffic over all shapes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple, cast
@@ -8,8 +8,8 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from moetune.fit.curve import Curve, curve_through
 from moetune.fit.line import Floats
+from moetune.fit.many_curves import seconds_of_each
 from moetune.fit.pool import Series, Shape
 
 Bools = NDArray[np.bool_]
@@ -73,16 +73,13 @@ def table_of(shapes: Mapping[Shape, Series], alpha_seconds: float) -> Table:
         alpha_seconds: start-up time of their line.
     """
     rows = np.array(sorted({size for series in shapes.values() for size in series.sizes}))
-    curves = [
-        curve_through(sizes=one.sizes, seconds=one.medians, alpha_seconds=alpha_seconds)
-        for one in shapes.values()
-    ]
-    seconds = np.array([_at_rows(curve, rows.tolist()) for curve in curves])
+    curves = [*shapes.values()]
+    seconds = seconds_of_each(curves, rows, alpha_seconds)
     sizes = np.array(list(shapes), float)
     macs, elements = work_of(sizes, rows)
     measured = np.zeros(seconds.shape, bool)
-    for number, curve in enumerate(curves):
-        measured[number, np.searchsorted(rows, curve.sizes)] = True
+    numbers = np.repeat(range(len(curves)), [len(one.sizes) for one in curves])
+    measured[numbers, np.searchsorted(rows, [size for one in curves for size in one.sizes])] = True
     low = np.array([[curve.sizes[0]] for curve in curves])
     high = np.array([[curve.sizes[-1]] for curve in curves])
     return Table(
@@ -95,11 +92,6 @@ def table_of(shapes: Mapping[Shape, Series], alpha_seconds: float) -> Table:
         octaves_outside=np.log2(rows / np.clip(rows, low, high)) ** 2,
         best_rates=np.where(measured, macs / seconds, 0.0).max(axis=1),
     )
-
-
-def _at_rows(curve: Curve, rows: Sequence[float]) -> list[float]:
-    known = dict(zip(curve.sizes, curve.seconds, strict=True))
-    return [known[one] if one in known else curve.predict(one).seconds for one in rows]
 
 
 def work_of(shapes: Floats, rows: Floats) -> tuple[Floats, Floats]:

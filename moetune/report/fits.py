@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.fit.curve import curve_through, left_out_errors
+from moetune.fit.curve import curve_through
 from moetune.fit.index import Points
+from moetune.fit.left_out import left_out_errors
 from moetune.fit.predictor import Predictor
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, drawn_predictors
 from moetune.report.operations import OperationCurve
