@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from moetune.domain.arrays import floats_of, is_many
 from moetune.domain.errors import InputError
 from moetune.domain.samples import ResourceClass
 
@@ -15,7 +16,8 @@ late: small exchanges by themselves then take longer than beside computation, wh
 
 def _check_speeds(speeds: Iterable[tuple[str, float]], *, most: float = 1.0) -> None:
     for name, speed in speeds:
-        if not 0 < speed <= most:
+        each = floats_of(speed).ravel().tolist() if is_many(speed) else [speed]
+        if not all(0 < one <= most for one in each):
             raise InputError(f"{name} must be a speed above 0 and at most {most:g}, got {speed}")
 
 
@@ -68,7 +70,10 @@ class OverlapSpeeds(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
-    """Speed of each class while each set of the others runs (MPipeMoE §II-C, Fig. 3)."""
+    """Speed of each class while each set of the others runs (MPipeMoE §II-C, Fig. 3).
+
+    Of many refits at once its speeds are arrays.
+    """
 
     comp: CompSpeed = field(default_factory=CompSpeed)
     comm: CommSpeed = field(default_factory=CommSpeed)

@@ -4,7 +4,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import get_args
 
-from moetune.domain.arrays import longer
+import numpy as np
+
+from moetune.domain.arrays import floats_of, longer
 from moetune.domain.cluster import Group, canonical
 from moetune.domain.costs import NO_BURST, Burst, CopyMode, Costs, Estimate, LinearCost
 from moetune.domain.gemm_forms import GemmForm
@@ -66,7 +68,7 @@ class ProfileCosts:
 
         They are the table's where sizes were not measured, or the table was set by hand.
         """
-        table = self._curves.overlap_speeds(self._index)
+        table = self.interference.overlap_speeds
         comm, during, exchanges = table.comm, exchange_seconds, self._index.overlapped_exchanges
         if exchanges is not None:
             comm = exchanges.speed(exchange_bytes, exchange_seconds, in_flight)
@@ -80,7 +82,9 @@ class ProfileCosts:
     def exchanges_gain(self) -> bool:
         """Whether exchanges of some measured size, or by a table set by hand, are faster."""
         measured = self._index.overlapped_exchanges
-        return self.interference.comm.comp > 1 if measured is None else measured.is_gain
+        if measured is not None:
+            return measured.is_gain
+        return bool(np.any(floats_of(self.interference.comm.comp) > 1))
 
     @property
     def as_measured(self) -> Costs:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, array_of, floats_of, is_many
+from moetune.domain.arrays import Floats, array_of, floats_of, is_many, shorter
 from moetune.domain.interference import (
     FASTEST_EXCHANGE,
     CommSpeed,
@@ -49,13 +49,13 @@ def interference_of(times: Mapping[InterferenceKey, tuple[float, ...]]) -> Inter
 
 
 def table_of(medians: Mapping[InterferenceKey, float]) -> Interference:
-    """Return `interference_of` times with these medians."""
+    """Return `interference_of` times with these medians; of arrays of medians arrays of speeds."""
     speeds: dict[str, dict[str, float]] = {"comp": {}, "comm": {}, "mem": {}}
     for (victim, others), disturbed in medians.items():
         alone = medians.get((victim, _NONE))
         if alone is not None and others:
             key = "all" if len(others) > 1 else next(iter(others))
-            speeds[victim][key] = min(1.0, alone / disturbed)
+            speeds[victim][key] = shorter(1.0, alone / disturbed)
     return Interference(
         comp=CompSpeed(**speeds["comp"]),
         comm=CommSpeed(**speeds["comm"]),

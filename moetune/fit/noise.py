@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from moetune.domain.arrays import array_of
 from moetune.domain.interference import Interference
 from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Points, ProfileIndex
@@ -27,8 +28,8 @@ class Noise:
         self._seed = seed
         self._medians: dict[str, Floats] = {}
         self._deviates: dict[str, Floats] = {}
-        self._interference: list[list[float]] = []
-        self._tables: dict[int, Interference] = {}
+        self._times_beside: Floats | None = None
+        self._tables: dict[tuple[int, ...], Interference] = {}
 
     def medians(self, points: Points) -> Floats:
         """Return the points' medians, shape (draws, points)."""
@@ -61,25 +62,25 @@ class Noise:
             self._deviates[label] = self._rng(label).normal(size=(self._num, 2))
         return self._deviates[label]
 
-    def interference(self, index: ProfileIndex, *, draw: int) -> Interference:
-        """Return the factors from raw times drawn again."""
+    def interference(self, index: ProfileIndex, *, draws: tuple[int, ...]) -> Interference:
+        """Return the factors from raw times drawn again: of several draws, arrays of speeds."""
         times = index.pool.interference
         if not times or not index.has_own_interference:
             return index.profile.interference
-        if draw not in self._tables:
-            self._tables[draw] = self._drawn_table(times, draw)
-        return self._tables[draw]
+        if draws not in self._tables:
+            self._tables[draws] = self._drawn_table(times, draws)
+        return self._tables[draws]
 
     def _drawn_table(
-        self, times: Mapping[InterferenceKey, tuple[float, ...]], draw: int
+        self, times: Mapping[InterferenceKey, tuple[float, ...]], draws: tuple[int, ...]
     ) -> Interference:
-        if not self._interference:
-            drawn = resampled_medians(
+        if self._times_beside is None:
+            self._times_beside = resampled_medians(
                 times=list(times.values()), num=self._num, rng=self._rng("interference")
-            )
-            self._interference = drawn.tolist()
-        medians = zip(times, self._interference[draw], strict=True)
-        return table_of(dict(medians))
+            ).T
+        each = self._times_beside[:, list(draws)]
+        medians = each[:, 0].tolist() if len(draws) == 1 else map(array_of, each)
+        return table_of(dict(zip(times, medians, strict=True)))
 
     def _rng(self, label: str) -> np.random.Generator:
         # Not hash(): it differs between processes.

@@ -7,7 +7,7 @@ import numpy as np
 
 from moetune.domain.arrays import Floats, array_of, floats_of, is_many
 from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
-from moetune.domain.interference import Interference, OverlapSpeeds
+from moetune.domain.interference import Interference
 from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.index import Points, ProfileIndex
 from moetune.fit.reference import Origin
@@ -26,10 +26,6 @@ class Curves(Protocol):
 
     def interference(self, index: ProfileIndex) -> Interference:
         """Return how operations of different classes disturb each other."""
-        ...
-
-    def overlap_speeds(self, index: ProfileIndex) -> OverlapSpeeds:
-        """Return the speeds of computation and exchanges beside each other, of that table."""
         ...
 
     def through(self, points: Points) -> Predictor:
@@ -63,10 +59,6 @@ class ExactCurves:
     def interference(self, index: ProfileIndex) -> Interference:
         """Return the profile's factors."""
         return index.profile.interference
-
-    def overlap_speeds(self, index: ProfileIndex) -> OverlapSpeeds:
-        """Return those of the profile's factors."""
-        return self.interference(index).overlap_speeds
 
     def through(self, points: Points) -> Curve:
         """Return the curve through the medians."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from moetune.domain.arrays import array_of
 from moetune.domain.costs import Costs, LinearCost
-from moetune.domain.interference import Interference, OverlapSpeeds
+from moetune.domain.interference import Interference
 from moetune.domain.profile import Profile
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
@@ -117,10 +117,7 @@ class _DrawnCurves:
         self._exact = ExactCurves()
 
     def interference(self, index: ProfileIndex) -> Interference:
-        return self._noise.interference(index, draw=self._draw)
-
-    def overlap_speeds(self, index: ProfileIndex) -> OverlapSpeeds:
-        return self.interference(index).overlap_speeds
+        return self._noise.interference(index, draws=(self._draw,))
 
     def through(self, points: Points) -> Curve:
         if points.family in self._known:
@@ -175,19 +172,9 @@ class _CurvesOfAll:
         self._draws = list(draws)
         self._known = known
         self._exact = ExactCurves()
-        self._speeds: OverlapSpeeds | None = None
 
-    def interference(self, index: ProfileIndex) -> Interference:  # noqa: ARG002 - of the protocol
-        raise AssertionError("each draw has its own table of interference")
-
-    def overlap_speeds(self, index: ProfileIndex) -> OverlapSpeeds:
-        if self._speeds is None:
-            tables = [self._noise.interference(index, draw=one) for one in self._draws]
-            self._speeds = OverlapSpeeds(
-                comp=array_of([one.comp.comm for one in tables]),
-                comm=array_of([one.comm.comp for one in tables]),
-            )
-        return self._speeds
+    def interference(self, index: ProfileIndex) -> Interference:
+        return self._noise.interference(index, draws=tuple(self._draws))
 
     def through(self, points: Points) -> Predictor:
         if points.family in self._known:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from moetune.domain.cluster import Fingerprint, Machine
-from moetune.domain.costs import Costs
+from moetune.domain.costs import Costs, costs_of_all
 from moetune.domain.interference import CommSpeed, Interference
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.samples import (
@@ -214,6 +214,17 @@ def test_interference_is_drawn_from_its_raw_times() -> None:
     assert min(speeds) == pytest.approx(0.9 / 2.2)
     assert max(speeds) == pytest.approx(1.1 / 1.8)
     assert len(speeds) > 3
+
+
+def test_speeds_of_all_draws_are_those_of_each() -> None:
+    every = resample_costs(disturbed((1.0, 1.1, 0.9), (1.0, 2.2, 1.8)), num=20, seed=0)
+    together = costs_of_all(every)
+
+    assert together is not None
+    speeds = np.broadcast_to(together.interference.comm.comp, 20).tolist()
+    assert speeds == [one.interference.comm.comp for one in every]
+    assert min(speeds) < max(speeds) == 1.0
+    assert np.all(together.interference.mem.comp == 1.0)
 
 
 def test_interference_that_somebody_set_is_left_as_it_is() -> None:

@@ -5,9 +5,9 @@ import pytest
 from moetune.domain.costs import LinearCost
 from moetune.domain.step_errors import StepRecord
 from moetune.fit.step_errors import MachineErrors
-from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.refits import refits_of
+from moetune.solve.layer.refits import Refits, refits_of
+from moetune.solve.layer.stacked import each
 from moetune.solve.layer.times import step_time
 from tests.solve.costs_by_hand import GEMM, LinearCosts
 from tests.solve.test_uncertainty import WORKLOAD
@@ -37,13 +37,14 @@ def test_a_predicted_step_is_the_measured_one() -> None:
     assert seconds(measured(1.1), degree=1) == pytest.approx(seconds(LinearCosts(), 1), rel=1e-3)
 
 
-def taken(costs: LayerCosts, degree: int = 16) -> float:
-    return step_time(
-        costs=costs, tokens=TOKENS, forward_degree=degree, backward_degree=degree
-    ).seconds
+def taken(found: Refits, degree: int = 16) -> list[float]:
+    step = step_time(
+        costs=found.stack, tokens=TOKENS, forward_degree=degree, backward_degree=degree
+    )
+    return each(step.seconds, found.num)
 
 
-def refits(factor: float, *gemms: LinearCost) -> tuple[LayerCosts, ...]:
+def refits(factor: float, *gemms: LinearCost) -> Refits:
     nominal = layer_costs(workload=WORKLOAD, costs=measured(factor))
     return refits_of(nominal, [LinearCosts(gemm_cost=one) for one in gemms], tokens=TOKENS)
 
@@ -55,23 +56,23 @@ def slower(factor: float) -> LinearCost:
 
 
 def test_a_measured_step_takes_as_long_under_slower_operations() -> None:
-    (found,) = refits(1.1, slower(1.2))
-    assert taken(found) == pytest.approx(seconds(measured(1.1)), rel=0.01)
-    assert taken(found, 1) > 1.05 * seconds(measured(1.1), degree=1)
+    found = refits(1.1, slower(1.2))
+    assert taken(found) == pytest.approx([seconds(measured(1.1))], rel=0.01)
+    (in_one_chunk,) = taken(found, 1)
+    assert in_one_chunk > 1.05 * seconds(measured(1.1), degree=1)
 
 
 def test_refits_that_a_measured_step_contradicts_are_left_out() -> None:
     near, far = slower(1.02), slower(20.0)
-    assert len(refits(1.0, near, near, far)) == 2
-    assert len(refits(1.0, far, far, near)) == 3
+    assert refits(1.0, near, near, far).num == 2
+    assert refits(1.0, far, far, near).num == 3
 
 
-def test_measured_steps_without_refits_have_none() -> None:
-    assert refits(1.1) == ()
+def test_without_refits_costs_are_as_they_were_measured() -> None:
+    assert taken(refits(1.1)) == [seconds(measured(1.1))]
 
 
 def test_without_measured_steps_a_refit_is_only_other_costs() -> None:
     nominal = layer_costs(workload=WORKLOAD, costs=LinearCosts())
     other = LinearCosts(gemm_cost=slower(1.2))
-    (found,) = refits_of(nominal, [other], tokens=TOKENS)
-    assert taken(found) == seconds(other)
+    assert taken(refits_of(nominal, [other], tokens=TOKENS)) == [seconds(other)]

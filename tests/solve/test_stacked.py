@@ -7,7 +7,6 @@ import pytest
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import ExpertParallel
-from moetune.domain.step_errors import NO_STEP_ERRORS
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.stacked import each, stacked
@@ -28,6 +27,9 @@ REFITS = [
 ]
 
 
+LAYER = layer_costs(workload=WORKLOAD, costs=REFITS[0])
+
+
 @pytest.mark.parametrize("kind", ["all_to_all", "tensor"])
 @pytest.mark.parametrize("degree", [1, 4, 7])
 def test_a_stacked_step_is_that_of_each_refit(kind: ExpertParallel, degree: int) -> None:
@@ -39,25 +41,27 @@ def test_a_stacked_step_is_that_of_each_refit(kind: ExpertParallel, degree: int)
             costs=layer, tokens=4096, forward_degree=degree, backward_degree=degree
         ).seconds
 
-    assert each(seconds(stacked(layers)), 3) == pytest.approx(list(map(seconds, layers)), rel=1e-14)
+    together = seconds(stacked(layers[0], REFITS))
+    assert each(together, 3) == pytest.approx(list(map(seconds, layers)), rel=1e-14)
 
 
 def test_exchanges_gain_where_they_do_in_any_refit() -> None:
     gaining = replace(REFITS[0], interference=Interference(comm=CommSpeed(comp=1.6)))
-    layers = [layer_costs(workload=WORKLOAD, costs=one) for one in (*REFITS, gaining)]
-    assert stacked(layers).costs.exchanges_gain
-    assert not stacked(layers[:-1]).costs.exchanges_gain
+    every = [*REFITS, gaining]
+    assert stacked(LAYER, every).costs.exchanges_gain
+    assert not stacked(LAYER, REFITS).costs.exchanges_gain
+    layers = [layer_costs(workload=WORKLOAD, costs=one) for one in every]
     seconds = [
         step_time(costs=one, tokens=4096, forward_degree=4, backward_degree=4).seconds
-        for one in (stacked(layers), *layers)
+        for one in (stacked(LAYER, every), *layers)
     ]
     assert each(seconds[0], 4) == pytest.approx(seconds[1:], rel=1e-14)
 
 
-def test_stacked_costs_have_times_and_no_lines_nor_table() -> None:
-    costs = stacked([layer_costs(workload=WORKLOAD, costs=one) for one in REFITS]).costs
-    with pytest.raises(TypeError, match="its own table"):
-        _ = costs.interference
+def test_stacked_costs_have_times_and_speeds_of_each_refit_and_no_lines() -> None:
+    costs = stacked(LAYER, REFITS).costs
+    assert each(costs.interference.comp.comm, 3) == [1.0, 0.7, 0.4]
+    assert each(costs.interference.mem.comm, 3) == [1.0, 1.0, 1.0]
     assert costs.gemm_line(dtype="float32") is None
     assert costs.collective_line(op="all_to_all", group_size=8) is None
     assert costs.rows_op(op="gelu", dtype="float32", rows=2.0, width=4) is None
@@ -75,9 +79,9 @@ def test_stacked_costs_have_times_and_no_lines_nor_table() -> None:
 def test_what_only_some_refits_know_is_refused() -> None:
     """Another order of the refits, the first one knowing it or not, changes nothing."""
     bare = replace(REFITS[0], rows_seconds={})
-    known, unknown = (layer_costs(workload=WORKLOAD, costs=one) for one in (REFITS[1], bare))
-    for refits in ([known, unknown, known], [unknown, known, known]):
-        costs = stacked(refits).costs
+    known = REFITS[1]
+    for refits in ([known, bare, known], [bare, known, known]):
+        costs = stacked(LAYER, refits).costs
         with pytest.raises(TypeError, match="2 of 3 refits have gate"):
             costs.rows_op(op="gate", dtype="float32", rows=2.0, width=4)
         with pytest.raises(TypeError, match="2 of 3 refits have attention"):
@@ -86,11 +90,3 @@ def test_what_only_some_refits_know_is_refused() -> None:
                 backward=False,
             )  # fmt: skip
         assert costs.rows_op(op="gelu", dtype="float32", rows=2.0, width=4) is None
-
-
-def test_errors_of_only_some_refits_are_refused() -> None:
-    plain = layer_costs(workload=WORKLOAD, costs=REFITS[0])
-    own = replace(plain, errors=NO_STEP_ERRORS)
-    for refits in ([own, plain], [plain, own]):
-        with pytest.raises(TypeError, match="1 of 2 refits have errors of whole steps"):
-            stacked(refits)

@@ -53,7 +53,7 @@ def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | N
         return None
     refits = stacked_refits(ranking.costs, resamples, tokens=ranking.tokens)
     several, single = (
-        each(_seconds(refits.stack, ranking, step), len(refits.each)) for step in (best, one_chunk)
+        each(_seconds(refits.stack, ranking, step), refits.num) for step in (best, one_chunk)
     )
     ratios = [one / other for one, other in zip(several, single, strict=True)]
     regret = sum(max(ratio - 1, 0.0) for ratio in ratios) / len(ratios)

@@ -24,30 +24,29 @@ LEAST_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refits:
-    """A layer's costs under each refit, and under all of them at once."""
+    """A layer's costs under all of so many refits at once."""
 
-    each: tuple[LayerCosts, ...]
+    num: int
     stack: LayerCosts
 
 
 def stacked_refits(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -> Refits:
-    """Return the refits of `refits_of`; without any the nominal costs.
+    """Return the refits of `refits_of`.
 
-    The nominal costs keep the refits that were asked of them first: a plan asks for them twice.
+    The nominal costs keep those that were asked of them first: a plan asks for them twice.
     """
 
     def found() -> tuple[Sequence[Costs], Refits]:
-        each = refits_of(nominal, resamples, tokens=tokens) or (nominal,)
-        return resamples, Refits(each=each, stack=stacked(each))
+        return resamples, refits_of(nominal, resamples, tokens=tokens)
 
     of, refits = nominal.kept(("refits", tokens), found)
     return refits if of is resamples else found()[1]
 
 
-def refits_of(
-    nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int
-) -> tuple[LayerCosts, ...]:
-    """Return the layer's costs under each refit that the measured steps do not contradict.
+def refits_of(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -> Refits:
+    """Return the layer's costs under the refits that the measured steps do not contradict.
+
+    Without any refit they are the nominal costs.
 
     Beyond its measured sizes an operation is drawn from a wide range, and most of that cannot be
     where steps that consist of it were measured.
@@ -56,17 +55,16 @@ def refits_of(
         tokens: of a step on one rank.
     """
     errors = nominal.step_errors(tokens=tokens)
-    if not errors.records:
-        return tuple(replace(nominal, costs=one) for one in resamples)
-    if not resamples:
-        return ()
+    if not errors.records or not resamples:
+        costs = resamples or [nominal.costs]
+        return Refits(num=len(costs), stack=stacked(nominal, costs))
     drawn = list(zip(*(_residuals(one, resamples) for one in errors.records), strict=True))
     largest = [max(map(abs, residuals)) for residuals in drawn]
     limit = max(IMPLAUSIBLE, sorted(largest)[math.ceil(LEAST_SHARE * len(largest)) - 1])
-    return tuple(
-        replace(nominal, costs=one, errors=errors.given(residuals))
-        for one, residuals, size in zip(resamples, drawn, largest, strict=True)
-        if size <= limit
+    kept = [at for at, size in enumerate(largest) if size <= limit]
+    costs = [resamples[at] for at in kept]
+    return Refits(
+        num=len(kept), stack=stacked(nominal, costs, [errors.given(drawn[at]) for at in kept])
     )
 
 
@@ -74,9 +72,9 @@ def _residuals(record: StepRecord, resamples: Sequence[Costs]) -> list[float]:
     """Return the record's residual under each refit."""
     load, num = record.workload, len(resamples)
     # Corrections are of a later time than the measured step.
-    measured = layer_costs(workload=load, costs=resamples[0].as_measured)
+    measured = [one.as_measured for one in resamples]
     summed = stacked(
-        [replace(measured, costs=one.as_measured, errors=NO_STEP_ERRORS) for one in resamples]
+        layer_costs(workload=load, costs=measured[0]), measured, [NO_STEP_ERRORS] * num
     )
     step = step_time(
         costs=summed,

@@ -69,8 +69,10 @@ class RefittedTimes:
     _speeds: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        tables = [speeds_of(one.costs.interference) for one in self.refits.each]
-        object.__setattr__(self, "_speeds", np.array(tables).T)
+        speeds = [
+            np.broadcast_to(one, self.num) for one in speeds_of(self.stack.costs.interference)
+        ]
+        object.__setattr__(self, "_speeds", np.array(speeds))
         overhead = self.stack.overhead(tokens=self.tokens).seconds
         object.__setattr__(self, "overhead_seconds", np.broadcast_to(overhead, self.num))
 
@@ -80,13 +82,13 @@ class RefittedTimes:
     ) -> Self:
         """Return the times of the nominal costs' refits; without any those count as certain."""
         refits = stacked_refits(costs, resamples, tokens=tokens)
-        errors = StepErrorDraws(costs.step_errors(tokens=tokens), num=len(refits.each))
+        errors = StepErrorDraws(costs.step_errors(tokens=tokens), num=refits.num)
         return cls(refits=refits, tokens=tokens, order=order, errors=errors)
 
     @property
     def num(self) -> int:
         """Refits."""
-        return len(self.refits.each)
+        return self.refits.num
 
     @property
     def stack(self) -> LayerCosts:

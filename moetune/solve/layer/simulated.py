@@ -157,18 +157,21 @@ class Simulations:
     def __init__(self, parts: Sequence[ManyPhases], seconds: Floats) -> None:
         self._parts = parts
         self.is_known = ~np.isnan(seconds)
-        with np.errstate(over="ignore", invalid="ignore"):
-            least = [least_seconds(each) for each in parts]
-        self.seconds = np.where(self.is_known, seconds, least)
+        self.seconds = seconds.copy()
+        if not self.is_known.all():
+            with np.errstate(over="ignore", invalid="ignore"):
+                self.seconds[~self.is_known] = least_seconds(self._left())
         _check_finite(self.seconds)
 
     def finish(self) -> None:
         """Simulate what is not known."""
         if not self.is_known.all():
-            left = ~self.is_known.ravel()
-            phases = joined(self._parts).only(left)
+            phases = self._left()
             self.seconds[~self.is_known] = seconds_where_settled(phases, int(phases.degree.max()))
             self.is_known[:] = True
+
+    def _left(self) -> ManyPhases:
+        return joined(self._parts).only(~self.is_known.ravel())
 
 
 def simulations(

@@ -18,24 +18,24 @@ from moetune.domain.layer import LayerKey
 from moetune.domain.samples import CollectiveOp, Direction
 from moetune.domain.step_errors import StepErrors
 from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.phase_arrays import speeds_of, table_of
 
 _Found = TypeVar("_Found")
 
 
-def stacked(refits: Sequence[LayerCosts]) -> LayerCosts:
-    """Return one layer's costs under all of the refits, whose estimates have arrays of seconds.
+def stacked(
+    layer: LayerCosts, refits: Sequence[Costs], errors: Sequence[StepErrors] = ()
+) -> LayerCosts:
+    """Return the layer's costs under all of the refits, whose estimates have arrays of seconds.
 
     Args:
-        refits: of the same layer, at least one, with tables of interference of their own.
-
-    Raises:
-        TypeError: some of the refits have errors of their own, and others have none.
+        refits: at least one.
+        errors: of whole steps, of each refit; by default those of the layer.
     """
-    errors = _all_or_none([one.errors for one in refits], "errors of whole steps")
     return replace(
-        refits[0],
-        costs=_StackedCosts([one.costs for one in refits]),
-        errors=None if errors is None else _stacked_errors(errors),
+        layer,
+        costs=_StackedCosts(refits),
+        errors=_stacked_errors(errors) if errors else layer.errors,
     )
 
 
@@ -74,8 +74,11 @@ class _StackedCosts:
 
     @property
     def interference(self) -> Interference:
-        """Nothing: no table holds for all refits."""
-        raise TypeError("each refit has its own table of interference")
+        """Arrays of speeds."""
+        if self._together is not None:
+            return self._together.interference
+        speeds = np.array([speeds_of(one.interference) for one in self._refits])
+        return table_of(list(map(array_of, speeds.T)))
 
     @property
     def as_measured(self) -> Costs:
@@ -85,7 +88,8 @@ class _StackedCosts:
     @property
     def exchanges_gain(self) -> bool:
         """That of any refit."""
-        return any(one.exchanges_gain for one in self._refits)
+        refits = self._refits if self._together is None else [self._together]
+        return any(one.exchanges_gain for one in refits)
 
     @property
     def copy_mode(self) -> CopyMode | None:
