@@ -108,8 +108,8 @@ class ModelError:
 class Costs(Protocol):
     """Times of a machine's operations. Sizes may be fractions: those of chunks are.
 
-    Where `takes_arrays`, sizes may be arrays, too: an estimate then has an array of seconds, and
-    neither trust nor doubts.
+    Where `takes_arrays`, sizes and numbers in flight may be arrays, too: an estimate then has an
+    array of seconds, and neither trust nor doubts.
     """
 
     @property

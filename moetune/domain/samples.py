@@ -311,8 +311,8 @@ class Sample:
         """Interquartile range over median; 0 for fewer than four blocks."""
         if len(self.seconds) < 4:  # noqa: PLR2004 - quartiles need four values
             return 0.0
-        low, _, high = statistics.quantiles(self.seconds, n=4)
-        return (high - low) / self.median_seconds
+        low, middle, high = statistics.quantiles(self.seconds, n=4)
+        return (high - low) / middle
 
     @property
     def quality(self) -> Quality:

@@ -5,8 +5,9 @@ from functools import cached_property
 from typing import get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
-from moetune.domain.arrays import floats_of, longer
+from moetune.domain.arrays import Floats, array_of, floats_of, is_many, longer
 from moetune.domain.cluster import Group, canonical
 from moetune.domain.costs import NO_BURST, Burst, CopyMode, Costs, Estimate, LinearCost
 from moetune.domain.gemm_forms import GemmForm
@@ -153,17 +154,50 @@ class ProfileCosts:
         A number in flight that was not measured takes the nearest one: "interpolated" at best
         where both are above 1, else "extrapolated" at best.
 
+        Args:
+            num_bytes, in_flight: or arrays of both.
+
         Raises:
             ProfileError: such a group was not measured; the text names the command that does.
         """
         if group_size == 1:
             return _FREE
+        if is_many(in_flight):
+            sizes, numbers = np.asarray(num_bytes), np.asarray(in_flight)
+            return self._each_collective(op, group_size, num_nodes, sizes, numbers)
+        return self._collective(op, group_size, num_nodes, in_flight).predict(num_bytes)
+
+    def _collective(
+        self, op: CollectiveOp, group_size: int, num_nodes: int, in_flight: int
+    ) -> Predictor:
         key = (op, group_size, num_nodes, in_flight)
         found = self._collectives.get(key)
         if found is None:
             group = self._canonical(group_size, num_nodes)
             found = self._collectives[key] = self._operations.collective(op, group, in_flight)
-        return found.predict(num_bytes)
+        return found
+
+    def _each_collective(
+        self,
+        op: CollectiveOp,
+        group_size: int,
+        num_nodes: int,
+        sizes: Floats,
+        numbers: NDArray[np.int64],
+    ) -> Estimate:
+        """Return each time; numbers in flight of one predictor are predicted together."""
+        of_number = {
+            one: self._collective(op, group_size, num_nodes, one) for one in set(numbers.tolist())
+        }
+        predictors = {id(one): one for one in of_number.values()}
+        ids = np.zeros(max(of_number) + 1, np.int64)
+        ids[[*of_number]] = list(map(id, of_number.values()))
+        of_each = ids[numbers]
+        seconds = np.empty(sizes.shape)
+        for one, predictor in predictors.items():
+            alike = of_each == one
+            seconds[alike] = predictor.predict(array_of(sizes[alike])).seconds
+        return Estimate(seconds=array_of(seconds), trust="measured")
 
     def attention(
         self,

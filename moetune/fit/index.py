@@ -73,6 +73,8 @@ class ProfileIndex:
         self._rows_lines = {(line.op, line.dtype): line for line in profile.rows}
         self._rows: dict[RowsKey, Points | Line | None] = {}
         self._collectives: dict[CollectiveKey, Points] = {}
+        self._groups: dict[CollectiveOp, tuple[Group, ...]] = {}
+        self._in_flight: dict[tuple[CollectiveOp, Group], tuple[int, ...]] = {}
 
     @cached_property
     def pool(self) -> Pool:
@@ -181,17 +183,20 @@ class ProfileIndex:
 
     def groups(self, op: CollectiveOp) -> tuple[Group, ...]:
         """Return the groups the collective is known for, ascending."""
-        keys = self.pool.collective.keys() | self._collective_lines.keys()
-        return tuple(sorted({(size, nodes) for one, size, nodes, _ in keys if one == op}))
+        if op not in self._groups:
+            keys = self.pool.collective.keys() | self._collective_lines.keys()
+            found = {(size, nodes) for one, size, nodes, _ in keys if one == op}
+            self._groups[op] = tuple(sorted(found))
+        return self._groups[op]
 
     def in_flight(self, op: CollectiveOp, group: Group) -> tuple[int, ...]:
         """Return the numbers in flight that it is known for: of samples, else of lines."""
-        sources = (self.pool.collective, self._collective_lines)
-        found: tuple[int, ...] = ()
-        for keys in sources:
+        found = self._in_flight.get((op, group), ())
+        for keys in (self.pool.collective, self._collective_lines):
             found = found or tuple(
                 sorted(several for one, *where, several in keys if (one, *where) == (op, *group))
             )
+        self._in_flight[op, group] = found
         return found
 
     def collective(self, key: CollectiveKey) -> Points | Line:

@@ -76,8 +76,8 @@ class MemoryBudget:
         peak = self.peak(strategy=strategy, degrees=degrees, tokens=tokens)
         return peak.device_bytes <= self.limit_bytes
 
-    def most_tokens(self, *, strategy: Strategy, degrees: Degrees) -> int:
-        """Return the most tokens per rank that fit; 0 when not even one does.
+    def most_tokens(self, *, strategy: Strategy, degrees: Degrees, below: int = MOST_TOKENS) -> int:
+        """Return the most tokens per rank that fit, fewer than `below`; 0 when not even one does.
 
         A peak grows with the tokens, and nearly in proportion: what is guessed from two of them is
         seldom off by more than the tokens that a chunk is rounded up by.
@@ -87,7 +87,7 @@ class MemoryBudget:
             peak = self.peak(strategy=strategy, degrees=degrees, tokens=tokens)
             return self.limit_bytes - peak.device_bytes
 
-        return _last_not_negative(spare_bytes, most=MOST_TOKENS - 1)
+        return _last_not_negative(spare_bytes, most=below - 1)
 
     def most_tokens_from(self, degree: int, *, strategy: Strategy, largest: int) -> int:
         """Return the most tokens for which any two degrees from `degree` to `largest` fit."""
@@ -103,7 +103,7 @@ class MemoryBudget:
         most = MOST_TOKENS
         for degrees in pairs:
             if most and not self.fits(strategy=strategy, degrees=degrees, tokens=most):
-                most = self.most_tokens(strategy=strategy, degrees=degrees)
+                most = self.most_tokens(strategy=strategy, degrees=degrees, below=most)
         return most
 
 

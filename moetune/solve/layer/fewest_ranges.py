@@ -5,7 +5,8 @@ size, for gains too small to measure.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -148,29 +149,30 @@ def _simulated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
     """Yield each phase's good degrees where those that may be have to be simulated."""
     tolerance = NOISE if chooser.is_measured else TOLERANCE
     together = [PHASES] if chooser.is_paired else [(phase,) for phase in PHASES]
-    cases = [
-        (group, at, one)
-        for group, (first, *_) in enumerate(together)
-        for at, size in enumerate(sizes)
-        for one in chooser.allowed(first, size)
-    ]
-    groups, at, degrees = np.array(cases).T
-    tokens = np.array(sizes)[at]
+    allowed = [[chooser.allowed(first, size) for size in sizes] for first, *_ in together]
+    lengths = np.array([[len(degrees) for degrees in each] for each in allowed])
     asked = [
-        Cases(phases, tokens[groups == group], degrees[groups == group])
-        for group, phases in enumerate(together)
+        Cases(phases, np.repeat(sizes, nums), np.concatenate(each))
+        for phases, each, nums in zip(together, allowed, lengths, strict=True)
     ]
     near = NearBest(asked, costs=chooser.costs, strategy=chooser.strategy, tolerance=tolerance)
-    index_of = {case: index for index, case in enumerate(cases)}
-    yield from (partial(_is_near, near, index_of, group) for group in (0, len(together) - 1))
+    firsts = (np.cumsum(lengths) - lengths.ravel()).reshape(lengths.shape).tolist()
+    good = [partial(_is_near, near, *each) for each in zip(allowed, firsts, strict=True)]
+    yield from (good[0], good[-1])
 
 
 def _is_near(
-    near: NearBest, index_of: Mapping[tuple[int, int, int], int], group: int, at: int, degree: int
+    near: NearBest, allowed: Sequence[Sequence[int]], firsts: Sequence[int], at: int, degree: int
 ) -> bool:
-    """Return whether a number of chunks is allowed at a size, and near the best."""
-    index = index_of.get((group, at, degree))
-    return index is not None and near.is_near(index)
+    """Return whether a number of chunks is allowed at a size, and near the best.
+
+    Args:
+        allowed: degrees of each size.
+        firsts: index of each size's first case.
+    """
+    place = bisect_left(allowed[at], degree)
+    is_allowed = place < len(allowed[at]) and allowed[at][place] == degree
+    return is_allowed and near.is_near(firsts[at] + place)
 
 
 def _compared(chooser: DegreeChooser) -> tuple[Phase, ...]:

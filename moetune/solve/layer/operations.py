@@ -8,10 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
-from moetune.domain.arrays import Floats, array_of, is_many, longer
+from moetune.domain.arrays import longer
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.gemm_forms import GemmForm, even_form, uneven_form
 from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
@@ -212,8 +209,6 @@ class LayerOperations:
         """
         if self.world_size == 1:
             return NOTHING
-        if is_many(in_flight):
-            return self._collectives(op, np.asarray(num_bytes), np.asarray(in_flight))
         return self.costs.collective(
             op=op,
             group_size=self.world_size,
@@ -221,16 +216,6 @@ class LayerOperations:
             in_flight=in_flight,
             num_nodes=self.num_nodes,
         )
-
-    def _collectives(
-        self, op: CollectiveOp, num_bytes: Floats, in_flight: NDArray[np.int64]
-    ) -> Estimate:
-        seconds = np.empty(num_bytes.shape)
-        for several in sorted(set(in_flight.tolist())):  # `np.unique` would import `numpy.ma`
-            alike = in_flight == several
-            found = self.collective(op, array_of(num_bytes[alike]), in_flight=several)
-            seconds[alike] = found.seconds
-        return Estimate(seconds=array_of(seconds), trust="measured")
 
     def collective_line(self, op: CollectiveOp) -> LinearCost | None:
         """Return the line of one collective of the ranks; None where it was measured as a curve."""
