@@ -45,6 +45,14 @@ def longer(one: float, other: float) -> float:
     return max(one, other)
 
 
+def as_rows(numbers: Sequence[float], num: int) -> Floats:
+    """Return so many entries of each number, its own of arrays, shape (numbers, num)."""
+    found = np.empty((len(numbers), num))
+    for row, one in zip(found, numbers, strict=True):
+        row[:] = one
+    return found
+
+
 def rows_of(numbers: Iterable[float], num: int) -> list[tuple[float, ...]]:
     """Return what each of so many has of some numbers: its own of arrays, of others the same."""
     return [*zip(*(_of_each(one, num) for one in numbers), strict=True)]

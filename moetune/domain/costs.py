@@ -38,8 +38,7 @@ class LinearCost:
         return self.alpha_seconds + self.beta_seconds * size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
+class Doubt(NamedTuple):
     """An operation that was not measured at a size, or not at all.
 
     Args:

@@ -30,7 +30,7 @@ FADE = 0.5
 
 MOST_LEFT_OUT = 32
 """Shapes of which errors are found by leaving them out; tables have hundreds."""
-_AT_ONCE = 16
+_AT_ONCE = 8
 """Blends in one array: one of all would be in memory that is not in any cache."""
 _One = TypeVar("_One")
 

@@ -1,6 +1,7 @@
 """The runtime that a plan is made for: features that change its costs, and bytes of its states."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from moetune.domain.units import dtype_bytes
 
@@ -68,6 +69,7 @@ class StateBytes:
         return self.parameter + self.gradient + self.optimizer
 
     @classmethod
+    @cache  # a plan asks for them for each peak
     def of_layer(cls, dtype: str) -> "StateBytes":
         """Return those in a single layer: 2 + 2 + 12 = 16 in mixed precision.
 

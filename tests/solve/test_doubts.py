@@ -115,7 +115,7 @@ def test_pinned_chunks_are_not_declined() -> None:
 def test_warnings_name_each_operation_with_all_its_sizes_and_what_measures_them() -> None:
     doubts = [
         FAR,
-        replace(FAR, size=2.0**24),
+        FAR._replace(size=2.0**24),
         Doubt(operation="send of 2 ranks", size=1.0, unit="bytes", stand_in="send of 4 ranks"),
         Doubt(operation="gelu in float32", size=7.0, unit="elements", low=8.0, high=9.0),
     ]
@@ -130,7 +130,7 @@ def test_warnings_name_each_operation_with_all_its_sizes_and_what_measures_them(
 
 
 def test_of_many_operations_the_rest_is_counted() -> None:
-    doubts = [replace(FAR, operation=f"operation {at}") for at in range(NUM_NAMED + 3)]
+    doubts = [FAR._replace(operation=f"operation {at}") for at in range(NUM_NAMED + 3)]
     *named, last = doubt_warnings(doubts, command="measure this")
     assert len(named) == NUM_NAMED
     assert last.startswith("3 ")

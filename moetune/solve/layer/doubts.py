@@ -81,7 +81,7 @@ def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:
     """
     sizes: dict[Doubt, list[float]] = {}
     for doubt in doubts:
-        sizes.setdefault(replace(doubt, size=0.0), []).append(doubt.size)
+        sizes.setdefault(doubt._replace(size=0.0), []).append(doubt.size)
     if not sizes:
         return
     named = list(sizes.items())

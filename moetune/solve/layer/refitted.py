@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from moetune.domain.arrays import Floats
+from moetune.domain.arrays import Floats, as_rows
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.layer import PHASES, Phase
@@ -69,10 +69,8 @@ class RefittedTimes:
     _speeds: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        speeds = [
-            np.broadcast_to(one, self.num) for one in speeds_of(self.stack.costs.interference)
-        ]
-        object.__setattr__(self, "_speeds", np.array(speeds))
+        speeds = as_rows(speeds_of(self.stack.costs.interference), self.num)
+        object.__setattr__(self, "_speeds", speeds)
         overhead = self.stack.overhead(tokens=self.tokens).seconds
         object.__setattr__(self, "overhead_seconds", np.broadcast_to(overhead, self.num))
 
@@ -205,12 +203,11 @@ class RefittedTimes:
         overlapped = self.stack.speeds(rows=rows, degree=degree, transfer_seconds=seconds)
         speeds = self._speeds.copy()
         speeds[COMP_BESIDE_COMM], speeds[COMM_BESIDE_COMP] = overlapped.comp, overlapped.comm
-        durations = [np.broadcast_to(one, self.num) for one in chunk.durations]
         return ManyPhases(
             kinds=(chunk.kind(phase),),
             kind=np.zeros(self.num, np.int64),
             degree=np.full(self.num, degree),
-            durations=np.array(durations),
+            durations=as_rows(chunk.durations, self.num),
             speeds=speeds,
         )
 

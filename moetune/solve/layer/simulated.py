@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, array_of
+from moetune.domain.arrays import Floats, array_of, as_rows
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
@@ -223,14 +223,13 @@ def _chunks(
     degree = cast("int", degrees)
     chunk = chunk_of(costs=layer, phase=phase, strategy=strategy, rows=rows, degree=degree)
     transfer_seconds = layer.transfer(rows=rows, degree=degree).seconds
-    speeds = np.empty((len(speeds_of(layer.costs.interference)), len(degrees)))
-    speeds[:] = np.array(speeds_of(layer.costs.interference))[:, None]
+    speeds = as_rows(speeds_of(layer.costs.interference), len(degrees))
     overlapped = layer.speeds(rows=rows, degree=degree, transfer_seconds=transfer_seconds)
     speeds[COMP_BESIDE_COMM], speeds[COMM_BESIDE_COMP] = overlapped.comp, overlapped.comm
     return ManyPhases(
         kinds=(chunk.kind(phase),),
         kind=np.zeros(len(degrees), np.int64),
         degree=degrees,
-        durations=np.stack([np.broadcast_to(one, len(degrees)) for one in chunk.durations]),
+        durations=as_rows(chunk.durations, len(degrees)),
         speeds=speeds,
     )
