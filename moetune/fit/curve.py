@@ -210,7 +210,7 @@ def curve_through(
         sizes=tuple(float(size) for size in sizes),
         seconds=monotone,
         pieces=pieces,
-        floor_seconds=floor_of(sizes, monotone, alpha_seconds),
+        floor_seconds=_floor(sizes, monotone, alpha_seconds),
         relative_error=relative_error,
         least_seconds_per_size=least_seconds_per_size,
         growth_seconds=growth_seconds,
@@ -218,8 +218,7 @@ def curve_through(
     )
 
 
-def floor_of(sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float) -> float:
-    """Return the time at size 0 of the curve through points whose times never fall."""
+def _floor(sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float) -> float:
     if len(sizes) == 1:
         return seconds[0]
     slope = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0])

@@ -14,7 +14,7 @@ from moetune.domain.arrays import Floats, array_of
 from moetune.domain.costs import Estimate
 from moetune.fit.curve import Curve
 from moetune.fit.extrapolation import factors_above, factors_below
-from moetune.fit.monotone import isotonic
+from moetune.fit.monotone import never_falling_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +133,7 @@ def curves_through(
         alpha_seconds: start-up time of the fitted line, shape (draws,).
         deviates: shape (draws, 2).
     """
-    logs, monotone = np.log(seconds), seconds.copy()
-    for draw in np.flatnonzero((np.diff(logs) < 0).any(axis=1)).tolist():
-        fitted = np.array(isotonic(logs[draw].tolist()))
-        moved = fitted != logs[draw]
-        logs[draw] = fitted
-        monotone[draw, moved] = np.exp(fitted[moved])
+    monotone, logs = never_falling_rows(seconds)
     floor_seconds = monotone[:, 0]
     if len(sizes) > 1:
         slope = (monotone[:, 1] - monotone[:, 0]) / (sizes[1] - sizes[0])

@@ -13,7 +13,7 @@ from moetune.domain.arrays import Floats
 from moetune.domain.gemm_forms import GemmForm
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, curve_through
 from moetune.fit.left_out import interpolation_errors
-from moetune.fit.monotone import never_falling
+from moetune.fit.monotone import never_falling_rows
 from moetune.fit.pool import AttentionKey, Series, Shape
 from moetune.fit.roofline import Roofline, Table, rooflines_of, table_of, work_of
 
@@ -162,9 +162,10 @@ class Surface:
         for first in range(0, len(left_out), _AT_ONCE):
             some = slice(first, first + _AT_ONCE)
             seconds, _ = self._blended([shape for _, (shape, _) in left_out[some]], uses[some])
-            blends += seconds.tolist()
-        for (_, (_, series)), times in zip(left_out, blends, strict=True):
-            blend = dict(zip(rows, never_falling(times)[0], strict=True))
+            blends.append(seconds)
+        rising, _ = never_falling_rows(np.vstack(blends))
+        for (_, (_, series)), times in zip(left_out, rising.tolist(), strict=True):
+            blend = dict(zip(rows, times, strict=True))
             errors += [
                 abs(blend[size] / measured - 1)
                 for size, measured in zip(series.sizes, series.medians, strict=True)

@@ -4,34 +4,36 @@ The arithmetic is that of `curve_through`, and tests hold the two together.
 """
 
 from collections.abc import Sequence
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats, array_of, floats_of
-from moetune.fit.curve import floor_of
-from moetune.fit.monotone import end_tangent, never_falling
+from moetune.fit.monotone import end_tangent, never_falling_rows
 from moetune.fit.pool import Series
 
 Ints = NDArray[np.int64]
 
 _BENDS = 3
 """Points from which a curve is no straight line."""
+_LATEST = 1e300
+"""Seconds behind a curve's points, which no point before is made longer by."""
 
 
 class _Points(NamedTuple):
-    """The points of each curve, NaN behind the last one; the first axis is that of the curves.
+    """The points of each curve; behind the last one sizes are NaN, and times very long.
 
     Args:
         num: of each curve, shape (curves, 1).
-        sizes, seconds: shape (curves, points).
+        sizes, seconds: times that never fall, shape (curves, points).
+        log_seconds: their logarithms.
     """
 
     num: Ints
     sizes: Floats
     seconds: Floats
+    log_seconds: Floats
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # of places that another rule has
@@ -42,13 +44,11 @@ def seconds_of_each(curves: Sequence[Series], sizes: Floats, alpha_seconds: floa
         sizes: positive, shape (sizes,).
         alpha_seconds: start-up time of the fitted line.
     """
-    rising = [never_falling(one.medians)[0] for one in curves]
-    points = _points(curves, rising)
+    points = _points(curves)
     num_below, last = (points.sizes[:, :, None] < sizes).sum(axis=1), points.num - 1
     low, high = points.sizes[:, :1], _at(points.sizes, last)
     shortest, longest = points.seconds[:, :1], _at(points.seconds, last)
-    floors = map(floor_of, (one.sizes for one in curves), rising, repeat(alpha_seconds))
-    floor, share = np.array([*floors])[:, None], sizes / low
+    share, floor = sizes / low, _floors(points, alpha_seconds)
     below = np.clip(floor + (shortest - floor) * share, shortest * share, shortest)
     found = _between(points, np.clip(num_below, 1, np.maximum(last, 1)), sizes)
     found = np.where(num_below == 0, below, found)
@@ -57,19 +57,28 @@ def seconds_of_each(curves: Sequence[Series], sizes: Floats, alpha_seconds: floa
     return np.where(_at(points.sizes, at) == sizes, _at(points.seconds, at), found)
 
 
-def _points(curves: Sequence[Series], rising: Sequence[Sequence[float]]) -> _Points:
+def _points(curves: Sequence[Series]) -> _Points:
     num = np.array([[len(one.sizes)] for one in curves])
-    padded = np.full((2, len(curves), max(_BENDS, int(num.max()))), np.nan)
-    padded[:, np.arange(padded.shape[2]) < num] = [
-        [size for one in curves for size in one.sizes],
-        [each for seconds in rising for each in seconds],
-    ]
-    return _Points(num, *padded)
+    sizes = np.full((len(curves), max(_BENDS, int(num.max()))), np.nan)
+    seconds = np.full(sizes.shape, _LATEST)
+    where = np.arange(sizes.shape[1]) < num
+    sizes[where] = [size for one in curves for size in one.sizes]
+    seconds[where] = [each for one in curves for each in one.medians]
+    times, logs = never_falling_rows(seconds)
+    return _Points(num, sizes, times, logs)
+
+
+def _floors(points: _Points, alpha_seconds: float) -> Floats:
+    """Return each curve's seconds at size 0, as `curve_through` has them, shape (curves, 1)."""
+    (low, next_one), (first, second) = points.sizes[:, :2].T, points.seconds[:, :2].T
+    intercepts = first - (second - first) / (next_one - low) * low
+    floors = np.minimum(first, np.maximum(intercepts, alpha_seconds))
+    return np.where(points.num == 1, points.seconds[:, :1], floors[:, None])
 
 
 def _between(points: _Points, at: Ints, sizes: Floats) -> Floats:
     """Return the times on the pieces that end at these points, on the line of two."""
-    x, y = np.log(points.sizes), np.log(points.seconds)
+    x, y = np.log(points.sizes), points.log_seconds
     steps = np.diff(x)
     slopes = np.diff(y) / steps
     tangents = _tangents(steps, slopes, points.num)
@@ -89,7 +98,8 @@ def _tangents(steps: Floats, slopes: Floats, num: Ints) -> Floats:
     before, after = slopes[:, :-1], slopes[:, 1:]
     left, right = 2 * steps[:, 1:] + steps[:, :-1], steps[:, 1:] + 2 * steps[:, :-1]
     means = (left + right) / (left / before + right / after)
-    found = np.pad(np.where(np.minimum(before, after) > 0, means, 0.0), ((0, 0), (1, 1)))
+    found = np.empty((len(steps), steps.shape[1] + 1))
+    found[:, 1:-1] = np.where(np.minimum(before, after) > 0, means, 0.0)
     found[:, :1] = _end(steps[:, :1], steps[:, 1:2], slopes[:, :1], slopes[:, 1:2])
     places = [np.maximum(num - one, 0) for one in (2, 3)]
     last = _end(*(_at(one, at) for one in (steps, slopes) for at in places))
