@@ -94,30 +94,42 @@ class Curve:
 
     def _many(self, sizes: Floats) -> Floats:
         """Return the times at an array of sizes; beyond the points a draw's one by one."""
-        low, high, seconds = self.sizes[0], self.sizes[-1], np.empty(sizes.shape)
-        between, below, above = (low < sizes) & (sizes <= high), sizes <= low, sizes > high
-        if between.any():
-            inside = sizes[between]
-            known, times, pieces = self._arrays
-            at = np.searchsorted(known, inside)
-            if self._is_line:
-                found = straight_between(self.sizes, self.seconds, inside)
-            else:
-                found = _on_pieces(pieces[:, at - 1], inside)
-            found = np.maximum(found, inside * self.least_seconds_per_size)
-            seconds[between] = np.where(known[at] == inside, times[at], found)
-        if any(self.deviates):
-            outside = ~between
-            seconds[outside] = self._each(sizes[outside])
-            return seconds
-        share, first_seconds = sizes[below] / low, self.seconds[0]
-        fallen = self.floor_seconds + (first_seconds - self.floor_seconds) * share
-        seconds[below] = np.clip(fallen, first_seconds * share, first_seconds)
-        if self.growth_seconds is None:
-            seconds[above] = self.seconds[-1] * (sizes[above] / high)
-        else:
-            seconds[above] = self.seconds[-1] + self.growth_seconds * (sizes[above] - high)
+        above, below = sizes > self.sizes[-1], sizes <= self.sizes[0]
+        seconds = np.empty(sizes.shape)
+        for where, times in (
+            (above, self._all_above),
+            (below, self._all_below),
+            (~(above | below), self._all_between),
+        ):
+            if where.all():
+                return times(sizes)
+            if where.any():
+                seconds[where] = times(sizes[where])
         return seconds
+
+    def _all_between(self, sizes: Floats) -> Floats:
+        known, times, pieces = self._arrays
+        at = known.searchsorted(sizes)
+        if self._is_line:
+            found = straight_between(self.sizes, self.seconds, sizes)
+        else:
+            found = _on_pieces(pieces[:, at - 1], sizes)
+        found = np.maximum(found, sizes * self.least_seconds_per_size)
+        return np.where(known[at] == sizes, times[at], found)
+
+    def _all_above(self, sizes: Floats) -> Floats:
+        if self.deviates[1]:
+            return self._each(sizes)
+        if self.growth_seconds is None:
+            return self.seconds[-1] * (sizes / self.sizes[-1])
+        return self.seconds[-1] + self.growth_seconds * (sizes - self.sizes[-1])
+
+    def _all_below(self, sizes: Floats) -> Floats:
+        if self.deviates[0]:
+            return self._each(sizes)
+        share, first = sizes / self.sizes[0], self.seconds[0]
+        fallen = self.floor_seconds + (first - self.floor_seconds) * share
+        return np.clip(fallen, first * share, first)
 
     def _above(self, size: float) -> Estimate:
         seconds = self.seconds[-1] * (size / self.sizes[-1])

@@ -7,17 +7,18 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from moetune.domain.arrays import Floats, array_of
 from moetune.domain.costs import Estimate
 from moetune.fit.curve import Curve
-from moetune.fit.extrapolation import factors_above, factors_below
+from moetune.fit.extrapolation import factors_above, factors_below, slack_above
 from moetune.fit.monotone import never_falling_rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DrawnCurves:
     """Curves through the same sizes, one for each draw.
 
@@ -96,12 +97,16 @@ class DrawnCurves:
         inner: Floats = np.where(grows, (left + right) / mean, 0.0)
         return inner
 
+    @cached_property
+    def _slack(self) -> Floats:
+        return slack_above(sizes=self.sizes, seconds=self.seconds, deviates=self.deviates[:, 1])
+
     def _beyond(self, size: float) -> Floats:
         """Return the times outside the sizes, as of `Curve`."""
         if size > self.sizes[-1]:
             last = self.seconds[:, -1]
             factors = factors_above(
-                sizes=self.sizes, seconds=self.seconds, size=size, deviates=self.deviates[:, 1]
+                self._slack, ratio=size / self.sizes[-1], deviates=self.deviates[:, 1]
             )
             risen = last * (size / self.sizes[-1])
             if self.growth_seconds is not None:

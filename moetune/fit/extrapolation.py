@@ -80,19 +80,30 @@ def below_smallest(
     return _spread(shorter=max(exponent * distance - fallen, 0.0), longer=fallen, distance=distance)
 
 
-def factors_above(
-    *, sizes: Sequence[float], seconds: Floats, size: float, deviates: Floats
-) -> Floats:
-    """Return `above_largest(…).factor(…)` of many curves, shape (curves,).
+def slack_above(*, sizes: Sequence[float], seconds: Floats, deviates: Floats) -> Floats:
+    """Return what `factors_above` takes of many curves, shape (curves,).
+
+    It is 1 − the exponent at their end, by which draws towards shorter times may fall behind the
+    size, and 0 of draws towards longer ones.
 
     Args:
         seconds: shape (curves, sizes).
         deviates: of each curve.
     """
     exponents = _exponents(sizes[-2:], seconds[:, -2:], single=0.0)
-    distance = _distance(size / sizes[-1])
-    shorter = (1 - exponents) * distance
-    return _factors(shorter, np.zeros_like(shorter), distance, deviates)
+    return np.where(deviates > 0, 0.0, 1 - exponents)
+
+
+def factors_above(slack: Floats, *, ratio: float, deviates: Floats) -> Floats:
+    """Return `above_largest(…).factor(…)` of many curves, shape (curves,).
+
+    Args:
+        slack: `slack_above` of the curves.
+        ratio: of the size to the largest one.
+        deviates: of each curve.
+    """
+    distance = _distance(ratio)
+    return _factors(slack * distance, distance, deviates)
 
 
 def factors_below(
@@ -115,7 +126,7 @@ def factors_below(
     fallen = np.log(seconds[:, 0] / np.where(is_known, predicted_seconds, 1.0))
     fallen = np.where(is_known, fallen, distance)
     shorter = np.maximum(exponents * distance - fallen, 0.0)
-    return _factors(shorter, fallen, distance, deviates)
+    return _factors(np.where(deviates > 0, fallen, shorter), distance, deviates)
 
 
 def spread_of_group(wanted: int, known: int) -> float:
@@ -151,11 +162,14 @@ def _spread(*, shorter: float, longer: float, distance: float) -> Spread:
     )
 
 
-def _factors(shorter: Floats, longer: Floats, distance: float, deviates: Floats) -> Floats:
-    """Return the factors of times at so many standard deviations of spreads as in `_spread`."""
+def _factors(towards: Floats, distance: float, deviates: Floats) -> Floats:
+    """Return the factors of times at so many standard deviations of spreads as in `_spread`.
+
+    Args:
+        towards: the end of each 90 % interval on the deviate's side.
+    """
     drift = DRIFT_PER_OCTAVE * math.sqrt(distance / math.log(2))
-    towards = np.where(deviates > 0, longer, shorter) / INTERVAL_END
-    factors: Floats = np.exp(deviates * np.hypot(towards, drift))
+    factors: Floats = np.exp(deviates * np.hypot(towards / INTERVAL_END, drift))
     return factors
 
 
