@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from moetune.domain.arrays import floats_of, is_many
 from moetune.domain.errors import InputError
 from moetune.domain.samples import ResourceClass
 
@@ -16,8 +15,7 @@ late: small exchanges by themselves then take longer than beside computation, wh
 
 def _check_speeds(speeds: Iterable[tuple[str, float]], *, most: float = 1.0) -> None:
     for name, speed in speeds:
-        each = floats_of(speed).ravel().tolist() if is_many(speed) else [speed]
-        if not all(0 < one <= most for one in each):
+        if isinstance(speed, (int, float)) and not 0 < speed <= most:  # no array, of drawn times
             raise InputError(f"{name} must be a speed above 0 and at most {most:g}, got {speed}")
 
 
