@@ -15,7 +15,8 @@ late: small exchanges by themselves then take longer than beside computation, wh
 
 def _check_speeds(speeds: Iterable[tuple[str, float]], *, most: float = 1.0) -> None:
     for name, speed in speeds:
-        if isinstance(speed, (int, float)) and not 0 < speed <= most:  # no array, of drawn times
+        is_drawn = hasattr(speed, "shape")  # an array, of times that were measured
+        if not is_drawn and not 0 < speed <= most:
             raise InputError(f"{name} must be a speed above 0 and at most {most:g}, got {speed}")
 
 
