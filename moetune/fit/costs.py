@@ -190,7 +190,7 @@ class ProfileCosts:
             one: self._collective(op, group_size, num_nodes, one) for one in set(numbers.tolist())
         }
         predictors = {id(one): one for one in of_number.values()}
-        ids = np.zeros(max(of_number) + 1, np.int64)
+        ids = np.zeros(max(of_number, default=0) + 1, np.int64)
         ids[[*of_number]] = list(map(id, of_number.values()))
         of_each = ids[numbers]
         seconds = np.empty(sizes.shape)

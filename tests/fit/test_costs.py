@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
 
+from moetune.domain.arrays import array_of
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.errors import ProfileError
@@ -26,6 +28,7 @@ from moetune.domain.samples import (
 from moetune.fit.costs import costs_of
 from moetune.fit.index import ProfileIndex, index_of
 from moetune.fit.profile import fit_profile
+from tests.report.lab import lab_profile
 
 MACHINE = Machine(
     kind="cuda", device="Lab GPU", num_devices=16, devices_per_node=8, memory_bytes=2**34
@@ -171,6 +174,28 @@ def test_several_in_flight_fall_back_on_one_alone_and_the_other_way_round() -> N
         )
         assert found.seconds == pytest.approx(4e-9 * 2**14)
         assert found.trust == "extrapolated"
+
+
+def test_arrays_of_bytes_and_numbers_in_flight_are_those_of_each() -> None:
+    costs = costs_of(lab_profile())
+    sizes, numbers = [2.0**8, 3e5, 2.0**20, 2.0**20, 7e8, 1e5], [1, 4, 2, 9, 1, 64]
+
+    found = costs.collective(
+        op="all_to_all",
+        group_size=8,
+        num_bytes=array_of(sizes),
+        in_flight=cast("int", array_of(numbers)),
+    ).seconds
+
+    assert np.asarray(found).tolist() == [
+        costs.collective(op="all_to_all", group_size=8, num_bytes=size, in_flight=one).seconds
+        for size, one in zip(sizes, numbers, strict=True)
+    ]
+    none = costs.collective(
+        op="all_to_all", group_size=8, num_bytes=array_of([]),
+        in_flight=cast("int", array_of(np.array([], int))),
+    )  # fmt: skip
+    assert np.asarray(none.seconds).tolist() == []
 
 
 def test_a_group_of_one_talks_to_nobody() -> None:
