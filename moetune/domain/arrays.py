@@ -46,7 +46,7 @@ def longer(one: float, other: float) -> float:
 
 
 def as_rows(numbers: Sequence[float], num: int) -> Floats:
-    """Return so many entries of each number, its own of arrays, shape (numbers, num)."""
+    """Return each number, or array of `num`, as a row, shape (numbers, num)."""
     found = np.empty((len(numbers), num))
     for row, one in zip(found, numbers, strict=True):
         row[:] = one

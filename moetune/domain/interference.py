@@ -15,8 +15,8 @@ late: small exchanges by themselves then take longer than beside computation, wh
 
 def _check_speeds(speeds: Iterable[tuple[str, float]], *, most: float = 1.0) -> None:
     for name, speed in speeds:
-        is_drawn = hasattr(speed, "shape")  # an array, of times that were measured
-        if not is_drawn and not 0 < speed <= most:
+        is_array = hasattr(speed, "shape")  # without importing NumPy; those are never input
+        if not is_array and not 0 < speed <= most:
             raise InputError(f"{name} must be a speed above 0 and at most {most:g}, got {speed}")
 
 

@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 _BENDS = 3
 """Points from which a curve is no straight line."""
 _LATEST = 1e300
-"""Seconds behind a curve's points, which no point before is made longer by."""
+"""Seconds that pad a curve: so long that no point before them falls."""
 
 
 class _Points(NamedTuple):
@@ -36,7 +36,7 @@ class _Points(NamedTuple):
     log_seconds: Floats
 
 
-@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # of places that another rule has
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # where another rule holds
 def seconds_of_each(curves: Sequence[Series], sizes: Floats, alpha_seconds: float) -> Floats:
     """Return the time of each curve at each of the sizes, shape (curves, sizes).
 

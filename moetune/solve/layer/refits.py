@@ -24,7 +24,7 @@ LEAST_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refits:
-    """A layer's costs under all of so many refits at once."""
+    """A layer's costs under `num` refits, all of them at once."""
 
     num: int
     stack: LayerCosts

@@ -27,7 +27,7 @@ _CLASS_BITS = {
 EDGE = 3
 """So many chunks at either end wait for other tasks than those between."""
 FEW = 8
-"""Chunks that are simulated first: the fewest of which two in the middle are compared."""
+"""Chunks that are simulated first: the fewest with two between the edges, to compare."""
 SAME = 1e-13
 """Share of a chunk's time by which the streams may differ and still stand as one chunk before."""
 
