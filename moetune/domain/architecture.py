@@ -149,8 +149,11 @@ class Decoder:
         norms: parameters of the last norm and of what joins residual streams.
         is_tied: whether the head's matrix is the embedding's.
         embedding_extra: parameters beside the token embedding, such as positions.
+        tables: parameters of further tables, of which a token meets a few rows alone.
         head_biases: biases of the head.
         predictions: steps of multi-token prediction.
+        uncounted: what towers beside the language model are for, such as "vision": they are not
+            counted.
 
     Raises:
         InputError: a size below 1.
@@ -164,8 +167,10 @@ class Decoder:
     norms: int
     is_tied: bool = False
     embedding_extra: int = 0
+    tables: int = 0
     head_biases: int = 0
     predictions: tuple[Prediction, ...] = ()
+    uncounted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_positive(self, "d_model", "vocab_size", "num_layers")
@@ -277,7 +282,8 @@ class Decoder:
     @cached_property
     def parameters(self) -> Amounts:
         """Parameters by part, without multi-token prediction; a tied head has none."""
-        return self._parameters(add_up([block.parameters for block in self.blocks]))
+        blocks = self._parameters(add_up([block.parameters for block in self.blocks]))
+        return blocks + Amounts(embedding=self.tables)
 
     @cached_property
     def active_parameters(self) -> Amounts:

@@ -11,6 +11,7 @@ from moetune.domain.attention import (
     GroupedQueryAttention,
     Indexer,
     LatentAttention,
+    mean_context,
 )
 from moetune.domain.errors import InputError
 from moetune.domain.experts import DenseFfn, RoutedExperts, Router
@@ -201,6 +202,36 @@ def test_training_takes_six_operations_a_multiplication() -> None:
 
 def test_attention_within_chunks_says_so() -> None:
     assert replace(GROUPED, chunk=8192).name == "attention, chunks of 8192"
+
+
+def test_blocks_of_keys_may_be_selected_for_groups_of_queries() -> None:
+    """MiniMax-M3: the scorer has no weights of its heads, and the core reads what it selects."""
+    scorer = replace(INDEXER, rank=64, has_weights=False, norm_parameters=0)
+    sparse = replace(GROUPED, indexer=scorer)
+    projections = 64 * 2 * 8 + 64 * 8
+    assert scorer.parameters == projections
+    assert sparse.parameters == GROUPED.parameters + projections
+    core = 8 * (16 + 8) * mean_context(64, 16)
+    scoring = projections + 2 * 8 * 64 / 2
+    assert sparse.forward_macs(64) == GROUPED.parameters + core + scoring
+    assert sparse.name == "attention, top 16 keys"
+
+
+def test_a_full_rank_gate_leaves_the_decay_alone_of_low_rank() -> None:
+    """Kimi K3: a projection of rank 8 for the decay, the output's gate at once."""
+    delta = GatedDeltaNet(
+        d_model=64, num_key_heads=4, num_value_heads=4, key_dim=8, value_dim=8, kernel=4,
+        gate_width=32, num_head_gates=4, gate_rank=8,
+    )  # fmt: skip
+    assert delta.parameters == 64 * (5 * 32 + 4) + 8 * (64 + 32) + 4 * 96
+    assert delta.widths["gate"] == 32 + 32
+
+
+def test_tables_are_counted_and_not_met_by_every_token() -> None:
+    plain = _decoder(GROUPED)
+    tabled = replace(plain, tables=1000, embedding_extra=10)
+    assert tabled.parameters.total == plain.parameters.total + 1010
+    assert tabled.active_parameters.total == plain.active_parameters.total + 10
 
 
 def test_a_decoder_states_what_layout_rules_ask_of_its_mixers() -> None:
