@@ -7,7 +7,7 @@ of the ROCm documentation's list of accelerators (gfx942 is CDNA 3, gfx950 CDNA 
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -26,6 +26,7 @@ class Chip:
         links: that join the devices of a node where no bridge was bought.
         most_per_host: devices that one operating system has, where a domain of links spans
             several of them; 0 where a host has all of a node's.
+        is_slower_board: whether others of the chip have more power and links of their own.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Chip:
     capability: Capability | None = None
     links: Links = "pcie"
     most_per_host: int = 0
+    is_slower_board: bool = False
 
 
 def _nvidia(
@@ -80,7 +82,6 @@ CHIPS = _chips(
     _amd("mi350x mi355x", "cdna4"),
 )
 _AFTER = r"(?=sxm|pcie|nvl|oam|[^a-z0-9]|$)"
-_WITHOUT_SXM = frozenset({"pcie", "nvl"})
 _OF_CAPABILITY: tuple[tuple[Capability, Generation], ...] = (
     ((10, 0), "blackwell"), ((9, 0), "hopper"), ((8, 9), "ada"), ((8, 0), "ampere"),
     ((7, 5), "turing"), ((7, 0), "volta"),
@@ -100,16 +101,9 @@ def chip_of(device: str) -> Chip | None:
     text = re.sub(r"\brtxa(?=\d)", "a", text)
     for chip in CHIPS:
         if re.search(rf"(?<![a-z0-9]){chip.name}{_AFTER}", text):
-            return (
-                _without_sxm(chip) if _WITHOUT_SXM & set(re.findall(r"pcie|nvl\b", text)) else chip
-            )
+            is_slower = chip.links == "nvlink" and re.search(r"pcie|nvl\b", text)
+            return replace(chip, links="pcie", is_slower_board=True) if is_slower else chip
     return None
-
-
-def _without_sxm(chip: Chip) -> Chip:
-    return Chip(
-        name=chip.name, vendor=chip.vendor, generation=chip.generation, capability=chip.capability
-    )
 
 
 def generation_of(capability: Capability) -> Generation | None:

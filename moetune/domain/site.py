@@ -3,15 +3,14 @@
 A rule that a fact decides treats None as the machine that has least: no NVLink, no narrow formats.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from moetune.domain.chips import Capability, Chip, Generation, Vendor, chip_of, generation_of
-from moetune.domain.cluster import HOST_MEMORY, Machine
+from moetune.domain.cluster import HOST_MEMORY, NUM_NICS, NVLINK_PEERS, Machine
 from moetune.domain.profile import Profile
 
-NVLINK_PEERS = "nvlink_peers"
-NUM_NICS = "nics"
-"""Names of hardware facts of a profile file (`[fingerprint.hardware]`), as `HOST_MEMORY`."""
 _CAPABILITY = "compute_capability"
 _ROOM_PERCENT = 10
 """Of a host's memory, assumed for its system, page cache and loaders of data."""
@@ -75,13 +74,13 @@ class Site:
         )
 
 
-_LEAST_CAPABILITY: dict[str, Capability] = {
-    "fp8": (8, 9), "fp8_rowwise": (8, 9), "mxfp8": (10, 0), "nvfp4": (10, 0),
-}  # fmt: skip
+_LEAST_CAPABILITY: Mapping[str, Capability] = MappingProxyType(
+    {"fp8": (8, 9), "fp8_rowwise": (8, 9), "mxfp8": (10, 0), "nvfp4": (10, 0)}
+)
 _NO_MXFP8_FROM: Capability = (12, 0)
-_OF_AMD: dict[str, tuple[Generation, ...]] = {
+_OF_AMD: Mapping[str, tuple[Generation, ...]] = MappingProxyType({
     "fp8": ("cdna3", "cdna4"), "fp8_rowwise": ("cdna3", "cdna4"), "mxfp8": ("cdna4",), "nvfp4": (),
-}  # fmt: skip
+})  # fmt: skip
 
 
 def site_of(profile: Profile) -> Site:
@@ -94,13 +93,15 @@ def site_of(profile: Profile) -> Site:
     capability = _capability(facts.get(_CAPABILITY, ""), chip)
     generation = chip.generation if chip else capability and generation_of(capability)
     peers = _number(facts.get(NVLINK_PEERS, ""))
-    num_nics = _number(facts.get(NUM_NICS, ""))
+    num_nics, per_host = _number(facts.get(NUM_NICS, "")), _per_host(machine, chip)
+    if num_nics is not None:
+        num_nics = num_nics * per_host // machine.devices_per_node
     return Site(
         vendor=_vendor(machine, chip, capability),
         chip=chip.name if chip else None,
         generation=generation,
         capability=capability,
-        devices_per_node=_per_host(machine, chip),
+        devices_per_node=per_host,
         nvlink_peers=_peers(machine, chip) if peers is None else peers,
         num_nics=num_nics if num_nics is not None or _has_network(profile) else 0,
         nic_bytes_per_second=_nic_rate(profile),
