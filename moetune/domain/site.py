@@ -45,10 +45,19 @@ class Site:
 
     @property
     def host_share_bytes(self) -> int | None:
-        """Host memory that one device's rank may fill: its share, less room for the system."""
+        """Host memory that one device's rank may fill where all of its node work."""
+        return self.host_bytes_per_rank(self.devices_per_node)
+
+    def host_bytes_per_rank(self, ranks: int) -> int | None:
+        """Return the host memory that each of so many ranks may fill; None where not known.
+
+        It is an equal share of their host's, less room for the system; of a CPU's ranks it is what
+        a process may use, where that room is left already.
+        """
         if self.host_memory_bytes is None:
             return None
-        return self.host_memory_bytes * (100 - _ROOM_PERCENT) // 100 // self.devices_per_node
+        percent = 100 if self.vendor == "cpu" else 100 - _ROOM_PERCENT
+        return self.host_memory_bytes * percent // 100 // min(self.devices_per_node, ranks)
 
     def multiplies(self, dtype: str) -> bool | None:
         """Return whether the devices' units multiply a narrow format; None where not known.
