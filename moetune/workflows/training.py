@@ -13,6 +13,7 @@ from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.profile import Profile
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.routing import ExpertLoads
+from moetune.domain.site import site_of
 from moetune.domain.targets import Target
 from moetune.domain.training import (
     DEFAULT_SMS,
@@ -74,6 +75,7 @@ def search_of(
         memory=memory_model(job, request.target, prices.stages),
         limit_bytes=limit_bytes,
         target=request.target,
+        site=site_of(profile),
         host_bytes=host_memory_bytes(profile) or inf,
     )
 
