@@ -54,7 +54,8 @@ class Planned:
     @property
     def torchrun(self) -> str:
         """The launcher with the plan's ranks."""
-        ranks, width = self.job.world_size, self.site and self.site.devices_per_node
+        ranks = self.job.world_size
+        width = None if self.site is None else self.site.devices_per_node
         if width is None or ranks % min(width, ranks):
             nodes, each = '"$NNODES"', "gpu"
         else:
