@@ -15,7 +15,14 @@ EPILOG = example("moetune export plan.json --to megatron --output layout.sh")
 def export(
     context: typer.Context,
     plan: PlanArgument,
-    to: Annotated[str, typer.Option("--to", metavar=f"[{'|'.join(TARGETS)}]", help="The runtime.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar=f"[{'|'.join(TARGETS)}]",
+            help="The runtime, with a version or without: megatron@0.17.",
+        ),
+    ],
     model: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="The config.json of a plan whose model has no name."),
@@ -45,7 +52,7 @@ def export(
     elif output is None:
         typer.echo(export.text, nl=False)
     else:
-        screen.line(f"Written to {output}, for {found.target.name} ({found.target.version}).")
+        screen.line(f"Written to {output}, for {found.target.label}.")
     if not json:
         for one in export.not_expressed:
             screen.note(f"Not expressed: {one}.")

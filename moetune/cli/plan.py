@@ -129,7 +129,7 @@ def plan(
         str | None,
         typer.Option(
             metavar=f"[{'|'.join(TARGETS)}]",
-            help="The runtime that the plan is for. Default: moetune.",
+            help="The runtime, with a version or without: megatron@0.17. Default: moetune.",
         ),
     ] = None,
     schedule: Annotated[

@@ -1,7 +1,8 @@
 """Runtimes that a training plan is made for: what each can do, and what changes its times.
 
-One row of facts for each, read in the named version's source; `--target` picks the row. A layout
-that the runtime cannot run is refused by the name of what is missing.
+One row of facts for each version, read in its source; `--target megatron@0.17` picks the row, and
+`--target megatron` the newest. A layout that the runtime cannot run is refused by the name of what
+is missing (`target_rules.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from moetune.domain.errors import InputError
+from moetune.domain.layout import BrokenRule
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.training import (
@@ -52,8 +54,9 @@ class Target:
     """A runtime, with what it can do.
 
     Args:
-        version: that the facts were read in.
-        source: where.
+        version: that the facts were read in, with its package: "megatron-core 0.16.1".
+        source: the files that say so; where the package registry does not have the version, the
+            repository and the tag that were read.
         tp_divides_ep: whether ep above 1 is a multiple of tp, and equal to it with all_gather,
             which works on tokens that the ranks already share.
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
@@ -120,9 +123,42 @@ class Target:
     shared_beside: bool = False
     places_experts: bool = False
 
+    @property
+    def number(self) -> str:
+        """The version without its package: "0.16.1"; "" for moetune's runtime."""
+        number = self.version.split()[-1]
+        return number if number[0].isdigit() else ""
+
+    @property
+    def release(self) -> str:
+        """The version as `--target` takes it: "0.16" of 0.16.1; "" for moetune's runtime."""
+        return ".".join(self.number.split(".")[:2])
+
+    @property
+    def label(self) -> str:
+        """The name with the version: "megatron (megatron-core 0.16.1)"."""
+        return f"{self.name} ({self.version})"
+
+    @property
+    def spec(self) -> str:
+        """The name that `--target` and `--to` take for this version: "megatron@0.16"."""
+        return f"{self.name}@{self.release}" if self.release else self.name
+
     def exchange_ranks(self, layout: FoldedLayout) -> int:
         """Return the ranks among which a layer's tokens are exchanged."""
         return layout.ep * layout.etp if self.shards_are_experts else layout.ep
+
+    def refusal(self, what: str, instead: str, source: str = "") -> BrokenRule:
+        """Return the rule that something of a layout breaks.
+
+        Args:
+            instead: flags that the runtime runs.
+            source: the runtime's file that says so, "" where `source` of the row is meant.
+        """
+        where = f": {source}" if source else ""
+        return BrokenRule(
+            f"{self.label} cannot run {what}{where}", f"use {instead}, or another --target"
+        )
 
 
 def _sizes(**largest: int) -> MappingProxyType[str, int]:
@@ -147,8 +183,8 @@ _MEGATRON = Target(
     offloads_activations=True,  # cpu_offloading_num_layers of Transformer Engine
     offloads_optimizer=True,  # HybridDeviceOptimizer
 )  # fmt: skip
-_KNOWN: dict[TargetName, Target] = {
-    "moetune": Target(
+_VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
+    "moetune": (Target(
         name="moetune", version="this one", source="moetune.runtime",
         dispatchers=("all_to_all", "hierarchical"),
         recompute=("core_attn", "norm", "mlp", "moe", "full"),
@@ -159,43 +195,69 @@ _KNOWN: dict[TargetName, Target] = {
             activations=False, results=True, gradients_wait=True, router_copies=1
         ),
         splits_recomputed=False, shards_are_experts=True, shared_beside=True, places_experts=True,
-    ),
-    "megatron": _MEGATRON,
-    "bridge": replace(
+    ),),
+    "megatron": (_MEGATRON,),
+    "bridge": (replace(
         _MEGATRON, name="bridge", version="megatron-bridge 0.3.1",
         source="megatron/bridge/training/comm_overlap.py, flex_dispatcher_backend.py",
         logit_bytes=2, optimizers=OPTIMIZERS,
-    ),
-    "torchtitan": Target(
+    ),),
+    "torchtitan": (Target(
         name="torchtitan", version="0.3.0",
         source="torchtitan/config/configs.py, torchtitan/distributed/parallel_dims.py",
         dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("full",),
         overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), largest=_sizes(etp=1),
         zero_with_pp=2, schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
-    ),
-    "transformers": Target(
+    ),),
+    "transformers": (Target(
         name="transformers", version="5.23.0",
         source="transformers/distributed/configuration_utils.py",
         dispatchers=("all_to_all", "all_gather"), recompute=("full",), overlaps=("none",),
         zero=(3,), dtypes=("bfloat16",), tp_divides_ep=True,
         largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=0,
-    ),
-    "deepspeed": Target(
+    ),),
+    "deepspeed": (Target(
         name="deepspeed", version="0.19.8",
         source="deepspeed/module_inject/auto_ep_config.py, runtime/zero",
         dispatchers=("all_to_all",), recompute=("full",), overlaps=("none",), zero=(0, 1, 2, 3),
         dtypes=("bfloat16",), largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=1,
-    ),
-}  # fmt: skip
+    ),),
+})  # fmt: skip
+"""Rows of each runtime, the oldest first: that is the one of plans that name no version."""
 
 
 def find_target(name: str) -> Target:
-    """Return a target's facts.
+    """Return a target's facts, of its newest version unless one is named: "megatron@0.17".
+
+    A version is named as its release, 0.16, or in full, 0.16.1.
 
     Raises:
-        InputError: there is no such target.
+        InputError: there is no such target, or no row of that version.
     """
-    for known, target in _KNOWN.items():
-        if known == name:
-            return target
+    target, _, version = name.partition("@")
+    rows = _rows(target)
+    if "@" not in name:
+        return rows[-1]
+    for row in rows:
+        if version and version in (row.release, row.number):
+            return row
+    specs = [row.spec for row in rows if row.release] or [target]
+    raise InputError(
+        f"version {version!r} of {target} is unknown", f"use one of {', '.join(specs)}"
+    )
+
+
+def planned_target(name: TargetName, version: str) -> Target:
+    """Return the target of a stored plan; "" is the only version that there was before.
+
+    Raises:
+        InputError: there is no row of that version.
+    """
+    return find_target(f"{name}@{version}") if version else _rows(name)[0]
+
+
+def _rows(name: str) -> tuple[Target, ...]:
+    for target, rows in _VERSIONS.items():
+        if target == name:
+            return rows
     raise InputError(f"target {name!r} is unknown", f"use one of {', '.join(TARGETS)}")

@@ -14,7 +14,7 @@ from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import Schedule
 from moetune.domain.plan import Plan
 from moetune.domain.profile import ProfileQuality
-from moetune.domain.targets import TargetName
+from moetune.domain.targets import Target, TargetName, planned_target
 from moetune.domain.throughput import Throughput
 from moetune.domain.training import (
     CudaGraphs,
@@ -38,6 +38,8 @@ class TrainingInputs:
     Args:
         global_batch: sequences of a step, of `seq` tokens each.
         target: name of the runtime.
+        target_version: of the runtime; "" where it has none, and in plans of before versions were
+            told apart, which are of the only one that there was.
         memory_limit_bytes: usable memory of a device.
         search_trials: layouts that were tried beyond branch and bound.
     """
@@ -55,6 +57,21 @@ class TrainingInputs:
     optimizer: OptimizerName = "adam"
     routing: str = "balanced"
     search_trials: int = field(default=0, metadata=UNLESS_DEFAULT)
+    target_version: str = field(default="", metadata=UNLESS_DEFAULT)
+
+    @property
+    def runtime(self) -> str:
+        """The runtime with its version, as `--target` takes it: "megatron@0.18.2"."""
+        return f"{self.target}@{self.target_version}" if self.target_version else self.target
+
+    @property
+    def facts(self) -> Target:
+        """The row of the runtime that the plan is for.
+
+        Raises:
+            InputError: there is no row of that version.
+        """
+        return planned_target(self.target, self.target_version)
 
     @property
     def tokens_per_rank(self) -> int:

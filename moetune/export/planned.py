@@ -7,6 +7,7 @@ from textwrap import wrap
 from moetune.domain.architecture import Decoder
 from moetune.domain.cluster import torchrun
 from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.site import Site
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
 
@@ -21,7 +22,7 @@ class Planned:
     Args:
         plan_id: of the plan.
         hub_name: the model on the Hugging Face Hub, None where the plan's model is a file.
-        devices_per_node: of the plan's machine, None where its profile is not there.
+        site: the plan's machine, None where its profile is not there.
         warnings: about the plan, for the head of the export.
     """
 
@@ -30,7 +31,7 @@ class Planned:
     layout: FoldedLayout
     target: Target
     hub_name: str | None = None
-    devices_per_node: int | None = None
+    site: Site | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -53,7 +54,8 @@ class Planned:
     @property
     def torchrun(self) -> str:
         """The launcher with the plan's ranks."""
-        ranks, width = self.job.world_size, self.devices_per_node
+        ranks = self.job.world_size
+        width = None if self.site is None else self.site.devices_per_node
         if width is None or ranks % min(width, ranks):
             nodes, each = '"$NNODES"', "gpu"
         else:
@@ -68,7 +70,7 @@ class Planned:
         what = f"Layout of {self.decoder.name} on {job.world_size} ranks"
         batches = f"{self.num_micro_batches} micro-batches of {layout.micro_batch}"
         return (
-            f"{what}, for {self.target.name} ({self.target.version}).",
+            f"{what}, for {self.target.label}.",
             f"{sizes} · ZeRO-{layout.zero} · schedule {layout.order}",
             f"Step: {job.global_batch} sequences of {job.length} tokens, in {batches}.",
             f"Plan {self.plan_id[:6]} of moetune; its numbers are predictions.",
@@ -108,5 +110,4 @@ def remarks(planned: Planned, not_expressed: tuple[str, ...], *more: str) -> str
 
 def refuse(planned: Planned, what: str, hint: str) -> InfeasiblePlanError:
     """Return the error for a layout that the runtime's own checks would refuse."""
-    target = planned.target
-    return InfeasiblePlanError(f"{target.name} ({target.version}) cannot run {what}", hint)
+    return InfeasiblePlanError(f"{planned.target.label} cannot run {what}", hint)

@@ -35,7 +35,8 @@ def export_layout(planned: Planned) -> Export:
         InfeasiblePlanError: the target cannot run it.
     """
     check_layout(planned.layout, planned.job)
-    broken = next(target_rules(planned.layout, planned.target, planned.job), None)
+    rules = target_rules(planned.layout, planned.target, planned.job, planned.site)
+    broken = next(rules, None)
     if broken is not None:
         raise InfeasiblePlanError(broken.what, broken.hint.replace("--target", "--to"))
     return _EXPORTS[planned.target.name](planned)

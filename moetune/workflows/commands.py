@@ -34,7 +34,7 @@ def training_command(request: TrainingRequest, *, model: str, profile: str) -> s
     """
     job, limit = request.job, request.memory_limit_bytes
     found: list[tuple[str, object]] = [
-        ("model", model), ("profile", profile), ("target", request.target.name),
+        ("model", model), ("profile", profile), ("target", request.target.spec),
         ("world-size", job.world_size), ("global-batch", job.global_batch), ("seq", job.length),
         ("dtype", job.dtype if job.dtype != "bfloat16" else None),
         ("optimizer", job.optimizer if job.optimizer != request.target.optimizers[0] else None),

@@ -16,6 +16,7 @@ from moetune.domain.plan import Alternative, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.domain.routing import BALANCED
+from moetune.domain.site import site_of
 from moetune.domain.targets import TARGETS, Target, TargetName, find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest
 from moetune.fit.costs import costs_of
@@ -278,12 +279,9 @@ def _exports(plan: TrainingPlan, source: str, profile: Profile) -> Iterator[Targ
     """Yield the export of each runtime, the plan's own first."""
     own = plan.request.target.name
     for name in (own, *(one for one in TARGETS if one != own)):
-        target = find_target(name)
+        target = plan.request.target if name == own else find_target(name)
         try:
-            made = export_training(
-                plan, to=target, source=source,
-                devices_per_node=profile.machine.devices_per_node,
-            )  # fmt: skip
+            made = export_training(plan, to=target, source=source, site=site_of(profile))
         except MoetuneError as error:
             yield TargetExport(target=target, export=None, problem=error.what)
             continue

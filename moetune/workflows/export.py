@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.site import Site, site_of
 from moetune.domain.targets import Target, TargetName, find_target
 from moetune.domain.training import TrainingJob
 from moetune.domain.training_document import TrainingDocument
@@ -68,14 +69,16 @@ def export_plan(
     """Return what a runtime reads for a training plan.
 
     Args:
-        to: the target's name.
+        to: the target's name, with a version or without: "megatron@0.16". Without one it is the
+            plan's own where the plan is for that runtime, else the newest.
         model: the plan's model where its name alone does not find it: a `config.json`.
 
     Raises:
         InputError: the target is unknown, or the model is another one.
         InfeasiblePlanError: the target cannot run the layout.
     """
-    target, inputs, name = find_target(to), plan.inputs, f"plan {plan.id[:6]}"
+    inputs, name = plan.inputs, f"plan {plan.id[:6]}"
+    target = inputs.facts if to == inputs.target else find_target(to)
     found = find_decoder_model(model or inputs.model, world_size=inputs.world_size)
     if found.decoder is None:
         raise InputError(f"{name}: {inputs.model} is a layer, not a model", MAKE_ONE)
@@ -94,15 +97,13 @@ def export_plan(
         layout=folded_layout(plan.layout),
         target=target,
         hub_name=_hub_name(found.source),
-        devices_per_node=_devices_per_node(inputs.profile, stores),
-        warnings=(*_warnings(inputs.target, target, fits=plan.fits), *_not_placed(plan)),
+        site=_site(inputs.profile, stores),
+        warnings=(*_warnings(inputs.facts, target, fits=plan.fits), *_not_placed(plan)),
     )
     return PlanExport(plan_id=planned.plan_id, target=target, export=export_layout(planned))
 
 
-def export_training(
-    plan: TrainingPlan, *, to: Target, source: str, devices_per_node: int
-) -> PlanExport:
+def export_training(plan: TrainingPlan, *, to: Target, source: str, site: Site) -> PlanExport:
     """Return what a runtime reads for a plan that was just made.
 
     Args:
@@ -117,8 +118,8 @@ def export_training(
         layout=plan.best.layout,
         target=to,
         hub_name=_hub_name(source),
-        devices_per_node=devices_per_node,
-        warnings=tuple(_warnings(plan.request.target.name, to, fits=plan.fits)),
+        site=site,
+        warnings=tuple(_warnings(plan.request.target, to, fits=plan.fits)),
     )
     return PlanExport(plan_id=plan.id, target=to, export=export_layout(planned))
 
@@ -128,9 +129,9 @@ def _hub_name(source: str) -> str | None:
     return found[1] if found else None
 
 
-def _devices_per_node(profile: str, stores: StoreFinder) -> int | None:
+def _site(profile: str, stores: StoreFinder) -> Site | None:
     try:
-        return find_profile(profile, stores=stores).profile.machine.devices_per_node
+        return site_of(find_profile(profile, stores=stores).profile)
     except (InputError, ProfileError):
         return None
 
@@ -143,8 +144,8 @@ def _not_placed(plan: TrainingDocument) -> Iterator[str]:
         )
 
 
-def _warnings(planned_for: TargetName, target: Target, *, fits: bool) -> Iterator[str]:
-    if planned_for != target.name:
-        yield f"Planned for {planned_for}: the predicted times are not {target.name}'s."
+def _warnings(planned_for: Target, target: Target, *, fits: bool) -> Iterator[str]:
+    if planned_for != target:
+        yield f"Planned for {planned_for.spec}: the predicted times are not {target.spec}'s."
     if not fits:
         yield "The plan does not fit into the memory that it was made for."

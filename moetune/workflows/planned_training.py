@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
-from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
 from moetune.solve.joint.placed_layers import PlacedLayers
@@ -56,7 +55,7 @@ def read_planned_training(
             routing=routing, optimizer=inputs.optimizer,
         ),
         pins=inputs.pins,
-        target=find_target(inputs.target),
+        target=inputs.facts,
         memory_limit_bytes=inputs.memory_limit_bytes,
         search_trials=inputs.search_trials,
     )  # fmt: skip

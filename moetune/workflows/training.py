@@ -76,6 +76,7 @@ def search_of(
         limit_bytes=limit_bytes,
         target=request.target,
         host_bytes=site_of(profile).host_bytes_per_rank(job.world_size) or inf,
+        site=site_of(profile),
     )
 
 

@@ -15,7 +15,7 @@ from moetune.domain.pipeline import stage_words
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.routing import ExpertLoads
-from moetune.domain.targets import Target
+from moetune.domain.targets import Target, planned_target
 from moetune.domain.throughput import Throughput
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_document import (
@@ -119,8 +119,10 @@ class TrainingPlan:
     @property
     def id(self) -> str:
         """Digest of the inputs, with what their names stand for."""
-        job = self.request.job
-        return _id_of({**self.inputs, "decoder": repr(job.decoder), "loads": _loads(job.routing)})
+        job, inputs = self.request.job, self.inputs
+        if self.request.target == planned_target(self.request.target.name, ""):
+            inputs.pop("target_version", None)  # as in plans of before versions were told apart
+        return _id_of({**inputs, "decoder": repr(job.decoder), "loads": _loads(job.routing)})
 
     def tokens_per_second(self, one: PricedLayout) -> float:
         """Return the tokens a second of one device with a layout."""
@@ -138,6 +140,7 @@ class TrainingPlan:
     def inputs(self) -> dict[str, Any]:
         """The question, in plain values."""
         job, trials = self.request.job, self.request.search_trials
+        version = self.request.target.number
         return {
             "model": job.decoder.name,
             "world_size": job.world_size,
@@ -152,6 +155,7 @@ class TrainingPlan:
             "pins": encode(self.request.pins),
             "memory_limit_bytes": self.limit_bytes,
             **({"search_trials": trials} if trials else {}),
+            **({"target_version": version} if version else {}),
         }
 
     @property

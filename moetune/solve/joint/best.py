@@ -86,7 +86,7 @@ class BestLayouts:
             if one.branches is not None:
                 for branch in one.branches():
                     heapq.heappush(open_ends, branch)
-            elif self._search.keeps(one.layout):
+            elif self._search.keeps(one.layout) and self._search.space.is_allowed(one.layout):
                 leaders.add(self._search.priced(one.layout))
 
     def _told(self) -> list[PricedLayout]:

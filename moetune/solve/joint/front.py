@@ -66,7 +66,7 @@ def front_within(
             for branch in one.branches(worth):
                 if branch.seconds <= worth and branch.peak_bytes <= most_bytes:
                     heapq.heappush(open_ends, branch)
-        elif search.prices.least(one.layout) <= worth:
+        elif search.prices.least(one.layout) <= worth and search.space.is_allowed(one.layout):
             priced = search.priced(one.layout)
             if priced.step.seconds <= worth:
                 front[one.peak_bytes] = priced  # in place of a slower one of that memory

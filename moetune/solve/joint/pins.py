@@ -207,7 +207,7 @@ def _plainest(space: LayoutSpace, pins: LayoutRequest) -> FoldedLayout:
 
 def _all_broken(space: LayoutSpace, layout: FoldedLayout) -> Iterator[BrokenRule]:
     yield from broken_rules(layout, space.job)
-    yield from target_rules(layout, space.target, space.job)
+    yield from target_rules(layout, space.target, space.job, space.site)
 
 
 def _pinned(pins: LayoutRequest) -> tuple[str, ...]:

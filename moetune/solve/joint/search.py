@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from moetune.domain.site import Site
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute, TrainingJob
 from moetune.solve.joint.dispatchers import RankedDispatchers
@@ -34,6 +35,7 @@ class FoldedSearch:
         limit_bytes: usable memory of a device.
         target: the runtime, which bounds the layouts.
         host_bytes: host memory of one rank.
+        site: the machine, as the runtime's rules ask for it; None where it is not known.
         apart: prices and memory of whole layouts whose layers are told apart by their routing; None
             where layers of a kind are alike. `prices` and `memory` take the mean of such layers.
         space: the layouts that the rules and the target allow.
@@ -45,6 +47,7 @@ class FoldedSearch:
     memory: MemoryModel
     limit_bytes: float
     target: Target
+    site: Site | None = None
     host_bytes: float = float("inf")
     apart: tuple[StepPrices, MemoryModel] | None = None
     space: LayoutSpace = field(init=False)
@@ -57,7 +60,7 @@ class FoldedSearch:
     )
 
     def __post_init__(self) -> None:
-        space = LayoutSpace(job=self.job, target=self.target)
+        space = LayoutSpace(job=self.job, target=self.target, site=self.site)
         fitting = Fitting(
             space=space, prices=self.prices, memory=self.memory,
             limit_bytes=self.limit_bytes, host_bytes=self.host_bytes,
@@ -104,7 +107,9 @@ class FoldedSearch:
                 break
             for cut in self.cuts(one, recompute, pins, table):
                 needed = self.memory.needs(cut)[0]
-                if needed <= least[0] and (needed, self.prices.floor(cut)) < least:
+                if needed > least[0] or not self.space.is_allowed(cut):
+                    continue
+                if (needed, self.prices.floor(cut)) < least:
                     least, found = (needed, self.prices.floor(cut)), cut
         if found is None:
             raise contradiction(self.space, pins)

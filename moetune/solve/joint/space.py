@@ -4,7 +4,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from moetune.domain.dispatcher_rules import dispatcher_rules
 from moetune.domain.layout import divisors
+from moetune.domain.megatron_rules import overlapped_rules
 from moetune.domain.pipeline import (
     SCHEDULES,
     SPLITTING,
@@ -14,13 +16,8 @@ from moetune.domain.pipeline import (
     most_stages,
     usual_schedule,
 )
-from moetune.domain.target_rules import (
-    dispatcher_rules,
-    host_rules,
-    overlap_rules,
-    overlapped_rules,
-    target_rules,
-)
+from moetune.domain.site import Site
+from moetune.domain.target_rules import host_rules, overlap_rules, target_rules
 from moetune.domain.targets import Target
 from moetune.domain.training import (
     FoldedLayout,
@@ -45,10 +42,15 @@ _RECOMPUTES: tuple[tuple[Recompute, ...], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSpace:
-    """The layouts of a job for a target."""
+    """The layouts of a job for a target.
+
+    Args:
+        site: the machine; None where it is not known, and rules that need it are not asked.
+    """
 
     job: TrainingJob
     target: Target
+    site: Site | None = None
 
     def shapes(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield every layout of the ranks that the rules allow, without recomputation.
@@ -174,7 +176,7 @@ class LayoutSpace:
         """Return whether a layout breaks no rule of the job or the target."""
         if next(broken_rules(layout, self.job), None) is not None:
             return False
-        return next(target_rules(layout, self.target, self.job), None) is None
+        return next(target_rules(layout, self.target, self.job, self.site), None) is None
 
     def may_use_host(self, layout: FoldedLayout) -> bool:
         """Return whether what an allowed layout has in host memory breaks no rule either."""
@@ -248,11 +250,8 @@ class LayoutSpace:
             every = every[:1]
         if pins.dispatcher:
             every = (pins.dispatcher,)
-        is_plain = layout.overlap == "none" and layout.dispatcher_sms is None
-        if is_plain and not self.target.tp_divides_ep:
-            return [*every]
         return [one for one in every if self._goes_with(layout.changed(dispatcher=one))]
 
     def _goes_with(self, layout: FoldedLayout) -> bool:
-        rules = itertools.chain(dispatcher_rules(layout, self.target), sms_rules(layout))
+        rules = itertools.chain(dispatcher_rules(layout, self.target, self.site), sms_rules(layout))
         return next(rules, None) is None

@@ -154,7 +154,7 @@ def _answer(draft: ModelDraft) -> Section:
         name="answer",
         title=f"{draft.title} on {job.world_size:,} ranks",
         scope=f"{job.global_batch:,} sequences of {job.length:,} tokens a step · {job.dtype} · "
-        f"{plan.request.target.name} · profile {plan.profile}",
+        f"{plan.request.target.spec} · profile {plan.profile}",
         doubts=tuple(suspect_words(plan.profile, plan.quality)),
         paragraphs=(
             decision_words(layout_words(best.layout), best.layout), how_sure_of_layout(sure),

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument, TrainingLayout
 from moetune.domain.units import format_bytes
@@ -83,6 +82,7 @@ def _facts(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
     yield "CUDA graphs", _graphs(plan)
     yield "optimizer", f"{plan.inputs.optimizer}, ZeRO-{layout.zero}"
     yield from _pipeline(layout)
+    yield "runtime", plan.inputs.runtime
     yield "numbers", plan.trust
 
 
@@ -119,7 +119,7 @@ def _graphs(plan: TrainingDocument) -> str:
     predicted = plan.best.predicted
     graphs = plan.layout.cuda_graphs
     share = predicted.parts.get("launches", 0.0) / predicted.step_seconds
-    can_replay = "partial" in find_target(plan.inputs.target).cuda_graphs
+    can_replay = "partial" in plan.inputs.facts.cuda_graphs
     if graphs != "none" or share < _MUCH or not can_replay:
         return graphs
     return f"none: launches are {percent(share, digits=0)} of the step, see --cuda-graphs partial"

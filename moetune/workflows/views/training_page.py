@@ -18,10 +18,10 @@ _STEP_WORDS = "Predicted seconds on the slowest pipeline rank."
 
 
 def training_scope(plan: TrainingDocument) -> str:
-    """Return "64 ranks · 1,024 sequences of 4,096 tokens · bfloat16 · for megatron"."""
+    """Return "64 ranks · 1,024 sequences of 4,096 tokens · bfloat16 · for megatron@0.18.2"."""
     inputs = plan.inputs
     batch = f"{plural(inputs.global_batch, 'sequence')} of {inputs.seq:,} tokens"
-    return f"{plural(inputs.world_size, 'rank')} · {batch} · {inputs.dtype} · for {inputs.target}"
+    return f"{plural(inputs.world_size, 'rank')} · {batch} · {inputs.dtype} · for {inputs.runtime}"
 
 
 def training_page(plan: TrainingDocument) -> tuple[Section, ...]:
@@ -125,7 +125,7 @@ def compare_training(
         f"{name.replace('_', ' ')} {getattr(right, name)} instead of {getattr(left, name)}"
         for name in (
             "model", "world_size", "global_batch", "seq", "dtype", "profile", "target",
-            "optimizer", "routing",
+            "target_version", "optimizer", "routing",
         )
         if getattr(left, name) != getattr(right, name)
     ]  # fmt: skip
