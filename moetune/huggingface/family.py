@@ -40,6 +40,7 @@ class Family:
         gate_flag: flag without which there is no such gate; "" where there always is.
         sinks: kinds of attention with learned sinks.
         dense_width, expert_width: spellings of the widths.
+        dense_ratio: width of a dense FFN in widths of the model, where its field is null.
         shared_width: spellings of a shared expert's width; () for that of the routed ones.
         has_balance_bias: whether the router has a bias that balances the experts' loads.
         router_parameters: of a router beside its matrix, for each expert.
@@ -50,6 +51,9 @@ class Family:
         norms_of_experts: vectors of `d_model` in norms that only blocks with experts have.
         expert_biases: whether experts have biases.
         norms: vectors of `d_model` in a block's norms.
+        has_norm_biases: whether norms have biases (LayerNorm); `norms` counts those of blocks.
+        head_bias: of the head.
+        positions: spellings of the number of learned positions; () for none.
         streams: how residual streams are mixed (hyper-connections): all with all, each with
             itself, or there is one.
         is_tied: `tie_word_embeddings` of the class.
@@ -75,6 +79,7 @@ class Family:
     gate_flag: str = ""
     sinks: tuple[MixerKind, ...] = ()
     dense_width: tuple[str, ...] = ("intermediate_size",)
+    dense_ratio: int | None = None
     expert_width: tuple[str, ...] = ("moe_intermediate_size",)
     shared: Shared = "none"
     shared_width: tuple[str, ...] = ()
@@ -90,6 +95,9 @@ class Family:
     expert_biases: bool = False
     is_gated: bool = True
     norms: int = 2
+    has_norm_biases: bool = False
+    head_bias: Bias = False
+    positions: tuple[str, ...] = ()
     streams: Literal["one", "full", "diagonal"] = "one"
     is_tied: bool = False
     harmless: tuple[str, ...] = ()

@@ -17,7 +17,9 @@ ACTIVATION = ("hidden_act", "hidden_activation", "mlp_hidden_act", "activation_f
 
 def dense_ffn(fields: Fields, family: Family) -> DenseFfn:
     """Return the FFN of a block without experts."""
-    return _ffn(fields, family, fields.count(*family.dense_width))
+    ratio = family.dense_ratio
+    default = None if ratio is None else ratio * fields.count(*WIDTH)
+    return _ffn(fields, family, fields.count(*family.dense_width, default=default))
 
 
 def routed_experts(fields: Fields, family: Family, at: int) -> RoutedExperts:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from moetune.domain.errors import InputError
 
-WIDTH = ("hidden_size", "d_model")
-HEADS = ("num_attention_heads", "n_heads")
+WIDTH = ("hidden_size", "d_model", "n_embd")
+HEADS = ("num_attention_heads", "n_heads", "n_head")
 _MATTERS = re.compile(
     r"expert|moe|layer|shared|latent|head|inter|rank|dim|num_|(^|_)n_|size|width|window|group|block"
     r"|top_?k|period|offset|interval|freq|step|pattern|bias|mtp|nextn|gate|index|conv|state|tie_"

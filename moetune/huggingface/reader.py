@@ -6,7 +6,7 @@ from moetune.domain.architecture import Block, Decoder, Part, Prediction
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import nearest_then
 from moetune.huggingface.families import FAMILIES
-from moetune.huggingface.family import Family
+from moetune.huggingface.family import Family, has_bias
 from moetune.huggingface.ffn import dense_ffn, routed_experts
 from moetune.huggingface.fields import HEADS, WIDTH, Fields, looks_relevant
 from moetune.huggingface.hybrid import hybrid_blocks, hybrid_predictions
@@ -18,8 +18,6 @@ PREDICTIONS = (
     "num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_hidden_layers",
     "mtp_num_layers",
 )  # fmt: skip
-_LAYER_NORM_WITH_BIAS = frozenset({"phimoe"})
-_HEAD_BIAS = {"phimoe": "lm_head_bias", "ernie4_5_moe": "use_bias"}
 
 
 def read_decoder(document: Mapping[str, object], *, name: str, where: str) -> Decoder:
@@ -105,10 +103,10 @@ def _decoder(fields: Fields, family: Family, *, name: str, family_name: str) -> 
     else:
         blocks = _blocks(fields, family, family_name, streams=streams)
         predictions = _predictions(fields, blocks, family_name)
-    norms = d_model * (2 if family_name in _LAYER_NORM_WITH_BIAS else 1)
+    norms = d_model * (2 if family.has_norm_biases else 1)
     if family.streams != "one" and family_name != "glm5_next_text":
         norms += streams * (streams * d_model + 1) + 1
-    has_bias = family_name in _HEAD_BIAS and fields.flag(_HEAD_BIAS[family_name])
+    positions = fields.count(*family.positions) if family.positions else 0
     return Decoder(
         name=name,
         family=family_name,
@@ -117,7 +115,8 @@ def _decoder(fields: Fields, family: Family, *, name: str, family_name: str) -> 
         blocks=blocks,
         norms=norms,
         is_tied=fields.flag("tie_word_embeddings", default=family.is_tied),
-        head_biases=vocabulary if has_bias else 0,
+        embedding_extra=positions * d_model,
+        head_biases=vocabulary if has_bias(fields, family.head_bias) else 0,
         predictions=predictions,
     )
 
