@@ -183,6 +183,13 @@ _MEGATRON = Target(
     offloads_activations=True,  # cpu_offloading_num_layers of Transformer Engine
     offloads_optimizer=True,  # HybridDeviceOptimizer
 )  # fmt: skip
+_TRANSFORMERS = Target(
+    name="transformers", version="5.23.0",
+    source="transformers/distributed/configuration_utils.py",
+    dispatchers=("all_to_all", "all_gather"), recompute=("full",), overlaps=("none",),
+    zero=(3,), dtypes=("bfloat16",), tp_divides_ep=True,
+    largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=0,
+)  # fmt: skip
 _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
     "moetune": (Target(
         name="moetune", version="this one", source="moetune.runtime",
@@ -209,13 +216,7 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), largest=_sizes(etp=1),
         zero_with_pp=2, schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
     ),),
-    "transformers": (Target(
-        name="transformers", version="5.23.0",
-        source="transformers/distributed/configuration_utils.py",
-        dispatchers=("all_to_all", "all_gather"), recompute=("full",), overlaps=("none",),
-        zero=(3,), dtypes=("bfloat16",), tp_divides_ep=True,
-        largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=0,
-    ),),
+    "transformers": (_TRANSFORMERS, replace(_TRANSFORMERS, version="5.24.0")),
     "deepspeed": (Target(
         name="deepspeed", version="0.19.8",
         source="deepspeed/module_inject/auto_ep_config.py, runtime/zero",

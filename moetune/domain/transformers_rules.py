@@ -1,16 +1,66 @@
-"""Rules of transformers: what of a layout it refuses at start."""
+"""Rules of transformers: what of a layout its own parallelism refuses, or does not do as planned.
+
+Read in transformers 5.23 and 5.24; files are those below `transformers/`. The plans of a family
+are `base_model_tp_plan` and `base_model_ep_plan` of its configuration class.
+"""
 
 from collections.abc import Iterator
 
-from moetune.domain.layout import BrokenRule
+from moetune.domain.architecture import Decoder
+from moetune.domain.layout import BrokenRule, nearest_divisors
 from moetune.domain.site import Site
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
+
+ABSENT = frozenset({"kimi_k2", "grok-1"})
+"""Families without a class of their own: their configurations name code on the Hub."""
+CUTS_ATTENTION = frozenset({
+    "llama", "mistral", "nemotron", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe",
+    "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_thinker", "laguna", "mellum",
+    "deepseek_v2", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "glm4_moe", "glm4v_moe_text",
+    "dots1", "exaone_moe", "solar_open", "hy_v3", "mimo_v2_flash", "beam", "ernie4_5_moe",
+    "llama4_text", "longcat_flash", "cohere2_moe", "dots3_note_text", "hy_v4", "gemma4_text",
+})  # fmt: skip
+"""Families whose tensor plan cuts every mixer by heads; others leave attention whole on each rank,
+or gather what their projections give (`colwise_gather_output`)."""
+WITHOUT_EXPERT_PLAN = frozenset({"llama4_text", "longcat_flash", "dbrx"})
+"""Families with experts whose expert plan is empty."""
 
 
 def transformers_rules(
     layout: FoldedLayout, target: Target, job: TrainingJob, site: Site | None
 ) -> Iterator[BrokenRule]:
     """Yield what of a layout of a job transformers refuses, beyond `layout_rules`."""
-    del layout, target, job, site
-    yield from ()
+    del site
+    decoder = job.decoder
+    yield from transformers_model_rules(decoder, target)
+    if layout.ep > 1 and decoder.family in WITHOUT_EXPERT_PLAN:
+        what = f"ep {layout.ep}: the expert plan of {decoder.family} is empty"
+        yield target.refusal(what, "--ep 1", "distributed/mixin.py")
+    if layout.tp == 1:
+        return
+    if decoder.family not in CUTS_ATTENTION:
+        what = f"tp {layout.tp}: the tensor plan of {decoder.family} leaves attention whole"
+        yield target.refusal(what, "--tp 1", "configuration class, base_model_tp_plan")
+    elif decoder.num_moe_layers and layout.ep == 1:
+        what = f"tp {layout.tp} with ep 1: its tensor plan cuts the experts, too"
+        yield target.refusal(what, f"--ep {layout.tp}, or --tp 1", "distributed/mixin.py")
+    yield from key_head_rules(layout, target, decoder, "distributed/tensor_parallel.py")
+
+
+def transformers_model_rules(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
+    """Yield that a model's family has no class in transformers."""
+    if decoder.family in ABSENT:
+        what = f"{decoder.name}: transformers has no class for {decoder.family}"
+        yield target.refusal(what, "--target megatron", "models/auto/configuration_auto.py")
+
+
+def key_head_rules(
+    layout: FoldedLayout, target: Target, decoder: Decoder, source: str
+) -> Iterator[BrokenRule]:
+    """Yield the numbers of key heads that tensor parallelism does not divide."""
+    for count in decoder.kv_head_counts:
+        if count % layout.tp:
+            near = " or ".join(map(str, nearest_divisors(count, layout.tp)))
+            what = f"tp {layout.tp} with {count} key heads"
+            yield target.refusal(what, f"--tp {near}", source)
