@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.public_runs.decoders import decoder_named
 from benchmarks.public_runs.memory_runs import MORE_ROWS, OUT_OF_MEMORY, RECIPES, Recipe
 from benchmarks.public_runs.recipes import with_recipe
-from benchmarks.public_runs.systems import MemoryScope
+from benchmarks.public_runs.systems import MemoryScope, system_of
 from moetune.domain.errors import MoetuneError
 from moetune.domain.routing import BALANCED, NATURAL
 from moetune.domain.targets import TargetName
@@ -25,6 +25,7 @@ from moetune.domain.training import (
     TokenDispatcher,
     TrainingDtype,
     TrainingJob,
+    ZeroStage,
 )
 from moetune.domain.training_rules import check_layout
 
@@ -148,7 +149,7 @@ def read_row(
 
 def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
     assumed: list[str] = []
-    recipe = RECIPES.get(name)
+    recipe, system = RECIPES.get(name), system_of(row["framework"])
     decoder, length = decoder_named(row["model"]), int(row["seq"])
     tokens = _tokens(row, decoder.flops_per_token(length).total, length)
     if not row["gbs"]:
@@ -160,7 +161,7 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         length=length,
         dtype=read_dtype(row["precision"]),
         routing=NATURAL if _is_natural(row, recipe) else BALANCED,
-        optimizer="adam" if recipe is None else recipe.optimizer,
+        optimizer=system.optimizer if recipe is None else recipe.optimizer,
     )
     etp = row["etp"]
     if not etp:
@@ -169,7 +170,7 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         job, tp=row["tp"], pp=row["pp"], vpp=row["vpp"], cp=row["cp"], ep=row["ep"], etp=etp,
         micro_batch=row["mbs"], dispatcher=_dispatcher(row, assumed),
         recompute=read_modules(row["recompute"]), overlap=_overlap(row["overlap"]),
-        zero=3 if "FSDP" in row["note"] else 1,
+        zero=3 if "FSDP" in row["note"] else system.zero,
     )  # fmt: skip
     profile = _machine(row["hardware"])
     if name.startswith("card") and row["routing"].startswith("forced"):
@@ -186,7 +187,7 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         measured=MeasuredMemory(bytes=float(memory) * _GIGABYTE, scope="allocated")
         if memory else None,
         routing=row["routing"], assumed=tuple(assumed), ran_out=ran_out,
-        target="bridge" if row["framework"] == "Megatron-Bridge" else "megatron",
+        target=system.target,
     )  # fmt: skip
 
 
@@ -214,6 +215,7 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
         global_batch=int(row["GBS"]),
         length=int(row["Sequence Length"]),
         dtype=read_dtype(row["Precision"] or "fp8"),
+        optimizer="adam-bf16-grads",
     )
     profile = _machine(row["system"].removeprefix("DGX-"))
     release = row["release"].split()[0]
@@ -227,14 +229,16 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
     return PublicRun(
         name=name, set_name=f"Bridge {row['release']}, {row['model']}, {profile}",
         profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
-        tokens=float(_first(row["Tokens / sec / GPU"])), measured=None, routing="forced", target="bridge",
+        tokens=float(_first(row["Tokens / sec / GPU"])), measured=None, routing="forced",
+        target="bridge",
         assumed=(*dropped, *(() if found else _PLAIN)),
     )  # fmt: skip
 
 
 def _layout(
     job: TrainingJob, *, tp: str, pp: str, vpp: str, cp: str, ep: str, etp: str, micro_batch: str,
-    dispatcher: TokenDispatcher, recompute: tuple[Recompute, ...], overlap: Overlap, zero: int,
+    dispatcher: TokenDispatcher, recompute: tuple[Recompute, ...], overlap: Overlap,
+    zero: ZeroStage,
 ) -> FoldedLayout:  # fmt: skip
     sizes = {"tp": _size(tp), "pp": _size(pp), "vpp": _size(vpp), "cp": _size(cp)}
     dp = job.world_size // (sizes["tp"] * sizes["pp"] * sizes["cp"])

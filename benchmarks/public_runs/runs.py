@@ -141,7 +141,7 @@ def _layout(row: _Row, system: System, decoder: Decoder, assumed: list[str]) -> 
     world = int(row["nodes_or_gpus"])
     note = row["dispatcher_overlap_note"].lower()
     schedule, vpp = _schedule(row, note)
-    is_sharded = system.zero == _SHARDED or "fsdp" in note or bool(row.get("fsdp"))
+    is_sharded = "fsdp" in note or bool(row.get("fsdp"))
     if not row["micro_batch"]:
         raise ValueError("its micro-batch is not said")
     is_cut = system.target == "torchtitan" and pp > 1
@@ -158,14 +158,11 @@ def _layout(row: _Row, system: System, decoder: Decoder, assumed: list[str]) -> 
     return replace(plain, recompute=_recompute(row, system, decoder, assumed))
 
 
-_SHARDED = 3
-
-
 def _zero(system: System, pp: int, *, is_sharded: bool) -> ZeroStage:
     """Return the ZeRO stage: torchtitan keeps gathered parameters between stages' passes."""
     if system.target == "torchtitan" and pp > 1:
         return 2
-    return _SHARDED if is_sharded else 1
+    return 3 if is_sharded else system.zero
 
 
 def _job(row: _Row, system: System, decoder: Decoder, layout: FoldedLayout) -> TrainingJob:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.targets import TargetName
-from moetune.domain.training import Recompute, TokenDispatcher
+from moetune.domain.training import Recompute, TokenDispatcher, ZeroStage
 
 MemoryScope = Literal["allocated", "reserved", "device"]
 """Of a printed peak: tensors, what the allocator reserved, or all of the device (`nvidia-smi`)."""
@@ -38,7 +38,7 @@ class System:
     dispatcher: TokenDispatcher = "all_to_all"
     optimizer: OptimizerName = "adam"
     dtype: str = "bf16"
-    zero: int = 1
+    zero: ZeroStage = 1
     recompute: tuple[Recompute, ...] = ()
     selective: tuple[Recompute, ...] = ("core_attn",)
     is_natural: bool = False
@@ -62,6 +62,9 @@ _SYSTEMS: Mapping[str, System] = {
         target="megatron", optimizer="adam-bf16-grads", etp_is_tp=True
     ),
     "Megatron-LM": System(target="megatron", is_natural=True, etp_is_tp=True),
+    "mcore": System(target="megatron", optimizer="adam-bf16"),
+    "Megatron-SWIFT": System(target="megatron"),
+    "DeepSpeed": System(target="deepspeed", zero=3, is_natural=True),
     "Megatron-LM dev": System(target="megatron", optimizer="adam-bf16"),
     "Primus": System(target="megatron", memory_scope="device"),
     "Skywork-Megatron": System(target="megatron", etp_is_tp=True),
