@@ -63,7 +63,12 @@ class RankMemory:
     @property
     def allocated_bytes(self) -> float:
         """The count of `torch.cuda.max_memory_allocated`: tensors, not what is around them."""
-        return self.peak_bytes - self.parts["fragmentation"] - self.parts["libraries"]
+        return self.reserved_bytes - self.parts["fragmentation"]
+
+    @property
+    def reserved_bytes(self) -> float:
+        """The count of `torch.cuda.max_memory_reserved`: tensors, and what blocks leave free."""
+        return self.peak_bytes - self.parts["libraries"]
 
 
 class BlockBytes(NamedTuple):
