@@ -78,6 +78,10 @@ _KERNEL_SECONDS = 3e-6
 """Of a memory-bound kernel's launch and tail, as the smallest GEMM of a profile takes."""
 
 _BF16 = "bfloat16"
+_GRACE, _GRACE_SECONDS = ("GB200", "GB300", "GH200"), 1.2
+"""Times that the cores of Grace take to launch over those of x86 hosts of H100 and B200: Nemotron-3
+Super with tp 2 and partial CUDA graphs is bound by them on both (Megatron-Bridge, 26.04 to 26.08);
+without graphs Hy3-295B takes 1.5 times as long as with them (yangwhale/gpu-tpu-pedia)."""
 
 
 @dataclass
@@ -117,6 +121,11 @@ class DevicePrices:
     transfers: TransferTimes | None = None
     trusts: Trusts = field(default_factory=Trusts)
     _known: dict[tuple[object, ...], float] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def host_seconds(self) -> float:
+        """Seconds of the host for one of an x86 host of H100."""
+        return _GRACE_SECONDS if any(one in self.machine.device for one in _GRACE) else 1.0
 
     @property
     def per_node(self) -> int:
