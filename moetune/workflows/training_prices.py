@@ -19,9 +19,9 @@ from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.stand_ins import stand_in_words
 from moetune.solve.training.step import StepPrices
 
-_SUSTAINED = 0.87
-"""Of a kernel's rate alone: clocks under full power, and small kernels between those that are
-listed. One number for all devices, from 189 public runs (docs/decisions/0074)."""
+_SUSTAINED, _SUSTAINED_ON = 0.83, {"GB300": 0.92}
+"""Of published kernels' rates, alone and with cold clocks, that they reach in a step, on the mean
+of the public runs of each machine; a GB300 has 1.4 kW for what a GB200 does with 1.2."""
 _NUM_DRAWS = 20
 _ENDS = (0.05, 0.95)
 
@@ -51,10 +51,15 @@ def device_prices(profile: Profile, costs: Costs | None = None) -> DevicePrices:
     return DevicePrices(
         costs=costs or costs_of(profile, allow_modelled=True),
         machine=profile.machine,
-        sustained=1.0 if profile.samples else _SUSTAINED,
+        sustained=1.0 if profile.samples else sustained_by(profile.machine.device),
         posted_chunk_seconds=network.posted_chunk_seconds if network else 0.0,
         transfers=SmTimes(profile=profile),
     )
+
+
+def sustained_by(device: str) -> float:
+    """Return the share of published kernels' rates that a device sustains in a step."""
+    return next((one for name, one in _SUSTAINED_ON.items() if name in device), _SUSTAINED)
 
 
 def step_prices(
