@@ -5,7 +5,7 @@ DistributedDataParallel without `prepare_ddp`, FSDP2's `fully_shard` without `pr
 """
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,23 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _PREPARE = "call moetune.prepare_fsdp(model, mesh) first, and fully_shard the model then"
+
+
+def guard(module: nn.Module, placement: ExpertPlacement) -> None:
+    """Refuse DTensors that `fully_shard` sets as a module's parameters, if they mix experts.
+
+    The module's class becomes one of the same name with a check, as `fully_shard` itself makes one.
+    """
+    kind = type(module)
+
+    def check_and_set(self: nn.Module, name: str, value: Any) -> None:  # noqa: ANN401 - as nn.Module
+        check_dtensor(placement, f"experts.{name}", value)
+        kind.__setattr__(self, name, value)
+
+    module.__class__ = type(kind.__name__, (kind,), {
+        "__setattr__": check_and_set, "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
+    })  # fmt: skip
 
 
 class WrapperCheck:
