@@ -206,5 +206,11 @@ def _found(model: nn.Module) -> Iterator[_Found]:
                 whole_name = f"{prefix}.{name}".strip(".")
                 raise InputError(f"{whole_name} is adapted already", "call moetune.adapt once")
             family = family_of(experts)
+            if not hasattr(block, family.router):
+                raise InputError(
+                    f"{type(experts).__name__} are wrapped by {type(block).__name__} already",
+                    "call moetune.adapt before PEFT's get_peft_model, whose adapters of experts "
+                    "train on one rank; on several, give it the attention's modules alone",
+                )
             shape = shape_of(experts, family, top_k=int(getattr(block, family.router).top_k))
             yield _Found(block=block, experts=experts, family=family, shape=shape)

@@ -13,3 +13,7 @@ from tests.ranks import run_ranks
 def test_nothing_goes_wrong_without_a_word(num_ranks: int, tmp_path: Path) -> None:
     reports = run_ranks(wrapped_workers.any_ranks, num_ranks, str(tmp_path))
     assert reports == [""] * num_ranks
+
+
+def test_one_rank_trains_low_ranks_of_experts() -> None:
+    wrapped_workers.loras_of_experts()

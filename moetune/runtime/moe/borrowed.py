@@ -17,7 +17,7 @@ from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.width import WHOLE, ExpertWidth
-from moetune.runtime.moe.wrappers import WrapperCheck, guard
+from moetune.runtime.moe.wrappers import WrapperCheck, check_plain, guard
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -144,9 +144,10 @@ class BorrowedExperts:
         """Check that no data-parallel wrapper mixes the experts of different ranks.
 
         Raises:
-            InputError: one does.
+            InputError: one does, or what ranks have alone is computed from other parameters.
         """
         if self._wrapper_check is not None:
+            check_plain(self._module, self._names.all)
             self._wrapper_check.run(self._module, self.w1)
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -5,6 +5,7 @@ DistributedDataParallel without `prepare_ddp`, FSDP2's `fully_shard` without `pr
 """
 
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +38,24 @@ def guard(module: nn.Module, placement: ExpertPlacement) -> None:
         "__setattr__": check_and_set, "__module__": kind.__module__,
         "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
     })  # fmt: skip
+
+
+def check_plain(module: nn.Module, names: Iterable[str]) -> None:
+    """Check that no parametrization, such as PEFT's LoRA, makes a rank's experts.
+
+    Its parameters would be averaged over ranks, and saved as those of one rank's experts.
+
+    Raises:
+        InputError: one does.
+    """
+    for name in names:
+        if name not in module._parameters:  # noqa: SLF001 - torch has no public name
+            raise InputError(
+                f"{type(module).__name__}.{name} is computed from other parameters, as by LoRA, "
+                "for the experts of one rank alone",
+                'adapt the attention\'s modules alone, as LoraConfig(target_modules=["q_proj", '
+                '"v_proj"]), or train on one rank',
+            )
 
 
 class WrapperCheck:
