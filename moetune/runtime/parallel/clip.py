@@ -15,6 +15,8 @@ from moetune.domain.errors import InputError
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.parallel.replicas import spread_layers
 from moetune.runtime.parallel.tensor import TensorParallelModule
+from moetune.runtime.sharded.hooks import ChunkedParameter
+from moetune.runtime.sharded.model_chunks import ModelChunks, model_chunks
 
 _EPSILON = 1e-6
 """Added to the norm, as torch does."""
@@ -25,15 +27,24 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     """Scale all gradients so that their norm is at most `max_norm`; return the norm before.
 
     The norm is that of the whole model, of all ranks' experts and shards, and equal on all ranks.
-    For models on one rank, under `prepare_ddp` and under `prepare_fsdp`; all ranks call it.
+    For models on one rank, under `prepare_ddp`, `prepare_fsdp` and `shard`; all ranks call it.
 
     Args:
         max_norm: largest 2-norm.
 
     Raises:
-        InputError: tensor-parallel ranks have parts of a layer that say nothing of it.
+        InputError: it is no module, or a part of one of `moetune.shard`; or tensor-parallel ranks
+            have parts of a layer that say nothing of it.
         CollectiveError: a rank left.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"clip_grad_norm_ was given a {type(model).__name__}, which does not tell which "
+            "parameters are experts of one rank",
+            "give it the model itself",
+        )
+    if any(isinstance(each, ChunkedParameter) for each in model.parameters()):
+        return _chunks(model).clip_grad_norm_(max_norm)
     cut = next(
         (name for name, each in model.named_modules() if isinstance(each, TensorParallelModule)),
         None,
@@ -54,6 +65,17 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
         for grad in grads:
             grad.mul_(scale.to(grad.device))
     return norm
+
+
+def _chunks(model: nn.Module) -> ModelChunks:
+    try:
+        return model_chunks(model)
+    except InputError as error:
+        raise InputError(
+            f"this {type(model).__name__} is a part of a model of moetune.shard, whose gradients "
+            "are in chunks",
+            "give the model that moetune.shard returned",
+        ) from error
 
 
 def _gradients(
