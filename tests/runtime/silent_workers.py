@@ -1,9 +1,13 @@
 """What ranks do in the tests of what must not go wrong in layers without a word."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrize import register_parametrization
+from torch.utils.checkpoint import checkpoint
 
 import moetune
 from tests.adapters.workers import raised, same_on_all
@@ -21,6 +25,11 @@ def layer_of(*, num_experts: int = 8, top_k: int = 2) -> moetune.MoELayer:
     return moetune.MoELayer(
         6, 5, num_experts, top_k, activation="swiglu", dtype=torch.float64
     )  # fmt: skip
+
+
+def grad_of(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 def tokens_of(rank: int) -> torch.Tensor:
@@ -42,7 +51,108 @@ def parametrized_experts() -> None:
     assert "w1 is computed from other parameters, as by LoRA" in text
 
 
+class Blocks(nn.Module):
+    """Two blocks with a layer each, under checkpoints or not."""
+
+    def __init__(self, *, reentrant: bool | None, weight: float = 0.0) -> None:
+        super().__init__()
+        self.layers = [layer_of(), layer_of()]
+        self.blocks = nn.ModuleList(self.layers)
+        self.reentrant, self.weight = reentrant, weight
+
+    def _block(self, layer: moetune.MoELayer, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + layer(x)
+        return y + self.weight * layer.aux_loss if self.weight else y
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.reentrant is None:
+                x = self._block(layer, x)
+            else:
+                x = checkpoint(self._block, layer, x, use_reentrant=self.reentrant)
+        return x
+
+
+def counts_each_step_once() -> None:
+    """The record of the routing is the same with and without checkpoints."""
+    rank, records = rank_of()[0], []
+    for reentrant in (None, False, True):
+        model = Blocks(reentrant=reentrant)
+        for step in range(10):
+            x = tokens_of(100 * step + rank)[:12].requires_grad_()
+            model(x).sum().backward()
+            with torch.no_grad():  # a pass that trains nothing
+                model(x)
+        records.append(moetune.routing_record(model).layers)
+    assert records[0] == records[1] == records[2]
+    for layer in records[0]:
+        assert layer.num_steps == 10
+        assert sum(layer.loads) == 10 * rank_of()[1] * 12 * 2
+
+
+def balances_under_checkpoints() -> None:
+    """The balance loss has its gradient, or is refused where it would have none."""
+    rank, found = rank_of()[0], list[list[torch.Tensor]]()
+    for reentrant in (None, False, True):
+        model = Blocks(reentrant=reentrant, weight=0.1)
+        model(tokens_of(rank).requires_grad_()).sum().backward()
+        found.append([grad_of(layer.gate.weight) for layer in model.layers])
+    for grads in found[1:]:
+        for grad, wanted in zip(grads, found[0], strict=True):
+            assert (grad - wanted).abs().max() <= TOLERANCE
+    model = Blocks(reentrant=True)
+    y = model(tokens_of(rank).requires_grad_())
+    text = same_on_all(raised(lambda: model.layers[0].aux_loss))
+    assert "checkpoint with use_reentrant=False" in text
+    with torch.no_grad():
+        assert model.layers[0].aux_loss > 0
+    y.sum().backward()
+    model.eval()
+    with torch.no_grad():
+        model(tokens_of(rank))
+    assert model.layers[0].aux_loss > 0
+
+
+class Chunked(nn.Module):
+    """A layer between two linear ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = (nn.Linear(6, 6, dtype=torch.float64) for _ in range(2))
+        self.layer = layer_of()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(self.layer(self.first(x)))
+        return y
+
+
+def clips_a_model_in_chunks() -> None:
+    """The norm is that of the same model under DistributedDataParallel."""
+    plain = Chunked()
+    wrapped = DistributedDataParallel(moetune.prepare_ddp(plain))
+    model = Chunked()
+    stepper: Any
+    _, stepper = moetune.shard(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    x = tokens_of(rank_of()[0])
+    for each in (wrapped, model):
+        (100 * each(x).square().sum()).backward()
+    norms = [moetune.clip_grad_norm_(each, 1.0) for each in (model, plain)]
+    assert norms[0] > 100
+    assert (norms[0] - norms[1]).abs() <= TOLERANCE * norms[1]
+    assert (stepper.clip_grad_norm_(1.0) - 1).abs() <= 1e-6
+    assert (moetune.clip_grad_norm_(model, 1.0) - 1).abs() <= 1e-6
+    text = same_on_all(raised(lambda: moetune.clip_grad_norm_(model.layer, 1.0)))
+    assert "this MoELayer is a part of a model of moetune.shard" in text
+    given = plain.parameters()
+    text = same_on_all(raised(lambda: moetune.clip_grad_norm_(given, 1.0)))  # type: ignore[arg-type] # refused
+    assert "give it the model itself" in text
+
+
 def any_ranks(folder: str) -> None:
     """What is shown on any number of ranks, which are started once."""
     assert folder
     parametrized_experts()
+    clips_a_model_in_chunks()
+    counts_each_step_once()
+    balances_under_checkpoints()
