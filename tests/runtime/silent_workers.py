@@ -5,11 +5,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
 
 import moetune
+from moetune.runtime.moe.planned_layer import PlannedLayer
+from tests.adapters.tiny_models import tiny
 from tests.adapters.workers import raised, same_on_all
 
 TOLERANCE = 1e-10
@@ -149,10 +154,67 @@ def clips_a_model_in_chunks() -> None:
     assert "give it the model itself" in text
 
 
+def _give(parameter: nn.Parameter, square: float) -> None:
+    """Give a parameter a gradient of a squared norm on this rank."""
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    grad = torch.full_like(local, (square / max(1, local.numel())) ** 0.5)
+    if isinstance(parameter, DTensor):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        grad = DTensor.from_local(grad, mesh, placements, run_check=False)
+    parameter.grad = grad
+
+
+def _expert_model(kind: str) -> tuple[nn.Module, list[nn.Parameter]]:
+    """Return a model and the experts' parameters; w3 is frozen in one kind."""
+    model: nn.Module = Chunked()
+    if kind == "adapt":
+        model = moetune.adapt(tiny("Qwen3Moe", num_hidden_layers=1))
+    elif kind == "fsdp":
+        mesh = init_device_mesh("cpu", (rank_of()[1],))
+        fully_shard(moetune.prepare_fsdp(model, mesh), mesh=mesh)
+    elif kind == "ddp":
+        DistributedDataParallel(moetune.prepare_ddp(model))
+    elif kind == "experts":
+        model = layer_of().experts
+    elif kind == "frozen":
+        layer_of_model(model).experts.get_parameter("w3").requires_grad_(requires_grad=False)
+    experts = model if kind == "experts" else layer_of_model(model).experts
+    return model, [each for each in experts.parameters() if each.requires_grad][:2]
+
+
+def layer_of_model(model: nn.Module) -> Any:
+    return next(each for each in model.modules() if isinstance(each, PlannedLayer))
+
+
+def has_one_norm_on_all_ranks() -> None:
+    """Two matrices of squared norm 10 on even ranks and 50 on odd ones, then none on the first."""
+    rank, num_ranks = rank_of()
+    for kind in ("plain", "ddp", "fsdp", "adapt", "frozen", "experts"):
+        model, (first, second) = _expert_model(kind)
+        named = () if kind == "experts" else model.named_parameters()
+        dense = [each for name, each in named if "experts." not in name]
+        for has_none, wanted in ((False, 60.0 * num_ranks), (True, 60.0 * num_ranks - 10)):
+            for each in (first, second):
+                _give(each, 50.0 if rank % 2 else 10.0)
+            for each in dense:
+                each.grad = torch.zeros_like(each)
+            if has_none and rank == 0:
+                first.grad = None
+            norm = moetune.clip_grad_norm_(model, 1.0)
+            assert abs(float(norm) - wanted**0.5) <= TOLERANCE, (kind, has_none, norm)
+            if first.grad is not None:
+                grad = first.grad.to_local() if isinstance(first.grad, DTensor) else first.grad
+                square = (50.0 if rank % 2 else 10.0) / wanted
+                assert abs(float(grad.square().sum()) - square) <= 1e-6, (kind, has_none)
+    bare = layer_of().experts
+    assert moetune.clip_grad_norm_(bare, 1.0) == 0
+
+
 def any_ranks(folder: str) -> None:
     """What is shown on any number of ranks, which are started once."""
     assert folder
     parametrized_experts()
     clips_a_model_in_chunks()
+    has_one_norm_on_all_ranks()
     counts_each_step_once()
     balances_under_checkpoints()
