@@ -210,11 +210,35 @@ def has_one_norm_on_all_ranks() -> None:
     assert moetune.clip_grad_norm_(bare, 1.0) == 0
 
 
+def steps_or_skips_together() -> None:
+    """An overflow in the last rank's experts alone: no rank steps, and all lower the scale."""
+    rank, num_ranks = rank_of()
+    for kind, fused in (("ddp", False), ("ddp", True), ("fsdp", False), ("adapt", False)):
+        model, (first, _) = _expert_model(kind)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+        for overflows, scale in ((True, 4.0), (False, 4.0)):
+            before = [each.detach().clone() for each in model.parameters()]
+            for each in model.parameters():
+                each.grad = torch.ones_like(each)
+            if overflows and rank == num_ranks - 1:
+                _give(first, float("inf"))
+            scaler.scale(torch.zeros(()))
+            if not fused:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.get_scale() == scale, (kind, fused, overflows)
+            for value, old in zip(model.parameters(), before, strict=True):
+                assert torch.equal(value, old) == overflows, (kind, fused, overflows)
+
+
 def any_ranks(folder: str) -> None:
     """What is shown on any number of ranks, which are started once."""
     assert folder
     parametrized_experts()
     clips_a_model_in_chunks()
+    steps_or_skips_together()
     has_one_norm_on_all_ranks()
     counts_each_step_once()
     balances_under_checkpoints()
