@@ -38,7 +38,7 @@ def agree_on_overflow(ranks_of: _Ranks) -> None:
             _agree(communicator, found)
         return found
 
-    GradScaler._unscale_grads_ = agreed  # type: ignore[method-assign]
+    GradScaler._unscale_grads_ = agreed  # type: ignore[assignment,method-assign]
 
 
 def _agree(communicator: Communicator, found: dict[torch.device, torch.Tensor]) -> None:
