@@ -27,6 +27,7 @@ from moetune.adapters.shared import run_shared_beside
 from moetune.adapters.together import do_together
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
+from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.moe.shared_work import SharedWork
 
@@ -161,6 +162,7 @@ def _usable(
             f"{type(model).__name__} has no experts", "moetune.MoELayer is for models of your own"
         )
     for each in found:
+        _check_plain(each.experts)
         check_divisible(each.shape.num_experts, ranks.communicator.num_ranks // ranks.num_shards)
         check_width(each.experts, each.family, each.shape, ranks.width)
         check_dtype(plan, dtype_of(each.experts, each.family))
@@ -171,6 +173,17 @@ def _usable(
             'build the model under torch.device("meta")',
         )
     return found
+
+
+def _check_plain(experts: nn.Module) -> None:
+    """Raise InputError where a wrapper has sharded the experts already."""
+    for name, parameter in experts.named_parameters(recurse=False):
+        if is_dtensor(parameter):
+            raise InputError(
+                f"{type(experts).__name__}.{name} is a DTensor already, sharded "
+                f"{parameter.placements}",
+                "call moetune.adapt, then moetune.prepare_fsdp(model, mesh), and fully_shard last",
+            )
 
 
 def _described(found: Sequence[_Found], ranks: ExpertRanks) -> str:
@@ -193,5 +206,11 @@ def _found(model: nn.Module) -> Iterator[_Found]:
                 whole_name = f"{prefix}.{name}".strip(".")
                 raise InputError(f"{whole_name} is adapted already", "call moetune.adapt once")
             family = family_of(experts)
+            if not hasattr(block, family.router):
+                raise InputError(
+                    f"{type(experts).__name__} are wrapped by {type(block).__name__} already",
+                    "call moetune.adapt before PEFT's get_peft_model, whose adapters of experts "
+                    "train on one rank; on several, give it the attention's modules alone",
+                )
             shape = shape_of(experts, family, top_k=int(getattr(block, family.router).top_k))
             yield _Found(block=block, experts=experts, family=family, shape=shape)

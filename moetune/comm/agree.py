@@ -118,6 +118,28 @@ def agree_on_digest(communicator: Communicator, digest: str, what: str, beside: 
     return [one for _, one in told]
 
 
+def raise_on_all(communicator: Communicator, problem: InputError | None, what: str) -> None:
+    """Raise an error on every rank where one rank has a problem; all ranks call this.
+
+    Args:
+        what: cannot be done; for the error.
+
+    Raises:
+        InputError: all ranks have the problem.
+        RankMismatchError: some have one; the same text on all.
+        CollectiveError: the exchange failed.
+    """
+    if not vote(communicator, problem is not None, f"the agreement on {what}")():
+        return
+    mine = ("", "") if problem is None else (problem.what, problem.hint)
+    told = communicator.all_gather_object(mine, f"the exchange of problems with {what}")
+    if problem is not None and all(text for text, _ in told):
+        raise problem
+    lines = "\n".join(f"  rank {rank}: {text or 'fine'}" for rank, (text, _) in enumerate(told))
+    hint = next(hint for text, hint in told if text)
+    raise RankMismatchError(f"some ranks cannot take part in {what}\n{lines}", hint)
+
+
 def decide_on_first(communicator: Communicator, decide: Callable[[], T], name: str) -> T:
     """Return on every rank what `decide`, called on rank 0 alone, returns there.
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn import functional
 
 import moetune
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, RankMismatchError
 from tests.training_plans import TRAINING, training_plan
 
 VOCABULARY, WIDTH, LENGTH, BATCH, BLOCKS, EXPERTS = 19, 12, 6, 8, 4, 4
@@ -330,6 +330,30 @@ class _HasMore(Decoder):
     def __init__(self) -> None:
         super().__init__()
         self.more = moetune.MoELayer(WIDTH, WIDTH, 2, communicator=moetune.OneRank())
+
+
+def other_batches_are_one_error(layout: dict[str, Any]) -> None:
+    """Batches that the stages were not made for: one error on all ranks, and the next one runs."""
+    losses, _ = trained_alone()
+    trained = _parallel(layout)
+    for sequences, length, words in (
+        (BATCH, 2 * LENGTH, "the pipeline's stages were made for"),
+        (BATCH, LENGTH - 2, "the pipeline's stages were made for"),
+        (BATCH - 1, LENGTH, "but the stages were made for"),
+        (BATCH + 1, LENGTH, "but the stages were made for"),
+    ):
+        if "pipeline" in words and layout["pp"] == 1:
+            continue
+        batch = torch.zeros((sequences, length), dtype=torch.int64)
+        with pytest.raises((InputError, RankMismatchError), match=words) as caught:
+            trained.backward(trained.own_part(batch), trained.own_part(batch))
+        texts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(texts, str(caught.value))
+        assert len(set(texts)) == 1, texts
+    assert train(trained, losses) < SAME
+    if layout["pp"] == 1:  # every rank's tokens may have lengths of their own
+        shorter = torch.zeros((BATCH, LENGTH - 2), dtype=torch.int64)
+        trained.backward(trained.own_part(shorter), trained.own_part(shorter))
 
 
 def refusals() -> None:

@@ -42,6 +42,15 @@ def test_a_model_of_ones_own_trains_as_one_process_does(
 
 
 @pytest.mark.dist
+@pytest.mark.parametrize(
+    "layout", [{"dp": 1, "pp": 2}, {"dp": 2, "pp": 1, "ep": 2}, {"dp": 2, "pp": 2, "ep": 2}]
+)
+def test_batches_of_other_shapes_are_one_error_on_all_ranks(layout: dict[str, Any]) -> None:
+    num_ranks = layout["dp"] * layout["pp"]
+    assert run_ranks(own.other_batches_are_one_error, num_ranks, layout) == [""] * num_ranks
+
+
+@pytest.mark.dist
 def test_experts_of_transformers_in_a_model_of_ones_own_train_alike() -> None:
     layouts = (
         {"dp": 2, "ep": 2}, {"pp": 2, "zero": 0}, {"dp": 2, "etp": 2, "zero": 3},

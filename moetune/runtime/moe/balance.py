@@ -52,11 +52,12 @@ class BalanceLosses:
     def __init__(self) -> None:
         self._balances = dict[int, Balance]()
         self._losses = dict[int, torch.Tensor]()
-        self._are_halves = False
+        self._are_halves = self._lacks_gradients = False
         self._name = object()
 
-    def note(self, balance: Balance) -> None:
+    def note(self, balance: Balance, *, trains: bool) -> None:
         """Take the balance of this thread's batch, and tell its other half."""
+        self._lacks_gradients = trains and not torch.is_grad_enabled()
         batch, turn = current_batch(), current_turn()
         self._balances[batch], self._losses[batch] = balance, balance.loss()
         self._are_halves = turn is not None and turn.halves is not None
@@ -68,6 +69,7 @@ class BalanceLosses:
     def set(self, loss: torch.Tensor) -> None:
         """Put a loss in the place of this thread's batch's."""
         self._balances.pop(current_batch(), None)
+        self._lacks_gradients = False
         self._losses[current_batch()] = loss
 
     def get(self) -> torch.Tensor | None:
@@ -76,8 +78,16 @@ class BalanceLosses:
         Behind a step in halves it is the whole batch's, without gradients.
 
         Raises:
-            InputError: the batch's other half has not passed the layer.
+            InputError: the batch's other half has not passed the layer; or the training pass ran
+                without gradients, and the loss is asked for with them.
         """
+        if self._lacks_gradients and torch.is_grad_enabled():
+            raise InputError(
+                "the balance loss of the last training pass has no gradient: the layer ran under "
+                "no_grad, as torch's checkpoint with use_reentrant=True does",
+                "checkpoint with use_reentrant=False; or read aux_loss inside of the checkpointed "
+                "function, or under torch.no_grad() for its value alone",
+            )
         turn, mine = current_turn(), self._balances.get(current_batch())
         if not self._are_halves or mine is None:
             return self._losses.get(current_batch())

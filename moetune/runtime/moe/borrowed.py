@@ -17,7 +17,7 @@ from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.width import WHOLE, ExpertWidth
-from moetune.runtime.moe.wrappers import WrapperCheck
+from moetune.runtime.moe.wrappers import WrapperCheck, check_plain, guard
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -105,6 +105,7 @@ class BorrowedExperts:
             own = self.placement.own(name, parameter.detach())
             parameter.data = own.clone(memory_format=torch.contiguous_format)
             del own  # before the next one is cut
+        guard(self._module, self.placement)
         share_checkpoints(self._module, self.placement)
 
     def mark_own(self) -> None:
@@ -143,9 +144,10 @@ class BorrowedExperts:
         """Check that no data-parallel wrapper mixes the experts of different ranks.
 
         Raises:
-            InputError: one does.
+            InputError: one does, or what ranks have alone is computed from other parameters.
         """
         if self._wrapper_check is not None:
+            check_plain(self._module, self._names.all)
             self._wrapper_check.run(self._module, self.w1)
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -167,7 +167,9 @@ class ExpertLayer(PlannedLayer):
     def _route(self, x: torch.Tensor) -> Routing:
         routing: Routing = self.gate(x.reshape(-1, self.shape.d_model))
         if routing.balance is not None:
-            self._balance_losses.note(routing.balance)
+            self._balance_losses.note(
+                routing.balance, trains=self.training and self.gate.weight.requires_grad
+            )
         return routing
 
     @property
@@ -178,7 +180,8 @@ class ExpertLayer(PlannedLayer):
 
         Raises:
             AttributeError: there was none.
-            InputError: the batch's other half has not passed the layer.
+            InputError: the batch's other half has not passed the layer; or it has no gradient and
+                is asked for with gradients, as behind a reentrant checkpoint.
         """
         found = self._balance_losses.get()
         if found is None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,10 +21,7 @@ from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.local_parts import cut, is_dtensor, local_part
 from moetune.runtime.moe.optimizer_states import watch_optimizers
 from moetune.runtime.moe.placement import ExpertPlacement
-from moetune.runtime.moe.wrappers import WrapperCheck, check_dtensor
-
-if TYPE_CHECKING:
-    pass
+from moetune.runtime.moe.wrappers import WrapperCheck, check_dtensor, check_plain
 
 WIDTH_DIMS: Mapping[str, int] = MappingProxyType({"w1": 2, "b1": 1, "w2": 1, "b2": 1, "w3": 2})
 """Of each parameter (E, …), the dimension that is cut where ranks share an expert's width."""
@@ -166,8 +163,10 @@ class Experts(nn.Module):
         """Check that no data-parallel wrapper mixes the experts of different ranks.
 
         Raises:
-            InputError: one does, or a state dict's copies of experts were written into.
+            InputError: one does, a parametrization makes experts, or a state dict's copies of
+                experts were written into.
         """
+        check_plain(self, WIDTH_DIMS)
         if self._wrapper_check is not None:
             self._wrapper_check.run(self, self.w1)
             self.placement.copies.check()

@@ -11,6 +11,7 @@ import torch
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.routing_record import RoutingRecord, record_of
+from moetune.runtime.autograd import is_in_backward
 
 MOST_STEPS = 1024
 """Newest steps of which each rank remembers its rows."""
@@ -22,6 +23,22 @@ class LoadRecorder:
     def __init__(self, num_local: int) -> None:
         self._totals_L = [0] * num_local
         self._rows_S: deque[int] = deque(maxlen=MOST_STEPS)
+        self._num_without_gradients = 0
+
+    def add_pass(self, rows_CL: Sequence[Sequence[int]]) -> None:
+        """Add the rows of a training step's forward pass once, however often it is computed.
+
+        A checkpoint computes the pass again within the backward pass. A reentrant one runs without
+        gradients before, as passes do that train nothing: only the second pass counts.
+        """
+        is_again, is_counted = is_in_backward(), torch.is_grad_enabled()
+        if not is_again:
+            self._num_without_gradients = 0 if is_counted else self._num_without_gradients + 1
+        elif is_counted:
+            is_counted = self._num_without_gradients > 0
+            self._num_without_gradients -= is_counted
+        if is_counted:
+            self.add(rows_CL)
 
     def add(self, rows_CL: Sequence[Sequence[int]]) -> None:
         """Add a step's rows, [piece][local expert]."""
@@ -33,6 +50,7 @@ class LoadRecorder:
         """Forget all steps."""
         self._totals_L = [0] * len(self._totals_L)
         self._rows_S.clear()
+        self._num_without_gradients = 0
 
     def record(self, communicator: Communicator, *, top_k: int, shards: int = 1) -> RoutingRecord:
         """Return the record of all ranks' experts; all ranks call this together.

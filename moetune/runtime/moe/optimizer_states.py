@@ -17,8 +17,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from moetune.comm.gloo import communicator_of
+from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.overflow import agree_on_overflow
 from moetune.runtime.moe.placement import ExpertPlacement
 
 _ZERO = "ZeroRedundancyOptimizer"
@@ -45,6 +48,7 @@ def _watch() -> "_OptimizerWatch":
     """Return the watch of this process, whose hook is registered with the first layer."""
     watch = _OptimizerWatch()
     register_optimizer_step_pre_hook(watch.before_step)
+    agree_on_overflow(watch.ranks_of)
     return watch
 
 
@@ -87,6 +91,16 @@ class _OptimizerWatch:
         for parameter in mine:
             states = optimizer.state.get(parameter, {})
             states.update(_converted(states, owners[id(parameter)], parameter, _loaded_part))
+
+    def ranks_of(self, optimizer: Optimizer) -> list[Communicator]:
+        """Return the ranks that share the optimizer's experts, each group once."""
+        mine = {id(each) for each in _parameters(optimizer)}
+        groups = [
+            placement.group
+            for experts, placement in self.placements.items()
+            if any(id(each) in mine for each in experts.parameters(recurse=False))
+        ]
+        return [communicator_of(group) for group in dict.fromkeys(groups) if group is not None]
 
     def _distribute(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         ids = range(len(_parameters(optimizer)))

@@ -267,8 +267,8 @@ class PlannedLayer(nn.Module, ABC):
 
     def _record(self, rows_CL: Sequence[Sequence[int]]) -> None:
         """Add a training step's rows to the record, [piece][local expert]."""
-        if self.training and torch.is_grad_enabled():
-            self._loads.add(rows_CL)
+        if self.training:
+            self._loads.add_pass(rows_CL)
 
     def extra_repr(self) -> str:
         """Show the shape and the ranks."""

@@ -5,7 +5,8 @@ DistributedDataParallel without `prepare_ddp`, FSDP2's `fully_shard` without `pr
 """
 
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,41 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _PREPARE = "call moetune.prepare_fsdp(model, mesh) first, and fully_shard the model then"
+
+
+def guard(module: nn.Module, placement: ExpertPlacement) -> None:
+    """Refuse DTensors that `fully_shard` sets as a module's parameters, if they mix experts.
+
+    The module's class becomes one of the same name with a check, as `fully_shard` itself makes one.
+    """
+    kind = type(module)
+
+    def check_and_set(self: nn.Module, name: str, value: Any) -> None:  # noqa: ANN401 - as nn.Module
+        check_dtensor(placement, f"experts.{name}", value)
+        kind.__setattr__(self, name, value)
+
+    module.__class__ = type(kind.__name__, (kind,), {
+        "__setattr__": check_and_set, "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
+    })  # fmt: skip
+
+
+def check_plain(module: nn.Module, names: Iterable[str]) -> None:
+    """Check that no parametrization, such as PEFT's LoRA, makes a rank's experts.
+
+    Its parameters would be averaged over ranks, and saved as those of one rank's experts.
+
+    Raises:
+        InputError: one does.
+    """
+    for name in names:
+        if name not in module._parameters:  # noqa: SLF001 - torch has no public name
+            raise InputError(
+                f"{type(module).__name__}.{name} is computed from other parameters, as by LoRA, "
+                "for the experts of one rank alone",
+                'adapt the attention\'s modules alone, as LoraConfig(target_modules=["q_proj", '
+                '"v_proj"]), or train on one rank',
+            )
 
 
 class WrapperCheck:

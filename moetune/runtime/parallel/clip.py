@@ -4,17 +4,25 @@ torch's own `clip_grad_norm_` takes plain gradients for equal ones: each rank wo
 of its own experts, and the replicas of everything else would drift apart.
 """
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import Placement
 
+from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
-from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.errors import InputError
+from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.parallel.replicas import spread_layers
 from moetune.runtime.parallel.tensor import TensorParallelModule
+from moetune.runtime.sharded.hooks import ChunkedParameter
+from moetune.runtime.sharded.model_chunks import ModelChunks, model_chunks
 
 _EPSILON = 1e-6
 """Added to the norm, as torch does."""
@@ -25,77 +33,125 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     """Scale all gradients so that their norm is at most `max_norm`; return the norm before.
 
     The norm is that of the whole model, of all ranks' experts and shards, and equal on all ranks.
-    For models on one rank, under `prepare_ddp` and under `prepare_fsdp`; all ranks call it.
+    For models on one rank, under `prepare_ddp`, `prepare_fsdp` and `shard`; all ranks call it.
 
     Args:
         max_norm: largest 2-norm.
 
     Raises:
-        InputError: tensor-parallel ranks have parts of a layer that say nothing of it.
+        InputError: it is no module, or a part of one of `moetune.shard`; or tensor-parallel ranks
+            have parts of a layer that say nothing of it.
         CollectiveError: a rank left.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"clip_grad_norm_ was given a {type(model).__name__}, which does not tell which "
+            "parameters are experts of one rank",
+            "give it the model itself",
+        )
+    if any(isinstance(each, ChunkedParameter) for each in model.parameters()):
+        return _chunks(model).clip_grad_norm_(max_norm)
     cut = next(
         (name for name, each in model.named_modules() if isinstance(each, TensorParallelModule)),
         None,
     )
     if cut is not None:
         raise InputError(f"{cut} is cut over tensor-parallel ranks, whose norms are not summed")
-    shards: dict[tuple[Communicator, ...], list[torch.Tensor]] = {}
-    counted: dict[tuple[Communicator, ...], list[torch.Tensor]] = {}
-    for groups, grad, own in _gradients(model):
-        shards.setdefault(groups, []).append(grad)
-        counted.setdefault(groups, []).append(own)
-    squares = [_square_sum(grads, groups) for groups, grads in counted.items()]
+    parts = list(_parts(model))
+    squares = [part.square_sum() for part in parts]
     if not squares:
         return torch.zeros((), device="cpu")
-    norm = torch.stack(squares).sum().sqrt()
+    norm = torch.stack([square.to(squares[0]) for square in squares]).sum().sqrt()
     scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
-    for grads in shards.values():
-        for grad in grads:
+    for part in parts:
+        for grad in part.grads:
             grad.mul_(scale.to(grad.device))
     return norm
 
 
-def _gradients(
-    model: nn.Module,
-) -> Iterator[tuple[tuple[Communicator, ...], torch.Tensor, torch.Tensor]]:
-    """Yield each gradient on this rank, the groups over which it is cut, and what counts of it.
+def _chunks(model: nn.Module) -> ModelChunks:
+    try:
+        return model_chunks(model)
+    except InputError as error:
+        raise InputError(
+            f"this {type(model).__name__} is a part of a model of moetune.shard, whose gradients "
+            "are in chunks",
+            "give the model that moetune.shard returned",
+        ) from error
 
-    Of replicas of hot experts one counts.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Gradients that are cut over the same ranks, which all sum their squares: some may have none.
+
+    Args:
+        groups: of those ranks.
+        zero: of the sum's device and dtype.
+        grads: on this rank.
+        counted: of them; of replicas of hot experts, one counts.
     """
-    experts = {
-        id(parameter): layer
-        for _, layer in spread_layers(model)
-        for parameter in layer.experts.parameters()
-    }
-    meshes: dict[tuple[object, ...], tuple[Communicator, ...]] = {}
+
+    groups: tuple[Communicator, ...]
+    zero: torch.Tensor
+    grads: list[torch.Tensor] = field(default_factory=list)
+    counted: list[torch.Tensor] = field(default_factory=list)
+
+    def square_sum(self) -> torch.Tensor:
+        """Return Σ g² over the groups' ranks, in at least float32."""
+        norms = [
+            torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32)).to(
+                self.zero
+            )
+            for grad in self.counted
+        ]
+        total = torch.stack([self.zero, *norms]).square().sum()
+        for group in self.groups:
+            group.all_reduce(total, "the sum of the gradients' norm").wait()
+        return total
+
+
+def _parts(model: nn.Module) -> Iterable[_Part]:
+    """Return the model's gradients by the groups over which they are cut, equal on all ranks.
+
+    Parameters tell the groups: a rank without gradients of its experts takes part in the sum.
+    """
+    owners, groups_of = _owners(model), functools.cache(_groups_of)
+    parts: dict[tuple[Communicator, ...], _Part] = {}
     for parameter in model.parameters():
-        grad = parameter.grad
-        if grad is None:
-            continue
-        if not is_dtensor(grad):
-            owner = experts.get(id(parameter))
-            if owner is None:
-                yield (), grad, grad
-                continue
-            rows = owner.experts.placement.counted_rows
-            yield (owner.communicator,), grad, grad if rows is None else grad[rows]
-            continue
-        mesh = grad.device_mesh
-        dims = tuple(dim for dim, each in enumerate(grad.placements) if not each.is_replicate())
-        if (mesh, dims) not in meshes:
-            meshes[mesh, dims] = tuple(GroupCommunicator(mesh.get_group(dim)) for dim in dims)
-        local = grad.to_local()
-        yield meshes[mesh, dims], local, local
+        grad, rows, groups = parameter.grad, None, tuple[Communicator, ...]()
+        cut = parameter if grad is None else grad
+        if is_dtensor(cut):
+            groups = groups_of(cut.device_mesh, cut.placements)
+            grad = None if grad is None else cut.to_local()
+        elif id(parameter) in owners:
+            communicator, placement = owners[id(parameter)]
+            groups, rows = (communicator,), placement.counted_rows
+        if groups not in parts:
+            dtype = torch.promote_types(parameter.dtype, torch.float32)
+            zero = torch.zeros((), dtype=dtype, device=parameter.device)
+            parts[groups] = _Part(groups=groups, zero=zero)
+        if grad is not None:
+            parts[groups].grads.append(grad)
+            parts[groups].counted.append(grad if rows is None else grad[rows])
+    return parts.values()
 
 
-def _square_sum(grads: Iterable[torch.Tensor], groups: Iterable[Communicator]) -> torch.Tensor:
-    """Return Σ g² over the groups' ranks, in at least float32."""
-    norms = [
-        torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32))
-        for grad in grads
-    ]
-    total = torch.stack([norm.to(norms[0]) for norm in norms]).square().sum()
-    for group in groups:
-        group.all_reduce(total, "the sum of the gradients' norm").wait()
-    return total
+def _groups_of(mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[Communicator, ...]:
+    """Return the groups of the mesh's dimensions over which a DTensor is cut."""
+    dims = [dim for dim, each in enumerate(placements) if not each.is_replicate()]
+    return tuple(communicator_of(mesh.get_group(dim)) for dim in dims)
+
+
+def _owners(model: nn.Module) -> dict[int, tuple[Communicator, ExpertPlacement]]:
+    """Return the ranks of each parameter of experts over several, whose layer may be outside."""
+    found: dict[int, tuple[Communicator, ExpertPlacement]] = {}
+    for _, layer in spread_layers(model):
+        owner = layer.communicator, layer.experts.placement
+        found |= {id(each): owner for each in layer.experts.parameters()}
+    for module in model.modules():
+        if not isinstance(module, Experts) or id(module.w1) in found:
+            continue
+        if module.placement.num_ranks > 1:
+            owner = communicator_of(module.placement.process_group), module.placement
+            found |= {id(each): owner for each in module.parameters()}
+    return found

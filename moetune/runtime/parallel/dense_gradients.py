@@ -22,6 +22,7 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.document import digest
 from moetune.domain.errors import InputError
 from moetune.domain.gradients import GradientSchedule, PieceQueue, default_schedule
+from moetune.runtime.autograd import is_in_backward
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.turns import current_batch
 from moetune.runtime.parallel.flat import FlatGradients
@@ -260,7 +261,6 @@ class DenseGradients:
 
     def _abandon(self, *_: Any) -> None:  # noqa: ANN401 - a hook's arguments
         """Forget a backward pass that has failed, before the next step's forward pass."""
-        in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - as FSDP2 does
-        if self._is_active and not in_backward and self._num_batches == 1:
+        if self._is_active and not is_in_backward() and self._num_batches == 1:
             self._is_active = False
             self._sender.finish()

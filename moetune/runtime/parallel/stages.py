@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
+from moetune.comm.agree import raise_on_all
 from moetune.comm.gloo import communicator_of
 from moetune.comm.transfer import GroupRank
 from moetune.domain.errors import InputError, MoetuneError
@@ -102,7 +103,8 @@ class Stages:
         )
         self.parts = nn.ModuleList(parts)
         self.ranks = ranks
-        self._batch, self._gives_inputs = len(shapes.inputs), gives_inputs
+        self._shape, self._gives_inputs = shapes.inputs.shape, gives_inputs
+        self._batch = len(shapes.inputs)
         self._buffers: Sequence[ParameterBuffer | ShardedParameters]
         self._replicated = _replicated_layers(self.parts)
         buckets: Sequence[ParameterBuffer] = ()
@@ -178,12 +180,12 @@ class Stages:
             This rank's share of the loss in float64, 0 without the last stage: see `total_loss`.
 
         Raises:
-            InputError: the batch has another size than the shapes.
+            InputError: the batch has another shape than the stages were made for.
+            RankMismatchError: that of some ranks has; the same on all.
             MoetuneError: a layer raised it.
             CollectiveError: a rank left.
         """
-        if len(inputs) != self._batch:
-            raise InputError(f"{len(inputs)} sequences, but the stages were made for {self._batch}")
+        raise_on_all(communicator_of(None), self._problem(inputs, targets), "the step")
         self._reductions.begin()
         for buffer in self._buffers:
             buffer.begin()
@@ -193,6 +195,23 @@ class Stages:
         self._reductions.finish()
         share = torch.zeros((), dtype=torch.float64, device=inputs.device)
         return share + sum(loss.detach() for loss in losses)
+
+    def _problem(self, inputs: torch.Tensor, targets: torch.Tensor) -> InputError | None:
+        """Return why stages cannot run a batch: what travels between them has one shape."""
+        if len(inputs) != self._batch or len(targets) != self._batch:
+            return InputError(
+                f"{len(inputs)} sequences and {len(targets)} targets, but the stages were made for "
+                f"{self._batch}",
+                f"give every rank {self._batch} of a global batch of "
+                f"{self._batch * self.ranks.layout.dp}",
+            )
+        if self.ranks.layout.pp > 1 and inputs.shape[1:] != self._shape[1:]:
+            return InputError(
+                f"a batch of shape {tuple(inputs.shape)}, but the pipeline's stages were made for "
+                f"{tuple(self._shape)}",
+                f"pad or cut the sequences to {tuple(self._shape[1:])}, or plan with their length",
+            )
+        return None
 
     def _late_gradients(self) -> list[nn.Parameter]:
         """Return the parameters whose gradients no bucket can wait for in a backward pass.

@@ -12,6 +12,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.document import digest
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan
+from moetune.runtime.autograd import is_in_backward
 from moetune.runtime.plans.compare import content_digest, described
 from moetune.runtime.plans.drift import DriftAlarm
 from moetune.runtime.plans.layer_search import LayerSearch
@@ -90,7 +91,7 @@ class LayerPlans:
         0 changes nothing. A change waits until no call is between its passes: a forward pass that
         activation checkpointing repeats has the chunks of the first one.
         """
-        if self._monitor is None or _is_in_backward():
+        if self._monitor is None or is_in_backward():
             return 0
         self._monitor.collect()
         for trial in self._trials:
@@ -246,10 +247,6 @@ class PlanBook:
             for one in self._monitors:
                 one.collect()
             self._reporter.close()
-
-
-def _is_in_backward() -> bool:
-    return torch._C._current_graph_task_id() >= 0  # noqa: SLF001 - torch has no public way
 
 
 def warn_on_first(message: str, *, rank: int) -> None:

@@ -97,11 +97,6 @@ def outputs_of(value: object) -> Iterator[torch.Tensor]:
                 yield from outputs_of(each_value)
 
 
-def is_in_backward() -> bool:
-    """Return whether this thread is in a backward pass."""
-    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - torch has no public name
-
-
 class ReadHandler(Protocol):
     """Fetches the values of parameters for the functions that read them."""
 

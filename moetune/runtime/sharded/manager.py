@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
+from moetune.runtime.autograd import is_in_backward
 from moetune.runtime.sharded.cache import Cache
 from moetune.runtime.sharded.hooks import (
     ChunkedParameter,
     ModuleCall,
     ParameterSnapshot,
     intercept_reads,
-    is_in_backward,
     is_view,
     outputs_of,
     with_end,

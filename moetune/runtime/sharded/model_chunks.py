@@ -3,6 +3,9 @@
 `shard` attaches them to the model; `state` saves and loads through them.
 """
 
+from collections.abc import Callable
+
+import torch
 from torch import nn
 
 from moetune.domain.chunks import Chunk, Use
@@ -17,12 +20,22 @@ _ATTRIBUTE = "_moetune_chunks"
 
 
 class ModelChunks:
-    """A view of a sharded model's chunks, see `model_chunks`."""
+    """A view of a sharded model's chunks, see `model_chunks`.
+
+    Args:
+        clip: the optimizer's, see `clip_grad_norm_`.
+    """
 
     def __init__(
-        self, model: nn.Module, manager: ChunkManager, stats: ChunkStats, replicas: ReplicaGroup
+        self,
+        model: nn.Module,
+        manager: ChunkManager,
+        stats: ChunkStats,
+        replicas: ReplicaGroup,
+        clip: Callable[[float], torch.Tensor],
     ) -> None:
         self._model, self._manager, self._stats, self.replicas = model, manager, stats, replicas
+        self.clip_grad_norm_ = clip
 
     def __repr__(self) -> str:
         moved = self.traffic

@@ -48,7 +48,7 @@ def shard(
     Modules find their parameters whole when they run; each rank holds 1 / ranks of all states.
     Gradients are means over the ranks of `group`, even those of a `MoELayer`'s experts, so that
     steps equal those on the whole batch. After the backward pass gradients are not in
-    `parameter.grad`: clip with the optimizer's `clip_grad_norm_`.
+    `parameter.grad`: clip with `moetune.clip_grad_norm_`, or the optimizer's.
 
     Args:
         optimizer: a fresh Adam, AdamW or SGD over parameters of the model.
@@ -102,7 +102,8 @@ def shard(
         repack=Repacking(builder, replicas).run,
         in_backward=step_in_backward,
     )
-    attach(model, ModelChunks(model, manager, builder.stats, replicas))
+    clip = stepper.clip_grad_norm_
+    attach(model, ModelChunks(model, manager, builder.stats, replicas, clip))
     return model, stepper
 
 

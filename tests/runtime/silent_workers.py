@@ -1,0 +1,244 @@
+"""What ranks do in the tests of what must not go wrong in layers without a word."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.parametrize import register_parametrization
+from torch.utils.checkpoint import checkpoint
+
+import moetune
+from moetune.runtime.moe.planned_layer import PlannedLayer
+from tests.adapters.tiny_models import tiny
+from tests.adapters.workers import raised, same_on_all
+
+TOLERANCE = 1e-10
+
+
+def rank_of() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def layer_of(*, num_experts: int = 8, top_k: int = 2) -> moetune.MoELayer:
+    """Return a layer with equal parameters on every rank."""
+    torch.manual_seed(0)
+    return moetune.MoELayer(
+        6, 5, num_experts, top_k, activation="swiglu", dtype=torch.float64
+    )  # fmt: skip
+
+
+def grad_of(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def tokens_of(rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(12 + rank, 6, generator=generator, dtype=torch.float64)
+
+
+class Twice(nn.Module):
+    """A parametrization."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def parametrized_experts() -> None:
+    layer = layer_of()
+    register_parametrization(layer.experts, "w1", Twice())
+    text = same_on_all(raised(lambda: layer(tokens_of(rank_of()[0]))))
+    assert "w1 is computed from other parameters, as by LoRA" in text
+
+
+class Blocks(nn.Module):
+    """Two blocks with a layer each, under checkpoints or not."""
+
+    def __init__(self, *, reentrant: bool | None, weight: float = 0.0) -> None:
+        super().__init__()
+        self.layers = [layer_of(), layer_of()]
+        self.blocks = nn.ModuleList(self.layers)
+        self.reentrant, self.weight = reentrant, weight
+
+    def _block(self, layer: moetune.MoELayer, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + layer(x)
+        return y + self.weight * layer.aux_loss if self.weight else y
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.reentrant is None:
+                x = self._block(layer, x)
+            else:
+                x = checkpoint(self._block, layer, x, use_reentrant=self.reentrant)
+        return x
+
+
+def counts_each_step_once() -> None:
+    """The record of the routing is the same with and without checkpoints."""
+    rank, records = rank_of()[0], []
+    for reentrant in (None, False, True):
+        model = Blocks(reentrant=reentrant)
+        for step in range(10):
+            x = tokens_of(100 * step + rank)[:12].requires_grad_()
+            model(x).sum().backward()
+            with torch.no_grad():  # a pass that trains nothing
+                model(x)
+        records.append(moetune.routing_record(model).layers)
+    assert records[0] == records[1] == records[2]
+    for layer in records[0]:
+        assert layer.num_steps == 10
+        assert sum(layer.loads) == 10 * rank_of()[1] * 12 * 2
+
+
+def balances_under_checkpoints() -> None:
+    """The balance loss has its gradient, or is refused where it would have none."""
+    rank, found = rank_of()[0], list[list[torch.Tensor]]()
+    for reentrant in (None, False, True):
+        model = Blocks(reentrant=reentrant, weight=0.1)
+        model(tokens_of(rank).requires_grad_()).sum().backward()
+        found.append([grad_of(layer.gate.weight) for layer in model.layers])
+    for grads in found[1:]:
+        for grad, wanted in zip(grads, found[0], strict=True):
+            assert (grad - wanted).abs().max() <= TOLERANCE
+    model = Blocks(reentrant=True)
+    y = model(tokens_of(rank).requires_grad_())
+    text = same_on_all(raised(lambda: model.layers[0].aux_loss))
+    assert "checkpoint with use_reentrant=False" in text
+    with torch.no_grad():
+        assert model.layers[0].aux_loss > 0
+    y.sum().backward()
+    model.eval()
+    with torch.no_grad():
+        model(tokens_of(rank))
+    assert model.layers[0].aux_loss > 0
+
+
+class Chunked(nn.Module):
+    """A layer between two linear ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = (nn.Linear(6, 6, dtype=torch.float64) for _ in range(2))
+        self.layer = layer_of()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(self.layer(self.first(x)))
+        return y
+
+
+def clips_a_model_in_chunks() -> None:
+    """The norm is that of the same model under DistributedDataParallel."""
+    plain = Chunked()
+    wrapped = DistributedDataParallel(moetune.prepare_ddp(plain))
+    model = Chunked()
+    stepper: Any
+    _, stepper = moetune.shard(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    x = tokens_of(rank_of()[0])
+    for each in (wrapped, model):
+        (100 * each(x).square().sum()).backward()
+    norms = [moetune.clip_grad_norm_(each, 1.0) for each in (model, plain)]
+    assert norms[0] > 100
+    assert (norms[0] - norms[1]).abs() <= TOLERANCE * norms[1]
+    assert (stepper.clip_grad_norm_(1.0) - 1).abs() <= 1e-6
+    assert (moetune.clip_grad_norm_(model, 1.0) - 1).abs() <= 1e-6
+    text = same_on_all(raised(lambda: moetune.clip_grad_norm_(model.layer, 1.0)))
+    assert "this MoELayer is a part of a model of moetune.shard" in text
+    given = plain.parameters()
+    text = same_on_all(raised(lambda: moetune.clip_grad_norm_(given, 1.0)))  # type: ignore[arg-type] # refused
+    assert "give it the model itself" in text
+
+
+def _give(parameter: nn.Parameter, square: float) -> None:
+    """Give a parameter a gradient of a squared norm on this rank."""
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    grad = torch.full_like(local, (square / max(1, local.numel())) ** 0.5)
+    if isinstance(parameter, DTensor):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        grad = DTensor.from_local(grad, mesh, placements, run_check=False)
+    parameter.grad = grad
+
+
+def _expert_model(kind: str) -> tuple[nn.Module, list[nn.Parameter]]:
+    """Return a model and the experts' parameters; w3 is frozen in one kind."""
+    model: nn.Module = Chunked()
+    if kind == "adapt":
+        model = moetune.adapt(tiny("Qwen3Moe", num_hidden_layers=1))
+    elif kind == "fsdp":
+        mesh = init_device_mesh("cpu", (rank_of()[1],))
+        fully_shard(moetune.prepare_fsdp(model, mesh), mesh=mesh)
+    elif kind == "ddp":
+        DistributedDataParallel(moetune.prepare_ddp(model))
+    elif kind == "experts":
+        model = layer_of().experts
+    elif kind == "frozen":
+        layer_of_model(model).experts.get_parameter("w3").requires_grad_(requires_grad=False)
+    experts = model if kind == "experts" else layer_of_model(model).experts
+    return model, [each for each in experts.parameters() if each.requires_grad][:2]
+
+
+def layer_of_model(model: nn.Module) -> Any:
+    return next(each for each in model.modules() if isinstance(each, PlannedLayer))
+
+
+def has_one_norm_on_all_ranks() -> None:
+    """Two matrices of squared norm 10 on even ranks and 50 on odd ones, then none on the first."""
+    rank, num_ranks = rank_of()
+    for kind in ("plain", "ddp", "fsdp", "adapt", "frozen", "experts"):
+        model, (first, second) = _expert_model(kind)
+        named = () if kind == "experts" else model.named_parameters()
+        dense = [each for name, each in named if "experts." not in name]
+        for has_none, wanted in ((False, 60.0 * num_ranks), (True, 60.0 * num_ranks - 10)):
+            for each in (first, second):
+                _give(each, 50.0 if rank % 2 else 10.0)
+            for each in dense:
+                each.grad = torch.zeros_like(each)
+            if has_none and rank == 0:
+                first.grad = None
+            norm = moetune.clip_grad_norm_(model, 1.0)
+            assert abs(float(norm) - wanted**0.5) <= TOLERANCE, (kind, has_none, norm)
+            if first.grad is not None:
+                grad = first.grad.to_local() if isinstance(first.grad, DTensor) else first.grad
+                square = (50.0 if rank % 2 else 10.0) / wanted
+                assert abs(float(grad.square().sum()) - square) <= 1e-6, (kind, has_none)
+    bare = layer_of().experts
+    assert moetune.clip_grad_norm_(bare, 1.0) == 0
+
+
+def steps_or_skips_together() -> None:
+    """An overflow in the last rank's experts alone: no rank steps, and all lower the scale."""
+    rank, num_ranks = rank_of()
+    for kind, fused in (("ddp", False), ("ddp", True), ("fsdp", False), ("adapt", False)):
+        model, (first, _) = _expert_model(kind)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+        for overflows, scale in ((True, 4.0), (False, 4.0)):
+            before = [each.detach().clone() for each in model.parameters()]
+            for each in model.parameters():
+                each.grad = torch.ones_like(each)
+            if overflows and rank == num_ranks - 1:
+                _give(first, float("inf"))
+            scaler.scale(torch.zeros(()))
+            if not fused:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.get_scale() == scale, (kind, fused, overflows)
+            for value, old in zip(model.parameters(), before, strict=True):
+                assert torch.equal(value, old) == overflows, (kind, fused, overflows)
+
+
+def any_ranks(folder: str) -> None:
+    """What is shown on any number of ranks, which are started once."""
+    assert folder
+    parametrized_experts()
+    clips_a_model_in_chunks()
+    steps_or_skips_together()
+    has_one_norm_on_all_ranks()
+    counts_each_step_once()
+    balances_under_checkpoints()
