@@ -5,7 +5,7 @@ Sizes and rates are those of data sheets; rows between nodes are other people's 
 
 from dataclasses import dataclass
 
-from moetune.domain.cluster import CONTEXT_BYTES
+from moetune.domain.cluster import CONTEXT_BYTES, DEVICE_MEMORY, HOST_MEMORY, NUM_NICS
 
 GIB = 2**30
 PCIE_4, PCIE_5 = 31.5e9, 63.0e9
@@ -73,9 +73,9 @@ class Fact:
     @property
     def hardware(self) -> dict[str, str]:
         """Hardware facts of the fingerprint; a card for each GPU."""
-        facts = {"memory_bytes": str(self.seen_bytes), "nics": str(self.ranks)}
+        facts = {DEVICE_MEMORY: str(self.seen_bytes), NUM_NICS: str(self.ranks)}
         if self.host_memory_bytes is not None:
-            facts["host_memory_bytes"] = str(self.host_memory_bytes)
+            facts[HOST_MEMORY] = str(self.host_memory_bytes)
         return facts
 
 

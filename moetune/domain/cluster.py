@@ -22,6 +22,8 @@ HEADROOM = 0.05
 _OF_ONE_DEVICE = ("kind", "device", "cpu")
 HOST_MEMORY = "host_memory_bytes"
 """Name of a hardware fact of CUDA machines, of one host; a CPU's own memory is its host's."""
+DEVICE_MEMORY = "memory_bytes"
+"""Name of a hardware fact: what torch reports of one device, the context's part included."""
 NVLINK_PEERS = "nvlink_peers"
 NUM_NICS = "nics"
 """Names of hardware facts of profile files: devices that NVLink joins, and cards of a node."""
