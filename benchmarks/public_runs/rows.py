@@ -8,8 +8,9 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.public_runs.decoders import decoder_named
 from benchmarks.public_runs.memory_runs import MORE_ROWS, OUT_OF_MEMORY, RECIPES, Recipe
@@ -74,6 +75,7 @@ class PublicRun:
         assumed: what the source does not say.
         ran_out: whether it ended in an out-of-memory error.
         device_bytes: of its device, where that is not the profile's.
+        facts: of the target, where the run's are others than what moetune exports.
     """
 
     name: str
@@ -89,6 +91,7 @@ class PublicRun:
     target: TargetName = "megatron"
     ran_out: bool = False
     device_bytes: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -187,7 +190,7 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         measured=MeasuredMemory(bytes=float(memory) * _GIGABYTE, scope="allocated")
         if memory else None,
         routing=row["routing"], assumed=tuple(assumed), ran_out=ran_out,
-        target=system.target,
+        target=system.target, facts=system.facts,
     )  # fmt: skip
 
 
@@ -230,7 +233,7 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
         name=name, set_name=f"Bridge {row['release']}, {row['model']}, {profile}",
         profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
         tokens=float(_first(row["Tokens / sec / GPU"])), measured=None, routing="forced",
-        target="bridge",
+        target="bridge", facts=system_of("Megatron-Bridge").facts,
         assumed=(*dropped, *(() if found else _PLAIN)),
     )  # fmt: skip
 
