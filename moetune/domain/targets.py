@@ -85,6 +85,7 @@ class Target:
         fuses_activations: whether a gated activation is one kernel, which keeps its input alone;
             else its factors are kept, too, and before the experts' weights their product.
         splits_sequence: whether tensor ranks share the sequence between their layers.
+        saves_exchanges: whether selective recomputation keeps what exchanges of rows give.
         caches_narrow_weights: whether 8-bit copies of the weights are kept between micro-batches.
         offloads_optimizer: whether the host can keep and compute a share of the optimizer, with
             ZeRO stage 1.
@@ -132,6 +133,7 @@ class Target:
     fuses_activations: bool = True
     splits_sequence: bool = True
     caches_narrow_weights: bool = False
+    saves_exchanges: bool = True
     offloads_activations: bool = False
     offloads_optimizer: bool = False
     kernels_per_expert: tuple[int, int] = (0, 0)

@@ -63,7 +63,9 @@ def block_modules(
     if "full" in layout.recompute:
         return {"inputs": ELEMENT * elements}
     if "selective" in layout.recompute:
-        rows = 0.0 if block.routed is None else tokens * most_rows(block.routed, job, layout)
+        routed, rows = block.routed, 0.0
+        if routed is not None and layout.ep > 1 and target.saves_exchanges:
+            rows = tokens * most_rows(routed, job, layout)
         return selective_modules(
             block, layout, tokens=tokens, rows=rows, d_model=job.decoder.d_model
         )

@@ -181,9 +181,7 @@ class MemoryModel:
         parts, host = self._parts(layout, rank, layout.offload_optimizer)
         kept = self.kept(layout)
         modules: dict[str, float] = {}
-        for count, block in zip(
-            rank.blocks.counts, self._bytes_of_blocks(layout, layout.recompute), strict=True
-        ):
+        for count, block in self._counted(layout, rank.blocks):
             for name, size in block.modules.items():
                 modules[name] = modules.get(name, 0.0) + kept * rank.live * count * size
         return RankMemory(
@@ -269,8 +267,7 @@ class MemoryModel:
         dense, experts = self._parameters.of(layout, rank)
         fullest = max(rank.ranks, key=every_live.__getitem__)
         live = every_live[fullest]
-        blocks = self._bytes_of_blocks(layout, layout.recompute)
-        counted = [*zip(rank.counts, blocks, strict=True)]
+        counted = self._counted(layout, rank)
         return _RankBytes(
             rank=fullest,
             live=live,
@@ -281,6 +278,15 @@ class MemoryModel:
             workspace=max((block.workspace for count, block in counted if count), default=0.0),
             logits=self._logits(layout, rank),
         )
+
+    def _counted(self, layout: FoldedLayout, rank: RankBlocks) -> list[tuple[int, BlockBytes]]:
+        """Return the number and the bytes of each kind of block, those of predictions last."""
+        blocks = self._bytes_of_blocks(layout, layout.recompute)
+        counted = [*zip(rank.counts, blocks, strict=True)]
+        if rank.has_predictions:
+            of_predictions = self._bytes_of_blocks(layout, layout.recompute, of_predictions=True)
+            counted += [(1, block) for block in of_predictions]
+        return counted
 
     def kept(self, layout: FoldedLayout) -> float:
         """Return the share of the activations that a device keeps, with the blocks in buffers."""
@@ -304,15 +310,27 @@ class MemoryModel:
         return [self._bytes_of_blocks(layout, one) for one in recomputes]
 
     def _bytes_of_blocks(
-        self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
+        self,
+        layout: FoldedLayout,
+        recompute: tuple[Recompute, ...],
+        *,
+        of_predictions: bool = False,
     ) -> list[BlockBytes]:
+        """Return the bytes of each kind of block, or of those of multi-token prediction."""
         splits = layout.order in SPLITTING
-        key = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, splits, recompute)
+        sizes = layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch
+        key = (*sizes, splits, recompute, of_predictions)
         found = self._blocks.get(key)
         if found is None:
             one = layout if recompute == layout.recompute else replace(layout, recompute=recompute)
             kinds = self.job.decoder.kinds
-            plain = self._bytes_of_blocks(layout, ()) if recompute else [None] * len(kinds)
+            if of_predictions:
+                kinds = tuple(
+                    block for step in self.job.decoder.predictions for block in step.blocks
+                )
+            plain: Sequence[BlockBytes | None] = [None] * len(kinds)
+            if recompute:
+                plain = self._bytes_of_blocks(layout, (), of_predictions=of_predictions)
             found = self._blocks[key] = [
                 self._of_block(kind, one, other) for kind, other in zip(kinds, plain, strict=True)
             ]
