@@ -168,8 +168,9 @@ def _routed_modules(part: RoutedExperts, rows: float, kept: _Kept) -> dict[str, 
     hidden = part.d_hidden / layout.etp
     width = ELEMENT * hidden * (part.num_gemms - 1)
     if by.activations and "moe_act" not in layout.recompute:
-        factors = part.is_gated and not target.fuses_activations  # and the product before weights
-        width += hidden * (kept.gemm + 2 * ELEMENT * factors)
+        # The result before the rows' weights is a factor, and that of the gate is, too.
+        factors = 0 if target.fuses_activations else 1 + part.is_gated
+        width += hidden * (kept.gemm + ELEMENT * factors)
     if by.gradients_wait and layout.order in SPLITTING:
         width += ELEMENT * hidden * (part.num_gemms - 1)
     found = {
