@@ -18,6 +18,7 @@ from moetune.solve.training.activations import (
     AS_MEGATRON,
     GEMM_INPUT,
     block_modules,
+    exchange_bytes,
     workspace_bytes,
 )
 from moetune.solve.training.offload import (
@@ -37,6 +38,10 @@ from moetune.solve.training.states import WHOLE_BLOCKS, gathered_bytes, shard_of
 _GIB = 2**30
 LIBRARY_BYTES = 1.5 * _GIB
 """CUDA context, cuBLAS and NCCL buffers outside the allocator; stated, not measured."""
+_FULL_GRAPH = 0.2
+"""Of the tensors, what a graph of the whole step reserves beside them: experts' rows to a bound,
+their stash, and a pool of its own. The one published ablation: 225 against 187 GB of Hy3 on GB300
+(yangwhale/gpu-tpu-pedia, 07f-gb300-hy3-295b-gke, A1 with and without the graph)."""
 FRAGMENTATION = 0.03
 """Of the tensors, what the allocator reserves beside them at the peak: the median of seven runs,
 2.4 to 10.9 % (Megatron-Bridge@067f987, examples/model_verification_cards: gemma-4-26b-a4b-it,
@@ -216,7 +221,9 @@ class MemoryModel:
         copied = (1 - on_host) * self._optimizer.step_bytes * updated
         step = max(0.0, copied - activations - workspace - logits)
         tensors = *states, self._gathered(layout, rank), activations, workspace, logits, step
-        return (*tensors, FRAGMENTATION * sum(tensors), LIBRARY_BYTES), host
+        lost = FRAGMENTATION + _FULL_GRAPH * (layout.cuda_graphs == "full")
+        libraries = LIBRARY_BYTES + exchange_bytes(self.job, layout)
+        return (*tensors, lost * sum(tensors), libraries), host
 
     @property
     def _narrow(self) -> float:
