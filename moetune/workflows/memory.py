@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from moetune.domain.architecture import Decoder
+from moetune.domain.cluster import plannable
 from moetune.domain.errors import InputError
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.targets import Target
@@ -15,8 +16,6 @@ from moetune.solve.training.memory import RankMemory
 from moetune.solve.training.stages import DecoderStages
 from moetune.workflows.training import memory_model
 
-USABLE = 0.92
-"""Share of a GPU's memory that plans may fill, as `Machine.plannable_bytes`."""
 MOST_RANKS = 4096
 MOST_LAYOUTS = 10
 
@@ -29,7 +28,7 @@ class MemoryQuestion:
         world_size: GPUs; None for the fewest, a power of two.
         global_batch: sequences of a step; None for one on each GPU.
         length: tokens of a sequence.
-        device_bytes: memory of one GPU, of which `USABLE` may be filled.
+        device_bytes: memory of one GPU that a process has, as of `process_bytes`.
     """
 
     decoder: Decoder
@@ -45,7 +44,7 @@ class MemoryQuestion:
     @property
     def limit_bytes(self) -> int:
         """Bytes of a GPU that may be filled."""
-        return int(USABLE * self.device_bytes)
+        return plannable(self.device_bytes)
 
     def job(self, ranks: int) -> TrainingJob:
         """Return the training on so many GPUs."""

@@ -325,7 +325,8 @@ def plan_decoder(
             opened.
     """
     stores = partial(wiring.find_store, settings)
-    found = find_profile(settings.profile if profile is None else profile, stores=stores)
+    wanted = settings.profile if profile is None else profile
+    found = find_profile(wanted, stores=stores, for_models=True)
     request = flags.training_request(found.profile)
     plan = plan_training(request, found.profile, with_front=flags.front, goes_on=goes_on).stored
     if save:

@@ -13,7 +13,7 @@ from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.profile import Profile
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.routing import ExpertLoads
-from moetune.domain.site import site_of
+from moetune.domain.site import check_format, site_of
 from moetune.domain.targets import Target
 from moetune.domain.training import (
     DEFAULT_SMS,
@@ -132,6 +132,7 @@ class _Solved:
 def _solved(request: TrainingRequest, profile: Profile, costs: Costs | None) -> _Solved:
     _check_sms(request.pins, profile)
     check_placement_rule(request)
+    check_format(profile, request.job.dtype)
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
     with sound_numbers(profile.name):
         known = costs or costs_of(profile, allow_modelled=True)

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from moetune.domain.cluster import PLANNABLE_PERCENT
 from moetune.domain.units import format_bytes
 from moetune.report.memory_figure import memory_parts_figure
-from moetune.report.section import Cell, Highlight, Section, Table, percent, plural
-from moetune.workflows.memory import USABLE, FittedLayout, MemoryAnswer
+from moetune.report.section import Cell, Highlight, Section, Table, plural
+from moetune.workflows.memory import FittedLayout, MemoryAnswer
 from moetune.workflows.training_plan import layout_words
 from moetune.workflows.views.words import largest_first
 
@@ -51,11 +52,11 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
         if answer.fits
         else f"No layout of {job.decoder.name} on {gpus} fits"
     )
-    share, device = percent(USABLE, digits=0), format_bytes(question.device_bytes)
+    device = format_bytes(question.device_bytes)
     words = (
-        f"{what} into {limit}, {share} of {device} each. The "
-        f"{'plainest' if answer.fits else 'smallest'} takes {peak}: {layout_words(first.layout)}, "
-        f"ZeRO-{first.layout.zero}."
+        f"{what} into {limit}, {PLANNABLE_PERCENT} % of the {device} that a process has of each. "
+        f"The {'plainest' if answer.fits else 'smallest'} takes {peak}: "
+        f"{layout_words(first.layout)}, ZeRO-{first.layout.zero}."
     )
     highlights = (
         Highlight(name="GPUs", cell=Cell.count(job.world_size), note="the fewest of a power of two")
