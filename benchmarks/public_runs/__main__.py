@@ -17,7 +17,7 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.profile import Profile
 from moetune.domain.routing import BALANCED
 from moetune.domain.targets import find_target
-from moetune.solve.training.memory import MemoryModel
+from moetune.solve.training.memory import LIBRARY_BYTES, MemoryModel
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
@@ -42,7 +42,8 @@ def score(run: PublicRun) -> Scored:
     Raises:
         MoetuneError: its machine or something of its layout has no price.
     """
-    profile, target = _profile(run.profile), find_target(run.target)
+    profile = _profile(run.profile)
+    target = replace(find_target(run.target), **run.facts)
     stages = DecoderStages(run.job.decoder)
     prices = StepPrices(job=run.job, device=device_prices(profile), stages=stages, target=target)
     layout = run.layout
@@ -50,12 +51,7 @@ def score(run: PublicRun) -> Scored:
         layout = prices.balanced(layout)
     seconds = prices.step(layout).seconds if run.tokens is not None else None
     # The log is that of the first ranks, which get the mean of the rows over all blocks.
-    model = MemoryModel(
-        job=replace(run.job, routing=BALANCED),
-        stages=stages,
-        logit_bytes=target.logit_bytes,
-        kept_by_experts=target.kept_by_experts,
-    )
+    model = MemoryModel(job=replace(run.job, routing=BALANCED), stages=stages, target=target)
     machine = profile.machine
     if run.device_bytes is not None:
         machine = replace(machine, memory_bytes=run.device_bytes)
@@ -64,7 +60,7 @@ def score(run: PublicRun) -> Scored:
         seconds=seconds,
         memory=model.peak(layout),
         last_rank=model.of_every_rank(layout)[-1],
-        usable_bytes=machine.plannable_bytes,
+        usable_bytes=round(machine.memory_bytes + LIBRARY_BYTES),
     )
 
 

@@ -8,13 +8,14 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.public_runs.decoders import decoder_named
 from benchmarks.public_runs.memory_runs import MORE_ROWS, OUT_OF_MEMORY, RECIPES, Recipe
 from benchmarks.public_runs.recipes import with_recipe
-from benchmarks.public_runs.systems import MemoryScope, system_of
+from benchmarks.public_runs.systems import MemoryScope, System, system_of
 from moetune.domain.errors import MoetuneError
 from moetune.domain.routing import BALANCED, NATURAL
 from moetune.domain.targets import TargetName
@@ -74,6 +75,7 @@ class PublicRun:
         assumed: what the source does not say.
         ran_out: whether it ended in an out-of-memory error.
         device_bytes: of its device, where that is not the profile's.
+        facts: of the target, where the run's are others than what moetune exports.
     """
 
     name: str
@@ -89,6 +91,7 @@ class PublicRun:
     target: TargetName = "megatron"
     ran_out: bool = False
     device_bytes: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -187,8 +190,14 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         measured=MeasuredMemory(bytes=float(memory) * _GIGABYTE, scope="allocated")
         if memory else None,
         routing=row["routing"], assumed=tuple(assumed), ran_out=ran_out,
-        target=system.target,
+        target=system.target, facts=_facts(system, recipe),
     )  # fmt: skip
+
+
+def _facts(system: System, recipe: Recipe | None) -> Mapping[str, Any]:
+    if recipe is None or recipe.fuses_activations:
+        return system.facts
+    return {**system.facts, "fuses_activations": False}
 
 
 def _tokens(row: Mapping[str, str], flops_per_token: float, length: int) -> float:
@@ -209,6 +218,8 @@ def _global_batch(row: Mapping[str, str], tokens: float, length: int) -> int:
 
 
 def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
+    if row["model"] == "Nemotron_3_Ultra":
+        raise ValueError("it offloads activations of modules, not of whole blocks")
     job = TrainingJob(
         decoder=decoder_named(row["model"]),
         world_size=int(row["#-GPUs"]),
@@ -230,7 +241,7 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
         name=name, set_name=f"Bridge {row['release']}, {row['model']}, {profile}",
         profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
         tokens=float(_first(row["Tokens / sec / GPU"])), measured=None, routing="forced",
-        target="bridge",
+        target="bridge", facts=system_of("Megatron-Bridge").facts,
         assumed=(*dropped, *(() if found else _PLAIN)),
     )  # fmt: skip
 

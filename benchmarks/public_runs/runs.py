@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from benchmarks.public_runs.decoders import decoder_named
 from benchmarks.public_runs.rows import (
@@ -21,7 +22,7 @@ from benchmarks.public_runs.rows import (
     read_modules,
     read_row,
 )
-from benchmarks.public_runs.systems import DEVICES, Device, System, system_of
+from benchmarks.public_runs.systems import CHUNKED_LOSS, DEVICES, Device, System, system_of
 from moetune.domain.architecture import Decoder
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.pipeline import Schedule, read_stages
@@ -50,9 +51,12 @@ _CANNOT = {
     "megamoe": "its dispatcher, MegaMoE, is none of the planner's",
     "dynamic cp": "its context-parallel ranks change from batch to batch",
     "fine-grained activation offload": "it offloads activations of modules, not of whole blocks",
-    "a2a outputs saved": "it saves another set of operations than torchtitan's own",
     "optimizer-state offload": "it does not say how much of the optimizer is on the host",
 }
+_COMPILES_LOSS = "2025-04-02"
+"""When torchtitan began to compile the loss with the model (#1033)."""
+_COMPILED_LOGIT_BYTES = 4
+"""A compiled loss keeps the logits alone, in bfloat16, and writes their gradient."""
 _SAME_TOKENS = 0.06
 """Relative difference of tokens printed and those of the batch that padding does not explain."""
 
@@ -66,11 +70,12 @@ def read_more(folder: Path) -> Iterator[PublicRun | Skipped]:
 
 def _with_recipe(row: _Row) -> _Row:
     """Return a row whose empty fields are as its recipe sets them."""
-    said = _recipes().get(row["id"]) or _recipes().get(_recipe_name(row))
-    if said is None:
-        return row
-    filled = {name: value for name, value in said.items() if value and not row.get(name)}
-    return {**row, **filled, "recipe": said["recipe"]}
+    found, recipe = dict(row), ""
+    for name in (row["id"], row["id"].rpartition("-")[0], _recipe_name(row)):
+        said = _recipes().get(name, {})
+        found |= {key: value for key, value in said.items() if value and not found.get(key)}
+        recipe = recipe or said.get("source", "")
+    return {**found, "recipe": recipe}
 
 
 def _recipe_name(row: _Row) -> str:
@@ -82,7 +87,7 @@ def _recipes() -> dict[str, dict[str, str]]:
     if not _SETTINGS.exists():
         return {}
     with _SETTINGS.open(encoding="utf-8") as file:
-        return {row["recipe"]: row for row in csv.DictReader(file)}
+        return {row["name"]: row for row in csv.DictReader(file)}
 
 
 def _read(name: str, row: _Row) -> PublicRun:
@@ -100,7 +105,31 @@ def _read(name: str, row: _Row) -> PublicRun:
         layout=layout, tokens=_tokens(row, job), measured=_memory(row),
         routing="natural" if job.routing == NATURAL else "forced", assumed=tuple(assumed),
         target=system.target, ran_out=row["oom"] == "yes", device_bytes=device.memory_bytes,
+        facts=_facts(row, system),
     )  # fmt: skip
+
+
+def _facts(row: _Row, system: System) -> Mapping[str, Any]:
+    """Return what of the target's facts the run has otherwise."""
+    found = dict(system.facts)
+    if system.target == "torchtitan" and row["source_date"] < CHUNKED_LOSS:
+        found["loss_chunks"] = 1
+    is_compiled = (
+        "compile" in row["dispatcher_overlap_note"] and row["source_date"] > _COMPILES_LOSS
+    )
+    if system.target == "torchtitan" and is_compiled:
+        found["logit_bytes"] = _COMPILED_LOGIT_BYTES
+    if row.get("logit_bytes"):
+        found["logit_bytes"] = int(row["logit_bytes"])
+    for name in (
+        "fuses_activations",
+        "splits_sequence",
+        "caches_narrow_weights",
+        "saves_exchanges",
+    ):
+        if row.get(name):
+            found[name] = row[name] == "yes"
+    return found
 
 
 def _refuse(row: _Row) -> None:
@@ -109,6 +138,8 @@ def _refuse(row: _Row) -> None:
     Raises:
         ValueError: it is one of those.
     """
+    if row.get("skip"):
+        raise ValueError(row["skip"])
     note = f"{row['dispatcher_overlap_note']} {row['recompute']}".lower()
     for word, reason in _CANNOT.items():
         if word in note:
@@ -153,7 +184,7 @@ def _layout(row: _Row, system: System, decoder: Decoder, assumed: list[str]) -> 
         dispatcher=_dispatcher(note, system, assumed), schedule=schedule,
         overlap="batch" if _overlaps(note) else "none", cuda_graphs=_graphs(note),
         offload_optimizer=1.0 if "optimizer on cpu" in note else 0.0,
-        stages=_stages(note),
+        offload_activations=float(row.get("offload_activations") or 0), stages=_stages(note),
     )  # fmt: skip
     return replace(plain, recompute=_recompute(row, system, decoder, assumed))
 
@@ -236,7 +267,9 @@ def _memory(row: _Row) -> MeasuredMemory | None:
         scope = "device"
     elif "reserved" in words:
         scope = "reserved"
-    if "as printed" in words or "GB max over ranks" in words or "BastiaanGroot" in words:
+    if "yangwhale" in words:
+        unit = 1000 * 2.0**20
+    elif "as printed" in words or "GB max over ranks" in words or "BastiaanGroot" in words:
         unit = 1e9
     is_last = "last pipeline stage" in words or "golden" in row["version"]
     return MeasuredMemory(
@@ -307,7 +340,7 @@ def _recompute(
     if not text:
         assumed.append("recompute " + (",".join(system.recompute) or "none"))
         return system.recompute
-    if text == "selective":
+    if text.startswith("selective") and "moe_act" not in text:
         return system.selective
     modules = read_modules(text.split("(")[0].removeprefix("selective "))
     return tuple(one for one in modules if one in decoder.modules)

@@ -67,9 +67,9 @@ class Block:
     def modules(self) -> frozenset[str]:
         """Its modules that may be computed again in the backward pass, as Megatron-Core names them.
 
-        "full" is the block as a whole.
+        "full" is the block as a whole, and "selective" what torchtitan's policy chooses of it.
         """
-        found = {"full", "norm"}
+        found = {"full", "selective", "norm"}
         for part in self.parts:
             if isinstance(part, RoutedExperts):
                 found |= {"moe", "moe_act"}

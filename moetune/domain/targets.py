@@ -11,7 +11,15 @@ from typing import Literal, get_args
 
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule
-from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
+from moetune.domain.optimizers import (
+    DEEPSPEED_ADAM,
+    FLOAT32_ADAM,
+    MEGATRON_ADAM,
+    OPTIMIZERS,
+    Optimizer,
+    OptimizerName,
+    optimizer_of,
+)
 from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.training import (
     CudaGraphs,
@@ -71,8 +79,17 @@ class Target:
             pass's exchanges, too, and not by its computation alone.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
         optimizers: that it has, the one of its own default recipe first.
+        adam: what the optimizer of that name keeps.
         logit_bytes: of one logit at the loss; 6 are one in bfloat16 and a copy in float32 that its
-            gradient takes the place of, 2 a fused loss that writes the gradient over the logit.
+            gradient takes the place of, 2 a fused loss that writes the gradient over the logit,
+            14 torch's: log-probabilities, their gradient and that of the logits in float32.
+        loss_chunks: of the tokens whose logits are computed one after another.
+        vocabulary_multiple: of the rows of a vocabulary on each of the tensor ranks.
+        fuses_activations: whether a gated activation is one kernel, which keeps its input alone;
+            else its factors are kept, too, and before the experts' weights their product.
+        splits_sequence: whether tensor ranks share the sequence between their layers.
+        saves_exchanges: whether selective recomputation keeps what exchanges of rows give.
+        caches_narrow_weights: whether 8-bit copies of the weights are kept between micro-batches.
         offloads_optimizer: whether the host can keep and compute a share of the optimizer, with
             ZeRO stage 1.
         sets_sms: whether the dispatcher's multiprocessors can be chosen.
@@ -112,7 +129,14 @@ class Target:
     hides_beside_exchanges: bool = True
     launches: float = 1.0
     optimizers: tuple[OptimizerName, ...] = ("adam",)
+    adam: Optimizer = MEGATRON_ADAM
     logit_bytes: int = 6
+    loss_chunks: int = 1
+    vocabulary_multiple: int = 1
+    fuses_activations: bool = True
+    splits_sequence: bool = True
+    caches_narrow_weights: bool = False
+    saves_exchanges: bool = True
     offloads_activations: bool = False
     offloads_optimizer: bool = False
     kernels_per_expert: tuple[int, int] = (0, 0)
@@ -143,6 +167,10 @@ class Target:
     def spec(self) -> str:
         """The name that `--target` and `--to` take for this version: "megatron@0.16"."""
         return f"{self.name}@{self.release}" if self.release else self.name
+
+    def optimizer(self, name: OptimizerName) -> Optimizer:
+        """Return an optimizer as the runtime has it."""
+        return self.adam if name == "adam" else optimizer_of(name)
 
     def exchange_ranks(self, layout: FoldedLayout) -> int:
         """Return the ranks among which a layer's tokens are exchanged."""
@@ -179,15 +207,22 @@ _MEGATRON = Target(
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial"),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
     predicts_apart=True,
+    vocabulary_multiple=128,  # make_vocab_size_divisible_by
+    caches_narrow_weights=True,  # is_first_microbatch, without --fp8-param-gather
     sets_sms=True,  # moe_deepep_num_sms, moe_hybridep_num_sms
     offloads_activations=True,  # cpu_offloading_num_layers of Transformer Engine
     offloads_optimizer=True,  # HybridDeviceOptimizer
 )  # fmt: skip
+_AS_TORCH = KeptByExperts(results=True)
+"""Of torchtitan and transformers: rows are weighted after the experts, activations are plain torch
+(`torchtitan/models/common/moe.py`, `transformers/integrations/moe.py`)."""
 _TRANSFORMERS = Target(
     name="transformers", version="5.23.0",
     source="transformers/distributed/configuration_utils.py",
     dispatchers=("all_to_all", "all_gather"), recompute=("full",), overlaps=("none",),
     zero=(3,), dtypes=("bfloat16",), tp_divides_ep=True,
+    kept_by_experts=_AS_TORCH, fuses_activations=False,
+    adam=FLOAT32_ADAM, logit_bytes=14,  # loss/loss_utils.py, ForCausalLMLoss
     largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=0,
 )  # fmt: skip
 _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
@@ -212,8 +247,10 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
     "torchtitan": (Target(
         name="torchtitan", version="0.3.0",
         source="torchtitan/config/configs.py, torchtitan/distributed/parallel_dims.py",
-        dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("full",),
+        dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("selective", "full"),
         overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), largest=_sizes(etp=1),
+        kept_by_experts=_AS_TORCH, fuses_activations=False,
+        adam=FLOAT32_ADAM, logit_bytes=14, loss_chunks=8,  # components/loss.py, ChunkedLossWrapper
         zero_with_pp=2, schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
     ),),
     "transformers": (_TRANSFORMERS, replace(_TRANSFORMERS, version="5.24.0")),
@@ -222,6 +259,8 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         source="deepspeed/module_inject/auto_ep_config.py, runtime/zero",
         dispatchers=("all_to_all",), recompute=("full",), overlaps=("none",), zero=(0, 1, 2, 3),
         dtypes=("bfloat16",), largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=1,
+        kept_by_experts=_AS_TORCH, fuses_activations=False,
+        adam=DEEPSPEED_ADAM, logit_bytes=14,  # the model's own loss, as transformers has it
     ),),
 })  # fmt: skip
 """Rows of each runtime, the oldest first: that is the one of plans that name no version."""

@@ -47,12 +47,7 @@ if TYPE_CHECKING:
 
 def memory_model(job: TrainingJob, target: Target, stages: DecoderStages) -> MemoryModel:
     """Return the memory of a job's layouts as the target runs them."""
-    return MemoryModel(
-        job=job,
-        stages=stages,
-        logit_bytes=target.logit_bytes,
-        kept_by_experts=target.kept_by_experts,
-    )
+    return MemoryModel(job=job, stages=stages, target=target)
 
 
 def search_of(

@@ -226,4 +226,4 @@ class Fitting:
 def repeats(more: Sequence[Recompute], less: Sequence[Recompute]) -> bool:
     """Return whether one list of modules recomputes all that another one does."""
     every = {*more, *(_ALL_OF_EXPERTS if "moe" in more else ())}
-    return "full" in more or {*less} <= every
+    return "full" in more or {*less} <= every  # "selective" is a list of its own
