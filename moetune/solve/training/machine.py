@@ -64,6 +64,8 @@ _RATES: Mapping[str, KernelRates] = {
 _HOPPER_RATES = KernelRates(attention=0.90, attention_backward=0.82, triton=1 / 1.6)
 """FlashAttention-3, Figures 5 and 6 (H100): 500 TFLOP/s forward at 4 k tokens and 640 at 16 k, 400
 and 560 backward, of 790; Triton's 400. Other devices are taken to be alike."""
+_FLASH2 = (1.75, 1.6)
+"""FlashAttention-2's seconds over FlashAttention-3's on Hopper, forward and backward (its §4.1)."""
 _HALF_FORWARD = 1.7e3
 """Tokens of a sequence at which half of the long sequences' rate is reached forward, from both."""
 _FULL_HEAD = 128
@@ -233,8 +235,9 @@ class DevicePrices:
         return found
 
     def attention_core(
-        self, macs: float, *, head_dim: float, length: float, backward: bool
-    ) -> float:
+        self, macs: float, *, head_dim: float, length: float, backward: bool,
+        has_flash2: bool = False,
+    ) -> float:  # fmt: skip
         """Return the seconds of causal attention without projections.
 
         Args:
@@ -242,12 +245,15 @@ class DevicePrices:
                 the scores again.
             head_dim: mean width of a head's queries and values.
             length: tokens of a sequence that a kernel gets.
+            has_flash2: as of `RuntimeKernels`.
         """
         if not macs:
             return 0.0
         rates = self._rates
         large = rates.large * self.sustained / 2 if rates.large else self._macs_per_second
         rate = large * math.sqrt(min(1.0, head_dim / _FULL_HEAD))
+        if has_flash2 and rates is _HOPPER_RATES:
+            rate /= _FLASH2[backward]
         if backward:
             rate *= rates.attention_backward * length / (length + rates.half_backward)
             return 2.5 * macs / rate

@@ -72,6 +72,10 @@ class StepPrices:
     _copied: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        slowdown = self.target.kernels.slowdown
+        if slowdown != 1:
+            slower = replace(self.device, sustained=self.device.sustained / slowdown)
+            object.__setattr__(self, "device", slower)
         blocks = BlockTable(
             job=self.job, device=self.device, stages=self.stages, target=self.target
         )
@@ -115,7 +119,7 @@ class StepPrices:
     def gradients(self, layout: FoldedLayout, pipeline: StagePipeline) -> float:
         """Return the exposed time of gradients and parameters."""
         room = Room(*pipeline.busiest_passes)
-        if not self.target.hides_beside_exchanges:
+        if not self.target.hides_beside_exchanges or self.update.shares_link(layout):
             busiest = pipeline.busy.index(max(pipeline.busy))
             rank = next(one for one in self.stages.ranks(layout) if busiest in one.ranks)
             room = computing(rank, self.blocks.seconds(layout), self._ends(layout), layout)

@@ -1,0 +1,64 @@
+"""Kernels of a runtime's blocks, beside the fused ones of Megatron-Core with Transformer Engine."""
+
+from dataclasses import dataclass
+
+_Pair = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeKernels:
+    """What a runtime's kernels take beyond fused ones.
+
+    The pairs are of the forward and the backward pass: tensors of a module's own size in bfloat16
+    that are read or written more often, those in float32 counted twice.
+
+    Args:
+        source: of the counts.
+        norm: of a norm's tokens, its residual sum among them.
+        rotary: of queries and keys.
+        activation: of a gated activation's results.
+        rows: of the rows of experts, in order and back, weighted and summed.
+        has_flash2: whether attention on Hopper is FlashAttention-2: 1.75 and 1.6 times the seconds
+            of FlashAttention-3, forward and backward (arXiv 2407.08608, Figures 5 and 6).
+        copies: whether gathered parameters are copied out of a buffer, and gradients into it.
+        slowdown: of kernels beyond all of this, from public runs.
+    """
+
+    source: str = "Megatron-Core and Transformer Engine"
+    norm: _Pair = (0.0, 0.0)
+    rotary: _Pair = (0.0, 0.0)
+    activation: _Pair = (0.0, 0.0)
+    rows: _Pair = (0.0, 0.0)
+    has_flash2: bool = False
+    copies: bool = False
+    slowdown: float = 1.0
+
+
+FUSED = RuntimeKernels()
+TORCHTITAN = RuntimeKernels(
+    source="torchtitan/models/common: rope.py, moe.py, token_dispatcher.py, without compile",
+    norm=(1, 2),  # nn.RMSNorm is one kernel, the residual sum another
+    rotary=(8, 8),  # complex products in float32
+    activation=(2, 3),  # silu and product
+    rows=(11, 20),  # scores multiplied in float32, scatter_add and its gradient
+    has_flash2=True,  # FlexAttention and varlen attention, its default back ends, are as fast
+    copies=True,
+    slowdown=1.1,  # between its public runs with and without compile
+)
+TRANSFORMERS = RuntimeKernels(
+    source="transformers: models/qwen3_moe/modeling_qwen3_moe.py, integrations/moe.py (grouped_mm)",
+    norm=(17, 33),  # seven kernels, most of them in float32
+    rotary=(8, 10),  # rotate_half, two products and a sum
+    activation=(2, 3),
+    rows=(3, 11),
+    has_flash2=True,  # torch's scaled_dot_product_attention
+    copies=True,
+)
+DEEPSPEED = RuntimeKernels(
+    source="transformers' layers; deepspeed/module_inject/auto_ep.py has torchtitan's experts",
+    norm=TRANSFORMERS.norm,
+    rotary=TRANSFORMERS.rotary,
+    activation=(2, 3),
+    rows=TORCHTITAN.rows,
+    has_flash2=True,
+)
