@@ -4,6 +4,14 @@ from dataclasses import dataclass
 
 _Pair = tuple[float, float]
 
+BIASED_ACTIVATION: _Pair = (27.0, 46.0)
+BIASED_RESULTS: _Pair = (14.0, 15.0)
+"""Tensors of experts that add biases, beyond a fused activation: of an activation's results, whose
+clamps, sigmoid, offset and weights are kernels of their own, and of an expert's results, whose
+biases are weighted in float32, split by expert and joined again (Megatron-Core, `glu` and
+`_apply_bias` in core/transformer/moe/experts.py). Graphs of the whole iteration need its fused
+experts, which have neither."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeKernels:

@@ -12,7 +12,7 @@ from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.arrays import array_of
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.gemm_forms import GemmForm
-from moetune.domain.kernels import FUSED, RuntimeKernels
+from moetune.domain.kernels import BIASED_ACTIVATION, BIASED_RESULTS, FUSED, RuntimeKernels
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
@@ -298,7 +298,18 @@ class BlockPrices:
     def _expert_activation(self, part: RoutedExperts, rows: float) -> Passes:
         width = max(1, part.d_hidden // self.layout.etp)
         once = self._activation(rows * width, part.num_gemms)
-        return once + Passes(grad_input=once.forward * self.repeats_activations)
+        once += Passes(grad_input=once.forward * self.repeats_activations)
+        return once + self._biases(part, rows, width) if part.biases else once
+
+    def _biases(self, part: RoutedExperts, rows: float, width: int) -> Passes:
+        """Return what experts that add biases take beyond a fused activation."""
+        if self.layout.cuda_graphs == "full":
+            return NO_TIME
+        forward, backward = (
+            self.device.moved(ELEMENT * rows * (inside * width + behind * part.d_expert))
+            for inside, behind in zip(BIASED_ACTIVATION, BIASED_RESULTS, strict=True)
+        )
+        return Passes(forward=forward, grad_input=backward)
 
     def _permute(self, part: RoutedExperts, rows: float) -> Passes:
         """Return the order by expert before the exchange and behind it, and the sums back.
