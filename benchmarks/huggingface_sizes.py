@@ -14,10 +14,13 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent.parent
 TARGET = FOLDER / "tests" / "huggingface" / "sizes.json"
 MODELS = FOLDER / "moetune" / "huggingface" / "models"
+_TOWERS = ("vision_config", "audio_config", "sound_config")
 FAMILIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"attention_bias": True, "mlp_bias": True}),
     ("mistral", {"num_hidden_layers": 4}),
     ("qwen3", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
+    ("nemotron", {"num_hidden_layers": 4, "attention_bias": True, "mlp_bias": True}),
+    ("gpt2", {"n_layer": 4}),
     ("mixtral", {"num_hidden_layers": 4}),
     ("phimoe", {"num_hidden_layers": 4, "attention_bias": True, "lm_head_bias": True}),
     ("granitemoe", {"num_hidden_layers": 4}),
@@ -184,10 +187,13 @@ def _named(path: Path) -> dict[str, int] | None:
     import torch
 
     values = json.loads(path.read_text())["config"]
-    values = {**values, **values.get("text_config", {})}
+    for nested in ("text_config", "llm_config"):
+        values = {**values, **values.get(nested, {})}
     name = {"kimi_k2": "deepseek_v3"}.get(values["model_type"], values["model_type"])
     values = {
-        key: value for key, value in values.items() if key not in {"model_type", "text_config"}
+        key: value
+        for key, value in values.items()
+        if key != "model_type" and not key.endswith(("text_config", "llm_config", *_TOWERS))
     }
     if values.pop("topk_method", None) and name == "deepseek_v2":
         values.setdefault("topk_method", "greedy")
@@ -195,8 +201,8 @@ def _named(path: Path) -> dict[str, int] | None:
     try:
         with torch.device("meta"):
             counts = _counts(_config_class(name)(**values))
-    except (ValueError, TypeError, AttributeError) as error:
-        print(f"{path.stem}: {error}")
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        print(f"{path.stem}: {error!r}")
         return None
     print(f"{path.stem}: {counts}")
     return counts

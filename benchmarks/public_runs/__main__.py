@@ -42,7 +42,8 @@ def score(run: PublicRun) -> Scored:
     Raises:
         MoetuneError: its machine or something of its layout has no price.
     """
-    profile, target = _profile(run.profile), find_target(run.target)
+    profile = _profile(run.profile)
+    target = replace(find_target(run.target), **run.facts)
     stages = DecoderStages(run.job.decoder)
     prices = StepPrices(job=run.job, device=device_prices(profile), stages=stages, target=target)
     layout = run.layout
@@ -50,12 +51,7 @@ def score(run: PublicRun) -> Scored:
         layout = prices.balanced(layout)
     seconds = prices.step(layout).seconds if run.tokens is not None else None
     # The log is that of the first ranks, which get the mean of the rows over all blocks.
-    model = MemoryModel(
-        job=replace(run.job, routing=BALANCED),
-        stages=stages,
-        logit_bytes=target.logit_bytes,
-        kept_by_experts=target.kept_by_experts,
-    )
+    model = MemoryModel(job=replace(run.job, routing=BALANCED), stages=stages, target=target)
     machine = profile.machine
     if run.device_bytes is not None:
         machine = replace(machine, memory_bytes=run.device_bytes)

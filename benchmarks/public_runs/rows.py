@@ -8,13 +8,14 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.public_runs.decoders import decoder_named
 from benchmarks.public_runs.memory_runs import MORE_ROWS, OUT_OF_MEMORY, RECIPES, Recipe
 from benchmarks.public_runs.recipes import with_recipe
-from benchmarks.public_runs.systems import MemoryScope
+from benchmarks.public_runs.systems import MemoryScope, system_of
 from moetune.domain.errors import MoetuneError
 from moetune.domain.routing import BALANCED, NATURAL
 from moetune.domain.targets import TargetName
@@ -25,6 +26,7 @@ from moetune.domain.training import (
     TokenDispatcher,
     TrainingDtype,
     TrainingJob,
+    ZeroStage,
 )
 from moetune.domain.training_rules import check_layout
 
@@ -73,6 +75,7 @@ class PublicRun:
         assumed: what the source does not say.
         ran_out: whether it ended in an out-of-memory error.
         device_bytes: of its device, where that is not the profile's.
+        facts: of the target, where the run's are others than what moetune exports.
     """
 
     name: str
@@ -88,6 +91,7 @@ class PublicRun:
     target: TargetName = "megatron"
     ran_out: bool = False
     device_bytes: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -148,7 +152,7 @@ def read_row(
 
 def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
     assumed: list[str] = []
-    recipe = RECIPES.get(name)
+    recipe, system = RECIPES.get(name), system_of(row["framework"])
     decoder, length = decoder_named(row["model"]), int(row["seq"])
     tokens = _tokens(row, decoder.flops_per_token(length).total, length)
     if not row["gbs"]:
@@ -160,7 +164,7 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         length=length,
         dtype=read_dtype(row["precision"]),
         routing=NATURAL if _is_natural(row, recipe) else BALANCED,
-        optimizer="adam" if recipe is None else recipe.optimizer,
+        optimizer=system.optimizer if recipe is None else recipe.optimizer,
     )
     etp = row["etp"]
     if not etp:
@@ -169,7 +173,7 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         job, tp=row["tp"], pp=row["pp"], vpp=row["vpp"], cp=row["cp"], ep=row["ep"], etp=etp,
         micro_batch=row["mbs"], dispatcher=_dispatcher(row, assumed),
         recompute=read_modules(row["recompute"]), overlap=_overlap(row["overlap"]),
-        zero=3 if "FSDP" in row["note"] else 1,
+        zero=3 if "FSDP" in row["note"] else system.zero,
     )  # fmt: skip
     profile = _machine(row["hardware"])
     if name.startswith("card") and row["routing"].startswith("forced"):
@@ -186,7 +190,7 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         measured=MeasuredMemory(bytes=float(memory) * _GIGABYTE, scope="allocated")
         if memory else None,
         routing=row["routing"], assumed=tuple(assumed), ran_out=ran_out,
-        target="bridge" if row["framework"] == "Megatron-Bridge" else "megatron",
+        target=system.target, facts=system.facts,
     )  # fmt: skip
 
 
@@ -214,6 +218,7 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
         global_batch=int(row["GBS"]),
         length=int(row["Sequence Length"]),
         dtype=read_dtype(row["Precision"] or "fp8"),
+        optimizer="adam-bf16-grads",
     )
     profile = _machine(row["system"].removeprefix("DGX-"))
     release = row["release"].split()[0]
@@ -227,14 +232,16 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
     return PublicRun(
         name=name, set_name=f"Bridge {row['release']}, {row['model']}, {profile}",
         profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
-        tokens=float(_first(row["Tokens / sec / GPU"])), measured=None, routing="forced", target="bridge",
+        tokens=float(_first(row["Tokens / sec / GPU"])), measured=None, routing="forced",
+        target="bridge", facts=system_of("Megatron-Bridge").facts,
         assumed=(*dropped, *(() if found else _PLAIN)),
     )  # fmt: skip
 
 
 def _layout(
     job: TrainingJob, *, tp: str, pp: str, vpp: str, cp: str, ep: str, etp: str, micro_batch: str,
-    dispatcher: TokenDispatcher, recompute: tuple[Recompute, ...], overlap: Overlap, zero: int,
+    dispatcher: TokenDispatcher, recompute: tuple[Recompute, ...], overlap: Overlap,
+    zero: ZeroStage,
 ) -> FoldedLayout:  # fmt: skip
     sizes = {"tp": _size(tp), "pp": _size(pp), "vpp": _size(vpp), "cp": _size(cp)}
     dp = job.world_size // (sizes["tp"] * sizes["pp"] * sizes["cp"])

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from benchmarks.public_runs.decoders import decoder_named
 from benchmarks.public_runs.rows import (
@@ -21,7 +22,7 @@ from benchmarks.public_runs.rows import (
     read_modules,
     read_row,
 )
-from benchmarks.public_runs.systems import DEVICES, Device, System, system_of
+from benchmarks.public_runs.systems import CHUNKED_LOSS, DEVICES, Device, System, system_of
 from moetune.domain.architecture import Decoder
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.pipeline import Schedule, read_stages
@@ -53,6 +54,8 @@ _CANNOT = {
     "a2a outputs saved": "it saves another set of operations than torchtitan's own",
     "optimizer-state offload": "it does not say how much of the optimizer is on the host",
 }
+_COMPILED_LOGIT_BYTES = 4
+"""A compiled loss keeps the logits alone, in bfloat16, and writes their gradient."""
 _SAME_TOKENS = 0.06
 """Relative difference of tokens printed and those of the batch that padding does not explain."""
 
@@ -66,11 +69,12 @@ def read_more(folder: Path) -> Iterator[PublicRun | Skipped]:
 
 def _with_recipe(row: _Row) -> _Row:
     """Return a row whose empty fields are as its recipe sets them."""
-    said = _recipes().get(row["id"]) or _recipes().get(_recipe_name(row))
-    if said is None:
-        return row
-    filled = {name: value for name, value in said.items() if value and not row.get(name)}
-    return {**row, **filled, "recipe": said["recipe"]}
+    found, recipe = dict(row), ""
+    for name in (row["id"], row["id"].rpartition("-")[0], _recipe_name(row)):
+        said = _recipes().get(name, {})
+        found |= {key: value for key, value in said.items() if value and not found.get(key)}
+        recipe = recipe or said.get("source", "")
+    return {**found, "recipe": recipe}
 
 
 def _recipe_name(row: _Row) -> str:
@@ -82,7 +86,7 @@ def _recipes() -> dict[str, dict[str, str]]:
     if not _SETTINGS.exists():
         return {}
     with _SETTINGS.open(encoding="utf-8") as file:
-        return {row["recipe"]: row for row in csv.DictReader(file)}
+        return {row["name"]: row for row in csv.DictReader(file)}
 
 
 def _read(name: str, row: _Row) -> PublicRun:
@@ -100,7 +104,23 @@ def _read(name: str, row: _Row) -> PublicRun:
         layout=layout, tokens=_tokens(row, job), measured=_memory(row),
         routing="natural" if job.routing == NATURAL else "forced", assumed=tuple(assumed),
         target=system.target, ran_out=row["oom"] == "yes", device_bytes=device.memory_bytes,
+        facts=_facts(row, system),
     )  # fmt: skip
+
+
+def _facts(row: _Row, system: System) -> Mapping[str, Any]:
+    """Return what of the target's facts the run has otherwise."""
+    found = dict(system.facts)
+    if system.target == "torchtitan" and row["source_date"] < CHUNKED_LOSS:
+        found["loss_chunks"] = 1
+    if system.target == "torchtitan" and "compile" in row["dispatcher_overlap_note"]:
+        found["logit_bytes"] = _COMPILED_LOGIT_BYTES
+    if row.get("logit_bytes"):
+        found["logit_bytes"] = int(row["logit_bytes"])
+    for name in ("fuses_activations", "splits_sequence", "caches_narrow_weights"):
+        if row.get(name):
+            found[name] = row[name] == "yes"
+    return found
 
 
 def _refuse(row: _Row) -> None:
@@ -109,6 +129,8 @@ def _refuse(row: _Row) -> None:
     Raises:
         ValueError: it is one of those.
     """
+    if row.get("skip"):
+        raise ValueError(row["skip"])
     note = f"{row['dispatcher_overlap_note']} {row['recompute']}".lower()
     for word, reason in _CANNOT.items():
         if word in note:
@@ -141,7 +163,7 @@ def _layout(row: _Row, system: System, decoder: Decoder, assumed: list[str]) -> 
     world = int(row["nodes_or_gpus"])
     note = row["dispatcher_overlap_note"].lower()
     schedule, vpp = _schedule(row, note)
-    is_sharded = system.zero == _SHARDED or "fsdp" in note or bool(row.get("fsdp"))
+    is_sharded = "fsdp" in note or bool(row.get("fsdp"))
     if not row["micro_batch"]:
         raise ValueError("its micro-batch is not said")
     is_cut = system.target == "torchtitan" and pp > 1
@@ -158,14 +180,11 @@ def _layout(row: _Row, system: System, decoder: Decoder, assumed: list[str]) -> 
     return replace(plain, recompute=_recompute(row, system, decoder, assumed))
 
 
-_SHARDED = 3
-
-
 def _zero(system: System, pp: int, *, is_sharded: bool) -> ZeroStage:
     """Return the ZeRO stage: torchtitan keeps gathered parameters between stages' passes."""
     if system.target == "torchtitan" and pp > 1:
         return 2
-    return _SHARDED if is_sharded else 1
+    return 3 if is_sharded else system.zero
 
 
 def _job(row: _Row, system: System, decoder: Decoder, layout: FoldedLayout) -> TrainingJob:
@@ -239,7 +258,9 @@ def _memory(row: _Row) -> MeasuredMemory | None:
         scope = "device"
     elif "reserved" in words:
         scope = "reserved"
-    if "as printed" in words or "GB max over ranks" in words or "BastiaanGroot" in words:
+    if "yangwhale" in words:
+        unit = 1000 * 2.0**20
+    elif "as printed" in words or "GB max over ranks" in words or "BastiaanGroot" in words:
         unit = 1e9
     is_last = "last pipeline stage" in words or "golden" in row["version"]
     return MeasuredMemory(

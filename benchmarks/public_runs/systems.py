@@ -1,12 +1,13 @@
 """Systems of public runs: their runtime, what they do unless a row says otherwise, and devices."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
 
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.targets import TargetName
-from moetune.domain.training import Recompute, TokenDispatcher
+from moetune.domain.training import Recompute, TokenDispatcher, ZeroStage
 
 MemoryScope = Literal["allocated", "reserved", "device"]
 """Of a printed peak: tensors, what the allocator reserved, or all of the device (`nvidia-smi`)."""
@@ -32,36 +33,49 @@ class System:
     Args:
         recompute: of the recipes; `selective` is its word of that name.
         etp_is_tp: whether experts are cut like everything else (Megatron-Core's default).
+        facts: of the target, where the system's are others than what moetune exports.
     """
 
     target: TargetName
     dispatcher: TokenDispatcher = "all_to_all"
     optimizer: OptimizerName = "adam"
     dtype: str = "bf16"
-    zero: int = 1
+    zero: ZeroStage = 1
     recompute: tuple[Recompute, ...] = ()
     selective: tuple[Recompute, ...] = ("core_attn",)
     is_natural: bool = False
     etp_is_tp: bool = False
     memory_scope: MemoryScope = "allocated"
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def etp(self, tp: int, num_moe_layers: int) -> int:
         """Return the ranks that share an expert's width."""
         return tp if self.etp_is_tp and num_moe_layers else 1
 
 
+_GATHERS_NARROW = MappingProxyType({"caches_narrow_weights": False})
+"""Performance recipes set fp8_param_gather (`MixedPrecisionConfig` of Megatron-Bridge and NeMo)."""
 _TITAN = System(
-    target="torchtitan", zero=3, recompute=("full",), selective=("full",), is_natural=True,
-    memory_scope="reserved",
+    target="torchtitan", zero=3, recompute=("selective",), selective=("selective",),
+    is_natural=True, memory_scope="reserved",
 )  # fmt: skip
+CHUNKED_LOSS = "2026-04-27"
+"""When torchtitan began to compute its loss in chunks (#2937)."""
 _SYSTEMS: Mapping[str, System] = {
-    "Megatron-Bridge (own recipe)": System(target="bridge", optimizer="adam-bf16-grads"),
-    "Megatron-Bridge": System(target="bridge", optimizer="adam-bf16-grads"),
-    "NeMo 2": System(target="megatron", optimizer="adam-bf16-grads", etp_is_tp=True),
+    "Megatron-Bridge (own recipe)": System(
+        target="bridge", optimizer="adam-bf16-grads", facts=_GATHERS_NARROW
+    ),
+    "Megatron-Bridge": System(target="bridge", optimizer="adam-bf16-grads", facts=_GATHERS_NARROW),
+    "NeMo 2": System(
+        target="megatron", optimizer="adam-bf16-grads", etp_is_tp=True, facts=_GATHERS_NARROW
+    ),
     "NeMo / Megatron-Core": System(
-        target="megatron", optimizer="adam-bf16-grads", etp_is_tp=True
+        target="megatron", optimizer="adam-bf16-grads", etp_is_tp=True, facts=_GATHERS_NARROW
     ),
     "Megatron-LM": System(target="megatron", is_natural=True, etp_is_tp=True),
+    "mcore": System(target="megatron", optimizer="adam-bf16"),
+    "Megatron-SWIFT": System(target="megatron"),
+    "DeepSpeed": System(target="deepspeed", zero=3, is_natural=True),
     "Megatron-LM dev": System(target="megatron", optimizer="adam-bf16"),
     "Primus": System(target="megatron", memory_scope="device"),
     "Skywork-Megatron": System(target="megatron", etp_is_tp=True),

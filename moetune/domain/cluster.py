@@ -10,11 +10,16 @@ from moetune.domain.errors import check_positive
 
 DeviceKind = Literal["cpu", "cuda"]
 _CUDA_PERCENT = 92
+FASTER = " with computation × "
+"""In the name of a device that is another one's, with other speeds: a question of `whatif`."""
 HEADROOM = 0.05
 """Share of a memory limit: of plans that tie, one that leaves as much free is taken."""
 _OF_ONE_DEVICE = ("kind", "device", "cpu")
 HOST_MEMORY = "host_memory_bytes"
-"""Name of a hardware fact of CUDA machines; a CPU's own memory is its host's."""
+"""Name of a hardware fact of CUDA machines, of one host; a CPU's own memory is its host's."""
+NVLINK_PEERS = "nvlink_peers"
+NUM_NICS = "nics"
+"""Names of hardware facts of profile files: devices that NVLink joins, and cards of a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,9 @@ from moetune.domain.recorded_layers import RecordedLayers, alike
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads, RankSkew
 
 Recompute = Literal[
-    "core_attn", "moe_act", "norm", "mla_up_proj", "mlp", "shared_experts", "moe", "full"
-]
+    "core_attn", "moe_act", "norm", "mla_up_proj", "mlp", "shared_experts", "moe", "selective",
+    "full",
+]  # fmt: skip
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 TokenDispatcher = Literal["all_to_all", "all_gather", "hierarchical", "deepep", "hybrid_ep"]
 """Exchanges of tokens, the simplest first."""

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from moetune.domain.cluster import HOST_MEMORY
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.corrections import corrections_words
 from moetune.domain.costs import Costs
@@ -21,6 +20,7 @@ from moetune.domain.plan import SAFE_DECISION, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.quantization import FORMATS
 from moetune.domain.request import PlanInputs, PlanRequest
+from moetune.domain.site import site_of
 from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.throughput import with_throughput
 from moetune.domain.units import dtype_bytes, full_dtype, parse_bytes
@@ -205,15 +205,6 @@ def plan_of(solved: SolvedPlan, profile: Profile) -> Plan:
     return replace(plan, warnings=(*_corrections(plan, profile), *plan.warnings))
 
 
-def host_memory_bytes(profile: Profile) -> int | None:
-    """Return the host memory of one node; None where the profile does not have it."""
-    machine = profile.machine
-    if machine.kind == "cpu":
-        return machine.memory_bytes * machine.devices_per_node
-    known = profile.fingerprint.hardware.get(HOST_MEMORY, "")
-    return int(known) if known.isdigit() else None
-
-
 @contextmanager
 def sound_numbers(profile: str) -> Iterator[None]:
     """Turn arithmetic errors into a ProfileError: a profile may come from anybody.
@@ -275,7 +266,7 @@ def layout_problem(inputs: PlanInputs, model: Transformer, profile: Profile) -> 
         per_node=machine.devices_per_node,
         runs_ahead=machine.kind == "cuda",
         device_memory_bytes=machine.plannable_bytes,
-        host_memory_bytes=host_memory_bytes(profile),
+        host_bytes=site_of(profile).host_bytes_per_rank(inputs.world_size),
         provenance=profile.provenance,
         launch=launcher((inputs.world_size, 0), machine),
         error=OF_MODELS,

@@ -13,6 +13,7 @@ from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.profile import Profile
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.routing import ExpertLoads
+from moetune.domain.site import site_of
 from moetune.domain.targets import Target
 from moetune.domain.training import (
     DEFAULT_SMS,
@@ -35,7 +36,7 @@ from moetune.workflows.placed_training import (
     check_placement_rule,
     solve_placed,
 )
-from moetune.workflows.plan import host_memory_bytes, sound_numbers
+from moetune.workflows.plan import sound_numbers
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.training_plan import TrainingPlan, TrainingRequest, layout_words
 from moetune.workflows.training_prices import StandIns, stand_ins_of, step_prices
@@ -46,12 +47,7 @@ if TYPE_CHECKING:
 
 def memory_model(job: TrainingJob, target: Target, stages: DecoderStages) -> MemoryModel:
     """Return the memory of a job's layouts as the target runs them."""
-    return MemoryModel(
-        job=job,
-        stages=stages,
-        logit_bytes=target.logit_bytes,
-        kept_by_experts=target.kept_by_experts,
-    )
+    return MemoryModel(job=job, stages=stages, target=target)
 
 
 def search_of(
@@ -74,7 +70,7 @@ def search_of(
         memory=memory_model(job, request.target, prices.stages),
         limit_bytes=limit_bytes,
         target=request.target,
-        host_bytes=host_memory_bytes(profile) or inf,
+        host_bytes=site_of(profile).host_bytes_per_rank(job.world_size) or inf,
     )
 
 
@@ -151,7 +147,7 @@ def _solved(request: TrainingRequest, profile: Profile, costs: Costs | None) -> 
             limit_bytes=limit, placement=placement,
             trust=one.search.prices.device.trusts.least, found=tuple(found),
             host_bytes=one.search.host_bytes,
-            ranks_per_node=min(request.job.world_size, profile.machine.devices_per_node),
+            ranks_per_host=min(request.job.world_size, site_of(profile).devices_per_node),
             quality=quality_of(profile), device=profile.machine.device,
             stand_ins=stand_ins(found[0]),
         )  # fmt: skip
@@ -249,10 +245,10 @@ def _too_large(plan: TrainingPlan) -> LayoutTooLargeError:
     peak, layout = plan.best.memory.peak_bytes, plan.best.layout
     if not plan.fits_host:
         each = format_bytes(round(plan.best.memory.host_bytes))
-        node = format_bytes(int(plan.host_bytes))
+        share = format_bytes(int(plan.host_bytes))
         return LayoutTooLargeError(
-            f"host memory binds: {each} for each of {plan.ranks_per_node} devices is more than "
-            f"the {node} of a node",
+            f"host memory binds: {each} for each device is more than its share of a host's, "
+            f"{share}",
             "offload a smaller share, or recompute more",
             plan.document,
         )

@@ -26,6 +26,7 @@ from moetune.domain.training_document import (
     TrainingMemory,
     TrainingStep,
 )
+from moetune.domain.units import format_bytes
 from moetune.solve.joint.ties import PricedLayout
 from moetune.solve.joint.uncertainty import confidence_of
 from moetune.workflows.training_prices import StandIns
@@ -56,7 +57,8 @@ class TrainingPlan:
         profile: its name; `profile_fingerprint` is its digest.
         trust: the least in any number behind the choice.
         found: the chosen layout first.
-        host_bytes: memory of a node's host, as far as the profile has it.
+        host_bytes: host memory of one rank, as far as the profile has it.
+        ranks_per_host: that share a host's memory.
         stand_ins: what the profile does not have of the chosen layout's operations.
         front: the fastest layout for each memory, least memory first; empty where not asked for.
         placement: of experts whose layers were recorded; None where nothing was to be placed.
@@ -76,7 +78,7 @@ class TrainingPlan:
     quality: ProfileQuality | None = None
     device: str = ""
     host_bytes: float = inf
-    ranks_per_node: int = 1
+    ranks_per_host: int = 1
     front: tuple[PricedLayout, ...] = ()
     placement: ModelPlacement | None = None
     bounded_step_seconds: float | None = None
@@ -93,8 +95,20 @@ class TrainingPlan:
 
     @property
     def fits_host(self) -> bool:
-        """Whether a node's host has room for the activations of its devices."""
-        return self.best.memory.host_bytes * self.ranks_per_node <= self.host_bytes
+        """Whether a host has room for what is in its memory."""
+        return self.best.memory.host_bytes <= self.host_bytes
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the profile does not have, of operations and of the host's memory."""
+        each = round(self.best.memory.host_bytes)
+        if not each or self.host_bytes < inf:
+            return self.stand_ins.words
+        needed = f"{format_bytes(each * self.ranks_per_host)} beside its system's"
+        return (
+            *self.stand_ins.words,
+            f"profile {self.profile} does not know its hosts' memory: each of them needs {needed}",
+        )
 
     @property
     def confidence(self) -> Confidence:
@@ -154,7 +168,7 @@ class TrainingPlan:
             fits=self.fits,
             trust=self.trust,
             profile_quality=self.quality,
-            warnings=self.stand_ins.words,
+            warnings=self.warnings,
             alternatives=tuple(map(self._answer, self.found[1:])),
             front=tuple(map(self._answer, self.front)),
             placement=self.placement,

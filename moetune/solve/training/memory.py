@@ -10,11 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from moetune.domain.architecture import Block
-from moetune.domain.optimizers import Optimizer, optimizer_of
+from moetune.domain.optimizers import Optimizer
 from moetune.domain.pipeline import SPLITTING
-from moetune.domain.targets import KeptByExperts
+from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
-from moetune.solve.training.activations import AS_MEGATRON, block_modules, workspace_bytes
+from moetune.solve.training.activations import (
+    AS_MEGATRON,
+    GEMM_INPUT,
+    block_modules,
+    workspace_bytes,
+)
 from moetune.solve.training.offload import (
     BUFFERED_BLOCKS,
     HOST_OPTIMIZER_BYTES,
@@ -104,14 +109,12 @@ class MemoryModel:
     """Memory of a job's layouts, each part computed once. Not safe for several threads.
 
     Args:
-        logit_bytes: of one logit at the loss, with its gradient (`Target.logit_bytes`).
-        kept_by_experts: for their backward pass (`Target.kept_by_experts`).
+        target: the runtime, which decides on what is kept.
     """
 
     job: TrainingJob
     stages: DecoderStages
-    logit_bytes: int = 6
-    kept_by_experts: KeptByExperts = AS_MEGATRON
+    target: Target = AS_MEGATRON
     _blocks: dict[_Key, list[BlockBytes]] = field(default_factory=dict, init=False, repr=False)
     _parameters: RankParameters = field(init=False, repr=False)
     _largest: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
@@ -121,7 +124,7 @@ class MemoryModel:
     def __post_init__(self) -> None:
         counted = RankParameters(decoder=self.job.decoder, added=self.job.added_places)
         object.__setattr__(self, "_parameters", counted)
-        object.__setattr__(self, "_optimizer", optimizer_of(self.job.optimizer))
+        object.__setattr__(self, "_optimizer", self.target.optimizer(self.job.optimizer))
 
     def peak(self, layout: FoldedLayout) -> RankMemory:
         """Return the memory of the pipeline rank that has most."""
@@ -208,6 +211,7 @@ class MemoryModel:
             host = offloaded_share(layout, self.job) * activations
             activations *= self.kept(layout)
         states = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
+        states = states[0] + self._narrow * (dense + experts), *states[1:]
         host += on_host * HOST_OPTIMIZER_BYTES * updated
         copied = (1 - on_host) * self._optimizer.step_bytes * updated
         return (
@@ -220,6 +224,12 @@ class MemoryModel:
             FRAGMENTATION * (activations + workspace),
             LIBRARY_BYTES,
         ), host
+
+    @property
+    def _narrow(self) -> float:
+        """Bytes of a parameter's 8-bit copies, one for each pass, that wait for the next batch."""
+        is_narrow = self.job.dtype != "bfloat16" and self.target.caches_narrow_weights
+        return 2 * GEMM_INPUT[self.job.dtype] * is_narrow
 
     def _gathered(self, layout: FoldedLayout, rank: _RankBytes) -> float:
         """Return the bytes of what is sharded and yet whole for a while."""
@@ -269,7 +279,7 @@ class MemoryModel:
             blocks=rank,
             activations=live * sum(count * block.total for count, block in counted),
             workspace=max((block.workspace for count, block in counted if count), default=0.0),
-            logits=self._logits(layout) if rank.has_head or rank.has_predictions else 0.0,
+            logits=self._logits(layout, rank),
         )
 
     def kept(self, layout: FoldedLayout) -> float:
@@ -314,7 +324,7 @@ class MemoryModel:
         Args:
             plain: those without recomputation; None where these are they.
         """
-        modules = block_modules(block, self.job, layout, self.kept_by_experts)
+        modules = block_modules(block, self.job, layout, self.target)
         total = sum(modules.values())
         again = 0.0 if plain is None else plain.total - total
         return BlockBytes(
@@ -323,8 +333,14 @@ class MemoryModel:
             workspace=again + workspace_bytes(block, self.job, layout),
         )
 
-    def _logits(self, layout: FoldedLayout) -> float:
-        """Return the logits and their gradient."""
+    def _logits(self, layout: FoldedLayout, rank: RankBlocks) -> float:
+        """Return the logits of a rank's heads at the loss, with their gradients.
+
+        Steps of multi-token prediction have logits of their own, which wait for the backward pass.
+        """
+        num = rank.has_head + rank.has_predictions * len(self.job.decoder.predictions)
+        target, decoder = self.target, self.job.decoder
         tokens = layout.micro_batch * self.job.length / layout.cp
-        vocab = -(-self.job.decoder.vocab_size // layout.tp)
-        return self.logit_bytes * tokens * vocab
+        padded = target.vocabulary_multiple * layout.tp
+        vocab = -(-decoder.vocab_size // padded) * padded / layout.tp
+        return num * target.logit_bytes * tokens * vocab / target.loss_chunks
