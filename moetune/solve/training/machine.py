@@ -112,6 +112,8 @@ class DevicePrices:
 
     Args:
         sustained: share of its rate alone that a kernel reaches in a training step.
+        slowdown: of a runtime's kernels (`RuntimeKernels`).
+        attention_slowdown: of attention's kernels, as a question asks.
         posted_chunk_seconds: see `Network`.
         transfers: of dispatchers by their multiprocessors; None where nothing is known.
     """
@@ -119,10 +121,17 @@ class DevicePrices:
     costs: Costs
     machine: Machine
     sustained: float = 1.0
+    slowdown: float = 1.0
+    attention_slowdown: float = 1.0
     posted_chunk_seconds: float = 0.0
     transfers: TransferTimes | None = None
     trusts: Trusts = field(default_factory=Trusts)
     _known: dict[tuple[object, ...], float] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def reached(self) -> float:
+        """Share of its rate alone that a kernel of the runtime reaches."""
+        return self.sustained / self.slowdown
 
     @property
     def host_seconds(self) -> float:
@@ -163,7 +172,7 @@ class DevicePrices:
                 d_in=d_in, d_out=d_out,
             )  # fmt: skip
             self.trusts.note(estimate)
-            found = self._known[key] = estimate.seconds / self.sustained
+            found = self._known[key] = estimate.seconds / self.reached
         return found
 
     def _gemms(
@@ -180,7 +189,7 @@ class DevicePrices:
             dtype=dtype, product=product, num_experts=num_experts, rows=array_of(rows),
             d_in=d_in, d_out=d_out,
         )  # fmt: skip
-        return every.seconds / self.sustained
+        return every.seconds / self.reached
 
     def collective(self, op: CollectiveOp, span: RankSpan, num_bytes: float) -> float:
         """Return the seconds of a collective; 0 in a group of one."""
@@ -212,7 +221,7 @@ class DevicePrices:
     def moved(self, num_bytes: float, *, kernels: int = 1) -> float:
         """Return the seconds of memory-bound kernels that read and write so many bytes in all."""
         seconds = num_bytes / self.memory_bytes_per_second + kernels * _KERNEL_SECONDS
-        return seconds / self.sustained
+        return seconds / self.reached
 
     @property
     def memory_bytes_per_second(self) -> float:
@@ -250,8 +259,9 @@ class DevicePrices:
         if not macs:
             return 0.0
         rates = self._rates
-        large = rates.large * self.sustained / 2 if rates.large else self._macs_per_second
+        large = rates.large * self.reached / 2 if rates.large else self._macs_per_second
         rate = large * math.sqrt(min(1.0, head_dim / _FULL_HEAD))
+        rate /= self.attention_slowdown
         if has_flash2 and rates is _HOPPER_RATES:
             rate /= _FLASH2[backward]
         if backward:
@@ -265,7 +275,7 @@ class DevicePrices:
         Args:
             macs: of the forward pass, as the recurrence is written; chunked kernels do more.
         """
-        rate = self._macs_per_second * _RECURRENCE * self._rates.triton
+        rate = self._macs_per_second * _RECURRENCE * self._rates.triton / self.attention_slowdown
         return macs * (2 if backward else 1) / rate
 
     @property

@@ -54,6 +54,7 @@ class BlockSeconds(NamedTuple):
         launches: that the device waits for.
         hidden: of the exchanges.
         beside: of these, what shared experts hide in one chunk.
+        bound_by_host: of both passes, what takes as long as the host's launches do.
     """
 
     forward: float
@@ -64,6 +65,7 @@ class BlockSeconds(NamedTuple):
     launches: float
     hidden: float
     beside: float = 0.0
+    bound_by_host: float = 0.0
 
     @property
     def both(self) -> float:
@@ -189,6 +191,7 @@ def block_seconds(
         launches=waiting,
         hidden=sum(saved) - repeated,
         beside=sum(beside) - (beside[0] if repeats else 0.0),
+        bound_by_host=forward + backward + waiting if waiting > _IDLE_SECONDS else 0.0,
     )
 
 
