@@ -10,10 +10,11 @@ from moetune.domain.profile import Profile
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingDocument
 from moetune.fit.costs import costs_of
-from moetune.fit.slowed import PARTS, Slowdown, slowed
+from moetune.fit.slowed import ATTENTION, PARTS, Slowdown, slowed
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.joint.ties import NOISE
+from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.planned_training import PlannedTraining, read_planned_training
 from moetune.workflows.sensitivity import (
@@ -147,12 +148,18 @@ class TrainingSubject:
             factor = request.target.launches * slowdown.factor
             target = replace(request.target, launches=factor)
             return step_prices(request.job, target, profile, self.costs)
-        if slowdown.part == POSTED:
+        if slowdown.part in {POSTED, ATTENTION}:
             found = step_prices(request.job, request.target, profile, self.costs)
-            posted = found.device.posted_chunk_seconds * slowdown.factor
-            return replace(found, device=replace(found.device, posted_chunk_seconds=posted))
+            return replace(found, device=_slower(found.device, slowdown))
         costs = slowed(self.costs, slowdown)
         return step_prices(request.job, request.target, profile, costs)
+
+
+def _slower(device: DevicePrices, slowdown: Slowdown) -> DevicePrices:
+    if slowdown.part == ATTENTION:
+        return replace(device, attention_slowdown=slowdown.factor)
+    posted = device.posted_chunk_seconds * slowdown.factor
+    return replace(device, posted_chunk_seconds=posted)
 
 
 def training_sensitivity(

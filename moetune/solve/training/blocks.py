@@ -216,6 +216,7 @@ class BlockTable:
             repeats_activations=not self.target.kept_by_experts.activations,
             shards_are_experts=self.target.shards_are_experts,
             shared_beside=self.target.shared_beside,
+            kernels=self.target.kernels,
         )
 
     def _together(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
@@ -228,7 +229,7 @@ class BlockTable:
             local = self._local_times[key] = tuple(every[index] for index in self._local_at)
         if not any(self._routed):
             return local
-        of_experts = *key, layout.ep, layout.etp
+        of_experts = *key, layout.ep, layout.etp, layout.cuda_graphs == "full"
         computed = self._computed_times.get(of_experts)
         if computed is None:
             computed = self._computed_times[of_experts] = self._with(
@@ -300,5 +301,5 @@ def _of_exchange(prices: BlockPrices) -> _Key:
 def _shape(layout: FoldedLayout) -> _Key:
     return (
         layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
-        layout.sms,
+        layout.sms, layout.cuda_graphs == "full",
     )  # fmt: skip

@@ -64,6 +64,8 @@ _RATES: Mapping[str, KernelRates] = {
 _HOPPER_RATES = KernelRates(attention=0.90, attention_backward=0.82, triton=1 / 1.6)
 """FlashAttention-3, Figures 5 and 6 (H100): 500 TFLOP/s forward at 4 k tokens and 640 at 16 k, 400
 and 560 backward, of 790; Triton's 400. Other devices are taken to be alike."""
+_FLASH2 = (1.75, 1.6)
+"""FlashAttention-2's seconds over FlashAttention-3's on Hopper, forward and backward (its §4.1)."""
 _HALF_FORWARD = 1.7e3
 """Tokens of a sequence at which half of the long sequences' rate is reached forward, from both."""
 _FULL_HEAD = 128
@@ -110,6 +112,8 @@ class DevicePrices:
 
     Args:
         sustained: share of its rate alone that a kernel reaches in a training step.
+        slowdown: of a runtime's kernels (`RuntimeKernels`).
+        attention_slowdown: of attention's kernels, as a question asks.
         posted_chunk_seconds: see `Network`.
         transfers: of dispatchers by their multiprocessors; None where nothing is known.
     """
@@ -117,10 +121,17 @@ class DevicePrices:
     costs: Costs
     machine: Machine
     sustained: float = 1.0
+    slowdown: float = 1.0
+    attention_slowdown: float = 1.0
     posted_chunk_seconds: float = 0.0
     transfers: TransferTimes | None = None
     trusts: Trusts = field(default_factory=Trusts)
     _known: dict[tuple[object, ...], float] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def reached(self) -> float:
+        """Share of its rate alone that a kernel of the runtime reaches."""
+        return self.sustained / self.slowdown
 
     @property
     def host_seconds(self) -> float:
@@ -161,7 +172,7 @@ class DevicePrices:
                 d_in=d_in, d_out=d_out,
             )  # fmt: skip
             self.trusts.note(estimate)
-            found = self._known[key] = estimate.seconds / self.sustained
+            found = self._known[key] = estimate.seconds / self.reached
         return found
 
     def _gemms(
@@ -178,7 +189,7 @@ class DevicePrices:
             dtype=dtype, product=product, num_experts=num_experts, rows=array_of(rows),
             d_in=d_in, d_out=d_out,
         )  # fmt: skip
-        return every.seconds / self.sustained
+        return every.seconds / self.reached
 
     def collective(self, op: CollectiveOp, span: RankSpan, num_bytes: float) -> float:
         """Return the seconds of a collective; 0 in a group of one."""
@@ -210,7 +221,7 @@ class DevicePrices:
     def moved(self, num_bytes: float, *, kernels: int = 1) -> float:
         """Return the seconds of memory-bound kernels that read and write so many bytes in all."""
         seconds = num_bytes / self.memory_bytes_per_second + kernels * _KERNEL_SECONDS
-        return seconds / self.sustained
+        return seconds / self.reached
 
     @property
     def memory_bytes_per_second(self) -> float:
@@ -233,8 +244,9 @@ class DevicePrices:
         return found
 
     def attention_core(
-        self, macs: float, *, head_dim: float, length: float, backward: bool
-    ) -> float:
+        self, macs: float, *, head_dim: float, length: float, backward: bool,
+        has_flash2: bool = False,
+    ) -> float:  # fmt: skip
         """Return the seconds of causal attention without projections.
 
         Args:
@@ -242,12 +254,16 @@ class DevicePrices:
                 the scores again.
             head_dim: mean width of a head's queries and values.
             length: tokens of a sequence that a kernel gets.
+            has_flash2: as of `RuntimeKernels`.
         """
         if not macs:
             return 0.0
         rates = self._rates
-        large = rates.large * self.sustained / 2 if rates.large else self._macs_per_second
+        large = rates.large * self.reached / 2 if rates.large else self._macs_per_second
         rate = large * math.sqrt(min(1.0, head_dim / _FULL_HEAD))
+        rate /= self.attention_slowdown
+        if has_flash2 and rates is _HOPPER_RATES:
+            rate /= _FLASH2[backward]
         if backward:
             rate *= rates.attention_backward * length / (length + rates.half_backward)
             return 2.5 * macs / rate
@@ -259,7 +275,7 @@ class DevicePrices:
         Args:
             macs: of the forward pass, as the recurrence is written; chunked kernels do more.
         """
-        rate = self._macs_per_second * _RECURRENCE * self._rates.triton
+        rate = self._macs_per_second * _RECURRENCE * self._rates.triton / self.attention_slowdown
         return macs * (2 if backward else 1) / rate
 
     @property

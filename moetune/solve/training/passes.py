@@ -11,18 +11,19 @@ from moetune.solve.training.block_times import BlockTimes
 from moetune.solve.training.modules import ModuleName
 from moetune.solve.training.selective import AGAIN
 
-_HOST_SECONDS = {"mixer": 1.5e-3, "latent": 2.5e-3, "dense": 0.5e-3, "routed": 3.5e-3}
-_TENSOR_PARALLEL = {"mixer": 1.2e-3, "latent": 1.2e-3, "dense": 1.1e-3, "routed": 2.8e-3}
+_HOST_SECONDS = {"mixer": 1.5e-3, "latent": 3.2e-3, "dense": 0.5e-3, "routed": 3.5e-3}
+"""Of launching both passes of a part of a block without CUDA graphs, in Megatron-Core.
+
+Modelled: public runs on H100 whose device time is far below their step's take 8 to 12 ms for an
+attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1. Latent attention has about
+twice the modules (Moonlight with tp 2, Kimi-K2 and DeepSeek-V3)."""
+_TENSOR_PARALLEL = {"mixer": 1.2e-3, "latent": 2.0e-3, "dense": 1.1e-3, "routed": 2.8e-3}
 """More of it with tp above 1: dense blocks of Qwen3-8B take 4.3 ms in all at tp 4 and 8 on H100
 (BastiaanGroot/ML-Infrastructure-Engineer)."""
 _ROUTED_IN_A_GRAPH = 2.0e-3
 """Of the routed experts' when the router and the order of rows are replayed; stated."""
-"""Of launching both passes of a part of a block without CUDA graphs, in Megatron-Core.
-
-Modelled: the visible public runs on H100 whose device time is far below their step's take 9.6 to
-11 ms for an attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1. Latent
-attention has about twice the modules."""
 _EXPERT_KERNEL_SECONDS = 8e-6
+"""Of a kernel of one expert: 64 experts a rank in 8 bits (Nemotron-3 Super, 26.04 to 26.08)."""
 LAUNCH_SECONDS = 12e-6
 """Of one more kernel of a list that the host goes through."""
 _IDLE_SECONDS = 0.25e-3
@@ -53,6 +54,7 @@ class BlockSeconds(NamedTuple):
         launches: that the device waits for.
         hidden: of the exchanges.
         beside: of these, what shared experts hide in one chunk.
+        bound_by_host: of both passes, what takes as long as the host's launches do.
     """
 
     forward: float
@@ -63,6 +65,7 @@ class BlockSeconds(NamedTuple):
     launches: float
     hidden: float
     beside: float = 0.0
+    bound_by_host: float = 0.0
 
     @property
     def both(self) -> float:
@@ -188,6 +191,7 @@ def block_seconds(
         launches=waiting,
         hidden=sum(saved) - repeated,
         beside=sum(beside) - (beside[0] if repeats else 0.0),
+        bound_by_host=forward + backward + waiting if waiting > _IDLE_SECONDS else 0.0,
     )
 
 
