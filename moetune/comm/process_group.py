@@ -6,15 +6,17 @@ Profilers show every collective under its name, in a range "moetune …".
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group  # type: ignore[attr-defined] # not public
 
 from moetune.comm.exit import exit_cleanly
 from moetune.comm.group import Communicator, ReduceOp
 from moetune.comm.relay import Relay
 from moetune.comm.transfer import GroupRank, GroupTransfer, Transfer
+from moetune.domain.errors import InputError
 
 T = TypeVar("T")
 
@@ -43,6 +45,18 @@ class GroupCommunicator(Communicator):
         self.rank = dist.get_rank(self.group)
         self.members = tuple(dist.get_process_group_ranks(self.group))
         self._group_rank = GroupRank(self.rank, self.members)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Name the group: copies share it."""
+        return self.__dict__ | {"group": name_of(self.group)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Find the group again.
+
+        Raises:
+            InputError: this process has not joined it.
+        """
+        self.__dict__ |= state | {"group": group_named(state["group"])}
 
     @property
     def device(self) -> torch.device:
@@ -180,6 +194,28 @@ class GroupCommunicator(Communicator):
                 yield
         except RuntimeError as error:
             raise self._group_rank.error(collective, name, tensors, error) from error
+
+
+def name_of(group: dist.ProcessGroup | None) -> str:
+    """Return a group's name in this job, "" for none."""
+    return "" if group is None else str(group.group_name)
+
+
+def group_named(name: str) -> dist.ProcessGroup | None:
+    """Return the group of a name in this job, None for "".
+
+    Raises:
+        InputError: this process has not joined it.
+    """
+    if not name:
+        return None
+    try:
+        return _resolve_process_group(GroupName(name))
+    except RuntimeError as error:
+        raise InputError(
+            f"a pickled layer is of the process group {name}, which this process has not joined",
+            "save its state_dict, and load that into a layer that is made here",
+        ) from error
 
 
 def _range(name: str) -> AbstractContextManager[object]:

@@ -1,5 +1,8 @@
 """What ranks do in the tests of what must not go wrong in layers without a word."""
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,11 +13,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrize import register_parametrization
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import moetune
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from tests.adapters.tiny_models import tiny
+from tests.adapters.tiny_models import tokens_of as text_of
 from tests.adapters.workers import raised, same_on_all
 
 TOLERANCE = 1e-10
@@ -233,10 +238,69 @@ def steps_or_skips_together() -> None:
                 assert torch.equal(value, old) == overflows, (kind, fused, overflows)
 
 
+def _trained(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
+    """Train a model for two steps, and return its state and the optimizer's."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        output = model(x)
+        getattr(output, "logits", output).sum().backward()
+        optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"]}
+
+
+def _equal(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict):
+        return list(found) == list(wanted) and all(
+            _equal(found[key], wanted[key]) for key in wanted
+        )
+    if isinstance(wanted, DTensor):
+        return torch.equal(found.full_tensor(), wanted.full_tensor())
+    return torch.equal(found, wanted) if isinstance(wanted, torch.Tensor) else found == wanted
+
+
+def _pickled(model: nn.Module) -> nn.Module:
+    copied: nn.Module = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own
+    return copied
+
+
+def copies_share_the_ranks() -> None:
+    """Copies of a trained layer, of an adapted model, and their averages train as they do."""
+    rank, num_ranks = rank_of()
+    mesh = init_device_mesh("cpu", (num_ranks // 2, 2), mesh_dim_names=("experts", "width"))
+    makes: tuple[Callable[[], nn.Module], ...] = (
+        Chunked,
+        lambda: moetune.MoELayer(6, 4, 8, 2, width=mesh, dtype=torch.float64),
+        lambda: moetune.TensorExpertLayer(6, 4, 8, 2, dtype=torch.float64),
+        lambda: moetune.adapt(tiny("Qwen3Moe", num_hidden_layers=1)),
+        lambda: moetune.adapt(tiny("Qwen2Moe", num_hidden_layers=2)),
+    )
+    for make in makes:
+        model = make()
+        is_language = hasattr(model, "config")
+        x = text_of(rank) if is_language else tokens_of(0)
+        moetune.prepare_ddp(model)
+        DistributedDataParallel(model)
+        _trained(model, x)
+        model.zero_grad()
+        copies = [copy.deepcopy(model), _pickled(model), AveragedModel(model).module]
+        tags = [getattr(each, "allreduce", None) for each in model.parameters()]
+        for each in copies:
+            assert tags == [getattr(one, "allreduce", None) for one in each.parameters()]
+            assert type(each) is type(model)
+        wanted = _trained(model, x)
+        for each in copies:
+            assert _equal(_trained(each, x), wanted), type(model)
+        if is_language:
+            text = same_on_all(raised(lambda: fully_shard(copies[0])))  # noqa: B023 - called at once
+            assert "call moetune.prepare_fsdp(model, mesh) first" in text
+
+
 def any_ranks(folder: str) -> None:
     """What is shown on any number of ranks, which are started once."""
     assert folder
     parametrized_experts()
+    copies_share_the_ranks()
     clips_a_model_in_chunks()
     steps_or_skips_together()
     has_one_norm_on_all_ranks()

@@ -55,6 +55,10 @@ class BalanceLosses:
         self._are_halves = self._lacks_gradients = False
         self._name = object()
 
+    def __reduce__(self) -> tuple[type["BalanceLosses"], tuple[()]]:
+        """Copies of a layer have no loss: torch copies no tensor of a graph."""
+        return BalanceLosses, ()
+
     def note(self, balance: Balance, *, trains: bool) -> None:
         """Take the balance of this thread's batch, and tell its other half."""
         self._lacks_gradients = trains and not torch.is_grad_enabled()

@@ -17,7 +17,7 @@ from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.width import WHOLE, ExpertWidth
-from moetune.runtime.moe.wrappers import WrapperCheck, check_plain, guard
+from moetune.runtime.moe.wrappers import SpreadExperts, WrapperCheck, check_plain, guard
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -110,9 +110,8 @@ class BorrowedExperts:
 
     def mark_own(self) -> None:
         """Tell data-parallel wrappers that only this rank has the parameters."""
-        if self.placement.num_ranks > 1:
-            for parameter in self.parameters():
-                parameter.allreduce = False  # type: ignore[attr-defined] # a tag wrappers read
+        if isinstance(self._module, SpreadExperts):
+            self._module.tag()
 
     @property
     def form(self) -> FusedForm | None:

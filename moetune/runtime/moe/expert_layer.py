@@ -213,4 +213,4 @@ def _cut(
             "experts whose widths are cut over ranks stay in their own order, without replicas",
             "leave placement or width out",
         )
-    return ExpertWidth(mesh=width, dims=WIDTH_DIMS)
+    return ExpertWidth(mesh=width, dims=dict(WIDTH_DIMS))

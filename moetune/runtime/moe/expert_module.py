@@ -21,7 +21,7 @@ from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.local_parts import cut, is_dtensor, local_part
 from moetune.runtime.moe.optimizer_states import watch_optimizers
 from moetune.runtime.moe.placement import ExpertPlacement
-from moetune.runtime.moe.wrappers import WrapperCheck, check_dtensor, check_plain
+from moetune.runtime.moe.wrappers import SpreadExperts, WrapperCheck, check_dtensor, check_plain
 
 WIDTH_DIMS: Mapping[str, int] = MappingProxyType({"w1": 2, "b1": 1, "w2": 1, "b2": 1, "w3": 2})
 """Of each parameter (E, …), the dimension that is cut where ranks share an expert's width."""
@@ -77,7 +77,7 @@ class LocalExperts(Protocol):
         """Return Σₖ weightₖ · expertₖ(x) (T, D)."""
 
 
-class Experts(nn.Module):
+class Experts(SpreadExperts):
     """Parameters of the local experts, rank r of P holding places r·E/P … (r+1)·E/P − 1.
 
     Where S consecutive ranks share each expert's width, rank r of P has shard r mod S of as many
@@ -126,23 +126,13 @@ class Experts(nn.Module):
                 local = placement.width.local_shape(name, (placement.num_local, *shape))
                 empty = torch.empty(local, device=device, dtype=dtype)
                 value = nn.Parameter(empty)
-                # Data parallel wrappers must not average what only this rank holds.
-                value.allreduce = is_replicated  # type: ignore[attr-defined] # a tag wrappers read
             self.register_parameter(name, value)
+        self.is_replicated = is_replicated
+        self.tag()
         self._wrapper_check: WrapperCheck | None = None
         if placement.num_ranks > 1:
             self._wrapper_check = WrapperCheck(placement)
             share_checkpoints(self, placement)
-
-    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - as nn.Module
-        """Set an attribute; `fully_shard` sets its DTensors so.
-
-        Raises:
-            InputError: a DTensor has the experts of different ranks for replicas.
-        """
-        if is_dtensor(value):
-            check_dtensor(self.placement, f"experts.{name}", value)
-        super().__setattr__(name, value)
 
     @property
     def form(self) -> FusedForm | None:

@@ -11,15 +11,15 @@ Experts that a plan has placed otherwise travel to their places in the natural o
 dict is made, and back when one is loaded: a checkpoint does not tell where its experts were.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from moetune.comm.group import Communicator
-from moetune.comm.process_group import GroupCommunicator
+from moetune.comm.process_group import GroupCommunicator, group_named, name_of
 from moetune.domain.errors import InputError
 from moetune.domain.placement import has_replicas, places_of
 from moetune.runtime.moe.local_parts import is_dtensor
@@ -72,6 +72,11 @@ class ExpertPlacement:
             group=communicator.group if isinstance(communicator, GroupCommunicator) else None,
             order=() if is_natural else order, width=width,
         )  # fmt: skip
+
+    def __reduce__(self) -> tuple[Callable[..., "ExpertPlacement"], tuple[Any, ...]]:
+        """Copies share the group, and watch state dicts of their own."""
+        group = name_of(self.group)
+        return _again, (self.num_experts, self.rank, self.members, group, self.order, self.width)
 
     @property
     def num_ranks(self) -> int:
@@ -245,3 +250,17 @@ class ExpertPlacement:
         return DeviceMesh.from_group(
             both.get_all_groups(), kind, mesh=both.mesh, mesh_dim_names=(EXPERTS, WIDTH)
         )
+
+
+def _again(
+    num_experts: int,
+    rank: int,
+    members: tuple[int, ...],
+    group: str,
+    order: tuple[int, ...],
+    width: ExpertWidth,
+) -> ExpertPlacement:
+    return ExpertPlacement(
+        num_experts=num_experts, rank=rank, members=members, group=group_named(group),
+        order=order, width=width,
+    )  # fmt: skip

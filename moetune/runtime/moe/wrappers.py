@@ -4,6 +4,7 @@ They would average, gather or broadcast what only has its name in common, withou
 DistributedDataParallel without `prepare_ddp`, FSDP2's `fully_shard` without `prepare_fsdp`, FSDP1.
 """
 
+import functools
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.optimizer_states import watch_optimizers
 from moetune.runtime.moe.placement import ExpertPlacement
 
 if TYPE_CHECKING:
@@ -23,21 +25,64 @@ if TYPE_CHECKING:
 _PREPARE = "call moetune.prepare_fsdp(model, mesh) first, and fully_shard the model then"
 
 
-def guard(module: nn.Module, placement: ExpertPlacement) -> None:
-    """Refuse DTensors that `fully_shard` sets as a module's parameters, if they mix experts.
+class SpreadExperts(nn.Module):
+    """A module whose parameters are experts of this rank: refuses to mix them with others'.
 
-    The module's class becomes one of the same name with a check, as `fully_shard` itself makes one.
+    Copies and pickles are experts of the same ranks.
+
+    Attributes:
+        placement: of the experts.
+        is_replicated: data-parallel wrappers average the gradients, whoever has the experts.
     """
-    kind = type(module)
 
-    def check_and_set(self: nn.Module, name: str, value: Any) -> None:  # noqa: ANN401 - as nn.Module
-        check_dtensor(placement, f"experts.{name}", value)
-        kind.__setattr__(self, name, value)
+    placement: ExpertPlacement
+    is_replicated = False
 
-    module.__class__ = type(kind.__name__, (kind,), {
-        "__setattr__": check_and_set, "__module__": kind.__module__,
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - as nn.Module
+        """Set an attribute; `fully_shard` sets its DTensors so.
+
+        Raises:
+            InputError: a DTensor has the experts of different ranks for replicas.
+        """
+        if is_dtensor(value):
+            check_dtensor(self.placement, f"experts.{name}", value)
+        super().__setattr__(name, value)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a copied or pickled module's state, and what the parameters' copies have lost."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self.placement.num_ranks > 1:
+            watch_optimizers(self, self.placement)
+            self.tag()
+
+    def tag(self) -> None:
+        """Tell data-parallel wrappers which parameters only this rank has."""
+        for parameter in self.parameters(recurse=False):
+            parameter.allreduce = self.is_replicated  # type: ignore[attr-defined] # wrappers read it
+
+
+def guard(module: nn.Module, placement: ExpertPlacement) -> None:
+    """Let a module of a library's class be of `SpreadExperts`, too, under the name of its class."""
+    kind: Any = type(module)
+    module.__class__ = _guarded(kind)
+    module.placement = placement  # type: ignore[assignment] # torch types it as a module
+
+
+@functools.cache
+def _guarded(kind: Any) -> type[nn.Module]:  # noqa: ANN401 - a class of modules, for the cache's types
+    """Return a class with a check in front, as `fully_shard` itself makes them."""
+
+    def reduce(self: nn.Module, _: object) -> tuple[Any, ...]:
+        return _new, (kind,), self.__dict__.copy()
+
+    return type(kind.__name__, (SpreadExperts, kind), {
+        "__reduce_ex__": reduce, "__module__": kind.__module__,
         "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
     })  # fmt: skip
+
+
+def _new(kind: Any) -> nn.Module:  # noqa: ANN401 - as above
+    return _guarded(kind).__new__(_guarded(kind))
 
 
 def check_plain(module: nn.Module, names: Iterable[str]) -> None:
@@ -68,6 +113,10 @@ class WrapperCheck:
     def __init__(self, placement: ExpertPlacement) -> None:
         self._placement = placement
         self._passed: weakref.ref[DistributedDataParallel] | None = None
+
+    def __reduce__(self) -> tuple[type["WrapperCheck"], tuple[ExpertPlacement]]:
+        """Copies look at their wrappers anew."""
+        return WrapperCheck, (self._placement,)
 
     def run(self, experts: nn.Module, parameter: torch.Tensor) -> None:
         """Check the wrapper whose forward pass is running.
