@@ -8,6 +8,7 @@ vocabulary and the number of parameters are the same, whatever its name is.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import starmap
+from typing import Literal
 
 from moetune.domain.architecture import Decoder
 
@@ -25,7 +26,8 @@ class Recipe:
         num_parameters: of the text model, without towers and multi-token prediction.
         max_length: of a sequence, which the rotary embedding of the flavor bounds.
         shares_sequence: whether `parallelize.py` takes context parallelism.
-        has_tower: whether the flavor has a vision encoder, which the first stage builds.
+        tower: whether the flavor has a vision encoder, which the first stage builds, and which is
+            dropped where its text model runs without it.
     """
 
     family: str
@@ -38,7 +40,7 @@ class Recipe:
     num_parameters: int
     max_length: int
     shares_sequence: bool = True
-    has_tower: bool = False
+    tower: Literal["none", "kept", "dropped"] = "none"
 
     def is_of(self, decoder: Decoder) -> bool:
         """Return whether a decoder has the flavor's sizes."""
@@ -82,7 +84,7 @@ def _qwen35(flavor: str, function: str, layers: int, width: int, parameters: int
     return Recipe(
         family="qwen3_5", flavor=flavor, base="qwen3_5", function=function, num_layers=layers,
         d_model=width, vocab_size=248_320, num_parameters=parameters, max_length=262_144,
-        shares_sequence=False, has_tower=True,
+        shares_sequence=False, tower="kept",
     )  # fmt: skip
 
 
@@ -109,7 +111,7 @@ def _kimi(
     return Recipe(
         family="kimi_k2_7", flavor=flavor, base="deepseek_v3", function=function,
         num_layers=layers, d_model=width, vocab_size=163_840, num_parameters=parameters,
-        max_length=length, shares_sequence=False,
+        max_length=length, shares_sequence=False, tower="dropped",
     )  # fmt: skip
 
 
