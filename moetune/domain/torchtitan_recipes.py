@@ -20,8 +20,8 @@ class Recipe:
     Args:
         family: module of `torchtitan.models`.
         flavor: of its `model_registry`.
-        base: module of `torchtitan.models` whose recipe the export changes: trained on text by
-            AdamW, which the family's own may not be.
+        base: module of `torchtitan.models` whose recipe the export changes: trained by AdamW in
+            bfloat16, which the flavor's own may not be (Kimi by Muon, Llama 405B in 8 bits).
         function: of that module's `config_registry`, the nearest in size.
         num_parameters: of the text model, without towers and multi-token prediction.
         max_length: of a sequence, which the rotary embedding of the flavor bounds.
@@ -121,7 +121,7 @@ def _rows() -> Iterable[Recipe]:
         ("3B", "llama3_8b", 28, 3072, 3_212_749_824),
         ("8B", "llama3_8b", 32, 4096, 8_030_261_248),
         ("70B", "llama3_70b", 80, 8192, 70_553_706_496),
-        ("405B", "llama3_405b", 126, 16_384, 405_853_388_800),
+        ("405B", "llama3_70b", 126, 16_384, 405_853_388_800),
     ))  # fmt: skip
     yield from starmap(_qwen3, (
         ("0.6B", "qwen3_0_6b", 28, 1024, 596_049_920),

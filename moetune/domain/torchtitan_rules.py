@@ -43,6 +43,9 @@ def torchtitan_rules(
         yield from _context_rules(layout, target, job)
     yield from _head_rules(layout, target, job.decoder)
     yield from _expert_rules(layout, target, job.decoder)
+    if job.dtype == "mxfp8" and layout.dispatcher == "deepep" and layout.ep > 1:
+        what, where = "deepep with mxfp8, which pads rows", "components/quantization/utils.py"
+        yield target.refusal(what, "--dispatcher all_to_all or hybrid_ep", where)
     if layout.pp > 1:
         yield from _stage_rules(layout, target, job)
 

@@ -29,6 +29,10 @@ _ASSETS = (
     "HF_ASSETS is the folder of the model's tokenizer; the optimizer's rates and the data are "
     "those of the recipe that this changes."
 )
+_TORCH = (
+    "It needs torch 2.15 or newer; older ones shard with --parallelism.spmd_backend "
+    "partial_dtensor alone."
+)
 _TOWER = "The recipe has a vision encoder, whose memory and time the plan does not count."
 _RESHARD = {2: "never", 3: "always"}
 
@@ -76,6 +80,7 @@ def torchtitan_export(planned: Planned) -> Export:
 
 def _notes(planned: Planned, recipe: Recipe) -> Iterator[str]:
     yield _ASSETS
+    yield _TORCH
     if recipe.tower == "kept":
         yield _TOWER
     if planned.layout.order in SPLITTING:
