@@ -6,12 +6,11 @@ Read in DeepSpeed 0.19.8; files are those below `deepspeed/`.
 from collections.abc import Iterator
 from types import MappingProxyType
 
-from moetune.domain.architecture import Decoder
 from moetune.domain.layout import BrokenRule
 from moetune.domain.site import Site
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.domain.transformers_rules import key_head_rules, transformers_model_rules
+from moetune.domain.transformers_rules import key_head_rules
 
 PRESETS: MappingProxyType[str, str] = MappingProxyType({
     "mixtral": "mixtral",
@@ -36,7 +35,6 @@ def deepspeed_rules(
     """Yield what of a layout of a job DeepSpeed refuses, beyond `layout_rules`."""
     del site
     decoder = job.decoder
-    yield from deepspeed_model_rules(decoder, target)
     if layout.ep > 1 and decoder.family not in PRESETS:
         what = f"ep {layout.ep}: AutoEP has no preset for {decoder.family}"
         yield target.refusal(what, "--ep 1", "module_inject/auto_ep_presets/registry.py")
@@ -49,8 +47,3 @@ def deepspeed_rules(
         what = f"tp {layout.tp} with ep 1: AutoEP with AutoTP asks for autoep_size above 1"
         yield target.refusal(what, "--ep above 1, or --tp 1", "module_inject/auto_ep_folding.py")
     yield from key_head_rules(layout, target, decoder, "runtime/engine.py")
-
-
-def deepspeed_model_rules(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
-    """Yield that a model's family has no class in transformers, which DeepSpeed trains."""
-    yield from transformers_model_rules(decoder, target)

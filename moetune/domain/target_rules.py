@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from moetune.domain.deepspeed_rules import deepspeed_rules
 from moetune.domain.dispatcher_rules import dispatcher_rules
+from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layout import BrokenRule, nearest_divisors
 from moetune.domain.megatron_rules import (
     batch_overlap_rules,
@@ -20,9 +21,9 @@ from moetune.domain.megatron_rules import (
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.site import Site
 from moetune.domain.targets import Target, TargetName
-from moetune.domain.torchtitan_rules import torchtitan_rules
+from moetune.domain.torchtitan_rules import torchtitan_job_rules, torchtitan_rules
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.domain.transformers_rules import transformers_rules
+from moetune.domain.transformers_rules import transformers_job_rules, transformers_rules
 
 
 def _moetune_rules(
@@ -51,6 +52,25 @@ _RULES: MappingProxyType[
         "deepspeed": deepspeed_rules,
     }
 )
+
+
+_JOB_RULES: MappingProxyType[
+    TargetName, Callable[[TrainingJob, Target, Site | None], Iterator[BrokenRule]]
+] = MappingProxyType(
+    {
+        "torchtitan": torchtitan_job_rules,
+        "transformers": transformers_job_rules,
+        "deepspeed": transformers_job_rules,
+    }
+)
+
+
+def check_job(job: TrainingJob, target: Target, site: Site | None = None) -> None:
+    """Raise InfeasiblePlanError for what no layout mends: a model or a length it does not have."""
+    rules = _JOB_RULES.get(target.name)
+    broken = None if rules is None else next(rules(job, target, site), None)
+    if broken is not None:
+        raise InfeasiblePlanError(broken.what, broken.hint)
 
 
 def target_rules(

@@ -8,6 +8,7 @@ vocabulary and the number of parameters are the same, whatever its name is.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import starmap
+from typing import Literal
 
 from moetune.domain.architecture import Decoder
 
@@ -19,13 +20,14 @@ class Recipe:
     Args:
         family: module of `torchtitan.models`.
         flavor: of its `model_registry`.
-        base: module of `torchtitan.models` whose recipe the export changes: trained on text by
-            AdamW, which the family's own may not be.
+        base: module of `torchtitan.models` whose recipe the export changes: trained by AdamW in
+            bfloat16, which the flavor's own may not be (Kimi by Muon, Llama 405B in 8 bits).
         function: of that module's `config_registry`, the nearest in size.
         num_parameters: of the text model, without towers and multi-token prediction.
         max_length: of a sequence, which the rotary embedding of the flavor bounds.
         shares_sequence: whether `parallelize.py` takes context parallelism.
-        has_tower: whether the flavor has a vision encoder, which the first stage builds.
+        tower: whether the flavor has a vision encoder, which the first stage builds, and which is
+            dropped where its text model runs without it.
     """
 
     family: str
@@ -38,7 +40,7 @@ class Recipe:
     num_parameters: int
     max_length: int
     shares_sequence: bool = True
-    has_tower: bool = False
+    tower: Literal["none", "kept", "dropped"] = "none"
 
     def is_of(self, decoder: Decoder) -> bool:
         """Return whether a decoder has the flavor's sizes."""
@@ -82,7 +84,7 @@ def _qwen35(flavor: str, function: str, layers: int, width: int, parameters: int
     return Recipe(
         family="qwen3_5", flavor=flavor, base="qwen3_5", function=function, num_layers=layers,
         d_model=width, vocab_size=248_320, num_parameters=parameters, max_length=262_144,
-        shares_sequence=False, has_tower=True,
+        shares_sequence=False, tower="kept",
     )  # fmt: skip
 
 
@@ -109,7 +111,7 @@ def _kimi(
     return Recipe(
         family="kimi_k2_7", flavor=flavor, base="deepseek_v3", function=function,
         num_layers=layers, d_model=width, vocab_size=163_840, num_parameters=parameters,
-        max_length=length, shares_sequence=False,
+        max_length=length, shares_sequence=False, tower="dropped",
     )  # fmt: skip
 
 
@@ -119,7 +121,7 @@ def _rows() -> Iterable[Recipe]:
         ("3B", "llama3_8b", 28, 3072, 3_212_749_824),
         ("8B", "llama3_8b", 32, 4096, 8_030_261_248),
         ("70B", "llama3_70b", 80, 8192, 70_553_706_496),
-        ("405B", "llama3_405b", 126, 16_384, 405_853_388_800),
+        ("405B", "llama3_70b", 126, 16_384, 405_853_388_800),
     ))  # fmt: skip
     yield from starmap(_qwen3, (
         ("0.6B", "qwen3_0_6b", 28, 1024, 596_049_920),

@@ -9,7 +9,7 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.layout import BrokenRule, nearest_divisors
 from moetune.domain.site import Site
 from moetune.domain.targets import Target
-from moetune.domain.torchtitan_recipes import Recipe, recipe_names, recipe_of
+from moetune.domain.torchtitan_recipes import recipe_names, recipe_of
 from moetune.domain.training import DEFAULT_SMS, FoldedLayout, TrainingJob
 
 _MASK_BLOCK = 128
@@ -17,58 +17,56 @@ _MASK_BLOCK = 128
 _BLACKWELL = (10, 0)
 
 
+def torchtitan_job_rules(
+    job: TrainingJob, target: Target, site: Site | None
+) -> Iterator[BrokenRule]:
+    """Yield what of a job torchtitan cannot train in any layout."""
+    recipe = recipe_of(job.decoder)
+    if recipe is None:
+        what = f"{job.decoder.name}: it has no recipe of these sizes"
+        yield target.refusal(what, f"a model of {recipe_names()}", "models/*/__init__.py")
+    elif job.length > recipe.max_length:
+        what = f"sequences of {job.length} tokens: {recipe.flavor} embeds {recipe.max_length}"
+        instead = f"--seq {recipe.max_length} or less"
+        yield target.refusal(what, instead, "models/common/decoder.py")
+    if job.dtype == "mxfp8" and site is not None and (site.capability or (0, 0)) < _BLACKWELL:
+        what, where = "mxfp8 without Blackwell GPUs", "components/quantization/mx.py"
+        yield target.refusal(what, "--dtype bfloat16", where)
+
+
 def torchtitan_rules(
     layout: FoldedLayout, target: Target, job: TrainingJob, site: Site | None
 ) -> Iterator[BrokenRule]:
     """Yield what of a layout of a job torchtitan refuses, beyond `layout_rules`."""
-    recipe = recipe_of(job.decoder)
-    if recipe is None:
-        yield from torchtitan_model_rules(job.decoder, target)
-        return
-    yield from _length_rules(layout, target, job, recipe)
+    del site
+    if layout.cp > 1:
+        yield from _context_rules(layout, target, job)
     yield from _head_rules(layout, target, job.decoder)
     yield from _expert_rules(layout, target, job.decoder)
-    yield from _stage_rules(layout, target, job)
-    if job.dtype == "mxfp8" and site is not None and (site.capability or (0, 0)) < _BLACKWELL:
-        yield target.refusal(
-            "mxfp8 without Blackwell GPUs", "--dtype bfloat16", "components/quantization/mx.py"
-        )
+    if job.dtype == "mxfp8" and layout.dispatcher == "deepep" and layout.ep > 1:
+        what, where = "deepep with mxfp8, which pads rows", "components/quantization/utils.py"
+        yield target.refusal(what, "--dispatcher all_to_all or hybrid_ep", where)
+    if layout.pp > 1:
+        yield from _stage_rules(layout, target, job)
 
 
-def torchtitan_model_rules(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
-    """Yield that no flavor has a model's sizes."""
-    if recipe_of(decoder) is None:
-        what = f"{decoder.name}: it has no recipe of these sizes"
-        yield target.refusal(what, f"a model of {recipe_names()}", "models/*/__init__.py")
+def _context_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iterator[BrokenRule]:
+    """Yield what of a sequence context parallelism cannot cut.
 
-
-def _length_rules(
-    layout: FoldedLayout, target: Target, job: TrainingJob, recipe: Recipe
-) -> Iterator[BrokenRule]:
-    """Yield what of a sequence it cannot embed or cut (`trainer.py`, `models/common/decoder.py`).
-
-    Context parallelism cuts FlexAttention's mask by whole blocks
-    (`torch/distributed/tensor/experimental/_context_parallel/_attention.py`).
+    It cuts FlexAttention's mask by whole blocks (`distributed/context_parallel/api.py`;
+    `torch/distributed/tensor/experimental/_context_parallel/_attention.py`).
     """
-    if job.length > recipe.max_length:
-        yield target.refusal(
-            f"sequences of {job.length} tokens: the rotary embedding of {recipe.flavor} has "
-            f"{recipe.max_length}",
-            f"--seq {recipe.max_length} or less",
-            "models/common/decoder.py",
-        )
-    if layout.cp == 1:
-        return
-    if not recipe.shares_sequence:
+    recipe = recipe_of(job.decoder)
+    if recipe is not None and not recipe.shares_sequence:
         where = f"models/{recipe.family}/parallelize.py"
         yield target.refusal(f"cp {layout.cp} of {recipe.family}", "--cp 1", where)
-    unit = 2 * layout.cp * layout.tp
-    if job.length % unit:
-        what = f"sequences of {job.length} tokens, which 2·cp·tp ({unit}) does not divide"
-        yield target.refusal(what, "--cp 1 or another --seq", "trainer.py")
-    if job.length % (_MASK_BLOCK * layout.cp):
-        what = f"cp {layout.cp} of {job.length} tokens: a rank has whole blocks of {_MASK_BLOCK}"
-        yield target.refusal(what, "--cp 1 or another --seq", "distributed/context_parallel/api.py")
+    for unit, words, where in (
+        (2 * layout.cp * layout.tp, "which 2·cp·tp", "trainer.py"),
+        (_MASK_BLOCK * layout.cp, f"which {_MASK_BLOCK}·cp", "torch's _create_cp_block_mask"),
+    ):
+        if job.length % unit:
+            what = f"sequences of {job.length} tokens, {words} ({unit}) does not divide"
+            yield target.refusal(what, "--cp 1 or another --seq", where)
 
 
 def _head_rules(layout: FoldedLayout, target: Target, decoder: Decoder) -> Iterator[BrokenRule]:
@@ -114,8 +112,6 @@ def _expert_rules(layout: FoldedLayout, target: Target, decoder: Decoder) -> Ite
 
 def _stage_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iterator[BrokenRule]:
     """Yield what of a pipeline it refuses (`models/common/decoder.py`, torch's schedules)."""
-    if layout.pp == 1:
-        return
     if job.decoder.is_tied:
         what = f"pp {layout.pp} with an embedding that is the head, too"
         yield target.refusal(what, "--pp 1", "models/common/decoder.py")

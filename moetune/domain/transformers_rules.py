@@ -33,7 +33,6 @@ def transformers_rules(
     """Yield what of a layout of a job transformers refuses, beyond `layout_rules`."""
     del site
     decoder = job.decoder
-    yield from transformers_model_rules(decoder, target)
     if layout.ep > 1 and decoder.family in WITHOUT_EXPERT_PLAN:
         what = f"ep {layout.ep}: the expert plan of {decoder.family} is empty"
         yield target.refusal(what, "--ep 1", "distributed/mixin.py")
@@ -48,10 +47,14 @@ def transformers_rules(
     yield from key_head_rules(layout, target, decoder, "distributed/tensor_parallel.py")
 
 
-def transformers_model_rules(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
+def transformers_job_rules(
+    job: TrainingJob, target: Target, site: Site | None
+) -> Iterator[BrokenRule]:
     """Yield that a model's family has no class in transformers."""
-    if decoder.family in ABSENT:
-        what = f"{decoder.name}: transformers has no class for {decoder.family}"
+    del site
+    family = job.decoder.family
+    if family in ABSENT:
+        what = f"{job.decoder.name}: transformers has no class for {family}"
         yield target.refusal(what, "--target megatron", "models/auto/configuration_auto.py")
 
 

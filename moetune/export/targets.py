@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from moetune.domain.errors import InfeasiblePlanError
-from moetune.domain.target_rules import target_rules
+from moetune.domain.target_rules import check_job, target_rules
 from moetune.domain.targets import TargetName
 from moetune.domain.training_rules import check_layout
 from moetune.export.bridge import bridge_export
@@ -35,6 +35,7 @@ def export_layout(planned: Planned) -> Export:
         InfeasiblePlanError: the target cannot run it.
     """
     check_layout(planned.layout, planned.job)
+    check_job(planned.job, planned.target, planned.site)
     rules = target_rules(planned.layout, planned.target, planned.job, planned.site)
     broken = next(rules, None)
     if broken is not None:

@@ -1,12 +1,12 @@
 """torchtitan 0.3.0: a function for `--config`, which changes a recipe of the model's family."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from moetune.domain.pipeline import SPLITTING, Schedule
+from moetune.domain.torchtitan_recipes import Recipe, recipe_of
 from moetune.domain.training import TokenDispatcher
-from moetune.export.planned import Export, Planned, refuse, remarks
+from moetune.export.planned import Export, Planned, remarks
 
 _FILE = "torchtitan_layout.py"
 _BACKENDS: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
@@ -25,40 +25,31 @@ _SPLIT = (
     "The schedule splits backward passes: with FlexAttention's masks between stages it needs "
     "torch 2.13 or newer, and stages without torch.compile."
 )
+_ASSETS = (
+    "HF_ASSETS is the folder of the model's tokenizer; the optimizer's rates and the data are "
+    "those of the recipe that this changes."
+)
+_TORCH = (
+    "It needs torch 2.15 or newer; older ones shard with --parallelism.spmd_backend "
+    "partial_dtensor alone."
+)
+_TOWER = "The recipe has a vision encoder, whose memory and time the plan does not count."
 _RESHARD = {2: "never", 3: "always"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Recipe:
-    """A model as torchtitan knows it.
-
-    Args:
-        family: module of `torchtitan.models`.
-        function: of its `config_registry`, the nearest in size.
-        flavor: of its `model_registry`.
-    """
-
-    family: str
-    function: str
-    flavor: str
-
-
-_RECIPES: MappingProxyType[str, _Recipe] = MappingProxyType(
-    {
-        "deepseek-v3": _Recipe(family="deepseek_v3", function="deepseek_v3_671b", flavor="671B"),
-        "qwen3-30b-a3b": _Recipe(family="qwen3", function="qwen3_30b_a3b", flavor="30B-A3B"),
-        "qwen3-235b-a22b": _Recipe(family="qwen3", function="qwen3_30b_a3b", flavor="235B-A22B"),
-    }
-)
-
-
 _POLICIES = {"full": "FullAC", "selective": "SelectiveAC"}
+_NARROW = """\
+from torchtitan.components.quantization import (
+    MXFP8GroupedExpertsConverter,
+    MXFP8LinearConverter,
+)
+"""
 _TEXT = """\
 {remarks}from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
-from torchtitan.config import ParallelismConfig
+{narrow}from torchtitan.config import ParallelismConfig
 {policy}from torchtitan.models.common.config_utils import decoder_vocab_size
 from torchtitan.models.{recipe.family} import model_registry
-from torchtitan.models.{recipe.family}.config_registry import {recipe.function}
+from torchtitan.models.{recipe.base}.config_registry import {recipe.function}
 from torchtitan.trainer import Trainer
 
 
@@ -68,62 +59,53 @@ def planned() -> Trainer.Config:
 
 
 def torchtitan_export(planned: Planned) -> Export:
-    """Return the module with the function `planned`.
-
-    Raises:
-        InfeasiblePlanError: torchtitan has no such model, or there are fewer micro-batches than
-            stages of 1F1B.
-    """
-    recipe = _RECIPES.get(planned.decoder.name)
-    if recipe is None:
-        raise refuse(
-            planned, f"{planned.decoder.name}: it has no recipe for it",
-            f"use one of {', '.join(_RECIPES)}, or another --to",
-        )  # fmt: skip
-    if planned.layout.order == "1f1b" and planned.num_micro_batches < planned.layout.pp:
-        raise refuse(
-            planned, f"{planned.num_micro_batches} micro-batches in {planned.layout.pp} stages",
-            "torch's Schedule1F1B needs as many: plan with a larger --global-batch, or a smaller "
-            "--pp or --micro-batch",
-        )  # fmt: skip
+    """Return the module with the function `planned`."""
+    recipe = recipe_of(planned.decoder)
+    assert recipe is not None  # noqa: S101 - `check_job` refuses other models
     missing = tuple(_not_expressed(planned))
     text = _TEXT.format(
-        remarks=remarks(
-            planned,
-            missing,
-            "Set hf_assets_path, the optimizer and the data for your run.",
-            *((_SPLIT,) if planned.layout.order in SPLITTING else ()),
-        ),
+        remarks=remarks(planned, missing, *_notes(planned, recipe)),
         recipe=recipe,
         policy="".join(
             f"from torchtitan.distributed.activation_checkpoint import {_POLICIES[one]}\n"
             for one in planned.layout.recompute
         ),
+        narrow=_NARROW if planned.job.dtype == "mxfp8" else "",
         body="".join(f"    {line}\n" for line in _statements(planned, recipe)),
     )
+    assets = "${HF_ASSETS:?set it to the folder of the model's tokenizer}"
     launch = (
         f'PYTHONPATH="$PWD" {planned.torchrun} -m torchtitan.train '
-        f"--module {_FILE.removesuffix('.py')} --config planned"
+        f'--module {_FILE.removesuffix(".py")} --config planned --hf_assets_path "{assets}"'
     )
     return Export(text=text, file_name=_FILE, launch=launch, not_expressed=missing)
 
 
+def _notes(planned: Planned, recipe: Recipe) -> Iterator[str]:
+    yield _ASSETS
+    yield _TORCH
+    if recipe.tower == "kept":
+        yield _TOWER
+    if planned.layout.order in SPLITTING:
+        yield _SPLIT
+    if planned.job.dtype == "mxfp8":
+        yield "mxfp8 needs torchao."
+
+
 def _not_expressed(planned: Planned) -> Iterator[str]:
     if planned.decoder.predictions:
-        yield "multi-token prediction, which torchtitan trains without a pipeline only"
-    if planned.job.dtype == "mxfp8":
-        yield "mxfp8 of the model's GEMMs: add its converters to model_registry"
+        yield (
+            "multi-token prediction, which torchtitan trains with neither a pipeline nor its "
+            "chunked loss"
+        )
 
 
-def _statements(planned: Planned, recipe: _Recipe) -> Iterator[str]:
+def _statements(planned: Planned, recipe: Recipe) -> Iterator[str]:
     layout, job = planned.layout, planned.job
-    backend = _BACKENDS[layout.dispatcher if layout.ep > 1 else "all_to_all"]
     # A pipeline splits the local batch itself; without one it is a micro-batch, and accumulated.
     local = job.global_batch // layout.dp if layout.pp > 1 else layout.micro_batch
     yield f"config = {recipe.function}()"
-    yield "config.model_spec = model_registry("
-    yield f'    "{recipe.flavor}", attn_backend="flex", moe_comm_backend="{backend}"'
-    yield ")"
+    yield from _model(planned, recipe)
     yield "config.loss = ChunkedLossWrapper.Config("
     yield "    loss_fn=CrossEntropyLoss.Config("
     yield "        global_vocab_size=decoder_vocab_size(config.model_spec)"
@@ -133,13 +115,36 @@ def _statements(planned: Planned, recipe: _Recipe) -> Iterator[str]:
     yield f"config.training.global_batch_size = {job.global_batch}"
     yield f"config.training.seq_len = {job.length}"
     yield "config.training.disable_cuda_graphs = True"
-    yield from _parallelism(planned)
+    yield from _parallelism(planned, recipe)
     policy = next((_POLICIES[one] for one in layout.recompute), None)
     yield f"config.activation_checkpoint = {f'{policy}.Config()' if policy else None}"
     yield "return config"
 
 
-def _parallelism(planned: Planned) -> Iterator[str]:
+def _model(planned: Planned, recipe: Recipe) -> Iterator[str]:
+    layout = planned.layout
+    yield "config.model_spec = model_registry("
+    yield f'    "{recipe.flavor}",'
+    yield '    attn_backend="flex",'
+    if planned.decoder.num_moe_layers:
+        backend = _BACKENDS[layout.dispatcher if layout.ep > 1 else "all_to_all"]
+        yield f'    moe_comm_backend="{backend}",'
+    if planned.job.dtype == "mxfp8":
+        yield "    converters=["
+        yield "        MXFP8LinearConverter.Config("
+        yield "            model_compile_enabled=False,"
+        yield '            fqns=["attention", "shared_experts", "feed_forward"],'
+        yield "        ),"
+        yield "        MXFP8GroupedExpertsConverter.Config("
+        yield "            model_compile_enabled=False, pad_multiple=128"
+        yield "        ),"
+        yield "    ],"
+    yield ")"
+    if recipe.tower == "dropped":
+        yield "config.model_spec.model.vision_encoder = None"
+
+
+def _parallelism(planned: Planned, recipe: Recipe) -> Iterator[str]:
     layout = planned.layout
     yield "config.parallelism = ParallelismConfig("
     yield "    data_parallel_replicate_degree=1,"
@@ -153,13 +158,16 @@ def _parallelism(planned: Planned) -> Iterator[str]:
         yield f'    pipeline_parallel_schedule="{_SCHEDULES[layout.order]}",'
         yield f"    pipeline_parallel_microbatch_size={layout.micro_batch},"
         yield "    module_fqns_per_model_part=["
-        yield from (f"        [{', '.join(map(repr, stage))}]," for stage in _stages(planned))
+        stages = _stages(planned, has_tower=recipe.tower == "kept")
+        yield from (f"        [{', '.join(map(repr, stage))}]," for stage in stages)
         yield "    ],"
     yield ")"
 
 
-def _stages(planned: Planned) -> list[list[str]]:
+def _stages(planned: Planned, *, has_tower: bool) -> list[list[str]]:
     stages = [[f"layers.{block}" for block in blocks] for blocks in planned.stages]
     stages[0].insert(0, "tok_embeddings")
+    if has_tower:
+        stages[0].insert(0, "vision_encoder")
     stages[-1] += ["norm", "lm_head"]
     return stages

@@ -1,22 +1,31 @@
-"""transformers 5.23.0: a `DistributedConfig`, the arguments of the model and of the trainer."""
+"""transformers: a program with a `DistributedConfig`, the model and the trainer's arguments."""
 
 from collections.abc import Iterator
 from types import MappingProxyType
 
 from moetune.domain.training import TokenDispatcher
-from moetune.export.planned import Export, Planned, refuse, remarks
+from moetune.export.planned import Export, Planned, remarks
 
 _FILE = "transformers_layout.py"
 _IMPLEMENTATIONS: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
     {"all_to_all": "all_to_all", "all_gather": "all_reduce"}
 )
+_IN_FOUR_BITS = frozenset({"gpt_oss"})
+"""Families whose published weights are MXFP4, which only a dequantized copy trains."""
+_DATA = (
+    "DATA is a folder that datasets.load_from_disk reads: rows of input_ids and labels, one for "
+    "each sequence. Give the optimizer's rates to training_arguments."
+)
 
 
 _TEXT = """\
-{remarks}import torch
-from transformers import AutoModelForCausalLM, TrainingArguments
+{remarks}import os
+
+import torch
+from transformers import AutoModelForCausalLM, {imports}Trainer, TrainingArguments
 from transformers.distributed import DistributedConfig
 
+MODEL = {model}
 LAYOUT = DistributedConfig(
     tp_size={layout.tp},
     fsdp_size={layout.dp},
@@ -31,48 +40,66 @@ LAYOUT = DistributedConfig(
 def load_model() -> torch.nn.Module:
     \"\"\"Return the model in the planned layout: float32, its GEMMs in bfloat16.\"\"\"
     return AutoModelForCausalLM.from_pretrained(
-        "{name}",
+        MODEL,
         distributed_config=LAYOUT,
-        experts_implementation="grouped_mm",
-        dtype=torch.float32,
+{quantized}        dtype=torch.float32,
     )
 
 
 def training_arguments(output_dir: str) -> TrainingArguments:
-    \"\"\"Return the planned batch; add the optimizer and its schedule.\"\"\"
+    \"\"\"Return the planned batch.\"\"\"
     return TrainingArguments(
         output_dir=output_dir,
         per_device_train_batch_size={layout.micro_batch},
         gradient_accumulation_steps={num_micro_batches},
         gradient_checkpointing={is_recomputed},
+        bf16={is_cast},
     )
+
+
+def main() -> None:
+    \"\"\"Train on the sequences of DATA.\"\"\"
+    from datasets import load_from_disk
+
+    Trainer(
+        model=load_model(),
+        args=training_arguments(os.environ.get("OUTPUT", "output")),
+        train_dataset=load_from_disk(os.environ["DATA"]),
+    ).train()
+
+
+if __name__ == "__main__":
+    main()
 """
 
 
 def transformers_export(planned: Planned) -> Export:
-    """Return a module with `LAYOUT`, `load_model` and `training_arguments`.
-
-    Raises:
-        InfeasiblePlanError: tensor parallelism would cut the experts, which the plan does not.
-    """
+    """Return a program with `LAYOUT`, `load_model` and `training_arguments`."""
     layout, missing = planned.layout, tuple(_not_expressed(planned))
-    if layout.tp > 1 and layout.ep == 1 and planned.decoder.num_moe_layers:
-        raise refuse(
-            planned, f"tp {layout.tp} with ep 1: its tensor plan cuts the experts, too",
-            f"plan with --ep {layout.tp}, or --tp 1",
-        )  # fmt: skip
+    in_four_bits = planned.decoder.family in _IN_FOUR_BITS
     text = _TEXT.format(
-        remarks=remarks(planned, missing, "Import it under torchrun."),
+        remarks=remarks(planned, missing, _DATA),
+        imports="Mxfp4Config, " if in_four_bits else "",
+        quantized=(
+            "        quantization_config=Mxfp4Config(dequantize=True),\n" if in_four_bits else ""
+        ),
+        model=(
+            f'os.environ.get("MODEL", "{planned.hub_name}")'
+            if planned.hub_name
+            else 'os.environ["MODEL"]  # the folder of its config.json and weights'
+        ),
         layout=layout,
         implementation=_IMPLEMENTATIONS[layout.dispatcher] if layout.ep > 1 else "auto",
-        name=planned.hub_name or "PATH_OF_THE_MODEL",
         num_micro_batches=planned.num_micro_batches,
         is_recomputed="full" in layout.recompute,
+        is_cast=layout.dp == 1,  # with replicas FSDP casts
     )
-    return Export(
-        text=text, file_name=_FILE, launch=f"{planned.torchrun} YOUR_SCRIPT.py",
-        not_expressed=missing,
-    )  # fmt: skip
+    needed = {"DATA": "a folder of sequences"}
+    if not planned.hub_name:
+        needed["MODEL"] = "the folder of config.json and weights"
+    words = (f'{name}="${{{name}:?set it to {what}}}"' for name, what in needed.items())
+    launch = " ".join([*words, planned.torchrun, _FILE])
+    return Export(text=text, file_name=_FILE, launch=launch, not_expressed=missing)
 
 
 def _not_expressed(planned: Planned) -> Iterator[str]:

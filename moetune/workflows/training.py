@@ -14,6 +14,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.routing import ExpertLoads
 from moetune.domain.site import check_format, site_of
+from moetune.domain.target_rules import check_job
 from moetune.domain.targets import Target
 from moetune.domain.training import (
     DEFAULT_SMS,
@@ -131,6 +132,7 @@ class _Solved:
 
 
 def _solved(request: TrainingRequest, profile: Profile, costs: Costs | None) -> _Solved:
+    check_job(request.job, request.target, site_of(profile))
     _check_sms(request.pins, profile)
     check_placement_rule(request)
     check_format(profile, request.job.dtype)

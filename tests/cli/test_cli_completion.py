@@ -43,7 +43,11 @@ def test_models_of_the_papers_and_of_hugging_face(complete: Cli, before: tuple[s
 
 
 def test_profiles_of_the_store_come_before_the_references(complete: Cli, cli: Cli) -> None:
-    assert complete("plan", "--profile", "h100").out.split() == ["h100-96gb-x8", "h100-x8", "h100-x8-efa"]
+    assert complete("plan", "--profile", "h100").out.split() == [
+        "h100-96gb-x8",
+        "h100-x8",
+        "h100-x8-efa",
+    ]
     assert complete("profiles", "remove", "").out == "\n"
     Path("lab.toml").write_text(cli("profiles", "export", "h100-x8").out, encoding="utf-8")
     assert cli("profiles", "import", "lab.toml", "--name", "h100-lab").code == 0

@@ -262,7 +262,13 @@ def test_tensor_parallelism_of_transformers_and_deepspeed(tmp_path: Path) -> Non
     assert "tp_size=2," in found.text
     assert any("sequence parallelism" in one for one in found.not_expressed)
     beside = exported(tmp_path, "deepspeed", document).export
-    assert json.loads(beside.text)["tensor_parallel"] == {"autotp_size": 2}
+    tensor = json.loads(beside.text)["tensor_parallel"]
+    assert tensor["autotp_size"] == 2
+    cut = {
+        spec["partition_type"]: spec["patterns"]
+        for spec in tensor["partition_config"]["layer_specs"]
+    }
+    assert set(cut) == {"column", "row", "skip"}
     assert any("sequence parallelism" in one for one in beside.not_expressed)
 
 
@@ -281,7 +287,7 @@ def test_a_plan_for_another_target_or_without_room_says_so(tmp_path: Path) -> No
     [
         ("transformers", {}, "bfloat16", "multi-token prediction"),
         ("deepspeed", {}, "bfloat16", "multi-token prediction"),
-        ("torchtitan", {}, "mxfp8", "mxfp8"),
+        ("torchtitan", {}, "bfloat16", "multi-token prediction"),
         ("moetune", {"zero": 1, "dp": 32, "tp": 4, "pp": 8}, "bfloat16", "tp 4"),
     ],
 )
@@ -300,6 +306,65 @@ def test_a_dense_model_has_no_flags_of_experts(tmp_path: Path) -> None:
     assert not any(flag.startswith("--moe") for flag in flags(text))
     plain = json.loads(exported(tmp_path, "deepspeed", plan_document(layout, dense)).export.text)
     assert "expert_parallel" not in plain
+
+
+def test_mxfp8_of_torchtitan_is_its_converters(tmp_path: Path) -> None:
+    layout = {**LAYOUT, "dp": 1024}
+    document = plan_document(layout, DEEPSEEK, dtype="mxfp8", profile="b200-x8")
+    text = exported(tmp_path, "torchtitan", document).export.text
+    calls = {
+        ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)
+    }
+    assert {"MXFP8LinearConverter.Config", "MXFP8GroupedExpertsConverter.Config"} <= calls
+    with pytest.raises(InfeasiblePlanError, match="mxfp8 without Blackwell"):
+        exported(tmp_path, "torchtitan", plan_document(layout, DEEPSEEK, dtype="mxfp8"))
+
+
+def test_dense_models_have_no_dispatcher_and_towers_are_kept_or_dropped(tmp_path: Path) -> None:
+    dense = {"model": "qwen3-8b", "world_size": 16, "global_batch": 64}
+    layout = {**LAYOUT, "dp": 16, "ep": 1, "recompute": ["none"]}
+    text = exported(tmp_path, "torchtitan", plan_document(layout, dense)).export.text
+    assert "moe_comm_backend" not in text
+    kimi = {"model": "kimi-k2", "world_size": 512, "global_batch": 512}
+    text = exported(tmp_path, "torchtitan", plan_document({**LAYOUT, "dp": 512}, kimi)).export.text
+    assert "config.model_spec.model.vision_encoder = None" in text
+    assert "deepseek_v3.config_registry import deepseek_v3_671b" in text
+    seen = {"model": "qwen3.5-35b-a3b", "world_size": 64, "global_batch": 256}
+    pipeline = {**LAYOUT, "dp": 32, "pp": 2, "zero": 2}
+    text = exported(tmp_path, "torchtitan", plan_document(pipeline, seen)).export.text
+    assert "'vision_encoder', 'tok_embeddings'," in text
+    assert "vision encoder, whose memory" in text
+
+
+def test_published_weights_in_four_bits_are_dequantized(tmp_path: Path) -> None:
+    model = {"model": "gpt-oss-20b", "world_size": 64, "global_batch": 256}
+    layout = {**LAYOUT, "dp": 64, "ep": 32}
+    text = exported(tmp_path, "transformers", plan_document(layout, model)).export.text
+    assert "quantization_config=Mxfp4Config(dequantize=True)," in text
+    assert "import AutoModelForCausalLM, Mxfp4Config, Trainer" in text
+    plain = exported(tmp_path, "transformers", plan_document(LAYOUT)).export.text
+    assert "Mxfp4" not in plain
+
+
+@pytest.mark.parametrize(("model", "layout", "words"), [
+    ("gpt-oss-120b", {"ep": 8}, "no preset for gpt_oss"),
+    ("deepseek-v3", {"dp": 128, "tp": 2}, "does not cut the attention of deepseek_v3"),
+    ("qwen3-30b-a3b", {"dp": 32, "tp": 8, "ep": 8}, "tp 8 with 4 key heads"),
+])  # fmt: skip
+def test_deepspeed_refuses_what_it_has_no_rule_for(
+    tmp_path: Path, model: str, layout: dict[str, Any], words: str
+) -> None:
+    named = {"model": model, "world_size": 256, "global_batch": 2048}
+    with pytest.raises(InfeasiblePlanError, match=words):
+        exported(tmp_path, "deepspeed", plan_document({**LAYOUT, **layout}, named))
+
+
+def test_a_model_without_preset_trains_with_its_experts_on_each_rank(tmp_path: Path) -> None:
+    named = {"model": "olmoe", "world_size": 8, "global_batch": 64}
+    layout = {**LAYOUT, "dp": 8, "ep": 1}
+    plain = json.loads(exported(tmp_path, "deepspeed", plan_document(layout, named)).export.text)
+    assert "expert_parallel" not in plain
+    assert "Layout of olmoe" in plain["_plan"][0]
 
 
 def test_a_machine_that_is_not_there_leaves_the_nodes_to_the_user(tmp_path: Path) -> None:
@@ -336,7 +401,7 @@ def test_a_layout_that_the_target_cannot_run_is_refused_by_name(
 
 @pytest.mark.parametrize(
     ("to", "model"),
-    [("torchtitan", "kimi-k2"), ("deepspeed", "gpt-oss-120b"), ("moetune", "llama-3-70b")],
+    [("torchtitan", "mixtral-8x7b"), ("deepspeed", "kimi-k2"), ("moetune", "llama-3-70b")],
 )
 def test_a_model_that_the_target_does_not_have_is_refused(
     tmp_path: Path, to: str, model: str

@@ -1,0 +1,129 @@
+"""torchtitan's own Trainer, built on the meta device over a fake process group of all ranks.
+
+The module that `export` wrote is read by torchtitan's ConfigManager with the arguments of its
+launch line; `Trainer.__init__` then lays out the mesh, checks lengths and batches, builds the whole
+model, cuts it into stages, shards it and makes its schedule and optimizer. Weights and data are
+never there.
+"""
+
+import importlib.abc
+import importlib.machinery
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+ON_A_CPU = ("--comm.mode", "fake_backend", "--parallelism.spmd_backend", "partial_dtensor")
+"""torchtitan's default, spmd_types, needs FSDP of torch 2.15, of which there is no CPU build."""
+
+
+class Reached(Exception):
+    """Everything before the tokenizer was built."""
+
+
+class EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Import packages of kernels and images as modules whose every name does nothing."""
+
+    absent = ("fla", "torchvision", "av", "PIL", "einops", "deep_ep")
+
+    def find_spec(
+        self, name: str, _path: object, _target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] not in self.absent:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module: Any = MagicMock(name=spec.name)
+        module.__path__, module.__spec__, module.__name__ = [], spec, spec.name
+        return module  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def prepare() -> None:
+    """Let torchtitan take the CPU for its accelerator, and a Blackwell GPU for what it asks."""
+    finder = EmptyModules()
+    sys.meta_path.insert(0, finder)
+    import torch
+
+    torch._utils._get_available_device_type = lambda: "cpu"
+    import torchtitan.components.quantization.mx as mx
+    import torchtitan.trainer as trainer
+    from torchtitan.protocols.model import BaseModel
+
+    mx.has_cuda_capability = lambda *_: True
+    mx.MXFP8Linear = narrow_linear()
+    finder.absent += ("torchao",)  # after torchtitan, whose own layers would be its heirs
+    trainer.utils.get_local_device = lambda: torch.device("cpu")
+    trainer.utils.device_module = MagicMock()
+    trainer.utils.device_type = "cpu"
+    torch.nn.Module.to_empty = lambda self, **_: self  # type: ignore[method-assign,assignment]
+    BaseModel.init_weights = lambda *_, **__: None
+
+
+def narrow_linear() -> type:
+    """Return a layer in the place of torchao's, with the converter's fields."""
+    from dataclasses import dataclass
+
+    from torchtitan.models.common.linear import Linear
+
+    class MXFP8Linear(Linear):  # type: ignore[misc]
+        @dataclass(kw_only=True, slots=True)
+        class Config(Linear.Config):  # type: ignore[misc]
+            pass
+
+    return MXFP8Linear
+
+
+def refusal(question: dict[str, Any], rank: int) -> str | None:
+    """Return what the Trainer of one rank refuses, None where it reaches its tokenizer."""
+    import torch.distributed as dist
+    from torchtitan.config import ConfigManager
+
+    arguments = shlex.split(question["launch"].partition("torchtitan.train ")[2])
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "torchtitan_layout.py").write_text(question["text"], encoding="utf-8")
+        sys.path.insert(0, folder)
+        sys.modules.pop("torchtitan_layout", None)
+        os.environ.update(NGPU=str(question["world_size"]), RANK=str(rank), LOCAL_RANK="0")
+        try:
+            config: Any = ConfigManager().parse_args([*arguments, *ON_A_CPU])
+            assert config.parallelism.data_parallel_shard_degree == question["layout"]["dp"]
+            watch(config)
+            config.build()
+        except Reached:
+            return None
+        except Exception as error:  # noqa: BLE001 - of any kind: it is what the user would see
+            return f"{type(error).__name__}: {error}"
+        finally:
+            sys.path.remove(folder)
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    return "the Trainer did not reach its tokenizer"
+
+
+def watch(config: Any) -> None:
+    """Let metrics do nothing, and the tokenizer say that it was asked."""
+    stop = MagicMock()
+    stop.build.side_effect = Reached
+    metrics = MagicMock()
+    monitor = metrics.build.return_value.device_memory_monitor
+    monitor.device_name = "NVIDIA H100"
+    monitor.get_peak_stats.return_value = SimpleNamespace(max_reserved_gib=0.0, max_reserved_pct=0)
+    config.metrics, config.tokenizer = metrics, stop
+
+
+def judge(question: dict[str, Any]) -> str | None:
+    """Return what the first or the last rank refuses, None where both would start."""
+    layout = question["layout"]
+    last = question["world_size"] - 1
+    for rank in (0, last) if layout["pp"] > 1 else (0,):
+        if (found := refusal(question, rank)) is not None:
+            return found
+    return None
