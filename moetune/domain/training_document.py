@@ -40,6 +40,7 @@ class TrainingInputs:
         target: name of the runtime.
         memory_limit_bytes: usable memory of a device.
         search_trials: layouts that were tried beyond branch and bound.
+        model_path: the configuration that the model was read from; "" for a name.
     """
 
     model: str
@@ -55,6 +56,7 @@ class TrainingInputs:
     optimizer: OptimizerName = "adam"
     routing: str = "balanced"
     search_trials: int = field(default=0, metadata=UNLESS_DEFAULT)
+    model_path: str = field(default="", metadata=UNLESS_DEFAULT)
 
     @property
     def tokens_per_rank(self) -> int:
