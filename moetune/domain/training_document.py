@@ -42,6 +42,7 @@ class TrainingInputs:
             told apart, which are of the only one that there was.
         memory_limit_bytes: usable memory of a device.
         search_trials: layouts that were tried beyond branch and bound.
+        model_path: the configuration that the model was read from; "" for a name.
     """
 
     model: str
@@ -57,6 +58,7 @@ class TrainingInputs:
     optimizer: OptimizerName = "adam"
     routing: str = "balanced"
     search_trials: int = field(default=0, metadata=UNLESS_DEFAULT)
+    model_path: str = field(default="", metadata=UNLESS_DEFAULT)
     target_version: str = field(default="", metadata=UNLESS_DEFAULT)
 
     @property

@@ -9,6 +9,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS, Model
 from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.spelling import nearest_then
+from moetune.domain.training_document import TrainingInputs
 from moetune.huggingface.registry import model_names, named_model, read_model, resolve_name
 
 
@@ -54,6 +55,22 @@ def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
         decoder=found.decoder,
         published=found.published,
     )
+
+
+def find_planned_model(inputs: TrainingInputs, *, given: str | None) -> FoundModel:
+    """Return the model of a plan: the one that is given, else its configuration, else its name.
+
+    Raises:
+        InputError: there is none, or its configuration is wrong or not understood.
+    """
+    path, name = inputs.model_path, inputs.model
+    is_lost = not Path(path).is_file() if path else name not in MODELS and not is_decoder_name(name)
+    if given is None and is_lost:
+        raise InputError(
+            f"the configuration of {name}, {path or 'which has no path in the plan'}, is not there",
+            "name it with --model, such as --model path/to/config.json",
+        )
+    return find_decoder_model(given or path or name, world_size=inputs.world_size)
 
 
 def is_decoder_name(name: str) -> bool:

@@ -100,14 +100,15 @@ class TrainingPlan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the profile does not have, of operations and of the host's memory."""
-        each = round(self.best.memory.host_bytes)
-        if not each or self.host_bytes < inf:
-            return self.stand_ins.words
-        needed = f"{format_bytes(each * self.ranks_per_host)} beside its system's"
+        """Towers that are not counted, and what the profile does not have."""
+        words = (*self.request.job.decoder.uncounted_words, *self.stand_ins.words)
+        rank_bytes = round(self.best.memory.host_bytes)
+        if not rank_bytes or self.host_bytes < inf:
+            return words
+        needed = f"{format_bytes(rank_bytes * self.ranks_per_host)} more than its system's"
         return (
-            *self.stand_ins.words,
-            f"profile {self.profile} does not know its hosts' memory: each of them needs {needed}",
+            *words,
+            f"profile {self.profile} does not know its hosts' memory: each host needs {needed}",
         )
 
     @property
@@ -120,9 +121,11 @@ class TrainingPlan:
     def id(self) -> str:
         """Digest of the inputs, with what their names stand for."""
         job, inputs = self.request.job, self.inputs
+        inputs.pop("model_path", None)  # the decoder itself is part of the digest
         if self.request.target == planned_target(self.request.target.name, ""):
             inputs.pop("target_version", None)  # as in plans of before versions were told apart
-        return _id_of({**inputs, "decoder": repr(job.decoder), "loads": _loads(job.routing)})
+        loads = _loads(job.routing)
+        return _id_of({**inputs, "decoder": job.decoder.identity, "loads": loads})
 
     def tokens_per_second(self, one: PricedLayout) -> float:
         """Return the tokens a second of one device with a layout."""
@@ -156,6 +159,7 @@ class TrainingPlan:
             "memory_limit_bytes": self.limit_bytes,
             **({"search_trials": trials} if trials else {}),
             **({"target_version": version} if version else {}),
+            **({"model_path": job.decoder.path} if job.decoder.path else {}),
         }
 
     @property
