@@ -24,6 +24,8 @@ PREFIX = "MOETUNE_"
 _TRUE = ("1", "true")
 _FALSE = ("0", "false")
 _URL_HINT = "such as http://planner.example.org:8642"
+NO_STORE = "(none)"
+"""In place of a database, where there is none to read or to write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,7 @@ class Configuration:
         raise InputError(
             f"{origin} names the plan service {self.settings.url}, which would get MOETUNE_TOKEN",
             f"if you trust it, set {PREFIX}URL={self.settings.url}, or write it to "
-            f"{user_file(environ)}; else unset {PREFIX}TOKEN",
+            f"{user_file(environ) or 'your own settings file'}; else unset {PREFIX}TOKEN",
         )
 
 
@@ -161,15 +163,27 @@ def load(
 
 
 def default_database(environ: Mapping[str, str]) -> str:
-    """Return the database that is used without a setting: a file in the user's data folder."""
-    home = environ.get("XDG_DATA_HOME") or str(_home(environ) / ".local" / "share")
-    return str(Path(home) / "moetune" / "moetune.db")
+    """Return the database that is used without a setting: a file in the user's data folder.
+
+    Returns:
+        NO_STORE for a user without a home folder.
+    """
+    folder = environ.get("XDG_DATA_HOME")
+    try:
+        home = Path(folder) if folder else _home(environ) / ".local" / "share"
+    except InputError:
+        return NO_STORE
+    return str(home / "moetune" / "moetune.db")
 
 
-def user_file(environ: Mapping[str, str]) -> Path:
-    """Return the user's own settings file, which need not exist."""
-    home = environ.get("XDG_CONFIG_HOME") or str(_home(environ) / ".config")
-    return Path(home) / "moetune" / config_files.FILE_NAME
+def user_file(environ: Mapping[str, str]) -> Path | None:
+    """Return the user's own settings file, which need not exist; None without a home folder."""
+    folder = environ.get("XDG_CONFIG_HOME")
+    try:
+        home = Path(folder) if folder else _home(environ) / ".config"
+    except InputError:
+        return None
+    return home / "moetune" / config_files.FILE_NAME
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
@@ -267,7 +281,7 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 def _files(environ: Mapping[str, str], directory: Path) -> Iterator[tuple[str, dict[str, object]]]:
     file = user_file(environ)
-    if file.is_file():
+    if file is not None and file.is_file():
         yield str(file), config_files.read(file)
     nearest = config_files.nearest(directory)
     if nearest is not None:

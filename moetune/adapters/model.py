@@ -20,9 +20,9 @@ from moetune.adapters.layers import (
     routed_layer,
     shape_of,
 )
+from moetune.adapters.libraries import teach_libraries
 from moetune.adapters.loading import load_checkpoint
 from moetune.adapters.ranks import ExpertRanks, ranks_of
-from moetune.adapters.saving import save_whole
 from moetune.adapters.shared import run_shared_beside
 from moetune.adapters.together import do_together
 from moetune.domain.errors import InputError
@@ -115,7 +115,8 @@ def adapt_over(
         do_together(communicator, lambda: load_checkpoint(model, checkpoint), lambda _: "loaded")
     for _, experts in layers:
         experts.mark_own()
-    save_whole(model, communicator)
+    if communicator.num_ranks > 1:
+        teach_libraries()
     return model
 
 

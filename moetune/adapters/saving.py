@@ -3,24 +3,17 @@
 Experts are gathered parameter by parameter on the CPU of the first rank, which writes.
 """
 
-import os
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from moetune.comm.gloo import shared_communicator
-from moetune.comm.group import Communicator
-from moetune.domain.errors import CollectiveError, InputError
+from moetune.domain.errors import CollectiveError
+from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.planned_layer import PlannedLayer
-
-
-def save_whole(model: nn.Module, communicator: Communicator) -> None:
-    """Let a model's `save_pretrained` write all ranks' experts, if it has that method."""
-    if communicator.num_ranks > 1 and hasattr(model, "save_pretrained"):
-        model.save_pretrained = partial(_save, model)  # type: ignore[assignment] # torch types it as a module
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -33,47 +26,76 @@ def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     Raises:
         CollectiveError: a rank left.
     """
-    owners = {
+    owners = _owners(model)
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    state: dict[str, torch.Tensor] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        whole = _whole(name, value, owners.get(id(value)))
+        if is_first:
+            assert whole is not None  # noqa: S101 - only others have none
+            state[name] = whole
+    return state
+
+
+_Owners: TypeAlias = dict[int, tuple[PlannedLayer, str]]
+
+
+def _owners(model: nn.Module) -> _Owners:
+    """Return the layer of each parameter of experts, and its name in their module."""
+    return {
         id(each): (layer, own_name)
         for layer in model.modules()
         if isinstance(layer, PlannedLayer)
         for own_name, each in layer.experts.module.named_parameters(recurse=False)
     }
-    is_first = not dist.is_initialized() or dist.get_rank() == 0
-    state: dict[str, torch.Tensor] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        if id(value) not in owners:
-            if is_first:
-                state[name] = value.detach()
-            continue
-        layer, own_name = owners[id(value)]
-        parts = layer.communicator.gather(value.detach(), f"the experts of {name}")
-        if is_first:
-            state[name] = layer.experts.placement.whole(own_name, parts)
-    return state
 
 
-def _save(model: Any, save_directory: str | os.PathLike[str], **options: Any) -> None:  # noqa: ANN401 - a model of transformers
+def _whole(
+    name: str, value: torch.Tensor, owner: tuple[PlannedLayer, str] | None
+) -> torch.Tensor | None:
+    """Return a whole tensor on the first rank; all ranks call this."""
+    if is_dtensor(value):
+        on_mesh: Any = value.detach().to(value.device_mesh.device_type)
+        if owner is not None:
+            layer, own_name = owner
+            on_mesh = layer.experts.placement.in_pieces(on_mesh, own_name)
+        whole: torch.Tensor = on_mesh.full_tensor()
+        return whole.cpu()
+    if owner is None:
+        return value.detach()
+    layer, own_name = owner
+    parts = layer.communicator.gather(value.detach(), f"the experts of {name}")
+    return layer.experts.placement.whole(own_name, parts) if parts else None
+
+
+def is_whole(model: nn.Module, state: Mapping[str, object]) -> bool:
+    """Return whether a state dict has no part of a model's experts for all of them."""
+    owners = _owners(model)
+    names = {
+        name: owners[id(each)] for name, each in model.named_parameters() if id(each) in owners
+    }
+    return not any(
+        is_dtensor(value) or len(value) != names[name][0].shape.num_experts
+        for name, value in state.items()
+        if name in names and isinstance(value, torch.Tensor)
+    )
+
+
+def save_whole(model: nn.Module, write: Callable[..., None], arguments: Mapping[str, Any]) -> None:
     """Write what the model before `moetune.adapt` would write; all ranks call this.
 
     Args:
-        options: of the class's own method, but no state dict.
+        write: the class's own method.
+        arguments: of it, without a state dict.
 
     Raises:
-        InputError: a state dict was given.
         CollectiveError: a rank left, or the first one could not write.
     """
-    if options.get("state_dict") is not None:
-        raise InputError(
-            "save_pretrained gathers the experts of all ranks itself, and was given a state_dict",
-            "omit it, on every rank",
-        )
     state, world = whole_state_dict(model), shared_communicator()
     problem: Exception | None = None
     if world.rank == 0:
-        write = type(model).save_pretrained  # the class's own: the model's is this one
         try:
-            write(model, save_directory, **{**options, "state_dict": state})
+            write(model, **{**arguments, "state_dict": state})
         except Exception as error:  # noqa: BLE001 - raised again when the others know
             problem = error
     told = world.broadcast_object("" if problem is None else str(problem), "the end of saving")

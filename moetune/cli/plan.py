@@ -1,5 +1,6 @@
 """`moetune plan`: the best plan for a layer or a whole model on a profile's machine."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +9,7 @@ import typer
 from moetune.cli.completers import model_names
 from moetune.cli.next_step import how_to_verify
 from moetune.cli.plan_decoder import print_decoder
-from moetune.cli.session import Json, ProfileOption, Session, example, session_of
+from moetune.cli.session import Json, ProfileOption, Session, example, saved_or_written, session_of
 from moetune.domain.constraints import DISPATCHERS, Order, Strategy
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.optimizers import OPTIMIZERS
@@ -306,7 +307,9 @@ def _print_layer(
     from moetune.workflows.staleness import stale_note
 
     screen = session.screen
-    planned = plan_layer(flags, session.settings, profile=profile, save=save)
+    planned, save = saved_or_written(
+        session, partial(plan_layer, flags, profile=profile), save=save, output=output
+    )
     used, made = planned.found.profile, planned.plan
     if note := stale_note(used):
         screen.note(f"Note: {note}.")

@@ -1,9 +1,10 @@
 """`moetune plan --model` with a Hugging Face model: the layout of its training."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moetune.cli.session import Session
+from moetune.cli.session import Session, saved_or_written
 from moetune.cli.trials import TrialsProgress
 
 if TYPE_CHECKING:
@@ -26,9 +27,8 @@ def print_decoder(
 
     screen = session.screen
     with TrialsProgress(screen, flags.search_trials or 0) as progress:
-        plan = plan_decoder(
-            flags, session.settings, profile=profile, save=save, goes_on=progress.goes_on
-        )
+        make = partial(plan_decoder, flags, profile=profile, goes_on=progress.goes_on)
+        plan, save = saved_or_written(session, make, save=save, output=output)
     if output is not None:
         write_text(output, plan.text)
     if as_json:

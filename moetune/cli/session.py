@@ -2,17 +2,18 @@
 
 import shlex
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from moetune.cli.completers import plan_ids, profile_names
-from moetune.domain.errors import InputError
+from moetune.config import NO_STORE
+from moetune.domain.errors import InputError, SchemaMismatchError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from moetune.cli.render import Screen
     from moetune.config import Configuration, Settings
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 All = Annotated[bool, typer.Option("--all", help="Print every row of long tables.")]
+T = TypeVar("T")
+_OF_STORES = StoreUnavailableError, SchemaMismatchError
 MOST_ROWS = 20
 """Rows of a table that is not asked for whole."""
 Oversubscribe = Annotated[
@@ -103,6 +106,34 @@ class Session:
                 self.screen.note(f"there is no store at {self.db} yet")
                 self.is_missing_said = True
             yield store
+
+
+def saved_or_written(
+    session: Session, plan: "Callable[..., T]", *, save: bool, output: Path | None
+) -> tuple[T, bool]:
+    """Return a plan and whether the store has it.
+
+    A plan that is written to a file is not lost where the store cannot be used: that is a warning.
+
+    Args:
+        plan: takes the settings, and whether to save.
+        output: the file.
+
+    Raises:
+        MoetuneError: as of `plan`; of the store, where there is no file.
+    """
+    try:
+        return plan(settings=session.settings, save=save), save
+    except _OF_STORES as problem:
+        if not save or output is None:
+            raise
+        reason = problem
+    try:
+        made = plan(settings=session.settings, save=False)
+    except _OF_STORES:  # nor can it be read
+        made = plan(settings=replace(session.settings, db=NO_STORE), save=False)
+    session.screen.note(f"warning: the plan is not saved in the store: {reason}")
+    return made, False
 
 
 def command_again(session: Session, *more: str, without: tuple[str, ...] = ()) -> str:

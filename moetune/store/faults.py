@@ -127,7 +127,7 @@ def translate(error: SQLAlchemyError, address: Address) -> MoetuneError:
             f"database {address.shown} is busy: every connection of this process is in use",
             "try again",
         )
-    return MoetuneError(
+    return StoreUnavailableError(
         f"database {address.shown} failed: {address.scrub(str(error))}",
         "run `moetune db check`",
     )
@@ -157,7 +157,7 @@ def _meaning(error: DBAPIError, *, is_server: bool) -> _Meaning:
     if is_server and not state:
         # libpq gives no SQLSTATE while it connects: its text is all there is.
         return next((meaning for part, meaning in _CONNECTING if part in text), _UNREACHABLE)
-    return MoetuneError, "failed", "run `moetune db check`"
+    return StoreUnavailableError, "failed", "run `moetune db check`"
 
 
 def _sqlite_name(error: DBAPIError) -> str:

@@ -2,7 +2,12 @@
 
 from sqlalchemy import Connection
 
-from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.errors import (
+    BadStoreError,
+    InputError,
+    MoetuneError,
+    StoreUnavailableError,
+)
 from moetune.store.address import Address, parse_address
 from moetune.store.database import Database
 from moetune.store.engine import journal_mode
@@ -72,20 +77,22 @@ def check_place(address: Address, *, must_exist: bool) -> None:
         return
     try:
         if path.is_dir():
-            raise InputError(f"{path} is a folder, not a database", f"name a file: {path}/it.db")
+            raise BadStoreError(f"{path} is a folder, not a database", f"name a file: {path}/it.db")
         if path.exists():
             # SQLite takes a single byte for an empty file. Only its size is looked at: to open
             # and close the file here would drop the locks of this process's other connections.
             if path.stat().st_size == 1:
-                raise InputError(f"{path} is no database", "name another file with --db")
+                raise BadStoreError(f"{path} is no database", "name another file with --db")
         elif must_exist:
             raise no_database(address)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise InputError(f"{path.parent} is not a folder", "name another file with --db") from None
+        raise BadStoreError(
+            f"{path.parent} is not a folder", "name another file with --db"
+        ) from None
     except OSError as error:
-        raise MoetuneError(
+        raise StoreUnavailableError(
             f"database {path} cannot be opened or made: {error.strerror}",
             "check the permissions, or name another file with --db",
         ) from None

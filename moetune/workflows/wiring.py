@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from moetune import config
 from moetune.config import Configuration, Settings
 from moetune.domain.cluster import Cluster
+from moetune.domain.errors import BadStoreError
 from moetune.domain.ports import Store
 
 if TYPE_CHECKING:
@@ -48,7 +49,17 @@ def open_store(
     """
     from moetune import store
 
+    check_store(settings)
     return store.open_store(settings.db, read_only=read_only, patience_seconds=patience_seconds)
+
+
+def check_store(settings: Settings) -> None:
+    """Raise BadStoreError where the settings name no database, for want of a home folder."""
+    if settings.db == config.NO_STORE:
+        raise BadStoreError(
+            "this user has no home folder, in which the store would be",
+            "set HOME, or name a database with --db",
+        )
 
 
 @contextmanager
@@ -62,7 +73,7 @@ def find_store(settings: Settings) -> Iterator[Store | None]:
     """
     from moetune import store
 
-    if store.current(settings.db).found is None:
+    if settings.db == config.NO_STORE or store.current(settings.db).found is None:
         yield None
         return
     with store.open_store(settings.db, read_only=True) as found:
@@ -88,6 +99,7 @@ def searches_folder(settings: Settings) -> Path:
     """Return the folder of the searches' trials: next to a SQLite file, else the data folder."""
     from moetune import store
 
+    check_store(settings)
     file = store.database_file(settings.db)
     if file is None:
         file = Path(config.default_database(config.environment()))

@@ -1,17 +1,26 @@
 """What ranks do in the tests of adapted models under what else trains, wraps and saves models."""
 
-from collections.abc import Callable
+import copy
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
+from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
+from transformers import Trainer, TrainingArguments
 
 import moetune
 from tests.adapters.tiny_models import tiny, tokens_of
@@ -123,8 +132,106 @@ def loras_of_experts() -> None:
     assert "adapt the attention's modules alone" in text
 
 
+def saves_whole_or_refuses(folder: str) -> None:
+    """Every way to save writes whole experts, or is refused before anything is written."""
+    num_ranks = rank_of()[1]
+    mesh = init_device_mesh("cpu", (num_ranks,))
+    pair = init_device_mesh("cpu", (num_ranks // 2, 2), mesh_dim_names=("experts", "width"))
+
+    def inner() -> Any:
+        model = tiny("Qwen3Moe")
+        moetune.adapt(model.model)
+        return model
+
+    def layers() -> Any:
+        model = tiny("Qwen3Moe")
+        moetune.adapt(model.model.layers)
+        return model
+
+    def sharded(width: DeviceMesh | None = None) -> Any:
+        adapted = moetune.prepare_fsdp(moetune.adapt(tiny("Qwen3Moe"), mesh=width), mesh)
+        _block_by_block(adapted)
+        adapted(input_ids=tokens_of(0)).logits.sum().backward()
+        return adapted
+
+    whole = tiny("Qwen3Moe")
+    makes: tuple[Callable[[], Any], ...] = (
+        inner, layers, sharded, lambda: sharded(pair),
+        lambda: copy.deepcopy(moetune.adapt(tiny("Qwen3Moe"))),
+    )  # fmt: skip
+    for number, make in enumerate(makes):
+        place = f"{folder}/{number}"
+        make().save_pretrained(place)
+        again = type(whole).from_pretrained(place, dtype=torch.float64)
+        check_states(again.state_dict(), whole.state_dict())
+    adapted = inner()
+    adapted.save_pretrained(f"{folder}/given", state_dict=whole_state(adapted))
+    dist.barrier()
+    again = type(whole).from_pretrained(f"{folder}/given", dtype=torch.float64)
+    check_states(again.state_dict(), whole.state_dict())
+    with _started(), tempfile.TemporaryDirectory() as empty:
+        accelerator = Accelerator(cpu=True)
+        prepared = accelerator.prepare(moetune.prepare_ddp(moetune.adapt(tiny("Qwen3Moe"))))
+        for save in (accelerator.save_state, partial(accelerator.save_model, prepared)):
+            text = same_on_all(raised(lambda: save(f"{empty}/state")))  # noqa: B023 - called at once
+            assert "would write the experts of the first rank alone" in text
+            assert not list(Path(empty).iterdir())
+
+
+@contextmanager
+def _started() -> Iterator[None]:
+    """Show the ranks as a launcher does."""
+    rank, num_ranks = map(str, rank_of())
+    with pytest.MonkeyPatch.context() as patch:
+        names = {
+            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks,
+            "LOCAL_WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+        }  # fmt: skip
+        for name, value in names.items():
+            patch.setenv(name, value)
+        yield
+
+
+def trains_in_a_trainer(folder: str) -> None:
+    """The Trainer's own clipping and saving end at the weights of one process."""
+    rank, num_ranks = rank_of()
+    text = {"input_ids": tokens_of(0)[0], "labels": tokens_of(0)[0]}
+    whole, norms = tiny("Qwen3Moe"), []
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        whole(**{name: value.unsqueeze(0) for name, value in text.items()}).loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.2)))
+        optimizer.step()
+    options: dict[str, Any] = {
+        "use_cpu": True, "max_steps": 3, "per_device_train_batch_size": 1, "report_to": [],
+        "logging_steps": 1, "disable_tqdm": True, "optim": "sgd", "learning_rate": 0.5,
+        "lr_scheduler_type": "constant", "max_grad_norm": 0.2, "save_strategy": "steps",
+        "save_steps": 3,
+    }  # fmt: skip
+    with _started():
+        adapted = moetune.prepare_ddp(moetune.adapt(tiny("Qwen3Moe")))
+        refused = raised(lambda: Trainer(adapted, TrainingArguments(folder, **options)))
+        assert 'set save_only_model=True or save_strategy="no"' in same_on_all(refused)
+        arguments = TrainingArguments(folder, save_only_model=True, **options)
+        trainer = Trainer(adapted, arguments, train_dataset=[text] * 3 * num_ranks)
+        trainer.train()
+        trainer.save_model(f"{folder}/end")
+    dist.barrier()
+    found = [each["grad_norm"] for each in trainer.state.log_history if "grad_norm" in each]
+    assert found == pytest.approx(norms, abs=1e-6)
+    check_states(whole_state(adapted), whole.state_dict())
+    for place in ("checkpoint-3", "end"):
+        again = type(whole).from_pretrained(f"{folder}/{place}", dtype=torch.float64)
+        check_states(again.state_dict(), whole.state_dict())
+    values = [torch.empty(0)] * num_ranks
+    dist.all_gather_object(values, adapted.get_parameter("lm_head.weight").detach())
+    assert all(torch.equal(value, values[rank]) for value in values)
+
+
 def any_ranks(folder: str) -> None:
     """What is shown on any number of ranks, which are started once."""
-    assert folder
+    saves_whole_or_refuses(f"{folder}/saved")
+    trains_in_a_trainer(f"{folder}/trained")
     refuses_to_shard_what_ranks_have_alone()
     loras_of_experts()

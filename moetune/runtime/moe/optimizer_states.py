@@ -43,6 +43,15 @@ def watch_optimizers(experts: nn.Module, placement: ExpertPlacement) -> None:
     _watch().placements[experts] = placement
 
 
+def spread_parameters() -> dict[int, ExpertPlacement]:
+    """Return the placement of each living parameter of experts over several ranks, by its id."""
+    return {
+        id(parameter): placement
+        for experts, placement in _watch().placements.items()
+        for parameter in experts.parameters(recurse=False)
+    }
+
+
 @functools.cache
 def _watch() -> "_OptimizerWatch":
     """Return the watch of this process, whose hook is registered with the first layer."""

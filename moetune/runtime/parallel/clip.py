@@ -5,8 +5,9 @@ of its own experts, and the replicas of everything else would drift apart.
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -16,8 +17,8 @@ from torch.distributed.tensor.placement_types import Placement
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.optimizer_states import spread_parameters
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.parallel.replicas import spread_layers
 from moetune.runtime.parallel.tensor import TensorParallelModule
@@ -26,6 +27,8 @@ from moetune.runtime.sharded.model_chunks import ModelChunks, model_chunks
 
 _EPSILON = 1e-6
 """Added to the norm, as torch does."""
+_Owners: TypeAlias = dict[int, tuple[Communicator, ExpertPlacement]]
+"""The ranks that have the other experts of a parameter, by its id."""
 
 
 @torch.no_grad()
@@ -57,7 +60,23 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     )
     if cut is not None:
         raise InputError(f"{cut} is cut over tensor-parallel ranks, whose norms are not summed")
-    parts = list(_parts(model))
+    return _clip(_parts(model.parameters(), _owners(model)), max_norm)
+
+
+@torch.no_grad()
+def clip_parameters_(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """Do what `clip_grad_norm_` does, of parameters that a library has taken from their model.
+
+    Args:
+        parameters: none of `moetune.shard` or of tensor-parallel modules.
+
+    Raises:
+        CollectiveError: a rank left.
+    """
+    return _clip(_parts(parameters, _spread()), max_norm)
+
+
+def _clip(parts: Collection["_Part"], max_norm: float) -> torch.Tensor:
     squares = [part.square_sum() for part in parts]
     if not squares:
         return torch.zeros((), device="cpu")
@@ -110,14 +129,14 @@ class _Part:
         return total
 
 
-def _parts(model: nn.Module) -> Iterable[_Part]:
-    """Return the model's gradients by the groups over which they are cut, equal on all ranks.
+def _parts(parameters: Iterable[torch.Tensor], owners: _Owners) -> Collection[_Part]:
+    """Return the gradients by the groups over which they are cut, equal on all ranks.
 
     Parameters tell the groups: a rank without gradients of its experts takes part in the sum.
     """
-    owners, groups_of = _owners(model), functools.cache(_groups_of)
+    groups_of = functools.cache(_groups_of)
     parts: dict[tuple[Communicator, ...], _Part] = {}
-    for parameter in model.parameters():
+    for parameter in parameters:
         grad, rows, groups = parameter.grad, None, tuple[Communicator, ...]()
         cut = parameter if grad is None else grad
         if is_dtensor(cut):
@@ -142,16 +161,20 @@ def _groups_of(mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[Commu
     return tuple(communicator_of(mesh.get_group(dim)) for dim in dims)
 
 
-def _owners(model: nn.Module) -> dict[int, tuple[Communicator, ExpertPlacement]]:
+def _owners(model: nn.Module) -> _Owners:
     """Return the ranks of each parameter of experts over several, whose layer may be outside."""
-    found: dict[int, tuple[Communicator, ExpertPlacement]] = {}
+    found = _spread()
     for _, layer in spread_layers(model):
         owner = layer.communicator, layer.experts.placement
         found |= {id(each): owner for each in layer.experts.parameters()}
-    for module in model.modules():
-        if not isinstance(module, Experts) or id(module.w1) in found:
-            continue
-        if module.placement.num_ranks > 1:
-            owner = communicator_of(module.placement.process_group), module.placement
-            found |= {id(each): owner for each in module.parameters()}
     return found
+
+
+def _spread() -> _Owners:
+    """Return the ranks of all parameters of experts over several that this process has."""
+    communicator = functools.cache(communicator_of)
+    return {
+        key: (communicator(placement.group), placement)
+        for key, placement in spread_parameters().items()
+        if placement.group is not None
+    }

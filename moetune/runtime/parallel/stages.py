@@ -185,7 +185,7 @@ class Stages:
             MoetuneError: a layer raised it.
             CollectiveError: a rank left.
         """
-        raise_on_all(communicator_of(None), self._problem(inputs, targets), "the step")
+        raise_on_all(communicator_of(None), self._problem(inputs, targets), "the stages' step")
         self._reductions.begin()
         for buffer in self._buffers:
             buffer.begin()

@@ -1,0 +1,151 @@
+"""Libraries that clip and save models with experts of several ranks: done right, or refused.
+
+transformers, its Trainer and accelerate take a rank's parameters for the whole model: they clip by
+the norm of its own experts, so that replicas of everything else drift apart, and save on the first
+rank alone. They have no hooks for either, so that their methods are wrapped, once a process. Models
+without such experts go to the methods as they are.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from moetune.adapters.saving import is_whole, save_whole
+from moetune.domain.errors import InputError
+from moetune.runtime.moe.optimizer_states import spread_parameters
+from moetune.runtime.parallel.clip import clip_parameters_
+from moetune.runtime.parallel.replicas import spread_layers
+
+# Methods of libraries without types.
+# ruff: noqa: ANN401
+_SAVE = (
+    "save weights by model.save_pretrained(folder), and what training resumes from by "
+    "torch.distributed.checkpoint or moetune.Checkpoints; all ranks call these"
+)
+
+
+@functools.cache
+def teach_libraries() -> None:
+    """Wrap the methods of the libraries that are installed."""
+    from transformers import PreTrainedModel
+
+    _wrap(PreTrainedModel, "save_pretrained", _save_pretrained)
+    try:
+        from accelerate import Accelerator
+        from transformers import trainer
+    except ImportError:  # the Trainer needs accelerate
+        return
+    _wrap(Accelerator, "clip_grad_norm_", _clip_grad_norm)
+    _wrap(Accelerator, "save_state", _refuse_to_save)
+    _wrap(Accelerator, "save_model", _refuse_to_save)
+    _wrap(trainer.Trainer, "_save", _save_of_trainer)
+    trainer.DEFAULT_CALLBACKS.append(_trainer_check(trainer))
+
+
+def _wrap(kind: Any, name: str, around: Callable[..., Any]) -> None:
+    """Let `around` take a method's calls, with the method before its arguments."""
+    method = getattr(kind, name)
+
+    @functools.wraps(method)
+    def call(*args: Any, **options: Any) -> Any:
+        return around(method, *args, **options)
+
+    setattr(kind, name, call)
+
+
+def _is_spread(model: object) -> bool:
+    return isinstance(model, nn.Module) and any(True for _ in spread_layers(model))
+
+
+def _save_pretrained(method: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Write all ranks' experts; all ranks call this.
+
+    Raises:
+        InputError: the state dict that was given has parts of experts.
+        CollectiveError: a rank left, or the first one could not write.
+    """
+    bound = inspect.signature(method).bind(*args, **options)
+    model, *_ = args
+    state = bound.arguments.get("state_dict")
+    if not _is_spread(model) or (state is not None and is_whole(model, state)):
+        method(*args, **options)
+        return
+    if state is not None:
+        raise InputError(
+            "save_pretrained gathers the experts of all ranks itself, and was given a state_dict "
+            "of this rank's",
+            "omit it, on every rank",
+        )
+    more = bound.arguments.get("kwargs", {})
+    given = {key: each for key, each in bound.arguments.items() if key not in {"self", "kwargs"}}
+    save_whole(model, method, {**given, **more})
+
+
+def _clip_grad_norm(
+    method: Callable[..., Any],
+    accelerator: Any,
+    parameters: Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2,
+) -> Any:
+    """Clip by the norm of all ranks' experts."""
+    listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    spread = spread_parameters()
+    if not any(id(each) in spread for each in listed):
+        return method(accelerator, listed, max_norm, norm_type)
+    if norm_type != 2:  # noqa: PLR2004 - the Euclidean norm
+        raise InputError(
+            f"experts of several ranks have no norm of type {norm_type} here", "give norm_type=2"
+        )
+    accelerator.unscale_gradients()
+    return clip_parameters_(listed, max_norm)
+
+
+def _refuse_to_save(
+    method: Callable[..., Any], accelerator: Any, *args: Any, **options: Any
+) -> Any:
+    """Refuse to save one rank's experts before anything is written; FSDP2's are DTensors."""
+    from accelerate.utils import DistributedType
+
+    models = [*accelerator._models, *args, *options.values()]  # noqa: SLF001 - has no public name
+    is_sharded = accelerator.distributed_type == DistributedType.FSDP
+    if not is_sharded and any(_is_spread(each) for each in models):
+        raise InputError(
+            f"accelerate's {method.__name__} would write the experts of the first rank alone", _SAVE
+        )
+    return method(accelerator, *args, **options)
+
+
+def _save_of_trainer(method: Callable[..., Any], trainer: Any, *args: Any, **options: Any) -> None:
+    """Let the ranks that write nothing send their experts to the first one, which writes."""
+    from transformers import PreTrainedModel
+
+    takes_part = isinstance(trainer.model, PreTrainedModel) and _is_spread(trainer.model)
+    if takes_part and not trainer.is_fsdp_enabled and not trainer.args.should_save:
+        trainer.model.save_pretrained(args[0] if args else options["output_dir"])
+    else:
+        method(trainer, *args, **options)
+
+
+def _trainer_check(library: Any) -> type:
+    """Return a callback of each Trainer, which looks at its arguments when it is made."""
+
+    class CheckExperts(library.TrainerCallback):  # type: ignore[misc] # transformers has no types
+        def on_init_end(
+            self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+        ) -> None:
+            del state, control
+            writes = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
+            if writes and not args.save_only_model and not args.fsdp and _is_spread(model):
+                raise InputError(
+                    f"the Trainer with save_strategy={str(args.save_strategy.value)!r} would write "
+                    "the optimizer's states of the first rank's experts alone",
+                    'set save_only_model=True or save_strategy="no"; what training resumes from '
+                    "is saved by torch.distributed.checkpoint or moetune.Checkpoints",
+                )
+
+    return CheckExperts

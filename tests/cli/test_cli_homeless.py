@@ -1,0 +1,77 @@
+"""A user without a home folder, and stores that cannot be used: files are read and written."""
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Cli
+
+_LAYER = ("plan", "--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
+_MODEL = (
+    "plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--global-batch", "256", "--seq",
+    "4096",
+)  # fmt: skip
+
+
+@pytest.fixture
+def homeless(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The command line of a user without HOME and without an entry of the password file."""
+
+    def unknown(_: object) -> object:
+        raise KeyError("uid not found")
+
+    for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert os.path.expanduser("~") == "~"  # noqa: PTH111 - raises nothing
+    return cli
+
+
+def test_a_named_store_and_plan_files_need_no_home(homeless: Cli) -> None:
+    result = homeless("--db", "named.db", *_LAYER, "--output", "plan.json")
+    assert (result.code, "warning" in result.err) == (0, False), result.err
+    assert "saved. Explain it" in result.out
+    for command in (("explain", "plan.json"), ("--db", "named.db", "plans", "list"), ("doctor",)):
+        assert homeless(*command).code == 0, command
+    shown = homeless("plans", "list")
+    assert (shown.code, "No plan matches" in shown.out + shown.err) == (0, True)
+
+
+@pytest.mark.parametrize("flags", [_LAYER, _MODEL])
+def test_without_a_home_a_plan_is_written_and_the_store_warned_of(
+    homeless: Cli, flags: tuple[str, ...]
+) -> None:
+    result = homeless(*flags, "--output", "plan.json")
+    assert result.code == 0, result.err
+    assert "warning: the plan is not saved in the store: this user has no home" in result.err
+    assert "is written to plan.json" in result.err
+    assert Path("plan.json").stat().st_size
+    refused = homeless(*flags)
+    assert refused.code == 2
+    assert "set HOME, or name a database with --db" in refused.err
+    assert not list(Path.cwd().glob("(none)*"))
+
+
+@pytest.mark.parametrize("flags", [_LAYER, _MODEL])
+def test_a_store_that_fails_loses_no_written_plan(
+    cli: Cli, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    (tmp_path / "text.db").write_text("no database")
+    (tmp_path / "file").touch()
+    for number, store in enumerate(("text.db", "file/moetune.db")):
+        name = f"{number}.json"
+        result = cli("--db", str(tmp_path / store), *flags, "--output", name)
+        assert result.code == 0, result.err
+        assert "warning: the plan is not saved in the store: " in result.err
+        assert Path(name).stat().st_size
+        assert cli("--db", str(tmp_path / store), *flags).code == 2
+
+
+def test_a_profile_of_a_store_that_cannot_be_read_is_missed(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("no database")
+    flags = ("plan", "--model", "gpt-xl", "--profile", "lab", "--dtype", "float16")
+    result = cli("--db", str(tmp_path / "text.db"), *flags, "--output", "plan.json")
+    assert result.code != 0
+    assert not Path("plan.json").exists()
