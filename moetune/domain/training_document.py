@@ -43,6 +43,7 @@ class TrainingInputs:
         memory_limit_bytes: usable memory of a device.
         search_trials: layouts that were tried beyond branch and bound.
         model_path: the configuration that the model was read from; "" for a name.
+        leaves_room: whether memory has room for natural routing beside balanced one.
     """
 
     model: str
@@ -58,6 +59,7 @@ class TrainingInputs:
     optimizer: OptimizerName = "adam"
     routing: str = "balanced"
     search_trials: int = field(default=0, metadata=UNLESS_DEFAULT)
+    leaves_room: bool = field(default=False, metadata=UNLESS_DEFAULT)
     model_path: str = field(default="", metadata=UNLESS_DEFAULT)
     target_version: str = field(default="", metadata=UNLESS_DEFAULT)
 

@@ -51,7 +51,7 @@ _OF_LAYERS = (
     "d_model", "d_hidden", "num_experts", "top_k", "activation", "tokens", "batch", "num_layers",
     "num_heads", "vocab", "moe_every", "dp", "expert_parallel", "sequence_parallel", "no_offload",
     "memory_taken", "strategy", "forward_degree", "backward_degree",
-    "max_degree", "min_chunk_tokens", "order", "allow_modelled",
+    "max_degree", "min_chunk_tokens", "order", "allow_modelled", "quantization",
 )  # fmt: skip
 _OF_DECODERS = (
     "global_batch", "cp", "vpp", "etp", "recompute", "cuda_graphs", "target",
@@ -64,6 +64,7 @@ _COUNTS = (
     "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens", "dispatcher_sms",
     "search_trials",
 )  # fmt: skip
+_INSTEAD = {"quantization": "omit it; --dtype fp8, mxfp8 or nvfp4 has narrow GEMMs everywhere"}
 _LARGEST_ZERO = 3
 
 
@@ -205,6 +206,7 @@ class PlanFlags:
                 dtype=full_dtype(self.dtype) if self.dtype else None,
                 routing=routing,
                 optimizer=self.optimizer or target.optimizers[0], profile=profile,
+                leaves_room=self.routing is None,
             ),
             pins=self._training_pins(),
             target=target,
@@ -228,7 +230,9 @@ class PlanFlags:
         if self.is_of_decoder:
             raise InputError(
                 f"{flag} is for layers and the models of the papers, not for {self.model}",
-                "omit it; pin the layout with --tp, --pp, --ep and the like",
+                _INSTEAD.get(
+                    given[0], "omit it; pin the layout with --tp, --pp, --ep and the like"
+                ),
             )
         raise InputError(
             f"{flag} is for Hugging Face models",

@@ -64,6 +64,7 @@ class TrainingPlan:
         placement: of experts whose layers were recorded; None where nothing was to be placed.
         quality: of the profile; None where it says nothing of its errors.
         device: name of the machine's devices.
+        natural_bytes: of a device under natural routing, where the plan has no room for it.
         bounded_step_seconds: of the best layout of branch and bound, where others were tried; None
             where they were not, or it does not fit.
     """
@@ -82,6 +83,7 @@ class TrainingPlan:
     front: tuple[PricedLayout, ...] = ()
     placement: ModelPlacement | None = None
     bounded_step_seconds: float | None = None
+    natural_bytes: float | None = None
 
     @property
     def best(self) -> PricedLayout:
@@ -160,6 +162,7 @@ class TrainingPlan:
             **({"search_trials": trials} if trials else {}),
             **({"target_version": version} if version else {}),
             **({"model_path": job.decoder.path} if job.decoder.path else {}),
+            **({"leaves_room": True} if job.leaves_room else {}),
         }
 
     @property
@@ -182,6 +185,16 @@ class TrainingPlan:
             placement=self.placement,
             bounded_step_seconds=self.bounded_step_seconds,
         )
+
+    @property
+    def _routing_words(self) -> tuple[str, ...]:
+        """Say what natural routing would need of a plan for balanced one alone, if it is more."""
+        need = self.natural_bytes
+        if need is None or need <= self.limit_bytes:
+            return ()
+        there = format_bytes(self.limit_bytes)
+        needed = f"natural routing would need {format_bytes(round(need))} per device"
+        return (f"{needed}, more than the {there} there are; without --routing a plan leaves room",)
 
     @property
     def document(self) -> dict[str, object]:
