@@ -117,7 +117,8 @@ class TrainingPlan:
     def confidence(self) -> Confidence:
         """Confidence in the choice among the layouts found, by the record of public runs."""
         seconds = [one.step.seconds for one in self.found]
-        return confidence_of(seconds, ratios=self.stand_ins.ratios)
+        name = self.request.target.name
+        return confidence_of(seconds, ratios=self.stand_ins.ratios, target=name)
 
     @property
     def id(self) -> str:
