@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import sys
 import traceback
 
@@ -9,8 +10,8 @@ import traceback
 def main() -> None:
     judge = importlib.import_module(f"tests.launch.judges.{sys.argv[1]}")
     judge.prepare()
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # runtimes print
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # runtimes and their ranks print
     for line in sys.stdin:
         try:
             found = judge.judge(json.loads(line))

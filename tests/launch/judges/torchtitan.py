@@ -21,7 +21,7 @@ ON_A_CPU = ("--comm.mode", "fake_backend", "--parallelism.spmd_backend", "partia
 """torchtitan's default, spmd_types, needs FSDP of torch 2.15, of which there is no CPU build."""
 
 
-class Reached(Exception):
+class ReachedError(Exception):
     """Everything before the tokenizer was built."""
 
 
@@ -53,8 +53,8 @@ def prepare() -> None:
     import torch
 
     torch._utils._get_available_device_type = lambda: "cpu"
-    import torchtitan.components.quantization.mx as mx
-    import torchtitan.trainer as trainer
+    from torchtitan import trainer
+    from torchtitan.components.quantization import mx
     from torchtitan.protocols.model import BaseModel
 
     mx.has_cuda_capability = lambda *_: True
@@ -97,7 +97,7 @@ def refusal(question: dict[str, Any], rank: int) -> str | None:
             assert config.parallelism.data_parallel_shard_degree == question["layout"]["dp"]
             watch(config)
             config.build()
-        except Reached:
+        except ReachedError:
             return None
         except Exception as error:  # noqa: BLE001 - of any kind: it is what the user would see
             return f"{type(error).__name__}: {error}"
@@ -111,7 +111,7 @@ def refusal(question: dict[str, Any], rank: int) -> str | None:
 def watch(config: Any) -> None:
     """Let metrics do nothing, and the tokenizer say that it was asked."""
     stop = MagicMock()
-    stop.build.side_effect = Reached
+    stop.build.side_effect = ReachedError
     metrics = MagicMock()
     monitor = metrics.build.return_value.device_memory_monitor
     monitor.device_name = "NVIDIA H100"
