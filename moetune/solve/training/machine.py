@@ -97,6 +97,8 @@ class DevicePrices:
         sustained: share of its rate alone that a kernel reaches in a training step.
         posted_chunk_seconds: see `Network`.
         transfers: of dispatchers by their multiprocessors; None where nothing is known.
+        attention_factor: on the times of attention and of recurrences, whose rates are shares of
+            the GEMMs'.
     """
 
     costs: Costs
@@ -104,6 +106,7 @@ class DevicePrices:
     sustained: float = 1.0
     posted_chunk_seconds: float = 0.0
     transfers: TransferTimes | None = None
+    attention_factor: float = 1.0
     trusts: Trusts = field(default_factory=Trusts)
     _known: dict[tuple[object, ...], float] = field(default_factory=dict, init=False, repr=False)
 
@@ -226,7 +229,8 @@ class DevicePrices:
         if not macs:
             return 0.0
         rates = self._rates
-        rate = self._macs_per_second * math.sqrt(min(1.0, head_dim / _FULL_HEAD))
+        rate = self._macs_per_second / self.attention_factor
+        rate *= math.sqrt(min(1.0, head_dim / _FULL_HEAD))
         if backward:
             rate *= rates.attention_backward * length / (length + _HALF_BACKWARD)
             return 2.5 * macs / rate
@@ -239,7 +243,7 @@ class DevicePrices:
             macs: of the forward pass, as the recurrence is written; chunked kernels do more.
         """
         rate = self._macs_per_second * _RECURRENCE * self._rates.triton
-        return macs * (2 if backward else 1) / rate
+        return self.attention_factor * macs * (2 if backward else 1) / rate
 
     @property
     def _rates(self) -> KernelRates:
