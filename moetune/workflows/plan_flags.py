@@ -227,6 +227,11 @@ class PlanFlags:
         if not given:
             return
         flag = "--" + given[0].replace("_", "-")
+        if self.is_of_decoder and given[0] == "quantization":
+            raise InputError(
+                f"{flag} is for single layers, not for {self.model}",
+                "use --dtype fp8, mxfp8 or nvfp4, the format of a whole model's GEMMs",
+            )
         if self.is_of_decoder:
             raise InputError(
                 f"{flag} is for layers and the models of the papers, not for {self.model}",
@@ -332,7 +337,9 @@ def plan_decoder(
     wanted = settings.profile if profile is None else profile
     found = find_profile(wanted, stores=stores, for_models=True)
     request = flags.training_request(found.profile)
-    plan = plan_training(request, found.profile, with_front=flags.front, goes_on=goes_on).stored
+    plan = plan_training(
+        request, found.profile, with_front=flags.front, with_savings=True, goes_on=goes_on
+    ).stored
     if save:
         with wiring.open_store(settings) as store:
             store.save_training_plan(plan)

@@ -148,18 +148,21 @@ class TrainingSubject:
             factor = request.target.launches * slowdown.factor
             target = replace(request.target, launches=factor)
             return step_prices(request.job, target, profile, self.costs)
-        if slowdown.part in {POSTED, ATTENTION}:
-            found = step_prices(request.job, request.target, profile, self.costs)
-            return replace(found, device=_slower(found.device, slowdown))
         costs = slowed(self.costs, slowdown)
-        return step_prices(request.job, request.target, profile, costs)
+        found = step_prices(request.job, request.target, profile, costs)
+        return replace(found, device=_slowed_device(found.device, slowdown))
 
 
-def _slower(device: DevicePrices, slowdown: Slowdown) -> DevicePrices:
+def _slowed_device(device: DevicePrices, slowdown: Slowdown) -> DevicePrices:
+    """Return a device of which what costs do not have is slower.
+
+    Attention's rate is a share of the GEMMs' where none was published: slower GEMMs slow it, too.
+    """
+    if slowdown.part == POSTED:
+        return replace(device, posted_chunk_seconds=device.posted_chunk_seconds * slowdown.factor)
     if slowdown.part == ATTENTION:
         return replace(device, attention_slowdown=slowdown.factor)
-    posted = device.posted_chunk_seconds * slowdown.factor
-    return replace(device, posted_chunk_seconds=posted)
+    return device
 
 
 def training_sensitivity(
