@@ -7,8 +7,8 @@ from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.joint.pins import pin_flag, pinned
 
 _INPUTS = (
-    "model", "world_size", "global_batch", "seq", "dtype", "profile", "target", "optimizer",
-    "routing",
+    "model", "world_size", "global_batch", "seq", "dtype", "profile", "target",
+    "target_version", "optimizer", "routing",
 )  # fmt: skip
 _WORK = ("model", "world_size", "global_batch", "seq")
 """Inputs with which steps are of the same work on the same ranks."""
