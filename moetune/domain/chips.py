@@ -69,7 +69,7 @@ CHIPS = _chips(
     _nvidia("a100 a800", "ampere", (8, 0), "nvlink"),
     _nvidia("a30", "ampere", (8, 0)),
     _nvidia("a10 a10g a16 a40 a6000 a5000 rtx3090 rtx3090ti rtx3080", "ampere", (8, 6)),
-    _nvidia("l4 l20 l40 l40s rtx4090 rtx4080 rtx6000ada rtx5000ada", "ada", (8, 9)),
+    _nvidia("l4 l20 l40 l40s rtx4090 rtx4090d rtx4080 rtx6000ada rtx5000ada", "ada", (8, 9)),
     _nvidia("h100 h800 h20 h200 gh200", "hopper", (9, 0), "nvlink"),
     _nvidia("b200", "blackwell", (10, 0), "nvlink"),
     _nvidia("gb200", "blackwell", (10, 0), "nvlink", 4),
@@ -97,10 +97,11 @@ def chip_of(device: str) -> Chip | None:
     A board with PCI Express, or "NVL", whose bridges join two or four, has its links from there.
     """
     text = re.sub(r"\b(rtx|titan|pro)[ -]", r"\1", device.strip().lower())
-    text = re.sub(r"\b(rtx\w*)[ -](ti|ada)\b", r"\1\2", text)
+    text = re.sub(r"\b(rtx\w*)[ -](ti|ada|d)\b", r"\1\2", text)
     text = re.sub(r"\brtxa(?=\d)", "a", text)
     for chip in CHIPS:
-        if re.search(rf"(?<![a-z0-9]){chip.name}{_AFTER}", text):
+        name = re.sub(r"^rtx(?=\d0\d0)", "(rtx)?", re.sub("x$", "x?", chip.name))
+        if re.search(rf"(?<![a-z0-9]){name}{_AFTER}", text):
             is_slower = chip.links == "nvlink" and re.search(r"pcie|nvl\b", text)
             return replace(chip, links="pcie", is_slower_board=True) if is_slower else chip
     return None

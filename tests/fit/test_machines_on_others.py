@@ -120,10 +120,29 @@ def test_slower_memory_and_host_links_scale_what_goes_by_them() -> None:
         return found.seconds
 
     def copied(name: str) -> float:
-        copy = costs_of(read(name)).copy(direction="h2d", pinned=True, num_bytes=GIB)
-        return copy.seconds
+        return costs_of(read(name)).copy(direction="h2d", pinned=True, num_bytes=GIB).seconds
 
     assert adam("h100-96gb-x8") / adam("h100-x8") == pytest.approx(3.35 / 2.4, rel=0.01)
     assert adam("mi300x-x8") / adam("h100-x8") == pytest.approx(3.35 / 5.3, rel=0.01)
-    assert copied("gh200-x4") / copied("h100-x8") == pytest.approx(63 / 450, rel=0.02)
+    assert copied("gh200-x4") / copied("h100-x8") == pytest.approx(63 / 359, rel=0.02)
     assert copied("rtx4090-x8") / copied("h100-x8") == pytest.approx(2, rel=0.01)
+
+
+def test_two_gh200_of_four_have_one_of_three_links() -> None:
+    whole, pair = (collective("gh200-x4", "all_to_all", ranks, GIB) for ranks in (4, 2))
+    assert 2 < pair / 2 * 3 / whole < 4.5  # a rank of two sends half, and of four three quarters
+    h100 = collective("h100-x8", "all_reduce", 2, GIB)
+    assert collective("gh200-x4", "all_reduce", 2, GIB) / h100 == pytest.approx(3, rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["gb200-nvl72", "gb300-nvl72"])
+def test_two_gpus_share_a_graces_link(name: str) -> None:
+    one_way, both = (
+        next(
+            1 / line.beta_seconds_per_byte
+            for line in read(name).copy
+            if line.direction == "h2d" and line.both_ways == both_ways
+        )
+        for both_ways in (False, True)
+    )
+    assert [one_way, both] == pytest.approx([210e9, 87e9], rel=1e-3)
