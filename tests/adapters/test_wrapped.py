@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.adapters import wrapped_workers
+from tests.adapters import kinds_workers, wrapped_workers
 from tests.ranks import run_ranks
 
 
@@ -17,3 +17,8 @@ def test_nothing_goes_wrong_without_a_word(num_ranks: int, tmp_path: Path) -> No
 
 def test_one_rank_trains_low_ranks_of_experts() -> None:
     wrapped_workers.loras_of_experts()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_checkpoints_frozen_parts_and_accumulation_change_no_gradient(num_ranks: int) -> None:
+    assert run_ranks(kinds_workers.any_ranks, num_ranks) == [""] * num_ranks

@@ -154,6 +154,9 @@ def clips_a_model_in_chunks() -> None:
     assert (moetune.clip_grad_norm_(model, 1.0) - 1).abs() <= 1e-6
     text = same_on_all(raised(lambda: moetune.clip_grad_norm_(model.layer, 1.0)))
     assert "this MoELayer is a part of a model of moetune.shard" in text
+    for clip in (nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_):
+        text = same_on_all(raised(lambda: clip(model.parameters(), 1.0)))  # noqa: B023 - at once
+        assert "use moetune.clip_grad_norm_(model, max_norm)" in text
     given = plain.parameters()
     text = same_on_all(raised(lambda: moetune.clip_grad_norm_(given, 1.0)))  # type: ignore[arg-type] # refused
     assert "give it the model itself" in text

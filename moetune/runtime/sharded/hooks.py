@@ -1,5 +1,6 @@
 """Hooks into a model, for the `manager`: module calls, reads of parameters, changed parameters."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Protocol
@@ -97,6 +98,10 @@ def outputs_of(value: object) -> Iterator[torch.Tensor]:
                 yield from outputs_of(each_value)
 
 
+_READ_GRAD: Any = vars(torch.Tensor.__base__)["grad"].__get__
+_CLIPS = "torch.nn.utils.clip_grad"
+
+
 class ReadHandler(Protocol):
     """Fetches the values of parameters for the functions that read them."""
 
@@ -129,8 +134,18 @@ class ChunkedParameter(nn.Parameter):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - what the function returns
-        """Run `func` when the values of its parameters are in memory."""
+        """Run `func` when the values of its parameters are in memory.
+
+        Raises:
+            InputError: torch's functions that clip gradients read them, and they are in chunks.
+        """
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses
+            if func == _READ_GRAD and sys._getframe(1).f_globals["__name__"] == _CLIPS:  # noqa: SLF001 - its caller is not told
+                raise InputError(
+                    "gradients of a model of moetune.shard are in chunks, and torch's clipping "
+                    "would find none in its parameters",
+                    "use moetune.clip_grad_norm_(model, max_norm), or the optimizer's",
+                )
             if _is_harmless(func):
                 return func(*args, **(kwargs or {}))
             parameters = list(_parameters((*args, *(kwargs or {}).values())))
