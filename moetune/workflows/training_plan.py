@@ -110,8 +110,10 @@ class TrainingPlan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Towers that are not counted, and what the profile does not have."""
-        words = (*self.request.job.decoder.uncounted_words, *self.stand_ins.words)
+        """Towers that are not counted, what the profile does not have, and natural routing."""
+        words = (
+            *self.request.job.decoder.uncounted_words, *self.stand_ins.words, *self._routing_words
+        )  # fmt: skip
         rank_bytes = round(self.best.memory.host_bytes)
         if not rank_bytes or self.host_bytes < inf:
             return words
