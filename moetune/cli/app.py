@@ -25,6 +25,8 @@ _LONG = frozenset({"profile", "verify", "serve"})
 _ALLOCATIONS = 200_000
 """Between collections of garbage in the others, where they took a fifth of the time."""
 _BEFORE_THE_COMMAND = ("--db", "--config", "--no-config", "-v", "-vv", "-q", "--no-color")
+_NOT_PLANNED = ("--lora", "--qlora", "--peft", "--adapter")
+"""Beginnings of options of fine-tuning by adapters, to which no option here is near."""
 
 # Click's UsageError, the base of all errors in arguments. Some versions of typer include click and
 # others import it: this finds the class in both.
@@ -155,9 +157,15 @@ def _show_usage_error(session: Session, error: Exception, *, as_json: bool) -> i
     where = context.command_path if context else "moetune"
     what = str(getattr(error, "format_message", error.__str__)())
     what = what.replace(": Value error, ", ": ")  # typer's, of pydantic
-    hint = f"see `{where} --help`"
-    if getattr(error, "option_name", None) in _BEFORE_THE_COMMAND:
+    hint, option = f"see `{where} --help`", str(getattr(error, "option_name", ""))
+    if option in _BEFORE_THE_COMMAND:
         hint = f"write it before the command; {hint}"
+    if option.startswith(_NOT_PLANNED):
+        what = f"{option}: LoRA and other adapters are not planned yet"
+        hint = (
+            "`moetune plan` and `moetune memory` plan the training of all parameters; that of "
+            "adapters needs less memory"
+        )
     usage_error = InputError(what, hint)
     session.screen.error(usage_error, as_json=as_json)
     return usage_error.exit_code

@@ -44,7 +44,8 @@ def report(
     session = session_of(context)
     found = write_report(
         output,
-        profile=profile or session.settings.profile,
+        profile=profile,
+        default=session.settings.profile,
         plans=plan or [],
         stores=session.find_store,
         now=datetime.now(UTC),

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from moetune.cli.session import All, Json, PlanArgument, ProfileOption, example, session_of
+from moetune.cli.session import (
+    All,
+    Json,
+    PlanArgument,
+    ProfileOption,
+    TrainedModelOption,
+    example,
+    refuse_model,
+    session_of,
+)
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import AS_FLAGS
 from moetune.domain.units import parse_bytes, parse_count
@@ -44,6 +53,7 @@ def whatif(
             help="Another flag of `moetune plan`, such as strategy=S4; strategy= removes it.",
         ),
     ] = None,
+    model: TrainedModelOption = None,
     profile: ProfileOption = None,
     *,
     all_: All = False,
@@ -52,10 +62,14 @@ def whatif(
     """Plan again with changes, and compare.
 
     The batch, the cluster, the speeds or any flag of `moetune plan` can change. Group sizes that
-    were not measured are estimated, and the plan warns of it. Nothing is stored.
+    were not measured are estimated, and the plan warns of it. Nothing is stored. With a Hugging
+    Face model's plan another --profile is another machine.
     """
+    from moetune.domain.training_document import TrainingDocument
     from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.views.comparison import whatif_sections
+    from moetune.workflows.training_files import find_any_plan
+    from moetune.workflows.training_whatif import whatif_training
+    from moetune.workflows.views.comparison import training_whatif_sections, whatif_sections
     from moetune.workflows.whatif import WhatIf
 
     session = session_of(context, all_rows=all_)
@@ -70,7 +84,14 @@ def whatif(
     question = WhatIf(
         plan_id=plan, changes=changes, speeds=dict(map(_speed, speed or ())), spelling=_FLAGS
     )
+    wanted = find_any_plan(plan, stores=session.find_store)
     with local_planner(session.settings, profile=profile) as planner:
+        if isinstance(wanted, TrainingDocument):
+            changed = whatif_training(planner, wanted, question, model=model)
+            sections = training_whatif_sections(changed)
+            session.screen.answer(sections, changed.document, as_json=json)
+            return
+        refuse_model(model)
         answer = planner.whatif(question)
     session.screen.answer(whatif_sections(answer), answer.document, as_json=json)
 

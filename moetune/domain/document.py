@@ -44,8 +44,13 @@ def encode(value: object) -> Any:  # noqa: ANN401 - plain values of any shape
 
 def _encoded_fields(value: Any) -> Iterator[str]:  # noqa: ANN401 - any dataclass
     for item in dataclasses.fields(value):
-        if item.metadata != UNLESS_DEFAULT or getattr(value, item.name) != item.default:
+        if item.metadata != UNLESS_DEFAULT or getattr(value, item.name) != _default(item):
             yield item.name
+
+
+def _default(item: "dataclasses.Field[Any]") -> object:
+    made = item.default_factory
+    return item.default if made is dataclasses.MISSING else made()
 
 
 def decode(cls: type[T], plain: object, where: str) -> T:

@@ -278,6 +278,22 @@ def plan_from_document(document: object) -> Plan:
     )
 
 
+def of_training(where: str, target: str) -> InputError:
+    """Return the error for the plan of a training, where one of a layer is wanted.
+
+    Args:
+        where: its file, or the beginning of its id.
+        target: the runtime that it is for.
+    """
+    return InputError(
+        f"{where} is the plan of a model's training, which is not run or measured here as layers "
+        "and papers' models are",
+        f"{target} runs it:  moetune export {where} --to {target}\n"
+        f"  `moetune explain`, `moetune sensitivity` and `moetune whatif` take it; for times of "
+        "your own machine measure it with `moetune profile`, and plan with that --profile",
+    )
+
+
 def plan_from_json(text: str | bytes, where: str) -> Plan:
     """Return the plan in a JSON text.
 
@@ -294,10 +310,9 @@ def plan_from_json(text: str | bytes, where: str) -> Plan:
         raise InputError(f"{where} is not valid JSON: {error}", "make the plan again") from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if isinstance(schema, str) and schema.startswith("moetune.training-plan/"):
-        raise InputError(
-            f"{where} is the plan of a model's training, not of a layer or a paper's model",
-            f"write it for its runtime:  moetune export {where} --to megatron",
-        )
+        inputs = document.get("inputs")
+        target = inputs.get("target") if isinstance(inputs, dict) else None
+        raise of_training(where, str(target or "megatron"))
     try:
         return plan_from_document(document)
     except InputError as error:

@@ -13,7 +13,7 @@ from moetune.domain.model_plan import Confidence
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import Schedule
 from moetune.domain.plan import Plan
-from moetune.domain.profile import ProfileQuality
+from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.targets import TargetName
 from moetune.domain.throughput import Throughput
 from moetune.domain.training import (
@@ -116,9 +116,12 @@ class TrainingStep:
 
     Args:
         parts: seconds on the slowest pipeline rank, by name.
+        mean_parts: the same on the mean of the pipeline ranks; empty without a pipeline, and in
+            older plans.
         mfu: share of the device's peak; None where no peak is known.
         saved_by_overlap_seconds: as against no overlap.
         hidden_by_shared_experts_seconds: of exchanges on that rank, whatever the overlap.
+        bound_by_host_seconds: of blocks on that rank that take as long as their launches.
 
     Raises:
         InputError: the step takes no time.
@@ -132,6 +135,8 @@ class TrainingStep:
     mfu: float | None = None
     saved_by_overlap_seconds: float = 0.0
     hidden_by_shared_experts_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
+    bound_by_host_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
+    mean_parts: Mapping[str, float] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.step_seconds <= 0:
@@ -167,6 +172,46 @@ class TrainingAnswer:
         """The layout's sizes."""
         return self.layout.words
 
+    @property
+    def mean_parts(self) -> Mapping[str, float]:
+        """Seconds by part on the mean of the pipeline ranks, by which layouts are compared.
+
+        Empty where an older plan has them of the slowest rank alone.
+        """
+        return self.predicted.parts if self.layout.pp == 1 else self.predicted.mean_parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOrigin:
+    """Where a plan's numbers come from.
+
+    Args:
+        provenance: of the profile.
+        device: of the profile's machine.
+        public_ratios: measured over predicted seconds of public runs, between which nine of ten
+            are (docs/results/public-runs.md).
+    """
+
+    provenance: Provenance
+    device: str
+    public_ratios: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """A shorter step, which the same question has with one flag changed.
+
+    Args:
+        change: the flag with its value; "" for the question without any pin.
+        layout: its sizes, in words.
+        peak_bytes: of a device; above the limit it needs more memory than there is.
+    """
+
+    change: str
+    layout: str
+    step_seconds: float
+    peak_bytes: int
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingDocument:
@@ -180,6 +225,9 @@ class TrainingDocument:
         placement: of experts, by a record of the layers' routing; None without one.
         bounded_step_seconds: of the best layout of branch and bound, where others were tried
             beyond it; None where they were not, or it does not fit.
+        origin: of the numbers; None in older plans.
+        savings: of single flags, the shortest step first.
+        free: the best layout without pins, where it is faster.
 
     Raises:
         InputError: the id is no digest.
@@ -200,6 +248,9 @@ class TrainingDocument:
     front: tuple[TrainingAnswer, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     placement: ModelPlacement | None = field(default=None, metadata=UNLESS_DEFAULT)
     bounded_step_seconds: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+    origin: PlanOrigin | None = field(default=None, metadata=UNLESS_DEFAULT)
+    savings: tuple[Saving, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    free: Saving | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):

@@ -1,10 +1,12 @@
 """Rules that a layout of a decoder's training must obey, whatever the runtime."""
 
 from collections.abc import Iterator
+from math import gcd
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
-from moetune.domain.layout import BrokenRule, nearest_divisors
+from moetune.domain.layer import LayerShape
+from moetune.domain.layout import BrokenRule, nearest_divisors, nearest_multiples
 from moetune.domain.pipeline import (
     STAGES_OF_V,
     V_SCHEDULES,
@@ -44,8 +46,20 @@ def _rank_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]:
     if layout.stage_ranks % experts:
         yield BrokenRule(
             f"ep·etp ({experts}) does not divide dp·cp·tp ({layout.stage_ranks})",
-            f"use ep {_either(layout.stage_ranks // layout.etp or 1, layout.ep)}",
+            _of_experts(layout, job.decoder.layer),
         )
+
+
+def _of_experts(layout: FoldedLayout, layer: LayerShape) -> str:
+    """Return ep, or etp, or both, that dp·cp·tp has room for."""
+    ranks = layout.stage_ranks
+    if ranks % layout.etp == 0:
+        return f"use ep {_either(gcd(ranks // layout.etp, layer.num_experts), layout.ep)}"
+    if ranks % layout.ep == 0:
+        return f"use etp {_either(gcd(ranks // layout.ep, layer.d_hidden), layout.etp)}"
+    etp = nearest_divisors(gcd(ranks, layer.d_hidden), layout.etp)[0]
+    ep = nearest_divisors(gcd(ranks // etp, layer.num_experts), layout.ep)[0]
+    return f"use ep {ep} and etp {etp}"
 
 
 def _model_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]:
@@ -66,7 +80,7 @@ def _model_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]
         if count % layout.tp:
             yield BrokenRule(
                 f"num_heads ({count}) does not divide by tp ({layout.tp})",
-                f"use tp {_either(count, layout.tp)}",
+                f"use tp {_either(gcd(*decoder.head_counts), layout.tp)}",
             )
     if not 0 <= layout.offload_activations < 1 or (
         layout.offload_activations and layout.offloaded_layers(decoder) >= decoder.num_layers
@@ -155,8 +169,7 @@ def _batch_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]
     if job.global_batch % per_batch:
         yield BrokenRule(
             f"micro_batch·dp ({per_batch}) does not divide global_batch ({job.global_batch})",
-            f"use micro_batch {_either(max(1, job.global_batch // layout.dp), layout.micro_batch)}"
-            f" or global_batch {-(-job.global_batch // per_batch) * per_batch}",
+            _of_batch(layout, job),
         )
         return
     sharers = layout.cp * layout.tp
@@ -169,9 +182,22 @@ def _batch_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]
         yield BrokenRule(
             f"sequences of {job.length} tokens do not divide by 2·cp ({2 * layout.cp}): a rank has "
             "two chunks of a sequence, so that all have as much of the causal mask",
-            f"use cp {_either(max(1, job.length // 2), layout.cp)}",
+            f"use cp {1 if job.length % 2 else _either(job.length // 2, layout.cp)}",
         )
     yield from micro_batch_rules(layout, job.global_batch // per_batch)
+
+
+def _of_batch(layout: FoldedLayout, job: TrainingJob) -> str:
+    """Return micro-batches that divide each replica's sequences, or other replicas and batches.
+
+    No micro-batch helps where the replicas themselves do not divide the sequences.
+    """
+    batches = " or ".join(map(str, nearest_multiples(job.global_batch, layout.dp)))
+    each, rest = divmod(job.global_batch, layout.dp)
+    if not rest:
+        return f"use micro_batch {_either(each, layout.micro_batch)}"
+    replicas = _either(gcd(job.global_batch, layout.world_size), layout.dp)
+    return f"use global_batch {batches} with micro_batch 1, or cp, tp and pp with dp {replicas}"
 
 
 def micro_batch_rules(layout: FoldedLayout, batches: int) -> Iterator[BrokenRule]:

@@ -1,7 +1,8 @@
 """Figures of fits: an operation's points, curve, band and residuals, and two profiles' curves."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,8 +19,11 @@ from moetune.report.theme import SERIES, axis, drawing, log_seconds, log_sizes
 _BAND_PERCENT = (5.0, 95.0)
 _PER_OCTAVE = 4
 _LEAST_STEPS = 24
-_UNMEASURED = {"bytes": (2.0**10, 2.0**28), "MACs": (2.0**20, 2.0**40)}
-"""Range of sizes in which a line without measured sizes is drawn."""
+_UNMEASURED: Mapping[str, tuple[float, float]] = MappingProxyType({
+    "bytes": (2.0**10, 2.0**28), "MACs": (2.0**20, 2.0**40), "elements": (2.0**10, 2.0**34),
+    "chunks": (1.0, 64.0),
+})  # fmt: skip
+"""Range of sizes in which a line without measured sizes is drawn, by the line's unit."""
 
 
 def fit_figure(operation: OperationCurve) -> Figure:

@@ -15,7 +15,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo, Removed
 from moetune.domain.samples import Point
-from moetune.domain.training_document import TrainingLayout
+from moetune.domain.training_document import TrainingDocument, TrainingLayout
 from moetune.huggingface.registry import RegisteredModel
 from moetune.workflows.drift import OperationDrift
 from moetune.workflows.fitness import Fitness
@@ -113,6 +113,10 @@ _PLANS: Mapping[str, tuple[Keys, ...]] = {
                 "layout": TrainingLayout, "step_seconds": float, "differences": _Parts,
             })),
         }, optional={"placement": ModelPlacement}),
+    ),
+    "training-whatif/1": (
+        Keys({"before": TrainingDocument, "after": TrainingDocument, "words": _Texts},
+             optional=_SECTIONS),
     ),
     "whatif/1": (Keys({"before": Plan, "after": Plan, "words": _Texts}, optional=_SECTIONS),),
 }  # fmt: skip

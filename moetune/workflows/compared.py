@@ -142,7 +142,7 @@ class WhyNotAnswer:
         return StepDifference(
             seconds=seconds,
             share=seconds / self.chosen.step_seconds,
-            parts=dict(sorted(more.items(), key=lambda item: -abs(item[1]))),
+            parts=dict(sorted(more.items(), key=lambda item: (-abs(item[1]), item[0]))),
         )
 
     @property

@@ -35,7 +35,7 @@ from moetune.workflows.models import find_decoder_model
 from moetune.workflows.options import layer_options
 from moetune.workflows.plan import KnownCosts, plan_of, solve_layer, sound_numbers
 from moetune.workflows.profiles import FoundProfile
-from moetune.workflows.training import search_training, training_job
+from moetune.workflows.training import add_savings, search_training, training_job
 from moetune.workflows.training_plan import TrainingPlan, TrainingRequest
 from moetune.workflows.training_step import DrawnStep, draw_step
 
@@ -162,6 +162,18 @@ def draft_model(question: ModelQuestion, found: FoundProfile) -> ModelDraft:
     with sound_numbers(profile.name):
         known = _Known(digest=found.digest, profile=profile)
         return _drawn(_solved(known, question, get_ident()), profile)
+
+
+def plan_model(question: ModelQuestion, found: FoundProfile) -> TrainingPlan:
+    """Return the plan of a decoder as `moetune plan` makes it, with what its pins cost.
+
+    Raises:
+        InputError, LayoutTooLargeError, ProfileError: as of `draft_model`.
+    """
+    profile = found.profile
+    with sound_numbers(profile.name):
+        solved = _solved(_Known(digest=found.digest, profile=profile), question, get_ident())
+        return add_savings(solved.plan, solved.search)
 
 
 def draft_front(question: ModelQuestion, found: FoundProfile) -> FrontDraft:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from moetune.domain.corrections import Correction
 from moetune.domain.document import canonical_json, encode, refuse_pointer, refuse_zip
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.plan import Plan, of_training, plan_from_json
 from moetune.domain.profile import (
     CollectiveLine,
     CopyLine,
@@ -252,10 +252,7 @@ def find_plan(wanted: str, *, stores: StoreFinder) -> Plan:
     if plan is not None:
         return plan
     if training is not None:
-        raise InputError(
-            f"plan {training.id[:6]} is a training plan, which only its target runs",
-            f"see it:  moetune plans show {training.id[:6]}",
-        )
+        raise of_training(training.id[:6], training.inputs.target)
     hint = (
         f"the newest is {newest[0].id[:6]}" if newest else "make one:  moetune plan --model gpt-s"
     )

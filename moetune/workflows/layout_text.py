@@ -1,5 +1,6 @@
 """Layouts that a caller writes: "tp=2,pp=4", or as plans print them, "dp 8 · tp 2 · pp 4"."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from moetune.domain.spelling import nearest_or
 
 _PRINTED = "·"
 _MOST_LETTERS = 300
+_SHARE = re.compile(r"[0-9]{0,3}\.?[0-9]{1,6}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,29 +26,36 @@ class LayoutText:
 
 
 def read_layout(
-    text: str, *, flag: str, numbers: Sequence[str], words: Mapping[str, Sequence[str]]
-) -> LayoutText:
+    text: str, *, flag: str, numbers: Sequence[str], words: Mapping[str, Sequence[str]],
+    lists: Sequence[str] = (), shares: Sequence[str] = (),
+) -> LayoutText:  # fmt: skip
     """Return the layout in a text.
 
     Args:
         flag: that the text is the value of, for errors.
         numbers: names of sizes.
         words: values by name; a printed layout has the value alone, such as "tensor".
+        lists: names of `words` that have several values: "recompute=moe_act,norm".
+        shares: names of numbers from 0 to 1.
 
     Raises:
         InputError: a name is unknown or given twice, or a value is none that it could have.
     """
+    known = (*numbers, *shares, *words)
     if not text.strip() or len(text) > _MOST_LETTERS:
-        raise InputError(f"{flag} is empty or too long", _known(numbers, words))
+        raise InputError(f"{flag} is empty or too long", _known(known))
     found: dict[str, str] = {}
     for name, value in _pairs(text, flag, words):
-        if name not in (*numbers, *words):
-            hint = nearest_or(_known(numbers, words), name, (*numbers, *words))
+        if name not in known:
+            hint = nearest_or(_known(known), name, known)
             raise InputError(f"{flag} has the unknown size {shown(name)}", hint)
-        if name in found:
+        if name in found and name not in lists:
             raise InputError(f"{flag} names {name} twice", "name it once")
-        _check(value, name, flag, words)
-        found[name] = value
+        if name in shares:
+            _check_share(value, name, flag)
+        else:
+            _check(value, name, flag, words)
+        found[name] = f"{found[name]},{value}" if name in found else value
     return LayoutText(values=found, is_whole=_PRINTED in text)
 
 
@@ -71,5 +80,10 @@ def _check(value: str, name: str, flag: str, words: Mapping[str, Sequence[str]])
         raise InputError(f"{flag}: {name} must be a whole number from 1, got {shown(value)}")
 
 
-def _known(numbers: Sequence[str], words: Mapping[str, Sequence[str]]) -> str:
-    return f"write sizes as tp=2,pp=4; known: {', '.join((*numbers, *words))}"
+def _check_share(value: str, name: str, flag: str) -> None:
+    if not _SHARE.fullmatch(value) or not 0 <= float(value) <= 1:
+        raise InputError(f"{flag}: {name} must be from 0 to 1, got {shown(value)}")
+
+
+def _known(names: Sequence[str]) -> str:
+    return f"write sizes as tp=2,pp=4; known: {', '.join(names)}"

@@ -51,7 +51,7 @@ _OF_LAYERS = (
     "d_model", "d_hidden", "num_experts", "top_k", "activation", "tokens", "batch", "num_layers",
     "num_heads", "vocab", "moe_every", "dp", "expert_parallel", "sequence_parallel", "no_offload",
     "memory_taken", "strategy", "forward_degree", "backward_degree",
-    "max_degree", "min_chunk_tokens", "order", "allow_modelled",
+    "max_degree", "min_chunk_tokens", "order", "allow_modelled", "quantization",
 )  # fmt: skip
 _OF_DECODERS = (
     "global_batch", "cp", "vpp", "etp", "recompute", "cuda_graphs", "target",
@@ -225,6 +225,11 @@ class PlanFlags:
         if not given:
             return
         flag = "--" + given[0].replace("_", "-")
+        if self.is_of_decoder and given[0] == "quantization":
+            raise InputError(
+                f"{flag} is for single layers, not for {self.model}",
+                "use --dtype fp8, mxfp8 or nvfp4, the format of a whole model's GEMMs",
+            )
         if self.is_of_decoder:
             raise InputError(
                 f"{flag} is for layers and the models of the papers, not for {self.model}",
@@ -327,7 +332,9 @@ def plan_decoder(
     stores = partial(wiring.find_store, settings)
     found = find_profile(settings.profile if profile is None else profile, stores=stores)
     request = flags.training_request(found.profile)
-    plan = plan_training(request, found.profile, with_front=flags.front, goes_on=goes_on).stored
+    plan = plan_training(
+        request, found.profile, with_front=flags.front, with_savings=True, goes_on=goes_on
+    ).stored
     if save:
         with wiring.open_store(settings) as store:
             store.save_training_plan(plan)

@@ -8,6 +8,7 @@ import json
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
@@ -16,7 +17,14 @@ from typing import Any, NoReturn, Protocol, cast
 
 from moetune.domain.document import encode
 from moetune.domain.plan import Plan
-from moetune.domain.training_document import TrainingDocument
+from moetune.domain.profile import Profile
+from moetune.domain.spelling import AS_FIELDS
+from moetune.domain.training_document import (
+    TrainingDocument,
+    TrainingLayout,
+    TrainingMemory,
+    TrainingStep,
+)
 from moetune.report.section import Section
 from moetune.report.text import text_of
 from moetune.workflows import wiring
@@ -24,7 +32,11 @@ from moetune.workflows.arguments import named_as_arguments
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.export import ExportDocument, export_plan
 from moetune.workflows.files import plan_to_json, write_text
+from moetune.workflows.open_planner import local_planner
+from moetune.workflows.planner import Planner
 from moetune.workflows.training_files import nothing_to_export
+from moetune.workflows.training_whatif import whatif_training
+from moetune.workflows.views.comparison import training_whatif_sections
 from moetune.workflows.views.explanation import explanation_sections, reasons
 from moetune.workflows.views.plan import page_sections, plan_sections
 from moetune.workflows.views.training import training_sections
@@ -33,7 +45,10 @@ from moetune.workflows.views.training_explanation import (
     training_explanation_sections,
 )
 from moetune.workflows.views.training_page import training_page
+from moetune.workflows.views.why_not import why_not_sections
 from moetune.workflows.views.words import plan_name
+from moetune.workflows.whatif import WhatIf
+from moetune.workflows.why_not import WhyNot
 
 
 class _Printer(Protocol):
@@ -170,7 +185,7 @@ class TrainingPlanView(Drawn):
     db: str | None = None
 
     def __repr__(self) -> str:
-        return f"<moetune training plan {self.id[:6]}: {self._printed()[0].title}>"
+        return f"<moetune training plan {self.id[:6]}: {self._printed()[1].title}>"
 
     @property
     def id(self) -> str:
@@ -189,14 +204,79 @@ class TrainingPlanView(Drawn):
         """
         write_text(Path(path).expanduser(), self.plan.text)
 
-    def explain(self) -> ExplanationView:
-        """Return the reasons, as `moetune explain` prints them."""
-        why = TrainingExplanation(plan=self.plan)
+    @property
+    def predicted(self) -> TrainingStep:
+        """The predicted step: its seconds, their parts, tokens and FLOPs a second."""
+        return self.plan.predicted
+
+    @property
+    def layout(self) -> TrainingLayout:
+        """The chosen layout."""
+        return self.plan.layout
+
+    @property
+    def memory(self) -> TrainingMemory:
+        """Bytes of the fullest pipeline rank, by part."""
+        return self.plan.memory
+
+    def explain(self, *, layout: str | None = None, model: str | None = None) -> ExplanationView:
+        """Return the reasons, as `moetune explain` prints them.
+
+        Args:
+            layout: why it is not this one, as of `moetune explain --layout`: "tp=2,pp=4".
+            model: the `config.json` of a model without a name.
+
+        Raises:
+            InputError: the layout cannot be read.
+            ProfileError: the plan's profile is missing or has changed.
+        """
+        if layout is None:
+            why = TrainingExplanation(plan=self.plan)
+            sections = tuple(training_explanation_sections(why))
+            return ExplanationView(plan_id=self.id, sections=sections, document=why.document)
+        spelling = replace(AS_FIELDS, names={"layout": "layout"})
+        with named_as_arguments(), self._planner() as planner:
+            answer = planner.why_not(
+                self.plan, WhyNot(layout=layout, spelling=spelling), model=model
+            )
         return ExplanationView(
-            plan_id=self.id,
-            sections=tuple(training_explanation_sections(why)),
-            document=why.document,
+            plan_id=self.id, sections=why_not_sections(answer), document=answer.document
         )
+
+    def whatif(
+        self,
+        *,
+        profile: str | Profile | None = None,
+        speeds: Mapping[str, float] | None = None,
+        model: str | None = None,
+        **changes: object,
+    ) -> ExplanationView:
+        """Return this plan beside the one for changed inputs, as `moetune whatif` prints them.
+
+        Args:
+            profile: another machine.
+            speeds: factors on the speed of "computation", "communication" and "copies".
+            model: the `config.json` of a model without a name.
+            changes: arguments of `moetune.plan`, such as `world_size=64` or `tp=2`; None removes a
+                pin.
+
+        Raises:
+            InputError: nothing is changed, or a change is unknown or wrong.
+            InfeasiblePlanError: nothing satisfies the changes.
+            ProfileError: a profile is missing, has changed, or lacks an operation.
+        """
+        question = WhatIf(
+            changes={"constraints": changes} if changes else {}, speeds=speeds or {},
+            spelling=AS_FIELDS,
+        )  # fmt: skip
+        with named_as_arguments(), self._planner(profile) as planner:
+            answer = whatif_training(planner, self.plan, question, model=model)
+        return ExplanationView(
+            plan_id=self.id, sections=training_whatif_sections(answer), document=answer.document
+        )
+
+    def _planner(self, profile: str | Profile | None = None) -> AbstractContextManager[Planner]:
+        return local_planner(wiring.configure(db=self.db).settings, profile=profile)
 
     def export(self, to: str, *, model: str | None = None) -> ExportDocument:
         """Return what a runtime reads, as `moetune export` prints it.

@@ -24,6 +24,8 @@ from moetune.workflows.single_flight import SingleFlight
 from moetune.workflows.solvers import Solver, ThreadSolver
 from moetune.workflows.sources import PlanSources
 from moetune.workflows.trace import Trace, predicted_trace
+from moetune.workflows.training import plan_training
+from moetune.workflows.training_plan import TrainingRequest
 from moetune.workflows.training_sensitivity import training_sensitivity
 from moetune.workflows.training_trace import training_trace
 from moetune.workflows.training_why_not import compare_layouts, kept_layout
@@ -178,6 +180,14 @@ class Planner:
             before = self.sources.stored(start.inputs.plan_id) or self._solve(start)
         return self._run(profile.name, change_plan, before, profile=profile, question=question)
 
+    def plan_training(self, request: TrainingRequest, profile: Profile) -> TrainingDocument:
+        """Solve for the layout of a training on a machine; nothing is stored.
+
+        Raises:
+            MoetuneError: as of `workflows.training.plan_training`.
+        """
+        return self._run(profile.name, _training, request, profile)
+
     def why_not(self, plan: AnyPlan, question: WhyNot, *, model: str | None = None) -> WhyNotAnswer:
         """Return another choice beside a plan's own: the best with what is asked pinned.
 
@@ -288,6 +298,10 @@ def _sensitivity(plan: Plan, profile: Profile) -> Sensitivity:
     if plan.transformer is None:
         return sensitivity_of(LayerSubject(plan=plan, profile=profile))
     return sensitivity_of(ModelSubject(plan=plan, profile=profile))
+
+
+def _training(request: TrainingRequest, profile: Profile) -> TrainingDocument:
+    return plan_training(request, profile).stored
 
 
 def _is_another(profile: str) -> str:

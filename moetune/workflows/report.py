@@ -45,6 +45,7 @@ def write_report(
     output: Path,
     *,
     profile: str | None,
+    default: str | None = None,
     plans: Sequence[str],
     stores: StoreFinder,
     now: datetime,
@@ -53,7 +54,8 @@ def write_report(
     """Write the report atomically.
 
     Args:
-        profile: as in `find_profile`; None for the newest measured, else the first plan's own.
+        profile: as in `find_profile`; None for the first plan's own.
+        default: the same where there is no plan; None for the newest measured.
         plans: as in `find_any_plan`; empty for the newest ones of the store.
         now: time of the report, UTC.
         version: of moetune.
@@ -63,7 +65,7 @@ def write_report(
             plotly or Jinja2 is not installed.
     """
     found = [find_any_plan(one, stores=stores) for one in plans] or _newest_plans(stores)
-    machine = _profile(profile, found, stores)
+    machine = _profile(profile, default, found, stores)
     if machine is None and not found:
         raise ProfileError(
             "there is nothing to report yet: no profile and no plan",
@@ -99,16 +101,14 @@ def _newest_plans(stores: StoreFinder) -> list[AnyPlan]:
 
 
 def _profile(
-    wanted: str | None, plans: Sequence[AnyPlan], stores: StoreFinder
+    wanted: str | None, default: str | None, plans: Sequence[AnyPlan], stores: StoreFinder
 ) -> FoundProfile | None:
     if wanted is not None:
         return find_profile(wanted, stores=stores)
-    for name in (None, *(plan.inputs.profile for plan in plans[:1])):
-        try:
-            return find_profile(name, stores=stores)
-        except ProfileError:
-            continue
-    return None
+    try:
+        return find_profile(plans[0].inputs.profile if plans else default, stores=stores)
+    except ProfileError:
+        return None
 
 
 def _plan_chapter(plan: AnyPlan, stores: StoreFinder) -> Chapter:

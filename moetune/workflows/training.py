@@ -27,6 +27,7 @@ from moetune.fit.costs import costs_of
 from moetune.fit.dispatchers import SmTimes
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.front import memory_front
+from moetune.solve.joint.savings import Savings
 from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.joint.ties import PricedLayout
 from moetune.solve.training.memory import MemoryModel
@@ -80,6 +81,7 @@ def plan_training(
     costs: Costs | None = None,
     *,
     with_front: bool = False,
+    with_savings: bool = False,
     goes_on: "GoesOn" = lambda _: True,
 ) -> TrainingPlan:
     """Return the fastest layout that the rules, the pins and the memory allow.
@@ -87,6 +89,7 @@ def plan_training(
     Args:
         costs: the profile's, where they are known already.
         with_front: find the fastest layout for every other memory, too.
+        with_savings: find what single flags and all pins cost, too.
         goes_on: whether the search beyond branch and bound does, where the request asks for one.
 
     Raises:
@@ -101,9 +104,21 @@ def plan_training(
             plan = replace(plan, front=memory_front(solved.search, pins))
         if request.search_trials:
             plan = _widened(replace(solved, plan=plan), pins, goes_on)
+        if with_savings and plan.fits:
+            plan = add_savings(plan, solved.search)
     if not plan.fits:
         raise _too_large(plan)
     return plan
+
+
+def add_savings(plan: TrainingPlan, search: FoldedSearch) -> TrainingPlan:
+    """Return a plan that fits with what single flags and all of its pins cost.
+
+    Args:
+        search: that found it.
+    """
+    found = Savings(search=search, pins=_of_layouts(plan.request.pins), best=plan.best)
+    return replace(plan, savings=tuple(found.of_flags()), free=found.free())
 
 
 def search_training(
@@ -149,6 +164,7 @@ def _solved(request: TrainingRequest, profile: Profile, costs: Costs | None) -> 
             host_bytes=one.search.host_bytes,
             ranks_per_host=min(request.job.world_size, site_of(profile).devices_per_node),
             quality=quality_of(profile), device=profile.machine.device,
+            provenance=profile.provenance,
             stand_ins=stand_ins(found[0]),
         )  # fmt: skip
     return _Solved(plan=plan, search=one.search, stand_ins=stand_ins)

@@ -12,13 +12,15 @@ from moetune.domain.document import encode
 from moetune.domain.model_placement import ModelPlacement
 from moetune.domain.model_plan import Confidence
 from moetune.domain.pipeline import stage_words
-from moetune.domain.profile import ProfileQuality
+from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.routing import ExpertLoads
 from moetune.domain.targets import Target
 from moetune.domain.throughput import Throughput
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_document import (
+    PlanOrigin,
+    Saving,
     TrainingAnswer,
     TrainingDocument,
     TrainingInputs,
@@ -27,8 +29,9 @@ from moetune.domain.training_document import (
     TrainingStep,
 )
 from moetune.domain.units import format_bytes
+from moetune.solve.joint.savings import FoundSaving
 from moetune.solve.joint.ties import PricedLayout
-from moetune.solve.joint.uncertainty import confidence_of
+from moetune.solve.joint.uncertainty import confidence_of, public_ratios
 from moetune.workflows.training_prices import StandIns
 
 
@@ -66,6 +69,8 @@ class TrainingPlan:
         device: name of the machine's devices.
         bounded_step_seconds: of the best layout of branch and bound, where others were tried; None
             where they were not, or it does not fit.
+        provenance: of the profile.
+        savings: faster layouts with one flag changed; `free`: without pins.
     """
 
     request: TrainingRequest
@@ -82,6 +87,9 @@ class TrainingPlan:
     front: tuple[PricedLayout, ...] = ()
     placement: ModelPlacement | None = None
     bounded_step_seconds: float | None = None
+    provenance: Provenance = "published"
+    savings: tuple[FoundSaving, ...] = ()
+    free: FoundSaving | None = None
 
     @property
     def best(self) -> PricedLayout:
@@ -174,7 +182,13 @@ class TrainingPlan:
             front=tuple(map(self._answer, self.front)),
             placement=self.placement,
             bounded_step_seconds=self.bounded_step_seconds,
-        )
+            origin=PlanOrigin(
+                provenance=self.provenance, device=self.device,
+                public_ratios=public_ratios(self.request.target.name),
+            ),
+            savings=tuple(map(_saving, self.savings)),
+            free=None if self.free is None else _saving(self.free),
+        )  # fmt: skip
 
     @property
     def document(self) -> dict[str, object]:
@@ -195,6 +209,8 @@ class TrainingPlan:
                 mfu=speed.mfu,
                 saved_by_overlap_seconds=one.saved_seconds,
                 hidden_by_shared_experts_seconds=one.step.beside,
+                bound_by_host_seconds=one.step.bound_by_host,
+                mean_parts=dict(one.mean_parts),
             ),
             memory=TrainingMemory(
                 peak_bytes=round(memory.peak_bytes),
@@ -213,6 +229,13 @@ def layout_words(layout: FoldedLayout) -> str:
     names = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp")
     sizes = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
     return " · ".join([*sizes, f"micro-batch {layout.micro_batch}"])
+
+
+def _saving(one: FoundSaving) -> Saving:
+    return Saving(
+        change=one.change, layout=layout_words(one.found.layout),
+        step_seconds=one.found.step.seconds, peak_bytes=round(one.found.memory.peak_bytes),
+    )  # fmt: skip
 
 
 def _layout(layout: FoldedLayout, job: TrainingJob) -> TrainingLayout:

@@ -10,7 +10,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingDocument
 from moetune.fit.costs import costs_of
-from moetune.fit.slowed import ATTENTION, PARTS, Slowdown, slowed
+from moetune.fit.slowed import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.joint.ties import NOISE
@@ -148,18 +148,23 @@ class TrainingSubject:
             factor = request.target.launches * slowdown.factor
             target = replace(request.target, launches=factor)
             return step_prices(request.job, target, profile, self.costs)
-        if slowdown.part in {POSTED, ATTENTION}:
-            found = step_prices(request.job, request.target, profile, self.costs)
-            return replace(found, device=_slower(found.device, slowdown))
         costs = slowed(self.costs, slowdown)
-        return step_prices(request.job, request.target, profile, costs)
+        found = step_prices(request.job, request.target, profile, costs)
+        return replace(found, device=_slowed_device(found.device, slowdown))
 
 
-def _slower(device: DevicePrices, slowdown: Slowdown) -> DevicePrices:
+def _slowed_device(device: DevicePrices, slowdown: Slowdown) -> DevicePrices:
+    """Return a device of which what costs do not have is slower.
+
+    Attention does not follow the GEMMs: it is a part of its own.
+    """
+    if slowdown.part == POSTED:
+        return replace(device, posted_chunk_seconds=device.posted_chunk_seconds * slowdown.factor)
     if slowdown.part == ATTENTION:
-        return replace(device, attention_slowdown=slowdown.factor)
-    posted = device.posted_chunk_seconds * slowdown.factor
-    return replace(device, posted_chunk_seconds=posted)
+        return replace(device, attention_factor=slowdown.factor)
+    if slowdown.part == GEMM_RATE:
+        return replace(device, gemm_factor=slowdown.factor)
+    return device
 
 
 def training_sensitivity(

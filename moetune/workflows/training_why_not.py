@@ -1,7 +1,7 @@
 """Another layout of a training plan beside the plan's own."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,11 @@ from moetune.domain.errors import (
     InputError,
     LayoutTooLargeError,
 )
+from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.profile import Profile
 from moetune.domain.spelling import Spelling
 from moetune.domain.training import (
+    CUDA_GRAPHS,
     OVERLAPS,
     RECOMPUTES,
     TOKEN_DISPATCHERS,
@@ -25,7 +27,8 @@ from moetune.domain.training_document import (
     TrainingDocument,
     training_from_document,
 )
-from moetune.domain.units import format_share
+from moetune.domain.units import format_seconds, format_share
+from moetune.solve.joint.pins import pin_flag, pinned, without
 from moetune.solve.joint.ties import NOISE
 from moetune.solve.joint.uncertainty import confidence_of
 from moetune.solve.training.chunks import MOST_CHUNKS
@@ -36,11 +39,12 @@ from moetune.workflows.compared import (
     drift_notes,
     only_kept_note,
 )
+from moetune.workflows.flags import modules_of
 from moetune.workflows.layout_text import LayoutText, read_layout
 from moetune.workflows.planned_training import PlannedTraining, read_planned_training
 from moetune.workflows.training import plan_training
 from moetune.workflows.training_files import folded_layout
-from moetune.workflows.training_plan import layout_words
+from moetune.workflows.training_plan import TrainingRequest, layout_words
 from moetune.workflows.training_prices import step_prices
 from moetune.workflows.why_not import WhyNot
 
@@ -48,8 +52,10 @@ _PINNED = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro-batch")
 _SIZES = ("dp", *_PINNED, "dispatcher-sms")
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "zero": ("0", "1", "2", "3"), "dispatcher": TOKEN_DISPATCHERS, "overlap": OVERLAPS,
-    "recompute": ("none", *RECOMPUTES),
+    "recompute": ("none", *RECOMPUTES), "cuda-graphs": CUDA_GRAPHS, "schedule": SCHEDULES,
 }  # fmt: skip
+_LISTS = ("recompute",)
+_SHARES = ("offload-activations", "offload-optimizer")
 _RULE = (
     f"Of layouts within {format_share(NOISE, digits=0)} of each other one that leaves memory "
     "free is taken, then the simpler one; what is faster than that the search does not try unless "
@@ -115,7 +121,9 @@ def _asked(question: WhyNot, plan: TrainingDocument) -> _Asked:
         texts = _degree_texts(degrees)
     if question.layout is not None:
         flag = question.spelling("layout")
-        text = read_layout(question.layout, flag=flag, numbers=_SIZES, words=_WORDS)
+        text = read_layout(
+            question.layout, flag=flag, numbers=_SIZES, words=_WORDS, lists=_LISTS, shares=_SHARES
+        )
         texts |= text.values
         pins = _pins(text)
         dp = _dp(text, pins, flag, plan.inputs.world_size)
@@ -148,7 +156,9 @@ def _pins(text: LayoutText) -> dict[str, Any]:
         found = {name.replace("-", "_"): 1 for name in _PINNED}
     for name, value in text.values.items():
         if name == "recompute":
-            found[name] = () if value == "none" else (value,)
+            found[name] = modules_of(value)
+        elif name in _SHARES:
+            found[name.replace("-", "_")] = float(value)
         elif name != "dp":
             found[name.replace("-", "_")] = int(value) if value.isdigit() else value
     return found
@@ -191,11 +201,10 @@ def _compare(planned: PlannedTraining, asked: _Asked) -> WhyNotAnswer:
     )  # fmt: skip
     if asked.degrees is not None:
         return _in_chunks(planned, asked, answer)
-    pinned = replace(request, pins=replace(request.pins, **asked.pins))
     try:
-        found = plan_training(pinned, profile)
+        found = plan_training(_with(request, asked), profile)
     except LayoutTooLargeError as error:
-        refused = Refusal(what=error.what, hint=error.hint)
+        refused = _blocking(planned, asked) or Refusal(what=error.what, hint=error.hint)
         smallest = training_from_document(encode(error.plan), "the smallest plan")
         return replace(answer, other=_own_choice(smallest), refused=refused)
     except (InputError, InfeasiblePlanError) as error:
@@ -204,8 +213,39 @@ def _compare(planned: PlannedTraining, asked: _Asked) -> WhyNotAnswer:
     notes = [one for one in found.warnings if one not in planned.plan.warnings]
     return replace(
         answer, other=other, probability_faster=_chance(own, other), rule=_RULE,
-        notes=(*answer.notes, *notes),
+        notes=(*answer.notes, *_mean_notes(found.best.layout, planned.layouts[0]), *notes),
     )  # fmt: skip
+
+
+def _with(request: TrainingRequest, asked: _Asked, *, drop: Sequence[str] = ()) -> TrainingRequest:
+    """Return the plan's request with what is asked pinned, and without some of its own pins."""
+    return replace(request, pins=replace(without(request.pins, drop), **asked.pins))
+
+
+def _blocking(planned: PlannedTraining, asked: _Asked) -> Refusal | None:
+    """Return which of the plan's own pins leave no room for what is asked; None where none does."""
+    pins = planned.request.pins
+    own = [name for name in pinned(pins) if name not in asked.pins]
+    for names in (*([name] for name in own), own):
+        try:
+            found = plan_training(_with(planned.request, asked, drop=names), planned.profile)
+        except (InputError, InfeasiblePlanError):
+            continue
+        flags = " ".join(pin_flag(pins, name) for name in names)
+        best = found.stored.best
+        return Refusal(
+            what=f"the plan's own {flags} leaves no room for it",
+            hint=(
+                f"without that pin it fits: {best.words}, "
+                f"{format_seconds(best.predicted.step_seconds)} a step"
+            ),
+        )
+    return None
+
+
+def _mean_notes(*layouts: FoldedLayout) -> Iterator[str]:
+    if any(layout.pp > 1 for layout in layouts):
+        yield "Parts are on the mean of the pipeline ranks"
 
 
 def _in_chunks(planned: PlannedTraining, asked: _Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
@@ -233,7 +273,7 @@ def _in_chunks(planned: PlannedTraining, asked: _Asked, answer: WhyNotAnswer) ->
         step_seconds=step.seconds,
         p05_step_seconds=None,
         p95_step_seconds=None,
-        parts=dict(step.parts),
+        parts=prices.mean_parts(replace(layout, degree=asked.degrees)),
     )
     return replace(answer, other=other, probability_faster=_chance(own, other))
 
@@ -273,15 +313,20 @@ def _choice(answer: TrainingAnswer) -> ComparedChoice:
     return ComparedChoice(
         name=answer.words,
         decision={
-            name.replace("_", "-"): ",".join(map(str, value)) if isinstance(value, list)
-            else str(value)
+            name.replace("_", "-"): _text(value)
             for name, value in encode(answer.layout).items()
             if value is not None and not isinstance(value, dict)
         } | chunks,
         step_seconds=answer.predicted.step_seconds,
-        parts=answer.predicted.parts,
+        parts=answer.mean_parts,
         needed_bytes=answer.memory.peak_bytes,
     )  # fmt: skip
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _chance(own: ComparedChoice, other: ComparedChoice) -> float:

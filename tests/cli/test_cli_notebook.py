@@ -115,6 +115,29 @@ def test_a_training_plan_has_the_numbers_and_the_words_of_the_command_line(
     assert again.export("megatron").launch == export["launch"]
 
 
+def test_a_training_plan_answers_questions_as_the_command_line_does(cli: Cli) -> None:
+    plan = moetune.plan(**TRAINING)
+    assert isinstance(plan, TrainingPlanView)
+    document = cli("plan", *TRAINING_FLAGS, "--json").document
+    assert plan.predicted.step_seconds == document["predicted"]["step_seconds"]
+    assert plan.memory.peak_bytes == document["memory"]["peak_bytes"]
+    assert plan.layout.tp == document["layout"]["tp"]
+    why = plan.explain(layout="tp=2")
+    assert f"{why}\n" == cli("explain", plan.id, "--layout", "tp=2").out
+    assert why.to_dict() == cli("explain", plan.id, "--layout", "tp=2", "--json").document
+    changed = plan.whatif(tp=2, memory_limit="60GiB")
+    flags = ("--constraint", "tp=2", "--memory-limit", "60GiB")
+    assert f"{changed}\n" == cli("whatif", plan.id, *flags).out
+    answer = cli("whatif", plan.id, *flags, "--json").document
+    assert changed.to_dict() == {key: answer[key] for key in answer if key != "sections"}
+    faster = plan.whatif(profile="b200-x8", speeds={"communication": 2.0}).to_dict()
+    assert faster["after"]["inputs"]["profile"] == "b200-x8 with communication × 2"
+    with pytest.raises(moetune.InputError, match="nothing is changed"):
+        plan.whatif()
+    with pytest.raises(moetune.InputError, match="tpp is no flag of a plan"):
+        plan.whatif(tpp=2)
+
+
 def test_an_id_finds_what_was_saved(cli: Cli, database: Path) -> None:
     kept = moetune.plan(**LAYER, save=False)
     assert not database.exists()

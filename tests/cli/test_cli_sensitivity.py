@@ -212,3 +212,13 @@ def edit(source: str, target: str, **changed: Any) -> None:
         known = {key: value for key, value in changed.items() if key in document[part]}
         document[part] = {**document[part], **known}
     Path(target).write_text(json.dumps(document), encoding="utf-8")
+
+
+def test_attention_is_a_part_of_its_own_in_a_training(cli: Cli, planned: Planned) -> None:
+    plan = planned("plan.json", *TRAINING, "--tp", "1", "--pp", "1", "--ep", "8")
+    step, parts = plan["predicted"]["step_seconds"], plan["predicted"]["parts"]
+    found = parts_of(cli("sensitivity", "plan.json", "--json").document)
+    share = parts["core_attn"] / step / 100  # of which collectives of gradients hide some
+    assert 0.8 * share < found["attention"]["share_per_percent"] <= 1.001 * share
+    gemms = sum(parts[name] for name in ("experts", "attention", "head"))
+    assert found["gemm rate"]["share_per_percent"] < 1.01 * gemms / step / 100

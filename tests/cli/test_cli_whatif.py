@@ -78,3 +78,64 @@ def test_whatif_needs_the_plans_profile(cli: Cli, plan_id: str) -> None:
     result = cli("whatif", plan_id, "--profile", "rtx2080ti-x32", "--tokens", "1k", "--json")
     assert result.code == 5
     assert "is not the one" in result.document["error"]
+
+
+TRAINING = (
+    "plan", "--model", "olmoe", "--global-batch", "64", "--seq", "4096", "--target", "megatron",
+)  # fmt: skip
+ON_H100 = ("--profile", "h100-x8", "--world-size", "16")
+
+
+@pytest.fixture
+def training_id(cli: Cli) -> str:
+    document = cli(*TRAINING, *ON_H100, "--pp", "2", "--recompute", "norm,moe_act", "--json")
+    return str(document.document["id"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags"),
+    [
+        (("--constraint", "tp=2"), (*ON_H100, "--pp", "2", "--tp", "2")),
+        (("--constraint", "pp="), ON_H100),
+        (("--world-size", "32"), ("--profile", "h100-x8", "--world-size", "32", "--pp", "2")),
+        (("--profile", "b200-x8"), ("--profile", "b200-x8", "--world-size", "16", "--pp", "2")),
+        (
+            ("--memory-limit", "60GiB", "--dtype", "fp8"),
+            (*ON_H100, "--pp", "2", "--memory-limit", "60GiB", "--dtype", "fp8"),
+        ),
+    ],
+)
+def test_whatif_of_a_training_is_the_plan_of_the_changed_flags(
+    cli: Cli, training_id: str, changes: tuple[str, ...], flags: tuple[str, ...]
+) -> None:
+    found = cli("whatif", training_id[:8], *changes, "--json").document
+    made = cli(*TRAINING, *flags, "--recompute", "norm,moe_act", "--json").document
+    assert found["schema"] == "moetune.training-whatif/1"
+    assert found["before"]["id"] == training_id
+    assert found["after"]["id"] == made["id"]
+    assert found["after"]["predicted"] == made["predicted"]
+    assert found["after"]["layout"] == made["layout"]
+    words = " ".join(cli("whatif", training_id[:8], *changes).out.split())
+    assert words.startswith(("With ", "Without "))
+    assert "A step takes" in words
+
+
+def test_whatif_of_a_training_refuses_what_it_cannot_change(cli: Cli, training_id: str) -> None:
+    for changes, what in (
+        ((), "nothing is changed"),
+        (("--tokens", "8k"), "is for layers"),
+        (("--constraint", "sq=8k"), "did you mean 'seq'"),
+        (("--constraint", "profile=b200-x8"), "another machine is another --profile"),
+        (("--constraint", "tp=3"), "does not divide world_size"),
+    ):
+        refused = cli("whatif", training_id, *changes)
+        assert refused.code in {2, 3}
+        assert what in refused.err
+    layer = cli("plan", "--model", "gpt-xl", *PROFILE, "--json").document["id"]
+    assert cli("whatif", layer, "--tokens", "32k", "--model", "x.json").code == 2
+
+
+def test_whatif_of_a_training_follows_speeds(cli: Cli, training_id: str) -> None:
+    found = cli("whatif", training_id, "--speed", "computation=2", "--json").document
+    before, after = (found[name]["predicted"]["step_seconds"] for name in ("before", "after"))
+    assert before / 2 < after < before

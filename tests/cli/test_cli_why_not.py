@@ -174,9 +174,41 @@ def test_a_training_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) ->
     found = why(cli, "plan.json", "--layout", "tp=1,pp=1,ep=1")
     smallest = refused.document["plan"]
     assert found["verdict"] == "too_large"
+    assert found["refused"]["what"] == "the plan's own --zero 1 leaves no room for it"
+    without = ("plan", *TRAINING, "--target", "megatron", "--memory-limit", "40GiB", *on_device[2:])
+    freed = cli(*without, *pins, "--json").document
+    assert freed["fits"]
+    assert f"{freed['layout']['dp']} · micro-batch" in found["refused"]["hint"]
     assert found["other"]["step_seconds"] == smallest["predicted"]["step_seconds"]
     assert found["other"]["needed_bytes"] > found["limit_bytes"] == 40 * 2**30
-    assert found["refused"]["what"] == refused.document["error"]
+    everywhere = why(cli, "plan.json", "--layout", "tp=1,pp=1,ep=1,zero=1,micro-batch=4")
+    assert everywhere["verdict"] == "too_large"
+
+
+def test_a_layout_without_room_for_any_pins_names_the_memory(cli: Cli) -> None:
+    flags = ("plan", *TRAINING, "--target", "megatron", "--memory-limit", "20GiB")
+    cli(*flags, "--output", "plan.json")
+    asked = "tp=1,pp=1,ep=1,zero=1,offload-optimizer=0,offload-activations=0"
+    found = why(cli, "plan.json", "--layout", asked)
+    assert found["verdict"] == "too_large"
+    assert found["refused"]["what"].startswith("memory binds: ")
+
+
+def test_lists_of_modules_and_shares_of_the_host_are_asked_for(cli: Cli) -> None:
+    flags = ("plan", *TRAINING, "--target", "megatron")
+    cli(*flags, "--output", "plan.json")
+    found = why(cli, "plan.json", "--layout", "recompute=norm,moe_act,offload-optimizer=0.5")
+    same = cli(*flags, "--recompute", "norm,moe_act", "--offload-optimizer", "0.5", "--json")
+    assert found["other"]["decision"]["recompute"] == "moe_act,norm"
+    assert found["other"]["step_seconds"] == step_of_training(same.document)
+    waiting = why(cli, "plan.json", "--layout", "offload-activations=0.25")
+    assert waiting["other"]["decision"]["offload-activations"] == "0.25"
+    for wrong in ("offload-optimizer=2", "offload-optimizer=x", "recompute=norms", "tp=1,tp=2"):
+        assert cli("explain", "plan.json", "--layout", wrong).code == 2
+
+
+def step_of_training(plan: dict[str, Any]) -> float:
+    return float(plan["predicted"]["step_seconds"])
 
 
 def test_a_printed_layout_has_sizes_of_one_where_it_names_none(cli: Cli, planned: Planned) -> None:

@@ -24,9 +24,11 @@ from moetune.huggingface.registry import model_names, named_model
 from moetune.report.html import STATIC, plotly_script
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.files import bundled_profiles, profile_to_toml
+from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
 from moetune.workflows.memory import MemoryQuestion, fit_memory
 from moetune.workflows.open_planner import ServicePlanner, open_planner
+from moetune.workflows.plan_flags import PlanFlags
+from moetune.workflows.training import plan_training
 from moetune.workflows.whatif import WhatIf
 from tests.report.lab import fill, lab_profile
 from tests.service.asking import Client, client_of
@@ -435,7 +437,31 @@ def test_training_plans_are_listed_shown_explained_and_compared(
     assert "takes dp 16 · micro-batch 1 instead of dp 4" in both
     mixed = unescape(full.get(f"/compare?what=plans&first={TRAINING}&second={plans[0].id}").text)
     assert "not of the same work" in mixed
-    assert full.get(f"/whatif?plan={TRAINING}&tokens_per_rank=8").status_code == 404
+    changed = full.get(f"/whatif?plan={TRAINING}&flags=tp=1")  # its profile is another one
+    assert changed.status_code == 424
+    assert "has changed since" in words(changed)
+
+
+def test_what_if_of_a_training_is_the_plan_of_the_changed_flags(tmp_path: Path) -> None:
+    machine = load_profile_file(bundled_profiles()["h100-x8"])
+    asked = PlanFlags(
+        model="olmoe", world_size=16, global_batch=64, seq=4096, target="megatron", pp=2
+    )
+    now, then = (
+        plan_training(flags.training_request(machine), machine).stored
+        for flags in (asked, replace(asked, tp=2))
+    )
+    with open_planner(Settings(db=str(tmp_path / "m.db"))) as planner:
+        planner.store.save_training_plan(now)
+        with client_of(create_app(planner, Access())) as client:
+            form = words(client.get(f"/whatif?plan={now.id[:12]}"))
+            assert "Training olmoe" in form
+            assert "Tokens per rank" not in form
+            answer = words(client.get(f"/whatif?plan={now.id}&flags=tp=2"))
+            assert "With --tp 2." in answer
+            assert f"It takes {then.best.words} instead of {now.best.words}." in answer
+            for flags in ("tp", "tpp=2", "tp=3"):
+                assert client.get(f"/whatif?plan={now.id}&flags={flags}").status_code in {409, 422}
 
 
 def test_every_named_model_has_a_page_that_begins_with_what_fits(client: Client) -> None:

@@ -13,6 +13,7 @@ from moetune.workflows.files import find_plan, plan_to_json
 from moetune.workflows.report import NUM_PLANS, Report, write_report
 from moetune.workflows.wiring import StoreFinder
 from tests.report.lab import lab_plan, lab_profile, observations
+from tests.training_plans import training_plan
 
 NOW = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
 
@@ -92,6 +93,31 @@ def test_a_plan_of_a_file_is_reported_with_its_own_profile(
         assert store is not None
         store.save_profile(lab_profile())
     assert report(stores, tmp_path / "c.html", plans=(str(file),)).profiles == ("lab",)
+
+
+@pytest.mark.parametrize("name", ["a100-x8", "h100-x8", "h200-x8", "b200-x8", "rtx2080ti-x64"])
+def test_reference_machines_are_reported(stores: StoreFinder, tmp_path: Path, name: str) -> None:
+    found = report(stores, tmp_path / "out.html", profile=name)
+    assert found.profiles == (name,)
+    assert found.num_figures > 3
+
+
+def test_a_plan_of_another_machine_is_not_reported_with_the_newest_measured_one(
+    stores: StoreFinder, tmp_path: Path
+) -> None:
+    with stores() as store:
+        assert store is not None
+        store.save_profile(lab_profile())
+        store.save_training_plan(training_plan())
+    found = report(stores, tmp_path / "out.html", plans=(training_plan().id,), default="lab")
+    assert found.profiles == ("h100-x8",)
+    assert report(stores, tmp_path / "b.html", default="lab").profiles == ("h100-x8",)
+    with stores() as store:
+        assert store is not None
+        store.remove_plans([training_plan().id])
+    assert report(stores, tmp_path / "c.html", default="rtx2080ti-x64").profiles == (
+        "rtx2080ti-x64",
+    )
 
 
 def test_nothing_to_report_is_an_error(stores: StoreFinder, tmp_path: Path) -> None:

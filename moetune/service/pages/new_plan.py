@@ -26,7 +26,7 @@ from moetune.service.access import Access
 from moetune.service.bodies import FORM, read_body
 from moetune.service.middleware import KEEP_PATH, may_write, right_in
 from moetune.service.pages.library import Library
-from moetune.service.pages.new_plan_answers import answer_of, front_of, model_draft
+from moetune.service.pages.new_plan_answers import answer_of, front_of, model_plan
 from moetune.service.pages.new_plan_form import CUSTOM, LABELS, PASTED, NewPlanForm
 from moetune.service.pages.page import Page, PageRenderer, address
 from moetune.service.plans import resolved
@@ -184,10 +184,10 @@ class _Shows:
     async def plan_file(self, given: Mapping[str, str]) -> Response:
         """Return a model's plan as `moetune plan --output` writes it."""
         form = await self.form({**given, "kind": "model"})
-        draft = await model_draft(self.pools, form)
-        name = f"plan-{draft.plan.id[:6]}.json"
+        plan = await model_plan(self.pools, form)
+        name = f"plan-{plan.id[:6]}.json"
         return Response(
-            draft.plan.stored.text, media_type="application/json",
+            plan.stored.text, media_type="application/json",
             headers={"Content-Disposition": f'attachment; filename="{name}"',
                      "Cache-Control": "no-store"},
         )  # fmt: skip
@@ -212,7 +212,7 @@ class _Shows:
         return RedirectResponse(address("plans", plan_id), HTTPStatus.SEE_OTHER)
 
     async def _keep_model(self, request: Request, form: NewPlanForm) -> str:
-        plan = (await model_draft(self.pools, form)).plan
+        plan = await model_plan(self.pools, form)
         planner = self.pools.planner
         if await self.pools.read(planner.reading.training_plan, plan.id) is None:
             await self.pools.may_add(request, "plans")

@@ -17,7 +17,9 @@ from moetune.workflows.drafts import (
     draft_front,
     draft_layer,
     draft_model,
+    plan_model,
 )
+from moetune.workflows.training_plan import TrainingPlan
 from moetune.workflows.views.draft_front import FrontView, front_view
 from moetune.workflows.views.drafts import DraftView, layer_view, model_view
 
@@ -64,6 +66,21 @@ async def model_draft(pools: WorkerPools, form: NewPlanForm) -> ModelDraft:
 
     def solve() -> ModelDraft:
         return planner.solver.run(draft_model, question, planner.sources.profile(form.profile))
+
+    return await pools.solve(solve)
+
+
+async def model_plan(pools: WorkerPools, form: NewPlanForm) -> TrainingPlan:
+    """Return the plan of a model, to be written or stored.
+
+    Raises:
+        MoetuneError: as of `answer_of`.
+    """
+    question = await pools.read(form.model_question)
+    planner = pools.planner
+
+    def solve() -> TrainingPlan:
+        return planner.solver.run(plan_model, question, planner.sources.profile(form.profile))
 
     return await pools.solve(solve)
 

@@ -5,24 +5,28 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.plan import Plan
 from moetune.domain.spelling import Spelling
+from moetune.domain.training import TRAINING_DTYPES
+from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.domain.units import DTYPE_BYTES, parse_bytes, parse_count
+from moetune.report.section import Section
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, address
 from moetune.service.problems import problem_of
-from moetune.workflows.views.comparison import whatif_sections
+from moetune.workflows.training_whatif import whatif_training
+from moetune.workflows.views.comparison import training_whatif_sections, whatif_sections
+from moetune.workflows.views.training_page import training_scope
 from moetune.workflows.views.words import (
     plan_name,
     plan_scope,
 )
-from moetune.workflows.whatif import WhatIf, WhatIfAnswer
+from moetune.workflows.whatif import WhatIf
 
 SPEEDS = ("computation", "communication", "copies")
 LABELS = MappingProxyType(
     {
         "tokens_per_rank": "Tokens per rank", "world_size": "Ranks",
-        "memory_limit_bytes": "Memory limit", "dtype": "Element type",
+        "memory_limit_bytes": "Memory limit", "dtype": "Element type", "flags": "Flags",
         **{name: f"Speed of {name}" for name in SPEEDS},
     }
 )  # fmt: skip
@@ -43,7 +47,7 @@ class WhatIfForm:
         """Whether there is a plan and a change."""
         return bool(self.plan) and any(self.fields.values())
 
-    def question(self, plan: Plan) -> WhatIf:
+    def question(self, plan: AnyPlan) -> WhatIf:
         """Return the question in the form.
 
         Raises:
@@ -68,6 +72,8 @@ class WhatIfForm:
                     found[name] = read(text)
                 except InputError as error:
                     raise InputError(f"{LABELS[name]}: {error.what}", error.hint) from None
+        if flags := self.fields.get("flags", ""):
+            found["constraints"] = dict(map(_flag, flags.replace(",", " ").split()))
         return found
 
     def _speeds(self) -> Mapping[str, float]:
@@ -83,12 +89,21 @@ class WhatIfForm:
         return found
 
 
-def form_context(plan: Plan | None, fields: Mapping[str, str]) -> dict[str, object]:
+def _flag(text: str) -> tuple[str, str | None]:
+    """Return a flag of `moetune plan` and its value; None for one that is removed."""
+    name, equals, value = text.removeprefix("--").partition("=")
+    if not name or not equals:
+        raise InputError(f"Flags: {text!r} is not FLAG=VALUE", "such as tp=2 seq=8k")
+    return name, value or None
+
+
+def form_context(plan: AnyPlan | None, fields: Mapping[str, str]) -> dict[str, object]:
     """Return the template's variables of the form: the fields, and the plan's inputs as hints."""
     return {
         "form": {"plan": plan.id if plan else "", **fields},
         "inputs": plan.inputs if plan else None,
-        "dtypes": tuple(DTYPE_BYTES),
+        "dtypes": TRAINING_DTYPES if isinstance(plan, TrainingDocument) else tuple(DTYPE_BYTES),
+        "is_training": isinstance(plan, TrainingDocument),
         "labels": LABELS,
     }
 
@@ -101,19 +116,20 @@ def whatif_page(library: Library, form: WhatIfForm) -> Page:
     Raises:
         NotFoundError: there is no such plan.
     """
-    plan = library.planner.plan(form.plan) if form.plan else None
-    answer, problem = _ask(library, form, plan)
+    plan = library.any_plan(form.plan) if form.plan else None
+    sections, problem = _ask(library, form, plan)
+    name, scope = _words(plan)
     return Page(
         template="whatif.html",
         title="What if",
         here="whatif",
-        sections=whatif_sections(answer, is_drawn=True) if answer else (),
+        sections=sections,
         csv=lambda figure: address("whatif", f"{figure.name}.csv", plan=form.plan, **form.fields),
         context={
             **form_context(plan, form.fields),
             "plan": plan,
-            "name": plan_name(plan) if plan else "",
-            "scope": plan_scope(plan) if plan else "",
+            "name": name,
+            "scope": scope,
             "plans": library.plan_choices(),
             "problem": problem,
         },
@@ -121,12 +137,26 @@ def whatif_page(library: Library, form: WhatIfForm) -> Page:
     )
 
 
+def _words(plan: AnyPlan | None) -> tuple[str, str]:
+    """Return a plan's name, and its sizes."""
+    if plan is None:
+        return "", ""
+    if isinstance(plan, TrainingDocument):
+        return f"Training {plan.inputs.model}", training_scope(plan)
+    return plan_name(plan), plan_scope(plan)
+
+
 def _ask(
-    library: Library, form: WhatIfForm, plan: Plan | None
-) -> tuple[WhatIfAnswer | None, MoetuneError | None]:
+    library: Library, form: WhatIfForm, plan: AnyPlan | None
+) -> tuple[tuple[Section, ...], MoetuneError | None]:
+    """Return the answer's sections, or why there is none."""
     if plan is None or not form.is_filled:
-        return None, None
+        return (), None
     try:
-        return library.planner.whatif(form.question(plan)), None
+        question = form.question(plan)
+        if isinstance(plan, TrainingDocument):
+            changed = whatif_training(library.planner, plan, question)
+            return training_whatif_sections(changed, is_drawn=True), None
+        return whatif_sections(library.planner.whatif(question), is_drawn=True), None
     except MoetuneError as error:
-        return None, error
+        return (), error

@@ -47,7 +47,7 @@ def contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError:
 
 def pin_words(pins: LayoutRequest) -> str:
     """Return pins as flags, such as "--tp 8 --recompute moe_act,norm"."""
-    return " ".join(_flag(pins, name) for name in _pinned(pins))
+    return " ".join(pin_flag(pins, name) for name in pinned(pins))
 
 
 def conflicts(space: LayoutSpace, pins: LayoutRequest) -> Iterator[tuple[str, ...]]:
@@ -60,12 +60,12 @@ def conflicts(space: LayoutSpace, pins: LayoutRequest) -> Iterator[tuple[str, ..
         return
     while not _is_possible(space, left):
         group = left
-        for name in _pinned(left):
-            fewer = _without(group, [name])
+        for name in pinned(left):
+            fewer = without(group, [name])
             if not _is_possible(space, fewer):
                 group = fewer
-        yield _pinned(group)
-        left = _without(left, _pinned(group))
+        yield pinned(group)
+        left = without(left, pinned(group))
 
 
 def _problem(
@@ -83,9 +83,9 @@ def _problem(
             layouts.append(_with_pins(space, obeying.layout, values))
     every = [broken for one in layouts if (broken := [*_all_broken(space, one)])]
     what = min(every, key=len)[0].what if every else "no layout has them all"
-    if len(_pinned(pins)) == 1:
+    if len(pinned(pins)) == 1:
         return what
-    flags = [_flag(pins, name) for name in group]
+    flags = [pin_flag(pins, name) for name in group]
     words = f"{', '.join(flags[:-1])} and {flags[-1]}" if len(flags) > 1 else flags[0]
     return f"{words}: {what}"
 
@@ -102,7 +102,7 @@ def nearest(space: LayoutSpace, pins: LayoutRequest, groups: Sequence[Sequence[s
     Args:
         groups: all of `conflicts`, so that there is such a layout once all of their pins change.
     """
-    names = [name for name in _pinned(pins) if any(name in group for group in groups)]
+    names = [name for name in pinned(pins) if any(name in group for group in groups)]
 
     def found(num: int) -> list[NearPins]:
         every = (
@@ -118,7 +118,7 @@ def nearest(space: LayoutSpace, pins: LayoutRequest, groups: Sequence[Sequence[s
 
 def _nearest_of(space: LayoutSpace, pins: LayoutRequest, changed: Sequence[str]) -> NearPins | None:
     """Return the nearest pins with other values of the changed ones."""
-    free, best = _without(pins, changed), None
+    free, best = without(pins, changed), None
     sizes = [name for name in changed if name in _SIZES and name != "vpp"]
     words = [name for name in changed if name not in _SIZES]
     by_size = ((_distance(pins, one, sizes), one) for one in space.sizes(free))
@@ -177,10 +177,10 @@ def _advice(pins: LayoutRequest, near: LayoutRequest) -> str:
     """Return the nearest pins as flags, and which are to be left out."""
     gone = [
         name
-        for name in _pinned(pins)
+        for name in pinned(pins)
         if getattr(near, name) is None or (name in _SHARES and not getattr(near, name))
     ]
-    kept, others = pin_words(_without(near, gone)), " and ".join(_flag(pins, one) for one in gone)
+    kept, others = pin_words(without(near, gone)), " and ".join(pin_flag(pins, one) for one in gone)
     if not kept:
         return f"omit {others}"
     return f"nearest that agree: {kept}" + (f", without {others}" if others else "")
@@ -210,16 +210,19 @@ def _all_broken(space: LayoutSpace, layout: FoldedLayout) -> Iterator[BrokenRule
     yield from target_rules(layout, space.target, space.job)
 
 
-def _pinned(pins: LayoutRequest) -> tuple[str, ...]:
+def pinned(pins: LayoutRequest) -> tuple[str, ...]:
+    """Return the names of the fields that are pinned."""
     return tuple(name for name in _NAMES if getattr(pins, name) is not None)
 
 
-def _without(pins: LayoutRequest, names: Sequence[str]) -> LayoutRequest:
+def without(pins: LayoutRequest, names: Sequence[str]) -> LayoutRequest:
+    """Return the pins without some of them."""
     nothing: dict[str, Any] = dict.fromkeys(names)
     return replace(pins, **nothing)
 
 
-def _flag(pins: LayoutRequest, name: str) -> str:
+def pin_flag(pins: LayoutRequest, name: str) -> str:
+    """Return a pin as a flag, such as "--tp 8"."""
     value = getattr(pins, name)
     if name == "stages":
         value = repr(stage_words(value))

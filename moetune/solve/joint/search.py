@@ -181,10 +181,12 @@ class FoldedSearch:
         return found
 
     def told(self, one: PricedLayout) -> PricedLayout:
-        """Return an answer with its degrees, and with what its overlap saves."""
+        """Return an answer with its degrees, its parts on all ranks, and what its overlap saves."""
+        prices, _ = self.of_wholes
+        if one.layout.pp > 1:
+            one = replace(one, mean_parts=prices.mean_parts(self._cut(one.layout)))
         if one.layout.overlap == "none":
             return one
-        prices, _ = self.of_wholes
         plain = replace(one.layout, overlap="none", degree=None)
         return replace(
             one,

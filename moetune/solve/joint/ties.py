@@ -1,7 +1,7 @@
 """The leading layouts of a job: those that tie, and the order among them."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moetune.domain.pipeline import SCHEDULES
@@ -20,12 +20,15 @@ class PricedLayout:
 
     Args:
         saved_seconds: of the step, by hidden exchanges; only of a search's answers.
+        mean_parts: of the step, on the mean of the pipeline ranks; only of a search's answers
+            with a pipeline.
     """
 
     layout: FoldedLayout
     step: StepSeconds
     memory: RankMemory
     saved_seconds: float = 0.0
+    mean_parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

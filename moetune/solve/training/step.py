@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import fsum
 
 from moetune.domain.pipeline import SPLITTING, StageLetters
 from moetune.domain.targets import Target
@@ -104,6 +105,22 @@ class StepPrices:
             bound_by_host=pipeline.num_micro_batches
             * sum(count * one.bound_by_host for count, one in kinds),
         )  # fmt: skip
+
+    def mean_parts(self, layout: FoldedLayout) -> dict[str, float]:
+        """Return a step's seconds by part on the mean of its pipeline ranks; they add up to it.
+
+        Steps are compared by it: the slowest ranks of two layouts have other modules.
+        """
+        pipeline = self.pipeline(layout)
+        _, _, rest = self._rest(layout, pipeline)
+        parts: dict[str, float] = {}
+        for blocks in self.stages.ranks(layout):
+            share = len(blocks.ranks) / layout.pp
+            for name, seconds in self._parts(blocks, layout, pipeline.num_micro_batches).items():
+                parts[name] = parts.get(name, 0.0) + share * seconds
+        waits = self._played(pipeline) - fsum(pipeline.busy) / layout.pp
+        parts["bubble and sends"] = max(0.0, waits)
+        return parts | rest
 
     def least(self, layout: FoldedLayout) -> float:
         """Return seconds that the step takes at least, without playing its pipeline."""

@@ -20,9 +20,11 @@ from moetune.workflows.explain import explain_plan
 from moetune.workflows.plan_changes import compare_plans, input_changes, step_seconds
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import compare_profiles
+from moetune.workflows.training_whatif import TrainingWhatIf
 from moetune.workflows.views.decision import plan_decision
 from moetune.workflows.views.differences import differences_section
 from moetune.workflows.views.figures import layer_figures, parts_figures
+from moetune.workflows.views.first_words import binding_words
 from moetune.workflows.views.profile import machine_scope
 from moetune.workflows.views.training_page import (
     compare_training,
@@ -182,6 +184,32 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
     )
 
 
+def training_whatif_sections(
+    answer: TrainingWhatIf, *, is_drawn: bool = False
+) -> tuple[Section, ...]:
+    """Return the changes of a training's plan and their effects.
+
+    Args:
+        is_drawn: as of `whatif_sections`.
+    """
+    changes, step, *effects = answer.words
+    before, after = answer.before, answer.after
+    words = Section(
+        name="answer",
+        title=sentence(changes),
+        doubts=tuple(suspect_words(after.inputs.profile, after.profile_quality)),
+        paragraphs=(
+            step, *effects, binding_words(after.best),
+            *(sentence(one) for one in after.warnings if one not in before.warnings),
+        ),
+    )  # fmt: skip
+    if not is_drawn:
+        return (words,)
+    figures = tuple(training_figures({_NOW: before, _CHANGED: after}))
+    differences = plan_differences(before, after, names=(_NOW, _CHANGED))
+    return words, Section(name="both", figures=figures), differences
+
+
 def _speeds(answer: WhatIfAnswer) -> Iterator[str]:
     """Yield the model FLOPs a second of the changed plan, and of the first one."""
     now, then = throughput_of(answer.after), throughput_of(answer.before)
@@ -195,7 +223,8 @@ def plan_differences(first: AnyPlan, second: AnyPlan, *, names: tuple[str, str])
 
     Lists of ranges, parts and stages are compared by their lengths.
     """
-    left, right = (dict(_fields(plan)) for plan in (first, second))
+    is_apart = _is_apart(first, second)
+    left, right = (dict(_fields(plan, is_apart=is_apart)) for plan in (first, second))
     keys = list(dict.fromkeys([*left, *right]))
     return differences_section(
         [(key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)],
@@ -240,10 +269,29 @@ def _pairs(first: Profile, second: Profile) -> list[tuple[OperationCurve, Operat
     return [(one, theirs[one.name]) for one in operations_of(first) if one.name in theirs]
 
 
-def _fields(plan: AnyPlan) -> Iterator[tuple[str, object]]:
+def _is_apart(first: AnyPlan, second: AnyPlan) -> bool:
+    """Return whether two plans of trainings have their fullest device on other pipeline ranks."""
+    if not isinstance(first, TrainingDocument) or not isinstance(second, TrainingDocument):
+        return False
+    return (first.layout.pp, first.memory.rank) != (second.layout.pp, second.memory.rank)
+
+
+def _fields(plan: AnyPlan, *, is_apart: bool) -> Iterator[tuple[str, object]]:
+    """Yield a plan's fields by key.
+
+    Args:
+        is_apart: omit parts of memory, which are of another pipeline rank in the other plan.
+    """
     if isinstance(plan, TrainingDocument):
+        shown = {
+            **plan.document,
+            "predicted": {
+                **encode(plan.predicted), "parts": {}, "mean_parts": encode(plan.best.mean_parts),
+            },
+            "memory": encode(plan.memory) | ({"parts": {}, "activations": {}} if is_apart else {}),
+        }  # fmt: skip
         for part in ("inputs", "layout", "predicted", "memory", "confidence", "fits", "trust"):
-            yield from _flat(part, plan.document.get(part))
+            yield from _flat(part, shown[part])
         return
     document = encode(plan)
     for part in ("inputs", "layout", "pipeline", "memory", "chunks", "predicted", "transformer"):

@@ -2,6 +2,8 @@
 
 from moetune.domain.model_plan import Confidence, TransformerPlan
 from moetune.domain.plan import Plan
+from moetune.domain.training import LayoutRequest
+from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_seconds
 from moetune.report.section import percent, plural, seconds_span
 from moetune.solve.layer.words import STRATEGY_WORDS
@@ -44,9 +46,22 @@ def how_sure(plan: Plan) -> str:
     return f"{text}. Next best: {degrees} ({percent(slower, sign=True)})."
 
 
-def how_sure_of_layout(confidence: Confidence) -> str:
-    """Return the probability and the regret of a model's layout."""
-    return f"{_sure('layout', confidence.probability_best, confidence.expected_regret)}."
+def how_sure_of_layout(confidence: Confidence, what: str = "layout") -> str:
+    """Return the probability and the regret of a model's layout.
+
+    Args:
+        what: it was chosen among.
+    """
+    return f"{_sure(what, confidence.probability_best, confidence.expected_regret)}."
+
+
+def how_sure_of_training(plan: TrainingDocument) -> str:
+    """Return the probability and the regret of a layout among those that its pins leave."""
+    if plan.inputs.pins == LayoutRequest():
+        return how_sure_of_layout(plan.confidence)
+    if not plan.alternatives:
+        return "The pins leave no other sizes to choose among."
+    return how_sure_of_layout(plan.confidence, "layout with these pins")
 
 
 def model_span(transformer: TransformerPlan) -> str:

@@ -8,7 +8,7 @@ from moetune.report.section import EMPTY, Cell, Section, Table, percent
 
 _SMALL, _LARGE = 0.01, 100
 _SIZES = ("memory.parts.", "memory.activations.")
-_TIMES = ("predicted.parts.",)
+_TIMES = ("predicted.parts.", "predicted.mean_parts.")
 _SHARES = ("probability_best", "expected_regret", ".mfu", "_ratio")
 _RATES = {"_per_byte": (1e9, "GB"), "_per_mac": (1e12, "TMAC"), "_per_element": (1e9, "G")}
 

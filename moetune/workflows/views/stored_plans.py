@@ -111,6 +111,16 @@ def _facts(plan: AnyPlan | None) -> tuple[Cell, ...]:
     )
 
 
+def layout_of(plan: AnyPlan) -> str:
+    """Return a plan's layout; of a layer its chunks, forward and backward."""
+    if isinstance(plan, TrainingDocument):
+        return plan.best.words
+    if plan.transformer is not None:
+        return _layout(plan)
+    pipeline = plan.pipeline
+    return f"{pipeline.forward_degree} and {pipeline.backward_degree} chunks"
+
+
 def _layout(plan: Plan) -> str:
     """Return the sizes above 1, and how experts are shared where it is not by exchanges."""
     layout = plan.layout

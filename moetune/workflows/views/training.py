@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument, TrainingLayout
 from moetune.domain.units import format_bytes
@@ -18,27 +17,26 @@ from moetune.report.section import (
     sentence,
 )
 from moetune.solve.joint.ties import NOISE
-from moetune.workflows.views.decision import how_sure_of_layout
+from moetune.workflows.views.decision import how_sure_of_training
+from moetune.workflows.views.first_words import binding_words, origin_section, saving_words
 from moetune.workflows.views.words import (
     largest_first,
     model_placement_words,
     searched_words,
     speed_cell,
     speed_words,
-    suspect_words,
 )
 
 _FRONT_NOTE = (
     "Both as against the line above; steps that save less than "
     f"{percent(NOISE, digits=0)} are omitted."
 )
-_MUCH = 0.1
-"""Of a step, that is worth a hint."""
 
 
 def training_sections(plan: TrainingDocument) -> Iterator[Section]:
     """Yield the sections of a training plan."""
     best = plan.best
+    yield origin_section(plan)
     yield _decision(plan)
     yield Section(name="time", title="Time of a step, on the slowest pipeline rank",
                   tables=(time_table(best),))  # fmt: skip
@@ -57,9 +55,10 @@ def _decision(plan: TrainingDocument) -> Section:
     return Section(
         name="layout",
         title=f"{inputs.model} on {inputs.world_size} ranks: {best.words}",
-        doubts=tuple(suspect_words(inputs.profile, plan.profile_quality)),
         paragraphs=(
-            how_sure_of_layout(plan.confidence),
+            binding_words(best),
+            *saving_words(plan),
+            how_sure_of_training(plan),
             *searched_words(plan),
             *model_placement_words(plan),
             *map(sentence, plan.warnings),
@@ -80,7 +79,7 @@ def _facts(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
     yield "dispatcher", _dispatcher(layout)
     yield "overlap of exchanges", _overlap(best)
     yield "in host memory", _offloaded(best)
-    yield "CUDA graphs", _graphs(plan)
+    yield "CUDA graphs", layout.cuda_graphs
     yield "optimizer", f"{plan.inputs.optimizer}, ZeRO-{layout.zero}"
     yield from _pipeline(layout)
     yield "numbers", plan.trust
@@ -112,17 +111,6 @@ def _overlap(best: TrainingAnswer) -> str:
         return overlap
     share = percent(saved / (step + saved))
     return f"{overlap}: saves {Cell.seconds(saved).text}, {share} of the step"
-
-
-def _graphs(plan: TrainingDocument) -> str:
-    """Return the choice, and what another one may save where the host holds the devices up."""
-    predicted = plan.best.predicted
-    graphs = plan.layout.cuda_graphs
-    share = predicted.parts.get("launches", 0.0) / predicted.step_seconds
-    can_replay = "partial" in find_target(plan.inputs.target).cuda_graphs
-    if graphs != "none" or share < _MUCH or not can_replay:
-        return graphs
-    return f"none: launches are {percent(share, digits=0)} of the step, see --cuda-graphs partial"
 
 
 def _offloaded(best: TrainingAnswer) -> str:

@@ -12,7 +12,8 @@ from moetune.domain.model_placement import LayerPlacement, ModelPlacement
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.report.section import Cell, Section, Table, percent, plural, seconds_span
 from moetune.solve.joint.ties import NOISE
-from moetune.workflows.views.decision import how_sure_of_layout
+from moetune.workflows.views.decision import how_sure_of_training
+from moetune.workflows.views.first_words import binding_words, saving_words
 from moetune.workflows.views.training import time_table
 from moetune.workflows.views.words import (
     largest_first,
@@ -25,6 +26,7 @@ SCHEMA = "moetune.training-explanation/1"
 _COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients", "replicas"})
 _WAITING = frozenset({"launches", "bubble and sends"})
 _TIES = f"Of steps within {percent(NOISE, digits=0)} of each other the simpler layout is taken."
+_MEAN = "Parts are compared on the mean of the pipeline ranks."
 _NAMED = 3
 """Parts of a difference that are said."""
 
@@ -81,22 +83,30 @@ class TrainingExplanation:
     @property
     def kinds(self) -> dict[str, float]:
         """Seconds of computation, exposed communication and waiting; they add up to the step."""
-        found: dict[str, list[float]] = {"computation": [], "communication": [], "waiting": []}
-        for name, seconds in self.best.predicted.parts.items():
-            if name in _COMMUNICATION:
-                found["communication"].append(seconds)
-            elif name in _WAITING:
-                found["waiting"].append(seconds)
-            else:
-                found["computation"].append(seconds)
-        return {name: fsum(some) for name, some in found.items()}  # in whatever order they are
+        return kinds_of(self.best.predicted.parts)
 
     def differences(self, other: TrainingAnswer) -> dict[str, float]:
-        """Return by how many seconds each part of another layout is longer, the largest first."""
-        own, found = self.best.predicted.parts, other.predicted.parts
-        names = dict.fromkeys((*own, *found))
+        """Return by how many seconds each part of another layout is longer, the largest first.
+
+        On the mean of the pipeline ranks; nothing where an older plan has the slowest one's alone.
+        """
+        own, found = self.best.mean_parts, other.mean_parts
+        names = dict.fromkeys((*own, *found)) if own and found else {}
         more = {name: found.get(name, 0.0) - own.get(name, 0.0) for name in names}
-        return dict(sorted(more.items(), key=lambda item: -abs(item[1])))
+        return dict(sorted(more.items(), key=lambda item: (-abs(item[1]), item[0])))
+
+
+def kinds_of(parts: Mapping[str, float]) -> dict[str, float]:
+    """Return seconds of computation, exposed communication and waiting, of all parts."""
+    found: dict[str, list[float]] = {"computation": [], "communication": [], "waiting": []}
+    for name, seconds in parts.items():
+        if name in _COMMUNICATION:
+            found["communication"].append(seconds)
+        elif name in _WAITING:
+            found["waiting"].append(seconds)
+        else:
+            found["computation"].append(seconds)
+    return {name: fsum(some) for name, some in found.items()}  # in whatever order they are
 
 
 def training_explanation_sections(found: TrainingExplanation) -> Iterator[Section]:
@@ -106,11 +116,15 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
     yield from _placement(found.plan)
     if others := found.plan.alternatives:
         shortest = min(one.predicted.step_seconds for one in others)
+        is_piped = any(one.layout.pp > 1 for one in (found.best, *others))
         yield Section(
             name="alternatives",
             title=f"The next {plural(len(others), 'layout')}",
             tables=(_others(found),),
-            notes=(_TIES,) if shortest < found.best.predicted.step_seconds else (),
+            notes=(
+                *((_MEAN,) if is_piped else ()),
+                *((_TIES,) if shortest < found.best.predicted.step_seconds else ()),
+            ),
         )
 
 
@@ -129,7 +143,9 @@ def _time(found: TrainingExplanation) -> Section:
             f"{span} a step, {speed}: {kinds}. Most of it: {longest}.",
             *_saved(best),
             *_beside(best),
-            how_sure_of_layout(sure),
+            binding_words(best),
+            *saving_words(found.plan),
+            how_sure_of_training(found.plan),
         ),
         tables=(time_table(best),),
     )

@@ -9,12 +9,15 @@ from moetune.report.memory_figure import memory_parts_figure
 from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
 from moetune.report.section import Cell, Figure, Highlight, Section, percent, plural, sentence
 from moetune.solve.joint.front import LARGE, SLOW
-from moetune.workflows.views.decision import how_sure_of_layout
+from moetune.workflows.training_changes import input_differences, layout_changes, step_change
+from moetune.workflows.views.decision import how_sure_of_training
+from moetune.workflows.views.first_words import binding_words, saving_words
 from moetune.workflows.views.training import decision_words, training_sections
-from moetune.workflows.views.training_explanation import TrainingExplanation
+from moetune.workflows.views.training_explanation import kinds_of
 from moetune.workflows.views.words import model_placement_words, searched_words, speed_words
 
-_STEP_WORDS = "Predicted seconds on the slowest pipeline rank."
+_SLOWEST_WORDS = "Predicted seconds on the slowest pipeline rank."
+_MEAN_WORDS = "Predicted seconds on the mean of the pipeline ranks."
 
 
 def training_scope(plan: TrainingDocument) -> str:
@@ -26,7 +29,7 @@ def training_scope(plan: TrainingDocument) -> str:
 
 def training_page(plan: TrainingDocument) -> tuple[Section, ...]:
     """Return a training plan's sections for a page: the numbers to read first, then its memory."""
-    answer, time, memory_section, *rest = training_sections(plan)
+    origin, answer, time, memory_section, *rest = training_sections(plan)
     predicted, memory, sure = plan.best.predicted, plan.best.memory, plan.confidence
     low, high = map(format_seconds, (sure.p05_step_seconds, sure.p95_step_seconds))
     limit = plan.inputs.memory_limit_bytes
@@ -35,12 +38,15 @@ def training_page(plan: TrainingDocument) -> tuple[Section, ...]:
     return (
         replace(
             answer,
+            doubts=origin.doubts,
             title=f"Training {plan.inputs.model}: {plan.best.words}",
             scope=training_scope(plan),
             paragraphs=(
+                origin.title, *origin.paragraphs,
                 decision_words(plan.best.words, plan.layout), *searched_words(plan),
                 *model_placement_words(plan),
-                how_sure_of_layout(sure),
+                binding_words(plan.best), *saving_words(plan),
+                how_sure_of_training(plan),
             ),
             notes=tuple(map(sentence, plan.warnings)),
             tables=(),
@@ -111,44 +117,21 @@ def _front_options(plan: TrainingDocument) -> list[Option]:
 
 
 def training_figures(plans: Mapping[str, TrainingDocument]) -> Iterator[Figure]:
-    """Yield the plans' steps by kind of time."""
-    kinds = {name: TrainingExplanation(plan=one).kinds for name, one in plans.items()}
-    yield stacked_figure(kinds, title="One step", words=_STEP_WORDS)
+    """Yield the plans' steps by kind of time; nothing where an older plan has one rank's parts."""
+    if len(plans) == 1:
+        kinds = {name: kinds_of(one.best.predicted.parts) for name, one in plans.items()}
+        yield stacked_figure(kinds, title="One step", words=_SLOWEST_WORDS)
+    elif all(one.best.mean_parts for one in plans.values()):
+        kinds = {name: kinds_of(one.best.mean_parts) for name, one in plans.items()}
+        yield stacked_figure(kinds, title="One step", words=_MEAN_WORDS)
 
 
 def compare_training(
     first: TrainingDocument, second: TrainingDocument, names: tuple[str, str]
 ) -> Iterator[str]:
     """Yield sentences on how the second plan differs: its inputs, its step, layout and memory."""
-    left, right = first.inputs, second.inputs
-    changed = [
-        f"{name.replace('_', ' ')} {getattr(right, name)} instead of {getattr(left, name)}"
-        for name in (
-            "model", "world_size", "global_batch", "seq", "dtype", "profile", "target",
-            "optimizer", "routing",
-        )
-        if getattr(left, name) != getattr(right, name)
-    ]  # fmt: skip
+    changed = ", ".join(input_differences(first, second))
     if changed:
-        yield f"{names[1]} has {', '.join(changed)}."
-    ratio = second.best.predicted.step_seconds / first.best.predicted.step_seconds
-    is_same_work = all(
-        getattr(left, name) == getattr(right, name) for name in ("model", "global_batch", "seq")
-    )
-    if is_same_work:
-        yield f"Its step takes {percent(ratio - 1, sign=True)} as against {names[0]}."
-    if first.best.words != second.best.words:
-        yield f"It takes {second.best.words} instead of {first.best.words}."
-    before, after = map(_where, (first, second))
-    if before != after:
-        yield f"Its experts are {after} instead of {before}."
-    was, now = first.best.memory.peak_bytes, second.best.memory.peak_bytes
-    yield f"A device's memory peaks at {format_bytes(now)} instead of {format_bytes(was)}."
-
-
-def _where(plan: TrainingDocument) -> str:
-    """Return where a plan's experts are."""
-    if plan.placement is None or not plan.is_placed:
-        return "in their order"
-    replicas = plan.placement.replicas
-    return "placed by their loads" + (f", with {replicas.words}" if replicas else "")
+        yield f"{names[1]} has {changed}."
+    yield step_change(first, second)
+    yield from layout_changes(first, second)

@@ -1,0 +1,107 @@
+"""First words of a training plan: where its numbers come from, what binds, and what pins cost."""
+
+from collections.abc import Iterator, Mapping
+from math import fsum
+from types import MappingProxyType
+
+from moetune.domain.profile import Provenance
+from moetune.domain.training_document import PlanOrigin, Saving, TrainingAnswer, TrainingDocument
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.report.section import Section, percent
+from moetune.workflows.views.words import suspect_words
+
+_COMPUTATION = "computation"
+_BINDING: Mapping[str, str] = MappingProxyType({
+    "launches": "the host's launches", "exchange": "exchanges of tokens",
+    "tensor_comm": "tensor-parallel collectives", "context_comm": "exchanges of sequence parts",
+    "gradients": "collectives of gradients and parameters",
+    "replicas": "sums over replicas of experts", "bubble and sends": "waits in the pipeline",
+    "offload": "copies to the host", "optimizer": "the optimizer",
+})  # fmt: skip
+"""What a part of a step is bound by; other parts are computation."""
+_SINGULAR = frozenset({_COMPUTATION, "the optimizer"})
+_NAMED_SHARE = 0.1
+"""Of a step, from which on what binds second is said."""
+_MOST = 0.5
+"""Of a step, from which on launches bind it, though devices wait for a part of them alone."""
+_NAMED_SAVINGS = 2
+_TIMES = 2.0
+"""Of steps' ratios, from which on they are said as such, and not in percent."""
+_SOURCES: Mapping[Provenance, str] = MappingProxyType({
+    "published": "published tables of {device}, no measurement of yours",
+    "modelled": "a description of {device}, scaled from published tables; no measurement of yours",
+    "measured": "your measurement of {device}",
+})  # fmt: skip
+
+
+def origin_section(plan: TrainingDocument) -> Section:
+    """Return where a plan's numbers come from, and what such predictions were off by."""
+    profile, origin = plan.inputs.profile, plan.origin
+    doubts = tuple(suspect_words(profile, plan.profile_quality))
+    if origin is None:
+        title = f"Numbers: profile {profile}, {plan.trust}."
+        return Section(name="origin", title=title, doubts=doubts)
+    source = _SOURCES[origin.provenance].format(device=origin.device)
+    return Section(
+        name="origin",
+        title=f"Numbers: {source} (profile {profile}).",
+        doubts=doubts,
+        paragraphs=(_error_words(origin),),
+    )
+
+
+def _error_words(origin: PlanOrigin) -> str:
+    low, high = (f"{one:.2f}" for one in origin.public_ratios)
+    words = f"Nine in ten public runs took {low} to {high} times such a prediction."
+    if origin.provenance == "published":
+        return words
+    return words.replace("such a prediction", "a prediction from published tables")
+
+
+def binding_words(best: TrainingAnswer) -> str:
+    """Return what takes most of the step, and second most where that is much."""
+    host = best.predicted.bound_by_host_seconds / best.predicted.step_seconds
+    if host >= _MOST:
+        return (
+            f"The host's launches bind: blocks that take as long as them are "
+            f"{percent(host, digits=0)} of the step."
+        )
+    groups: dict[str, list[float]] = {}
+    for name, seconds in best.predicted.parts.items():
+        groups.setdefault(_BINDING.get(name, _COMPUTATION), []).append(seconds)
+    step = best.predicted.step_seconds
+    shares = {name: fsum(found) / step for name, found in groups.items()}
+    first, *rest = sorted(shares, key=lambda name: -shares[name])
+    verb = "binds" if first in _SINGULAR else "bind"
+    words = f"{first[:1].upper()}{first[1:]} {verb}: {percent(shares[first], digits=0)} of the step"
+    if rest and shares[rest[0]] >= _NAMED_SHARE:
+        words += f", then {rest[0]} with {percent(shares[rest[0]], digits=0)}"
+    return f"{words}."
+
+
+def saving_words(plan: TrainingDocument) -> Iterator[str]:
+    """Yield what single flags would save, and what all pins cost."""
+    step, limit = plan.predicted.step_seconds, plan.inputs.memory_limit_bytes
+    fitting = [one for one in plan.savings if one.peak_bytes <= limit]
+    if fitting:
+        said = [f"{one.change} would save {_saved(one, step)}" for one in fitting[:_NAMED_SAVINGS]]
+        yield f"Changed alone, {', and '.join(said)}."
+    for one in plan.savings:
+        if one.peak_bytes > limit:
+            yield (
+                f"Memory binds, too: {one.change} would save {_saved(one, step)}, and needs "
+                f"{format_bytes(one.peak_bytes)} of {format_bytes(limit)}."
+            )
+    if (free := plan.free) is not None:
+        ratio = step / free.step_seconds
+        cost = f"cost {percent(ratio - 1, digits=0)}"
+        if ratio >= _TIMES:
+            cost = f"make a step {ratio:.1f} times as long"
+        yield (
+            f"The pins {cost}: without them it takes {format_seconds(free.step_seconds)}, with "
+            f"{free.layout}."
+        )
+
+
+def _saved(one: Saving, step: float) -> str:
+    return percent(1 - one.step_seconds / step, digits=0)

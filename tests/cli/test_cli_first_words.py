@@ -1,0 +1,91 @@
+"""First words of a training plan: its numbers' origin, what binds, and hints that hold."""
+
+from typing import Any
+
+import pytest
+
+from tests.cli.running import Cli
+
+OLMOE = (
+    "plan", "--model", "olmoe", "--profile", "h100-x8", "--world-size", "16", "--global-batch",
+    "64", "--seq", "4096", "--target", "megatron",
+)  # fmt: skip
+PINS = ("--tp", "2", "--pp", "2", "--ep", "8", "--micro-batch", "1", "--overlap", "none")
+NOISE = 1.01
+"""Plans take a layout that is this near the fastest."""
+
+
+def step_of(plan: dict[str, Any]) -> float:
+    return float(plan["predicted"]["step_seconds"])
+
+
+def test_the_first_words_are_of_where_the_numbers_come_from(cli: Cli) -> None:
+    words = " ".join(cli(*OLMOE).out.split())
+    assert words.startswith(
+        "Numbers: published tables of NVIDIA H100 80GB HBM3, no measurement of yours (profile "
+        "h100-x8). Nine in ten public runs took"
+    )
+    described = cli(*OLMOE, "--profile", "a100-x4").out
+    assert described.startswith("Numbers: a description of NVIDIA A100 80GB PCIe")
+
+
+def test_a_hint_leads_to_the_step_that_it_promises(cli: Cli) -> None:
+    plan = cli(*OLMOE, *PINS, "--json").document
+    limit = plan["inputs"]["memory_limit_bytes"]
+    fitting = [one for one in plan["savings"] if one["peak_bytes"] <= limit]
+    assert {one["change"].split()[0] for one in fitting} >= {"--tp", "--cuda-graphs"}
+    for saving in fitting:
+        assert saving["change"].startswith("--")
+        name, value = saving["change"].split()
+        again = cli(*OLMOE, *PINS, name, value, "--json")
+        assert again.code == 0, again.err
+        assert step_of(again.document) <= NOISE * saving["step_seconds"]
+        assert step_of(again.document) < step_of(plan)
+
+
+def test_what_pins_cost_is_the_step_of_the_plan_without_them(cli: Cli) -> None:
+    pinned, free = cli(*OLMOE, *PINS, "--json").document, cli(*OLMOE, "--json").document
+    assert pinned["free"]["step_seconds"] == pytest.approx(step_of(free), rel=0.011)
+    assert "free" not in free
+    ratio = step_of(pinned) / pinned["free"]["step_seconds"]
+    words = " ".join(cli(*OLMOE, *PINS).out.split())
+    cost = f"make a step {ratio:.1f} times as long" if ratio >= 2 else f"cost {ratio - 1:.0%}"
+    assert f"The pins {cost.replace('%', ' %')}" in words
+    assert "no other layout is better" not in words
+
+
+def test_a_step_without_recomputation_names_the_memory_that_it_lacks(cli: Cli) -> None:
+    flags = (*OLMOE, "--tp", "1", "--pp", "1", "--ep", "1", "--zero", "1", "--micro-batch", "4",
+             "--offload-optimizer", "0", "--offload-activations", "0")  # fmt: skip
+    plan = cli(*flags, "--json").document
+    assert plan["layout"]["recompute"] != ["none"]
+    saving = next(one for one in plan["savings"] if one["change"] == "--recompute none")
+    assert saving["peak_bytes"] > plan["inputs"]["memory_limit_bytes"]
+    refused = cli(*flags, "--recompute", "none", "--json")
+    assert refused.code == 3
+    needed = refused.document["plan"]["memory"]["peak_bytes"]
+    assert needed == pytest.approx(saving["peak_bytes"], rel=1e-6)
+    assert "Memory binds, too" in cli(*flags).out
+
+
+def test_the_parts_of_layouts_are_compared_on_the_mean_of_the_ranks(cli: Cli) -> None:
+    sizes = ("--tp", "1", "--ep", "8", "--micro-batch", "1", "--overlap", "none", "--vpp", "1")
+    flags = (*OLMOE, *sizes, "--recompute", "none", "--cuda-graphs", "none")
+    one, two = (cli(*flags, "--pp", pp, "--output", f"{pp}.json", "--json").document
+                for pp in ("1", "2"))  # fmt: skip
+    mean = two["predicted"]["mean_parts"]
+    assert sum(mean.values()) == pytest.approx(step_of(two))
+    parts = one["predicted"]["parts"]
+    for name in ("head", "experts", "core_attn", "embedding"):  # as much work, on as many ranks
+        assert mean[name] == pytest.approx(parts[name]), name
+    assert two["predicted"]["parts"]["head"] == pytest.approx(2 * mean["head"])
+    shown = cli("plans", "diff", "1.json", "2.json", "--all").out
+    assert "mean_parts.head" not in shown
+    assert "predicted.parts" not in shown
+    found = cli("explain", "1.json", "--layout", "pp=2", "--json").document
+    assert "head" not in {
+        name for name, more in found["difference"]["parts"].items() if abs(more) > 1e-9
+    }
+    assert sum(found["difference"]["parts"].values()) == pytest.approx(
+        found["difference"]["seconds"]
+    )

@@ -1,0 +1,76 @@
+"""Hints of the layout rules: whoever follows one breaks the rule no more."""
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.training_rules import broken_rules
+from moetune.huggingface.registry import named_model
+
+_VALUES = re.compile(
+    r"(?<!·)\b(?P<name>micro_batch|global_batch|ep|etp|tp|cp|dp) (?P<values>\d+( or \d+)*)"
+)
+QWEN, OLMOE = (named_model(name).decoder for name in ("qwen3-30b-a3b", "olmoe"))
+JOBS = [
+    TrainingJob(decoder=decoder, world_size=ranks, global_batch=batch, length=length)
+    for decoder, (ranks, batch, length) in itertools.product(
+        (QWEN, OLMOE), ((24, 1024, 4096), (32, 96, 4095), (48, 100, 6144), (8, 4, 2048))
+    )
+]
+
+
+def layouts(job: TrainingJob) -> Iterator[FoldedLayout]:
+    """Yield layouts of all ranks, whatever rules they break."""
+    for tp, cp, pp in itertools.product((1, 2, 3, 6), (1, 2, 4), (1, 2, 3)):
+        dp, rest = divmod(job.world_size, tp * cp * pp)
+        if not rest:
+            for ep, etp, batch in itertools.product((1, 3, 5, 16), (1, 2, 5), (1, 2, 3)):
+                yield FoldedLayout(dp=dp, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, micro_batch=batch)
+
+
+def with_value(layout: FoldedLayout, name: str, value: int, ranks: int) -> FoldedLayout:
+    """Return a layout with a size, and as many replicas as there are ranks."""
+    changes: dict[str, Any] = {name: value}
+    found = replace(layout, **changes)
+    if name == "dp":
+        return replace(found, tp=1, cp=1, pp=ranks // value)
+    if found.cp * found.tp * found.pp > ranks:
+        found = replace(found, pp=1, tp=1) if name == "cp" else replace(found, pp=1, cp=1)
+    return replace(found, dp=ranks // (found.cp * found.tp * found.pp))
+
+
+def followed(
+    hint: str, layout: FoldedLayout, job: TrainingJob
+) -> Iterator[tuple[FoldedLayout, TrainingJob]]:
+    if both := re.fullmatch(r"use ep (\d+) and etp (\d+)", hint):
+        yield replace(layout, ep=int(both[1]), etp=int(both[2])), job
+        return
+    for found in _VALUES.finditer(hint.partition(" with ")[0] if "global" in hint else hint):
+        for value in map(int, found["values"].split(" or ")):
+            if found["name"] == "global_batch":
+                yield replace(layout, micro_batch=1), replace(job, global_batch=value)
+            else:
+                yield with_value(layout, found["name"], value, job.world_size), job
+    if replicas := re.search(r"dp (\d+)( or (\d+))?$", hint):
+        for value in filter(None, (replicas[1], replicas[3])):
+            changed = with_value(replace(layout, micro_batch=1), "dp", int(value), job.world_size)
+            yield changed, job
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job.decoder.name}-{job.world_size}")
+def test_a_followed_hint_mends_the_rule_and_is_another_layout(job: TrainingJob) -> None:
+    num_followed = 0
+    for layout in layouts(job):
+        for rule in broken_rules(layout, job):
+            kind = rule.what.partition(" (")[0]
+            for changed, asked in followed(rule.hint, layout, job):
+                num_followed += 1
+                assert (changed, asked) != (layout, job), rule
+                left = [one.what.partition(" (")[0] for one in broken_rules(changed, asked)]
+                assert kind not in left, (rule, changed)
+    assert num_followed > 100

@@ -1,0 +1,67 @@
+"""Savings of single flags: each is the best layout of the question with that flag."""
+
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.pipeline import read_stages
+from moetune.domain.training import LayoutRequest, TrainingJob
+from moetune.solve.joint.best import BestLayouts
+from moetune.solve.joint.savings import LEAST_SAVED, Savings
+from moetune.solve.joint.search import FoldedSearch
+from tests.solve.joint.test_search import OLMOE, search_of
+
+SMALL = replace(OLMOE, blocks=OLMOE.blocks[:8])
+
+
+@pytest.fixture(scope="module")
+def search() -> FoldedSearch:
+    job = TrainingJob(decoder=SMALL, world_size=8, global_batch=64, length=4096)
+    return search_of(job, target="megatron")
+
+
+def savings_of(search: FoldedSearch, pins: LayoutRequest) -> Savings:
+    return Savings(search=search, pins=pins, best=BestLayouts(search, pins).best())
+
+
+def test_a_pin_that_is_left_out_has_the_value_of_the_best_layout(search: FoldedSearch) -> None:
+    pins = LayoutRequest(tp=4, pp=2, micro_batch=1, cuda_graphs="none", zero=1)
+    found = savings_of(search, pins)
+    changes = {one.change: one.found for one in found.of_flags()}
+    most = found.best.step.seconds * (1 - LEAST_SAVED)
+    for name in ("tp", "pp", "micro_batch", "zero"):
+        best = BestLayouts(search, replace(pins, **{name: None})).best()
+        flag = f"--{name.replace('_', '-')} {getattr(best.layout, name)}"
+        if best.step.seconds < most:
+            assert changes[flag].step.seconds == best.step.seconds
+        else:
+            assert flag not in changes
+    assert changes
+    ordered = [one.found.step.seconds for one in found.of_flags()]
+    assert ordered == sorted(ordered)
+    free = found.free()
+    assert free is not None
+    assert free.found.step.seconds == BestLayouts(search, LayoutRequest()).best().step.seconds
+
+
+def test_graphs_that_no_search_takes_by_itself_are_tried(search: FoldedSearch) -> None:
+    pins = LayoutRequest(tp=4, micro_batch=1)
+    changes = {one.change: one.found for one in savings_of(search, pins).of_flags()}
+    graphs = BestLayouts(search, replace(pins, cuda_graphs="partial")).best()
+    assert changes["--cuda-graphs partial"].step.seconds == graphs.step.seconds
+
+
+def test_a_pin_that_the_best_layout_has_not_is_left_out(search: FoldedSearch) -> None:
+    stages = read_stages("E|tttttt|t|tL")  # one rank has most of the blocks
+    pins = LayoutRequest(pp=4, tp=1, ep=1, vpp=1, micro_batch=1, zero=1, stages=stages)
+    best = BestLayouts(search, replace(pins, stages=None)).best()
+    changes = {one.change: one.found for one in savings_of(search, pins).of_flags()}
+    assert best.layout.stages is None
+    found = next(
+        one for change, one in changes.items() if change.startswith("leaving out --stages")
+    )
+    assert found.step.seconds == best.step.seconds
+
+
+def test_a_question_without_pins_has_no_free_layout_beside_it(search: FoldedSearch) -> None:
+    assert savings_of(search, LayoutRequest()).free() is None
