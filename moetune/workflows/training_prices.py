@@ -22,7 +22,7 @@ from moetune.solve.training.step import StepPrices
 _SUSTAINED, _SUSTAINED_ON = 0.83, {"GB300": 0.92}
 """Of published kernels' rates, alone and with cold clocks, that they reach in a step, on the mean
 of the public runs of each machine; a GB300 has 1.4 kW for what a GB200 does with 1.2."""
-_MOST_OF_A_STEP, _SHARDS_ALL = 0.5, 3
+_SHARDS_ALL = 3
 _NUM_DRAWS = 20
 _ENDS = (0.05, 0.95)
 
@@ -88,7 +88,7 @@ def stand_ins_of(
     prices = step_prices(job, target, profile, costs)
     prices.step(chosen.layout)
     words = (
-        *_bound_by_host(chosen), *_unpublished(chosen.layout, target),
+        *_unpublished(chosen.layout, target),
         *_no_network(job, profile), *stand_in_words(prices.device.trusts.doubts),
     )  # fmt: skip
     if profile.network is not None and profile.provenance == "published":
@@ -97,16 +97,6 @@ def stand_ins_of(
     seconds = [step_prices(job, target, profile, one).step(chosen.layout).seconds for one in drawn]
     low, high = np.quantile(np.array(seconds) / chosen.step.seconds, _ENDS)
     return StandIns(words=words, ratios=(float(low), float(high)))
-
-
-def _bound_by_host(chosen: PricedLayout) -> Iterator[str]:
-    """Yield a sentence where the host's launches bind most of the step."""
-    share = chosen.step.bound_by_host / chosen.step.seconds
-    if share >= _MOST_OF_A_STEP:
-        yield (
-            f"the host's launches bind {share:.0%} of the step: larger micro-batches or CUDA "
-            "graphs shorten it, faster devices do not"
-        )
 
 
 def _unpublished(layout: FoldedLayout, target: Target) -> Iterator[str]:

@@ -10,7 +10,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingDocument
 from moetune.fit.costs import costs_of
-from moetune.fit.slowed import ATTENTION, PARTS, Slowdown, slowed
+from moetune.fit.slowed import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.joint.ties import NOISE
@@ -156,12 +156,14 @@ class TrainingSubject:
 def _slowed_device(device: DevicePrices, slowdown: Slowdown) -> DevicePrices:
     """Return a device of which what costs do not have is slower.
 
-    Attention's rate is a share of the GEMMs' where none was published: slower GEMMs slow it, too.
+    Attention does not follow the GEMMs: it is a part of its own.
     """
     if slowdown.part == POSTED:
         return replace(device, posted_chunk_seconds=device.posted_chunk_seconds * slowdown.factor)
     if slowdown.part == ATTENTION:
-        return replace(device, attention_slowdown=slowdown.factor)
+        return replace(device, attention_factor=slowdown.factor)
+    if slowdown.part == GEMM_RATE:
+        return replace(device, gemm_factor=slowdown.factor)
     return device
 
 

@@ -26,6 +26,11 @@ OWN_SPREAD = 0.06
 _WIDTH, _POINTS = 5.0, 400
 
 
+def public_ratios(target: TargetName) -> tuple[float, float]:
+    """Return the 5 % and 95 % quantiles of measured over predicted seconds under a runtime."""
+    return _RATIOS.get(target, (P05_RATIO, P95_RATIO))
+
+
 def confidence_of(
     seconds: Sequence[float],
     *,
@@ -47,7 +52,7 @@ def confidence_of(
             independent of that, so that logarithms add up in squares.
         target: the runtime whose runs are in the record.
     """
-    low, high = _RATIOS.get(target, (P05_RATIO, P95_RATIO))
+    low, high = public_ratios(target)
     first = NormalDist(math.log(seconds[0]), own_spread)
     others = [NormalDist(math.log(one), own_spread) for one in seconds[1:]]
     start = min(math.log(one) for one in seconds) - _WIDTH * own_spread

@@ -113,18 +113,20 @@ class DevicePrices:
     Args:
         sustained: share of its rate alone that a kernel reaches in a training step.
         slowdown: of a runtime's kernels (`RuntimeKernels`).
-        attention_slowdown: of attention's kernels, as a question asks.
         posted_chunk_seconds: see `Network`.
         transfers: of dispatchers by their multiprocessors; None where nothing is known.
+        attention_factor: on the times of attention and of recurrences.
+        gemm_factor: that a question has put on the times of GEMMs, which these do not follow.
     """
 
     costs: Costs
     machine: Machine
     sustained: float = 1.0
     slowdown: float = 1.0
-    attention_slowdown: float = 1.0
     posted_chunk_seconds: float = 0.0
     transfers: TransferTimes | None = None
+    attention_factor: float = 1.0
+    gemm_factor: float = 1.0
     trusts: Trusts = field(default_factory=Trusts)
     _known: dict[tuple[object, ...], float] = field(default_factory=dict, init=False, repr=False)
 
@@ -260,8 +262,7 @@ class DevicePrices:
             return 0.0
         rates = self._rates
         large = rates.large * self.reached / 2 if rates.large else self._macs_per_second
-        rate = large * math.sqrt(min(1.0, head_dim / _FULL_HEAD))
-        rate /= self.attention_slowdown
+        rate = large * math.sqrt(min(1.0, head_dim / _FULL_HEAD)) / self.attention_factor
         if has_flash2 and rates is _HOPPER_RATES:
             rate /= _FLASH2[backward]
         if backward:
@@ -275,8 +276,8 @@ class DevicePrices:
         Args:
             macs: of the forward pass, as the recurrence is written; chunked kernels do more.
         """
-        rate = self._macs_per_second * _RECURRENCE * self._rates.triton / self.attention_slowdown
-        return macs * (2 if backward else 1) / rate
+        rate = self._macs_per_second * _RECURRENCE * self._rates.triton
+        return self.attention_factor * macs * (2 if backward else 1) / rate
 
     @property
     def _rates(self) -> KernelRates:
@@ -287,4 +288,4 @@ class DevicePrices:
     def _macs_per_second(self) -> float:
         """Rate of a large GEMM."""
         seconds = self.gemm("forward", rows=_LARGE, d_in=_LARGE, d_out=_LARGE)
-        return _LARGE**3 / seconds
+        return self.gemm_factor * _LARGE**3 / seconds

@@ -22,6 +22,8 @@ _BINDING: Mapping[str, str] = MappingProxyType({
 _SINGULAR = frozenset({_COMPUTATION, "the optimizer"})
 _NAMED_SHARE = 0.1
 """Of a step, from which on what binds second is said."""
+_MOST = 0.5
+"""Of a step, from which on launches bind it, though devices wait for a part of them alone."""
 _NAMED_SAVINGS = 2
 _TIMES = 2.0
 """Of steps' ratios, from which on they are said as such, and not in percent."""
@@ -58,6 +60,12 @@ def _error_words(origin: PlanOrigin) -> str:
 
 def binding_words(best: TrainingAnswer) -> str:
     """Return what takes most of the step, and second most where that is much."""
+    host = best.predicted.bound_by_host_seconds / best.predicted.step_seconds
+    if host >= _MOST:
+        return (
+            f"The host's launches bind: blocks that take as long as them are "
+            f"{percent(host, digits=0)} of the step."
+        )
     groups: dict[str, list[float]] = {}
     for name, seconds in best.predicted.parts.items():
         groups.setdefault(_BINDING.get(name, _COMPUTATION), []).append(seconds)

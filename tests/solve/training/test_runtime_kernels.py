@@ -35,7 +35,7 @@ def step_on(prices: DevicePrices, name: str, layout: FoldedLayout) -> StepSecond
 )
 @pytest.mark.parametrize("profile", ["b200-x8", "gb200-nvl72", "gb300-nvl72"])
 def test_attention_on_blackwell_is_cudnns(
-    profile: str, length: int, backward: bool, published: float
+    profile: str, length: int, *, backward: bool, published: float
 ) -> None:
     # arXiv 2603.07685, Table 9: TFLOP/s of cuDNN with DeepSeek-V3's heads.
     seconds = device_named(profile).attention_core(
