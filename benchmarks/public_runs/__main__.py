@@ -1,21 +1,23 @@
 """Published training runs against the planner: `python -m benchmarks.public_runs FOLDER`.
 
-FOLDER has `layouts.csv` and `megatron_bridge.csv`. Writes docs/results/public-runs.md.
+FOLDER has `layouts.csv`, `megatron_bridge.csv` and `runs.csv`. Writes docs/results/public-runs.md.
 """
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from benchmarks.public_runs.page import lines
 from benchmarks.public_runs.rows import PublicRun, Skipped, read_failed, read_runs
+from benchmarks.public_runs.runs import read_more
 from benchmarks.public_runs.score import Scored
-from moetune.domain.errors import MoetuneError
+from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.profile import Profile
 from moetune.domain.routing import BALANCED
 from moetune.domain.targets import find_target
-from moetune.solve.training.memory import MemoryModel
+from moetune.solve.training.memory import LIBRARY_BYTES, MemoryModel
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
@@ -28,27 +30,59 @@ RESULT = Path(__file__).parents[2] / "docs/results/public-runs.md"
 
 @cache
 def _profile(name: str) -> Profile:
-    return load_profile_file(bundled_profiles()[name])
+    bundled = bundled_profiles()
+    if name not in bundled:
+        raise InputError(f"there is no reference profile {name}", "add it to profiles/")
+    return load_profile_file(bundled[name])
 
 
 def score(run: PublicRun) -> Scored:
-    """Return the run with its prediction."""
+    """Return the run with its prediction.
+
+    Raises:
+        MoetuneError: its machine or something of its layout has no price.
+    """
     profile = _profile(run.profile)
-    device = device_prices(profile)
+    target = replace(find_target(run.target), **run.facts)
     stages = DecoderStages(run.job.decoder)
-    prices = StepPrices(job=run.job, device=device, stages=stages, target=find_target("megatron"))
+    prices = StepPrices(job=run.job, device=device_prices(profile), stages=stages, target=target)
     layout = run.layout
-    if run.job.decoder.name in _BALANCED and layout.pp > 1:
+    if run.job.decoder.name in _BALANCED and layout.pp > 1 and layout.stages is None:
         layout = prices.balanced(layout)
-    step = prices.step(layout)
+    seconds = prices.step(layout).seconds if run.tokens is not None else None
     # The log is that of the first ranks, which get the mean of the rows over all blocks.
-    memory = MemoryModel(
-        job=replace(run.job, routing=BALANCED),
-        stages=stages,
-        logit_bytes=find_target("bridge").logit_bytes,
-    ).peak(layout)
-    usable = profile.machine.plannable_bytes
-    return Scored(run=run, seconds=step.seconds, memory=memory, usable_bytes=usable)
+    model = MemoryModel(job=replace(run.job, routing=BALANCED), stages=stages, target=target)
+    machine = profile.machine
+    if run.device_bytes is not None:
+        machine = replace(machine, memory_bytes=run.device_bytes)
+    return Scored(
+        run=run,
+        seconds=seconds,
+        memory=model.peak(layout),
+        last_rank=model.of_every_rank(layout)[-1],
+        usable_bytes=round(machine.memory_bytes + LIBRARY_BYTES),
+    )
+
+
+def all_runs(folder: Path) -> Iterator[PublicRun | Skipped]:
+    """Yield the runs of every file, priced or not."""
+    yield from read_runs(folder)
+    yield from read_failed()
+    yield from read_more(folder)
+
+
+def scored_runs(folder: Path) -> tuple[list[Scored], list[Skipped]]:
+    """Return the runs that can be priced, and why others cannot."""
+    scored, skipped = [], []
+    for run in all_runs(folder):
+        if isinstance(run, Skipped):
+            skipped.append(run)
+            continue
+        try:
+            scored.append(score(run))
+        except MoetuneError as error:
+            skipped.append(Skipped(name=run.name, reason=str(error)))
+    return scored, skipped
 
 
 def main() -> None:
@@ -57,18 +91,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--output", type=Path, default=RESULT)
     given = parser.parse_args()
-    scored, skipped = [], []
-    for run in read_runs(given.folder):
-        if isinstance(run, Skipped):
-            skipped.append(run)
-            continue
-        try:
-            scored.append(score(run))
-        except MoetuneError as error:
-            skipped.append(Skipped(name=run.name, reason=str(error)))
-    text = "\n".join(lines(scored, skipped, [score(run) for run in read_failed()])) + "\n"
+    text = "\n".join(lines(*scored_runs(given.folder))) + "\n"
     given.output.write_text(text)
-    print(text)
+    print(f"written to {given.output}")
 
 
 if __name__ == "__main__":

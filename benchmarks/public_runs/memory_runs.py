@@ -5,7 +5,7 @@ the offload runs at e9f0dea).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.training import Overlap, Recompute, TokenDispatcher
@@ -21,6 +21,7 @@ class Recipe:
     dispatcher: TokenDispatcher | None = None
     overlap: Overlap | None = None
     recompute: tuple[Recompute, ...] | None = None
+    fuses_activations: bool = True
 
 
 _MOONLIGHT = Recipe(
@@ -29,7 +30,12 @@ _MOONLIGHT = Recipe(
 )  # fmt: skip
 _NANO = Recipe(
     source="nemotron_3_nano_pretrain_16gpu_h100_bf16_config", optimizer="adam-bf16-grads",
-    dispatcher="hybrid_ep",
+    dispatcher="hybrid_ep", fuses_activations=False,
+)  # fmt: skip
+_SUPER = Recipe(
+    source="nemotron_3_super_pretrain_64gpu_h100_bf16_config", optimizer="adam-bf16",
+    dispatcher="hybrid_ep", recompute=("core_attn", "moe_act", "norm", "moe"),
+    fuses_activations=False,
 )  # fmt: skip
 RECIPES: Mapping[str, Recipe] = {
     **{f"rc-moon{number}": _MOONLIGHT for number in range(1, 7)},
@@ -37,10 +43,8 @@ RECIPES: Mapping[str, Recipe] = {
         source="perf_recipes/qwen/h100/qwen3_moe.py", optimizer="adam-bf16-grads",
         dispatcher="hybrid_ep", overlap="batch",
     ),
-    "card16": Recipe(
-        source="nemotron_3_super_pretrain_64gpu_h100_bf16_config", optimizer="adam-bf16",
-        dispatcher="hybrid_ep", recompute=("core_attn", "moe_act", "norm", "moe"),
-    ),
+    "card16": _SUPER,
+    "card17": replace(_SUPER, is_natural=True),
     **{
         f"nano-{name}": _NANO
         for name in ("moe", "moe-norm", "none", "core_attn", "moe_act", "norm,moe_act")

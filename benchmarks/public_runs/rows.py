@@ -7,14 +7,18 @@ cannot be priced is a `Skipped` with its reason.
 import csv
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from benchmarks.public_runs.decoders import decoder_named
 from benchmarks.public_runs.memory_runs import MORE_ROWS, OUT_OF_MEMORY, RECIPES, Recipe
 from benchmarks.public_runs.recipes import with_recipe
+from benchmarks.public_runs.systems import MemoryScope, System, system_of
 from moetune.domain.errors import MoetuneError
 from moetune.domain.routing import BALANCED, NATURAL
+from moetune.domain.targets import TargetName
 from moetune.domain.training import (
     FoldedLayout,
     Overlap,
@@ -22,26 +26,19 @@ from moetune.domain.training import (
     TokenDispatcher,
     TrainingDtype,
     TrainingJob,
+    ZeroStage,
 )
 from moetune.domain.training_rules import check_layout
-from moetune.huggingface.registry import named_model
 
 MACHINES = {
     "H100": "h100-x8", "H800": "h800-x8", "H200": "h200-x8", "A100": "a100-x8", "B200": "b200-x8",
     "B300": "b300-x8", "GB200": "gb200-nvl72", "GB300": "gb300-nvl72",
 }  # fmt: skip
-_MODELS = {
-    "qwen3-235b-a22b": "qwen3-235b-a22b", "qwen3-30b-a3b": "qwen3-30b-a3b",
-    "kimi-k2": "kimi-k2", "deepseek-v3": "deepseek-v3", "deepseekv3": "deepseek-v3",
-    "moonlight-16b-a3b": "moonlight", "gpt-oss-120b": "gpt-oss-120b",
-    "nemotron-3-super": "nemotron-3-super", "nemotron-3-nano": "nemotron-3-nano",
-    "deepseek-v4-flash": "deepseek-v4-flash", "deepseekv4-flash": "deepseek-v4-flash",
-    "llama4-scout": "llama-4-scout",
-}  # fmt: skip
 _MODULES: Mapping[str, tuple[Recompute, ...]] = {
     "none": (), "": (), "norm": ("norm",), "layernorm": ("norm",), "act": ("moe_act",),
     "moe_act": ("moe_act",), "full": ("full",), "core_attn": ("core_attn",), "mlp": ("mlp",),
-    "mla_up_proj": ("mla_up_proj",), "moe": ("moe",),
+    "mla_up_proj": ("mla_up_proj",), "moe": ("moe",), "up_proj": ("mla_up_proj",),
+    "shared_expert": ("shared_experts",),
 }  # fmt: skip
 
 
@@ -53,15 +50,32 @@ _PLAIN = ("hybrid_ep", "no recomputation", "no overlap", "no CUDA graphs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredMemory:
+    """A printed peak of memory.
+
+    Args:
+        scope: what it counts.
+        of_last_rank: whether it is the last pipeline rank's, not the fullest one's.
+    """
+
+    bytes: float
+    scope: MemoryScope
+    of_last_rank: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublicRun:
     """One run.
 
     Args:
         set_name: of the runs that it is ranked with: one model, machine, batch and release.
         release: of the software, for the efficiency factor, with the machine.
-        tokens: measured, a second and device.
-        allocated_bytes: measured peak of the allocator; None where the source has none.
+        tokens: measured, a second and device; None where the source has no time.
+        measured: peak of memory; None where the source has none.
         assumed: what the source does not say.
+        ran_out: whether it ended in an out-of-memory error.
+        device_bytes: of its device, where that is not the profile's.
+        facts: of the target, where the run's are others than what moetune exports.
     """
 
     name: str
@@ -70,15 +84,30 @@ class PublicRun:
     release: str
     job: TrainingJob
     layout: FoldedLayout
-    tokens: float
-    allocated_bytes: float | None
+    tokens: float | None
+    measured: MeasuredMemory | None
     routing: str
     assumed: tuple[str, ...] = ()
+    target: TargetName = "megatron"
+    ran_out: bool = False
+    device_bytes: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """The source's name, without the release."""
+        return self.set_name.split(",", maxsplit=1)[0]
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second and device of a run that has a time."""
+        assert self.tokens is not None  # noqa: S101 - the caller chose such runs
+        return self.tokens
 
     @property
     def seconds(self) -> float:
         """Measured step."""
-        return self.job.tokens / self.job.world_size / self.tokens
+        return self.job.tokens / self.job.world_size / self.speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +122,12 @@ def read_runs(folder: Path) -> Iterator[PublicRun | Skipped]:
     """Yield the rows of both files."""
     with (folder / "layouts.csv").open() as file:
         for row in csv.DictReader(file):
-            yield _read(row["id"], row, _of_layouts)
+            yield read_row(row["id"], row, _of_layouts)
     for more in MORE_ROWS:
-        yield _read(more["id"], more, _of_layouts)
+        yield read_row(more["id"], more, _of_layouts)
     with (folder / "megatron_bridge.csv").open() as file:
         for number, row in enumerate(csv.DictReader(file), start=2):
-            yield _read(f"bridge:{number}", row, _of_bridge)
+            yield read_row(f"bridge:{number}", row, _of_bridge)
 
 
 def read_failed() -> Iterator[PublicRun]:
@@ -107,9 +136,12 @@ def read_failed() -> Iterator[PublicRun]:
         yield _of_layouts(row["id"], row)
 
 
-def _read(name: str, row: Mapping[str, str], read: object) -> PublicRun | Skipped:
+def read_row(
+    name: str, row: Mapping[str, str], read: Callable[[str, Mapping[str, str]], PublicRun]
+) -> PublicRun | Skipped:
+    """Return the run of a row, or why it cannot be priced."""
     try:
-        run: PublicRun = read(name, row)  # type: ignore[operator]
+        run = read(name, row)
         check_layout(run.layout, run.job)
     except MoetuneError as error:
         return Skipped(name=name, reason=str(error))
@@ -120,8 +152,8 @@ def _read(name: str, row: Mapping[str, str], read: object) -> PublicRun | Skippe
 
 def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
     assumed: list[str] = []
-    recipe = RECIPES.get(name)
-    decoder, length = named_model(_model(row["model"])).decoder, int(row["seq"])
+    recipe, system = RECIPES.get(name), system_of(row["framework"])
+    decoder, length = decoder_named(row["model"]), int(row["seq"])
     tokens = _tokens(row, decoder.flops_per_token(length).total, length)
     if not row["gbs"]:
         assumed.append("global batch, from TFLOP/s and seconds")
@@ -130,9 +162,9 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         world_size=int(row["gpus"]),
         global_batch=_global_batch(row, tokens, length),
         length=length,
-        dtype=_dtype(row["precision"]),
+        dtype=read_dtype(row["precision"]),
         routing=NATURAL if _is_natural(row, recipe) else BALANCED,
-        optimizer="adam" if recipe is None else recipe.optimizer,
+        optimizer=system.optimizer if recipe is None else recipe.optimizer,
     )
     etp = row["etp"]
     if not etp:
@@ -140,8 +172,8 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
     layout = _layout(
         job, tp=row["tp"], pp=row["pp"], vpp=row["vpp"], cp=row["cp"], ep=row["ep"], etp=etp,
         micro_batch=row["mbs"], dispatcher=_dispatcher(row, assumed),
-        recompute=_recompute(row["recompute"]), overlap=_overlap(row["overlap"]),
-        zero=3 if "FSDP" in row["note"] else 1,
+        recompute=read_modules(row["recompute"]), overlap=_overlap(row["overlap"]),
+        zero=3 if "FSDP" in row["note"] else system.zero,
     )  # fmt: skip
     profile = _machine(row["hardware"])
     if name.startswith("card") and row["routing"].startswith("forced"):
@@ -149,15 +181,23 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
     if recipe is not None:
         layout = _as_said(layout, recipe)
         assumed.append(f"recipe {recipe.source}")
-    memory = row["mem_gib"]
+    memory, ran_out = row["mem_gib"], row["step_s"] == "inf"
     source = re.split(r"[ @#]", row["source"])[0]
     return PublicRun(
         name=name, set_name=f"{source}, {row['model']}, {row['gpus']} {row['hardware']}, "
         f"{job.length} x {job.global_batch}, {row['routing'] or 'balanced'}",
-        profile=profile, release=source, job=job, layout=layout, tokens=tokens,
-        allocated_bytes=float(memory) * _GIGABYTE if memory else None, routing=row["routing"],
-        assumed=tuple(assumed),
+        profile=profile, release=source, job=job, layout=layout, tokens=None if ran_out else tokens,
+        measured=MeasuredMemory(bytes=float(memory) * _GIGABYTE, scope="allocated")
+        if memory else None,
+        routing=row["routing"], assumed=tuple(assumed), ran_out=ran_out,
+        target=system.target, facts=_facts(system, recipe),
     )  # fmt: skip
+
+
+def _facts(system: System, recipe: Recipe | None) -> Mapping[str, Any]:
+    if recipe is None or recipe.fuses_activations:
+        return system.facts
+    return {**system.facts, "fuses_activations": False}
 
 
 def _tokens(row: Mapping[str, str], flops_per_token: float, length: int) -> float:
@@ -178,12 +218,15 @@ def _global_batch(row: Mapping[str, str], tokens: float, length: int) -> int:
 
 
 def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
+    if row["model"] == "Nemotron_3_Ultra":
+        raise ValueError("it offloads activations of modules, not of whole blocks")
     job = TrainingJob(
-        decoder=named_model(_model(row["model"])).decoder,
+        decoder=decoder_named(row["model"]),
         world_size=int(row["#-GPUs"]),
         global_batch=int(row["GBS"]),
         length=int(row["Sequence Length"]),
-        dtype=_dtype(row["Precision"] or "fp8"),
+        dtype=read_dtype(row["Precision"] or "fp8"),
+        optimizer="adam-bf16-grads",
     )
     profile = _machine(row["system"].removeprefix("DGX-"))
     release = row["release"].split()[0]
@@ -197,14 +240,16 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
     return PublicRun(
         name=name, set_name=f"Bridge {row['release']}, {row['model']}, {profile}",
         profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
-        tokens=float(_first(row["Tokens / sec / GPU"])), allocated_bytes=None, routing="forced",
+        tokens=float(_first(row["Tokens / sec / GPU"])), measured=None, routing="forced",
+        target="bridge", facts=system_of("Megatron-Bridge").facts,
         assumed=(*dropped, *(() if found else _PLAIN)),
     )  # fmt: skip
 
 
 def _layout(
     job: TrainingJob, *, tp: str, pp: str, vpp: str, cp: str, ep: str, etp: str, micro_batch: str,
-    dispatcher: TokenDispatcher, recompute: tuple[Recompute, ...], overlap: Overlap, zero: int,
+    dispatcher: TokenDispatcher, recompute: tuple[Recompute, ...], overlap: Overlap,
+    zero: ZeroStage,
 ) -> FoldedLayout:  # fmt: skip
     sizes = {"tp": _size(tp), "pp": _size(pp), "vpp": _size(vpp), "cp": _size(cp)}
     dp = job.world_size // (sizes["tp"] * sizes["pp"] * sizes["cp"])
@@ -236,21 +281,18 @@ def _size(text: str) -> int:
     return int(_first(text)) if text and text.lower() not in {"n/a", "-"} else 1
 
 
-def _model(text: str) -> str:
-    name = text.split("(", maxsplit=1)[0].replace("weak", "").strip().lower()
-    return _MODELS[name.replace("_", "-").replace(" ", "-")]
-
-
 def _machine(text: str) -> str:
     name = MACHINES[text.split(maxsplit=1)[0]]
     return f"{name}-efa" if "EFA" in text.split() else name
 
 
-def _dtype(text: str) -> TrainingDtype:
+def read_dtype(text: str) -> TrainingDtype:
+    """Return the dtype of a row's word; tensorwise, current and blockwise scaling are "fp8"."""
     name = text.lower()
     known: Mapping[str, TrainingDtype] = {
         "bf16": "bfloat16", "mxfp8": "mxfp8", "fp8-mx": "mxfp8", "fp8": "fp8", "fp8-cs": "fp8",
-        "nvfp4": "nvfp4",
+        "nvfp4": "nvfp4", "fp8 (current scaling)": "fp8", "fp8 tensorwise": "fp8",
+        "fp8 blockwise": "fp8", "mxfp8 both": "mxfp8",
     }  # fmt: skip
     return known[name]
 
@@ -274,5 +316,7 @@ def _overlap(text: str) -> Overlap:
     return "none" if text in {"", "off"} else "batch"
 
 
-def _recompute(text: str) -> tuple[Recompute, ...]:
-    return tuple(one for name in text.split(",") for one in _MODULES[name.strip()])
+def read_modules(text: str) -> tuple[Recompute, ...]:
+    """Return the modules of a text, each once."""
+    found = (one for name in text.split(",") for one in _MODULES[name.strip()])
+    return tuple(dict.fromkeys(found))

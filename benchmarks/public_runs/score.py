@@ -20,12 +20,53 @@ _SAME = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A run with its prediction."""
+    """A run with its prediction.
+
+    Args:
+        seconds: of a step; None where the run has no time.
+        memory: of the fullest rank.
+        last_rank: that of the last pipeline rank.
+        usable_bytes: of a device, for plans.
+    """
 
     run: PublicRun
-    seconds: float
+    seconds: float | None
     memory: RankMemory
+    last_rank: RankMemory
     usable_bytes: int
+
+    @property
+    def predicted_seconds(self) -> float:
+        """Predicted step of a run that has a time."""
+        assert self.seconds is not None  # noqa: S101 - the caller chose such runs
+        return self.seconds
+
+    @property
+    def predicted_bytes(self) -> float | None:
+        """Predicted memory of the scope and rank that the source prints; None where none is."""
+        measured = self.run.measured
+        if measured is None:
+            return None
+        memory = self.measured_rank
+        by_scope = {
+            "allocated": memory.allocated_bytes,
+            "reserved": memory.reserved_bytes,
+            "device": memory.peak_bytes,
+        }
+        return by_scope[measured.scope]
+
+    @property
+    def measured_rank(self) -> RankMemory:
+        """Predicted memory of the rank that the source prints, else of the fullest."""
+        measured = self.run.measured
+        return self.last_rank if measured and measured.of_last_rank else self.memory
+
+    @property
+    def memory_error(self) -> float:
+        """Relative error of the memory of a run that has one."""
+        measured, found = self.run.measured, self.predicted_bytes
+        assert measured is not None and found is not None  # noqa: S101, PT018 - as the caller says
+        return found / measured.bytes - 1
 
     @property
     def fits(self) -> bool:
@@ -35,14 +76,14 @@ class Scored:
     @property
     def log_ratio(self) -> float:
         """Logarithm of measured over predicted."""
-        return math.log(self.run.seconds / self.seconds)
+        return math.log(self.run.seconds / self.predicted_seconds)
 
 
 def kendall(rows: Sequence[Scored]) -> float | None:
     """Return Kendall's τ of the tokens a second; None without a pair that differs."""
     agree = total = 0
     for one, other in itertools.combinations(rows, 2):
-        measured = math.log(one.run.tokens / other.run.tokens)
+        measured = math.log(one.run.speed / other.run.speed)
         if abs(measured) < _SAME:
             continue
         total += 1
@@ -55,7 +96,7 @@ def kendall(rows: Sequence[Scored]) -> float | None:
 def regret(rows: Sequence[Scored]) -> float:
     """Return by how much the row that is predicted fastest is slower than the fastest one."""
     chosen = max(rows, key=_log_speed)
-    return max(one.run.tokens for one in rows) / chosen.run.tokens - 1
+    return max(one.run.speed for one in rows) / chosen.run.speed - 1
 
 
 def pairs_of_one_change(rows: Sequence[Scored]) -> list[tuple[Scored, Scored, str]]:
@@ -70,14 +111,14 @@ def pairs_of_one_change(rows: Sequence[Scored]) -> list[tuple[Scored, Scored, st
             if item.name != "dp"
             and getattr(one.run.layout, item.name) != getattr(other.run.layout, item.name)
         ]
-        if len(differ) == 1 and abs(math.log(one.run.tokens / other.run.tokens)) >= _SAME:
+        if len(differ) == 1 and abs(math.log(one.run.speed / other.run.speed)) >= _SAME:
             found.append((one, other, differ[0]))
     return found
 
 
 def is_sign_right(one: Scored, other: Scored) -> bool:
     """Return whether the faster run of a pair is predicted faster."""
-    measured = one.run.tokens - other.run.tokens
+    measured = one.run.speed - other.run.speed
     return (_log_speed(one) - _log_speed(other)) * measured > 0
 
 
@@ -165,4 +206,4 @@ def _quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
 
 
 def _log_speed(row: Scored) -> float:
-    return math.log(row.run.job.tokens / row.run.job.world_size / row.seconds)
+    return math.log(row.run.job.tokens / row.run.job.world_size / row.predicted_seconds)

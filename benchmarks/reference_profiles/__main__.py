@@ -56,7 +56,7 @@ def profile_of(folder: Path, fact: Fact, numbers: network.Numbers) -> tuple[Prof
             ),
             *rows_lines(fact.hbm_bytes_per_second),
         ),
-        fingerprint=Fingerprint(hardware={"memory_size_bytes": str(fact.memory_bytes)}),
+        fingerprint=Fingerprint(hardware=fact.hardware),
         tables=(*gemms, *collectives, *dispatchers),
         network=network.network_of(fact.nic_bytes_per_second, numbers),
     )

@@ -5,15 +5,18 @@ Sizes and rates are those of data sheets; rows between nodes are other people's 
 
 from dataclasses import dataclass
 
+from moetune.domain.cluster import CONTEXT_BYTES, DEVICE_MEMORY, HOST_MEMORY, NUM_NICS
+
 GIB = 2**30
 PCIE_4, PCIE_5 = 31.5e9, 63.0e9
 """Bytes per second of 16 lanes, one way."""
+P4DE_HOST, P5_HOST, P6_HOST = 1152 * GIB, 2048 * GIB, 2048 * GIB
+"""Memory of the hosts of eight GPUs that Amazon rents (pytorch/torchx,
+torchx/specs/named_resources_aws.py); an H800's is taken to be an H100's."""
+GB200_HOST, GB300_HOST = 900 * 10**9, 960 * GIB
+"""Memory of a host of four: Azure's ND GB200 v6, and Google's A4X Max (NVIDIA/aicr#1985)."""
 C2C = 450e9
 """NVLink-C2C between a Grace CPU and its GPUs, one way."""
-SEEN_BY_TORCH = 79.11 / 80
-"""Of a device's memory: "a total capacity of 79.11 GiB" on an H100 (vllm-project/vllm#27508)."""
-CONTEXT_BYTES = 2 * GIB
-"""Assumed for the CUDA context, loaded kernels and NCCL's buffers."""
 NVLINK_H100, NVLINK_H800 = 900e9, 400e9
 MAMF_B200, MAMF_B300 = 1745.0, 1769.0
 """TFLOP/s of the best bfloat16 matmul found (ml-engineering, MAMF)."""
@@ -27,7 +30,10 @@ class Fact:
         device: as torch names it.
         gemm, nccl: the rows of the csv files that it takes; another machine's where it has none.
         nccl_version: of those rows.
-        memory_bytes: of a device, as sold.
+        seen_gib: memory of a device as torch reports it, "a total capacity of 79.11 GiB": H100 in
+            vllm-project/vllm#27508, B200 in pytorch/ao#4002, GB300 in pytorch/torchtitan#3659, the
+            others in public out-of-memory messages of those devices.
+        host_memory_bytes: of one host; None where none was found.
         hbm_bytes_per_second, host_bytes_per_second: of a device's memory, and between it and the
             host, one way.
         nic_bytes_per_second: of a device's share of its node's network cards, one way.
@@ -40,7 +46,8 @@ class Fact:
     gemm: str
     nccl: str
     nccl_version: str
-    memory_bytes: int
+    seen_gib: float
+    host_memory_bytes: int | None
     hbm_bytes_per_second: float
     host_bytes_per_second: float
     nic_bytes_per_second: float
@@ -56,52 +63,65 @@ class Fact:
     @property
     def usable_bytes(self) -> int:
         """What a process has of the memory beside its context."""
-        return int(self.memory_bytes * SEEN_BY_TORCH) - CONTEXT_BYTES
+        return self.seen_bytes - CONTEXT_BYTES
+
+    @property
+    def seen_bytes(self) -> int:
+        """What torch reports of a device's memory."""
+        return int(self.seen_gib * GIB)
+
+    @property
+    def hardware(self) -> dict[str, str]:
+        """Hardware facts of the fingerprint; a card for each GPU."""
+        facts = {DEVICE_MEMORY: str(self.seen_bytes), NUM_NICS: str(self.ranks)}
+        if self.host_memory_bytes is not None:
+            facts[HOST_MEMORY] = str(self.host_memory_bytes)
+        return facts
 
 
 MACHINES = (
     Fact(
         name="a100-x8", device="NVIDIA A100-SXM4-80GB", ranks=8, gemm="A100-SXM4-80GB",
-        nccl="a100_sxm", nccl_version="2.27.3", memory_bytes=80 * GIB,
+        nccl="a100_sxm", nccl_version="2.27.3", seen_gib=79.15, host_memory_bytes=P4DE_HOST,
         hbm_bytes_per_second=2.039e12, host_bytes_per_second=PCIE_4, nic_bytes_per_second=25e9,
         has_fp8=False,
     ),
     Fact(
         name="h100-x8", device="NVIDIA H100 80GB HBM3", ranks=8, gemm="H100-80GB-HBM3",
-        nccl="h100_sxm", nccl_version="2.29.2", memory_bytes=80 * GIB,
+        nccl="h100_sxm", nccl_version="2.29.2", seen_gib=79.11, host_memory_bytes=P5_HOST,
         hbm_bytes_per_second=3.35e12, host_bytes_per_second=PCIE_5, nic_bytes_per_second=50e9,
     ),
     Fact(
         name="h800-x8", device="NVIDIA H800", ranks=8, gemm="H100-80GB-HBM3",
-        nccl="h100_sxm", nccl_version="2.29.2", memory_bytes=80 * GIB,
+        nccl="h100_sxm", nccl_version="2.29.2", seen_gib=79.11, host_memory_bytes=P5_HOST,
         hbm_bytes_per_second=3.35e12, host_bytes_per_second=PCIE_5, nic_bytes_per_second=50e9,
     ),
     Fact(
         name="h200-x8", device="NVIDIA H200", ranks=8, gemm="H200",
-        nccl="h200_sxm", nccl_version="2.29.2", memory_bytes=141 * GIB,
+        nccl="h200_sxm", nccl_version="2.29.2", seen_gib=139.8, host_memory_bytes=P5_HOST,
         hbm_bytes_per_second=4.8e12, host_bytes_per_second=PCIE_5, nic_bytes_per_second=50e9,
     ),
     Fact(
         name="b200-x8", device="NVIDIA B200", ranks=8, gemm="B200",
-        nccl="b200_sxm", nccl_version="2.29.2", memory_bytes=180 * GIB,
+        nccl="b200_sxm", nccl_version="2.29.2", seen_gib=178.35, host_memory_bytes=P6_HOST,
         hbm_bytes_per_second=7.7e12, host_bytes_per_second=PCIE_5, nic_bytes_per_second=50e9,
         nvfp4_rate=4.0,
     ),
     Fact(
         name="b300-x8", device="NVIDIA B300 SXM6 AC", ranks=8, gemm="B200",
-        nccl="b300_sxm", nccl_version="2.29.2", memory_bytes=288 * 10**9,
+        nccl="b300_sxm", nccl_version="2.29.2", seen_gib=267.69, host_memory_bytes=None,
         hbm_bytes_per_second=8e12, host_bytes_per_second=PCIE_5, nic_bytes_per_second=100e9,
         nvfp4_rate=6.0,
     ),
     Fact(
         name="gb200-nvl72", device="NVIDIA GB200", ranks=72, gemm="GB200",
-        nccl="gb200", nccl_version="2.29.2", memory_bytes=186 * GIB,
+        nccl="gb200", nccl_version="2.29.2", seen_gib=184.31, host_memory_bytes=GB200_HOST,
         hbm_bytes_per_second=8e12, host_bytes_per_second=C2C, nic_bytes_per_second=50e9,
         nvfp4_rate=4.0,
     ),
     Fact(
         name="gb300-nvl72", device="NVIDIA GB300", ranks=72, gemm="GB200",
-        nccl="gb300", nccl_version="2.29.2", memory_bytes=288 * 10**9,
+        nccl="gb300", nccl_version="2.29.2", seen_gib=276.5, host_memory_bytes=GB300_HOST,
         hbm_bytes_per_second=8e12, host_bytes_per_second=C2C, nic_bytes_per_second=100e9,
         nvfp4_rate=6.0,
     ),

@@ -62,6 +62,9 @@ def new(
             metavar="RATE", help="Of one GPU to the others of its node, one way: 450GB/s."
         ),
     ] = None,
+    host_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of one host: 2TiB.")
+    ] = None,
     base: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Reference machine for the rest. Default: the nearest."),
@@ -84,7 +87,7 @@ def new(
     for text, parse, flag in (
         (nic_rate, parse_rate, "--nic-rate"), (memory, parse_bytes, "--memory"),
         (tflops, parse_flops, "--tflops"), (memory_bandwidth, parse_rate, "--memory-bandwidth"),
-        (link_rate, parse_rate, "--link-rate"),
+        (link_rate, parse_rate, "--link-rate"), (host_memory, parse_bytes, "--host-memory"),
     ):  # fmt: skip
         parsed(text, parse, flag)
     answers = Answers(
@@ -106,6 +109,7 @@ def new(
             nodes=answers.nodes, nics=answers.nics, nic_rate=answers.nic_rate or "",
             memory=answers.memory or "", base=base or "", tflops=tflops or "",
             memory_bandwidth=memory_bandwidth or "", link_rate=link_rate or "",
+            host_memory=host_memory or "",
         )
     )  # fmt: skip
     write_text(file, described.text)

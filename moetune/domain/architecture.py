@@ -67,9 +67,9 @@ class Block:
     def modules(self) -> frozenset[str]:
         """Its modules that may be computed again in the backward pass, as Megatron-Core names them.
 
-        "full" is the block as a whole.
+        "full" is the block as a whole, and "selective" what torchtitan's policy chooses of it.
         """
-        found = {"full", "norm"}
+        found = {"full", "selective", "norm"}
         for part in self.parts:
             if isinstance(part, RoutedExperts):
                 found |= {"moe", "moe_act"}
@@ -149,8 +149,11 @@ class Decoder:
         norms: parameters of the last norm and of what joins residual streams.
         is_tied: whether the head's matrix is the embedding's.
         embedding_extra: parameters beside the token embedding, such as positions.
+        tables: parameters of further tables, of which a token meets a few rows alone.
         head_biases: biases of the head.
         predictions: steps of multi-token prediction.
+        uncounted: what towers beside the language model are for, such as "vision": they are not
+            counted.
 
     Raises:
         InputError: a size below 1.
@@ -164,8 +167,10 @@ class Decoder:
     norms: int
     is_tied: bool = False
     embedding_extra: int = 0
+    tables: int = 0
     head_biases: int = 0
     predictions: tuple[Prediction, ...] = ()
+    uncounted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_positive(self, "d_model", "vocab_size", "num_layers")
@@ -204,6 +209,47 @@ class Decoder:
         return tuple(dict.fromkeys(count for count in counts if count))
 
     @cached_property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """Distinct mixers of its blocks, in the order of their first appearance."""
+        parts = (part for kind in self.kinds for part in kind.parts)
+        mixers = (part for part in parts if not isinstance(part, DenseFfn | RoutedExperts))
+        return tuple(dict.fromkeys(mixers))
+
+    @cached_property
+    def kv_head_counts(self) -> tuple[int, ...]:
+        """Distinct numbers of key-value heads of its mixers.
+
+        Latent attention has none of its own: every query head has a key and a value. Compressed
+        attention has a single head for all.
+        """
+        counts = (_kv_heads(mixer) for mixer in self.mixers)
+        return tuple(dict.fromkeys(count for count in counts if count))
+
+    @cached_property
+    def mamba_groups(self) -> tuple[int, ...]:
+        """Distinct numbers of groups that share B and C in its Mamba-2 mixers; () without any."""
+        mixers = (mixer for mixer in self.mixers if isinstance(mixer, StateSpace))
+        return tuple(dict.fromkeys(mixer.num_groups for mixer in mixers if not mixer.rank))
+
+    @cached_property
+    def delta_heads(self) -> tuple[tuple[int, int], ...]:
+        """Distinct numbers of key heads and of value heads of its gated delta nets."""
+        mixers = (mixer for mixer in self.mixers if isinstance(mixer, GatedDeltaNet))
+        return tuple(
+            dict.fromkeys((mixer.num_key_heads, mixer.num_value_heads) for mixer in mixers)
+        )
+
+    @cached_property
+    def has_latent_attention(self) -> bool:
+        """Whether any block uses latent attention."""
+        return any(isinstance(mixer, LatentAttention) for mixer in self.mixers)
+
+    @cached_property
+    def has_mamba(self) -> bool:
+        """Whether any block is a state space: the model is Mamba, or a hybrid with attention."""
+        return any(isinstance(mixer, StateSpace) for mixer in self.mixers)
+
+    @cached_property
     def modules(self) -> frozenset[str]:
         """Modules of any of its blocks (`Block.modules`)."""
         return frozenset().union(*(kind.modules for kind in self.kinds))
@@ -236,7 +282,8 @@ class Decoder:
     @cached_property
     def parameters(self) -> Amounts:
         """Parameters by part, without multi-token prediction; a tied head has none."""
-        return self._parameters(add_up([block.parameters for block in self.blocks]))
+        blocks = self._parameters(add_up([block.parameters for block in self.blocks]))
+        return blocks + Amounts(embedding=self.tables)
 
     @cached_property
     def active_parameters(self) -> Amounts:
@@ -269,6 +316,12 @@ class Decoder:
             amounts += [block.forward_macs(length) for block in one.blocks]
             amounts.append(Amounts(embedding=one.projection))
         return add_up(amounts).times(OPERATIONS_OF_A_MAC * FORWARD_AND_BACKWARD)
+
+
+def _kv_heads(mixer: Mixer) -> int | None:
+    if isinstance(mixer, GroupedQueryAttention | LinearAttention):
+        return mixer.num_kv_heads
+    return 1 if isinstance(mixer, CompressedAttention) else None
 
 
 def _single_expert(part: DenseFfn) -> LayerShape:

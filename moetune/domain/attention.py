@@ -40,6 +40,7 @@ class GroupedQueryAttention:
         norm_parameters: of the norms of queries and keys.
         num_sinks: learned attention sinks.
         has_value_projection: False where the keys are the values, too.
+        indexer: selects each token's keys; None where it reads all of them.
 
     Raises:
         InputError: a size below 1, or key heads that do not divide the query heads.
@@ -58,6 +59,7 @@ class GroupedQueryAttention:
     norm_parameters: int = 0
     num_sinks: int = 0
     has_value_projection: bool = True
+    indexer: "Indexer | None" = None
 
     def __post_init__(self) -> None:
         check_positive(
@@ -75,6 +77,8 @@ class GroupedQueryAttention:
         """The attention's name in tables."""
         if self.chunk is not None:
             return f"attention, chunks of {self.chunk}"
+        if self.indexer is not None:
+            return f"attention, top {self.indexer.top_k} keys"
         return "attention" if self.window is None else f"attention, window {self.window}"
 
     @property
@@ -96,13 +100,16 @@ class GroupedQueryAttention:
     def parameters(self) -> int:
         """Number of parameters."""
         rest = self.qkv_biases + self.out_biases + self.norm_parameters + self.num_sinks
-        return self._projections + rest
+        return self._projections + rest + (0 if self.indexer is None else self.indexer.parameters)
 
     def forward_macs(self, length: int) -> float:
         """Return the MACs of one token."""
         per_key = self.num_heads * (self.head_dim + self.v_head_dim)
         reach = length if self.chunk is None else min(length, self.chunk)
-        return self._projections + per_key * mean_context(reach, self.window)
+        if self.indexer is None:
+            return self._projections + per_key * mean_context(reach, self.window)
+        core = per_key * mean_context(length, self.indexer.top_k)
+        return self._projections + core + self.indexer.forward_macs(length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +120,7 @@ class Indexer:
         rank: width that its queries are projected from.
         top_k: keys that it selects for a token.
         norm_parameters: of the norm of its keys.
+        has_weights: whether heads' scores are added with weights of each token.
     """
 
     d_model: int
@@ -121,6 +129,7 @@ class Indexer:
     head_dim: int
     top_k: int
     norm_parameters: int = 0
+    has_weights: bool = True
 
     @property
     def parameters(self) -> int:
@@ -130,7 +139,8 @@ class Indexer:
     @property
     def _projections(self) -> int:
         queries = self.rank * self.num_heads * self.head_dim
-        return queries + self.d_model * (self.head_dim + self.num_heads)
+        weights = self.num_heads if self.has_weights else 0
+        return queries + self.d_model * (self.head_dim + weights)
 
     def forward_macs(self, length: int) -> float:
         """Return the MACs of one token: it scores every earlier token."""

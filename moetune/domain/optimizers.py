@@ -1,6 +1,7 @@
 """Optimizers of a decoder's training, by the bytes that they keep for each parameter.
 
-Adam as Megatron-Core has it, with bfloat16 parameters. Gradients are added up in float32, or in
+Adam as Megatron-Core has it, with bfloat16 parameters; `FLOAT32_ADAM` and `DEEPSPEED_ADAM` are what
+other runtimes make of the same name. Gradients are added up in float32, or in
 bfloat16: then a step copies its shard to float32. The precision-aware optimizer may keep the
 moments in bfloat16, and of a float32 master copy only the 16 bits that the bfloat16 parameter
 lacks; then it reads bfloat16 gradients as they are. The copy stays whole, and gradients are copied,
@@ -22,7 +23,6 @@ OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
 
 _WHOLE_MASTER = 4
-_PARAMETER = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class Optimizer:
         gradient_bytes: of the buffer that gradients of micro-batches are added up in.
         master_bytes: of the copy that updates are added to, besides the parameter.
         moment_bytes: of both moments.
+        parameter_bytes: of the parameter that it updates.
         step_bytes: of the copy of a gradient that a step makes.
         is_precision_aware: whether it is Megatron-Core's precision-aware optimizer.
     """
@@ -41,18 +42,25 @@ class Optimizer:
     gradient_bytes: int
     master_bytes: int
     moment_bytes: int
+    parameter_bytes: int = 2
     step_bytes: int = 0
     is_precision_aware: bool = False
 
     @property
     def keeps_remainders(self) -> bool:
         """Whether of a master copy only the bits are kept that the parameter lacks."""
-        return self.master_bytes < _WHOLE_MASTER
+        return 0 < self.master_bytes < _WHOLE_MASTER
+
+    @property
+    def updates_parameters(self) -> bool:
+        """Whether there is no master copy: the parameters are in float32 themselves."""
+        return not self.master_bytes
 
     @property
     def moved_bytes(self) -> int:
         """Bytes that a step reads and writes: all but the gradient twice, and the parameter."""
-        return self.gradient_bytes + 2 * (self.state_bytes + self.step_bytes) + _PARAMETER
+        parameter = (1 + self.updates_parameters) * self.parameter_bytes
+        return self.gradient_bytes + 2 * (self.state_bytes + self.step_bytes) + parameter
 
     @property
     def state_bytes(self) -> int:
@@ -90,6 +98,19 @@ _KNOWN: MappingProxyType[OptimizerName, Optimizer] = MappingProxyType(
         ),
     }
 )
+
+
+MEGATRON_ADAM = _KNOWN["adam"]
+FLOAT32_ADAM = Optimizer(
+    name="adam", parameter_bytes=4, gradient_bytes=4, master_bytes=0, moment_bytes=8
+)
+"""Of torchtitan and transformers: AdamW on float32 parameters, which FSDP2 shards and gathers in
+bfloat16 (`torchtitan/distributed/fsdp.py`, `MixedPrecisionPolicy`)."""
+DEEPSPEED_ADAM = Optimizer(
+    name="adam", gradient_bytes=2, master_bytes=4, moment_bytes=8, step_bytes=4
+)
+"""Of DeepSpeed: gradients in bfloat16, a float32 copy of a shard's at the step
+(`runtime/zero/stage_1_and_2.py`, `single_partition_of_fp32_groups`)."""
 
 
 def optimizer_of(name: OptimizerName) -> Optimizer:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
-from moetune.domain.cluster import Machine
+from moetune.domain.cluster import HOST_MEMORY, NUM_NICS, Machine
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, RowsLine
@@ -62,7 +62,8 @@ def in_si(document: Mapping[str, object], *, devices_per_node: object) -> dict[s
     """Return a file's plain values with the SI key of every key with a unit.
 
     Of the network, `nics` cards in a node, each with a rate of `nic_rate`, make
-    `nic_bytes_per_second`, the share of one device.
+    `nic_bytes_per_second`, the share of one device. Their number, and a machine's `host_memory`,
+    become hardware facts of the fingerprint.
 
     Args:
         devices_per_node: of the file, or of its base; checked here where it is needed.
@@ -70,9 +71,9 @@ def in_si(document: Mapping[str, object], *, devices_per_node: object) -> dict[s
     Raises:
         InputError: a value without a unit, or with a foreign one, or a key in both forms.
     """
-    found = dict(document)
+    found = _with_facts(document)
     for section in UNIT_KEYS:
-        where, values = f"profile.{section}", document.get(section)
+        where, values = f"profile.{section}", found.get(section)
         if isinstance(values, Mapping):
             found[section] = _table_in_si(values, section, where)
         elif isinstance(values, list):
@@ -85,7 +86,28 @@ def in_si(document: Mapping[str, object], *, devices_per_node: object) -> dict[s
     return found
 
 
+def _with_facts(document: Mapping[str, object]) -> dict[str, object]:
+    """Return the document with the hardware facts that other tables have, in the fingerprint."""
+    found, facts = dict(document), {}
+    machine, network = found.get("machine"), found.get("network")
+    if isinstance(machine, Mapping) and "host_memory" in machine:
+        size = _read(machine["host_memory"], parse_bytes, "2TiB", "profile.machine.host_memory")
+        facts[HOST_MEMORY] = str(int(size))
+        found["machine"] = {key: machine[key] for key in machine if key != "host_memory"}
+    if isinstance(network, Mapping) and "nics" in network:
+        facts[NUM_NICS] = str(network["nics"])
+    if facts:
+        fingerprint = found.get("fingerprint", {})
+        hardware = fingerprint.get("hardware", {}) if isinstance(fingerprint, Mapping) else {}
+        if isinstance(hardware, Mapping):
+            found["fingerprint"] = {**fingerprint, "hardware": {**hardware, **facts}}  # type: ignore[dict-item]
+    return found
+
+
 _CARDS = ("nics", "nic_rate")
+_OUTSIDE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"machine": ("host_memory",), "network": _CARDS}
+)
 _OWNERS: Mapping[str, type] = MappingProxyType(
     {
         "machine": Machine, "network": Network, "gemm": GemmLine, "collective": CollectiveLine,
@@ -116,7 +138,7 @@ def _check_known(table: Mapping[str, object], section: str, where: str) -> None:
     if owner is None:
         return
     own = [item.name for item in fields(owner)]
-    known = [*own, *UNIT_KEYS[section], *(_CARDS if section == "network" else ())]
+    known = [*own, *UNIT_KEYS[section], *_OUTSIDE.get(section, ())]
     for key in table:
         if key not in known:
             hint = nearest_or(f"known keys: {', '.join(known)}", key, known)

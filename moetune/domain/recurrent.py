@@ -17,7 +17,8 @@ class GatedDeltaNet:
     Args:
         gate_rank: 0 where gates are a number a head (projected from `d_model`); the rank of the
             projections of channel-wise decay and output gate in Kimi Delta Attention.
-        gate_width: outputs of an output gate that is projected at once.
+        gate_width: outputs of an output gate that is projected at once; with a `gate_rank`, the
+            decay alone is of low rank.
         extra_parameters: decay rates, time-step biases and norms.
         conv_channels: channels of the short convolution, over `kernel` tokens.
     """
@@ -48,7 +49,7 @@ class GatedDeltaNet:
         """Elements of a token's queries, keys, values, gates and output."""
         values = self.num_value_heads * self.value_dim
         keys = self.num_key_heads * self.key_dim
-        low_rank = keys + values if self.gate_rank else 0
+        low_rank = self._low_rank_outputs if self.gate_rank else 0
         return {"q": keys, "k": keys, "v": values, "gate": self.gate_width + low_rank,
                 "output": values}  # fmt: skip
 
@@ -62,8 +63,15 @@ class GatedDeltaNet:
         keys = self.num_key_heads * self.key_dim
         values = self.num_value_heads * self.value_dim
         direct = 2 * keys + 2 * values + self.gate_width + self.num_head_gates
-        low_rank = self.gate_rank * (2 * self.d_model + keys + values)
+        inputs = self.d_model * (1 if self.gate_width else 2)
+        low_rank = self.gate_rank * (inputs + self._low_rank_outputs)
         return self.d_model * direct + low_rank + self._convolution
+
+    @property
+    def _low_rank_outputs(self) -> int:
+        """Outputs of the decay's projection, and of the gate's where it is of low rank."""
+        gate = 0 if self.gate_width else self.num_value_heads * self.value_dim
+        return self.num_key_heads * self.key_dim + gate
 
     @property
     def _convolution(self) -> int:

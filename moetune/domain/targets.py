@@ -9,7 +9,15 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from moetune.domain.errors import InputError
-from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
+from moetune.domain.optimizers import (
+    DEEPSPEED_ADAM,
+    FLOAT32_ADAM,
+    MEGATRON_ADAM,
+    OPTIMIZERS,
+    Optimizer,
+    OptimizerName,
+    optimizer_of,
+)
 from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.training import (
     CudaGraphs,
@@ -68,8 +76,17 @@ class Target:
             pass's exchanges, too, and not by its computation alone.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
         optimizers: that it has, the one of its own default recipe first.
+        adam: what the optimizer of that name keeps.
         logit_bytes: of one logit at the loss; 6 are one in bfloat16 and a copy in float32 that its
-            gradient takes the place of, 2 a fused loss that writes the gradient over the logit.
+            gradient takes the place of, 2 a fused loss that writes the gradient over the logit,
+            14 torch's: log-probabilities, their gradient and that of the logits in float32.
+        loss_chunks: of the tokens whose logits are computed one after another.
+        vocabulary_multiple: of the rows of a vocabulary on each of the tensor ranks.
+        fuses_activations: whether a gated activation is one kernel, which keeps its input alone;
+            else its factors are kept, too, and before the experts' weights their product.
+        splits_sequence: whether tensor ranks share the sequence between their layers.
+        saves_exchanges: whether selective recomputation keeps what exchanges of rows give.
+        caches_narrow_weights: whether 8-bit copies of the weights are kept between micro-batches.
         offloads_optimizer: whether the host can keep and compute a share of the optimizer, with
             ZeRO stage 1.
         sets_sms: whether the dispatcher's multiprocessors can be chosen.
@@ -109,7 +126,14 @@ class Target:
     hides_beside_exchanges: bool = True
     launches: float = 1.0
     optimizers: tuple[OptimizerName, ...] = ("adam",)
+    adam: Optimizer = MEGATRON_ADAM
     logit_bytes: int = 6
+    loss_chunks: int = 1
+    vocabulary_multiple: int = 1
+    fuses_activations: bool = True
+    splits_sequence: bool = True
+    caches_narrow_weights: bool = False
+    saves_exchanges: bool = True
     offloads_activations: bool = False
     offloads_optimizer: bool = False
     kernels_per_expert: tuple[int, int] = (0, 0)
@@ -119,6 +143,10 @@ class Target:
     shards_are_experts: bool = False
     shared_beside: bool = False
     places_experts: bool = False
+
+    def optimizer(self, name: OptimizerName) -> Optimizer:
+        """Return an optimizer as the runtime has it."""
+        return self.adam if name == "adam" else optimizer_of(name)
 
     def exchange_ranks(self, layout: FoldedLayout) -> int:
         """Return the ranks among which a layer's tokens are exchanged."""
@@ -143,10 +171,15 @@ _MEGATRON = Target(
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial"),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
     predicts_apart=True,
+    vocabulary_multiple=128,  # make_vocab_size_divisible_by
+    caches_narrow_weights=True,  # is_first_microbatch, without --fp8-param-gather
     sets_sms=True,  # moe_deepep_num_sms, moe_hybridep_num_sms
     offloads_activations=True,  # cpu_offloading_num_layers of Transformer Engine
     offloads_optimizer=True,  # HybridDeviceOptimizer
 )  # fmt: skip
+_AS_TORCH = KeptByExperts(results=True)
+"""Of torchtitan and transformers: rows are weighted after the experts, activations are plain torch
+(`torchtitan/models/common/moe.py`, `transformers/integrations/moe.py`)."""
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
         name="moetune", version="this one", source="moetune.runtime",
@@ -169,8 +202,10 @@ _KNOWN: dict[TargetName, Target] = {
     "torchtitan": Target(
         name="torchtitan", version="0.3.0",
         source="torchtitan/config/configs.py, torchtitan/distributed/parallel_dims.py",
-        dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("full",),
+        dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("selective", "full"),
         overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), largest=_sizes(etp=1),
+        kept_by_experts=_AS_TORCH, fuses_activations=False,
+        adam=FLOAT32_ADAM, logit_bytes=14, loss_chunks=8,  # components/loss.py, ChunkedLossWrapper
         zero_with_pp=2, schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
     ),
     "transformers": Target(
@@ -178,6 +213,8 @@ _KNOWN: dict[TargetName, Target] = {
         source="transformers/distributed/configuration_utils.py",
         dispatchers=("all_to_all", "all_gather"), recompute=("full",), overlaps=("none",),
         zero=(3,), dtypes=("bfloat16",), tp_divides_ep=True,
+        kept_by_experts=_AS_TORCH, fuses_activations=False,
+        adam=FLOAT32_ADAM, logit_bytes=14,  # loss/loss_utils.py, ForCausalLMLoss
         largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=0,
     ),
     "deepspeed": Target(
@@ -185,6 +222,8 @@ _KNOWN: dict[TargetName, Target] = {
         source="deepspeed/module_inject/auto_ep_config.py, runtime/zero",
         dispatchers=("all_to_all",), recompute=("full",), overlaps=("none",), zero=(0, 1, 2, 3),
         dtypes=("bfloat16",), largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=1,
+        kept_by_experts=_AS_TORCH, fuses_activations=False,
+        adam=DEEPSPEED_ADAM, logit_bytes=14,  # the model's own loss, as transformers has it
     ),
 }  # fmt: skip
 

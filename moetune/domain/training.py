@@ -27,8 +27,9 @@ from moetune.domain.recorded_layers import RecordedLayers, alike
 from moetune.domain.routing import BALANCED, ExpertLoads, RankSkew
 
 Recompute = Literal[
-    "core_attn", "moe_act", "norm", "mla_up_proj", "mlp", "shared_experts", "moe", "full"
-]
+    "core_attn", "moe_act", "norm", "mla_up_proj", "mlp", "shared_experts", "moe", "selective",
+    "full",
+]  # fmt: skip
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 TokenDispatcher = Literal["all_to_all", "all_gather", "hierarchical", "deepep", "hybrid_ep"]
 """Exchanges of tokens, the simplest first."""
@@ -238,6 +239,7 @@ class TrainingJob:
         routing: of tokens to experts, one for all layers or each layer's own; a step waits for the
             fullest rank.
         optimizer: its name, which says the bytes that it keeps for each parameter.
+        leaves_room: whether memory has room for natural routing beside balanced one.
 
     Raises:
         InputError: a size below 1, or a routing of another number of experts.
@@ -250,6 +252,7 @@ class TrainingJob:
     dtype: TrainingDtype = "bfloat16"
     routing: ExpertLoads | RecordedLayers = BALANCED
     optimizer: OptimizerName = "adam"
+    leaves_room: bool = False
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "global_batch", "length")

@@ -94,6 +94,12 @@ def _model_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]
         yield BrokenRule(
             f"offload_optimizer {layout.offload_optimizer:g} is no share", "use 0 to 1"
         )
+    yield from _recompute_rules(layout, decoder)
+
+
+def _recompute_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]:
+    if "selective" in layout.recompute and len(layout.recompute) > 1:
+        yield BrokenRule("selective recomputation goes with no other", "use --recompute selective")
     for module in layout.recompute:
         if module not in decoder.modules:
             known = [one for one in RECOMPUTES if one in decoder.modules]

@@ -52,11 +52,11 @@ _RECIPES: MappingProxyType[str, _Recipe] = MappingProxyType(
 )
 
 
-_FULL = "from torchtitan.distributed.activation_checkpoint import FullAC\n"
+_POLICIES = {"full": "FullAC", "selective": "SelectiveAC"}
 _TEXT = """\
 {remarks}from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.config import ParallelismConfig
-{full}from torchtitan.models.common.config_utils import decoder_vocab_size
+{policy}from torchtitan.models.common.config_utils import decoder_vocab_size
 from torchtitan.models.{recipe.family} import model_registry
 from torchtitan.models.{recipe.family}.config_registry import {recipe.function}
 from torchtitan.trainer import Trainer
@@ -95,7 +95,10 @@ def torchtitan_export(planned: Planned) -> Export:
             *((_SPLIT,) if planned.layout.order in SPLITTING else ()),
         ),
         recipe=recipe,
-        full=_FULL if "full" in planned.layout.recompute else "",
+        policy="".join(
+            f"from torchtitan.distributed.activation_checkpoint import {_POLICIES[one]}\n"
+            for one in planned.layout.recompute
+        ),
         body="".join(f"    {line}\n" for line in _statements(planned, recipe)),
     )
     launch = (
@@ -131,8 +134,8 @@ def _statements(planned: Planned, recipe: _Recipe) -> Iterator[str]:
     yield f"config.training.seq_len = {job.length}"
     yield "config.training.disable_cuda_graphs = True"
     yield from _parallelism(planned)
-    recompute = "FullAC.Config()" if "full" in layout.recompute else "None"
-    yield f"config.activation_checkpoint = {recompute}"
+    policy = next((_POLICIES[one] for one in layout.recompute), None)
+    yield f"config.activation_checkpoint = {f'{policy}.Config()' if policy else None}"
     yield "return config"
 
 

@@ -5,14 +5,17 @@ machine: of groups inside a node, and between nodes where nodes and cards are th
 The rule for more ranks (`fit.nodes`) has the other groups.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeVar
 
-from moetune.domain.cluster import Group, Machine, nodes_of
+from moetune.domain.cluster import NUM_NICS, Group, Machine, nodes_of
 from moetune.domain.errors import InputError
 from moetune.domain.profile import CollectiveLine, LinkBurst, Profile
 from moetune.domain.reference import GemmTable, Rows, Table
+from moetune.domain.samples import LAUNCHES
+from moetune.domain.site import site_of
 from moetune.domain.units import parse_flops, parse_rate
 
 T = TypeVar("T", CollectiveLine, LinkBurst)
@@ -37,6 +40,8 @@ class BaseScaling:
     Args:
         computation: of GEMMs, "989TFLOP/s".
         links: of a GPU to the others of its node, one way, "450GB/s".
+        memory: of a GPU's memory, "3.35TB/s": of memory-bound operations.
+        host: between a GPU and the host, one way, "63GB/s": of copies.
 
     Raises:
         InputError: a peak without a unit, or one a thousand times the other.
@@ -44,9 +49,12 @@ class BaseScaling:
 
     computation: Peaks | None = None
     links: Peaks | None = None
+    memory: Peaks | None = None
+    host: Peaks | None = None
 
     def __post_init__(self) -> None:
-        for factor in (self.gemm_factor, self.link_factor):
+        rates = (self.link_factor, self.memory_factor, self.host_factor)
+        for factor in (self.gemm_factor, *rates):
             if not _SLOWEST <= factor <= _FASTEST:
                 raise InputError("peaks must be within a factor of 1000 of the base's")
 
@@ -59,8 +67,21 @@ class BaseScaling:
     @property
     def link_factor(self) -> float:
         """Factor on the base's time of what travels between the GPUs of a node."""
-        both = self.links
-        return parse_rate(both.base) / parse_rate(both.here) if both else 1.0
+        return _slower(self.links)
+
+    @property
+    def memory_factor(self) -> float:
+        """Factor on the base's time of memory-bound operations, beyond their start-up."""
+        return _slower(self.memory)
+
+    @property
+    def host_factor(self) -> float:
+        """Factor on the base's time of copies, beyond their start-up."""
+        return _slower(self.host)
+
+
+def _slower(rates: Peaks | None) -> float:
+    return parse_rate(rates.base) / parse_rate(rates.here) if rates else 1.0
 
 
 def scaled_base(base: Profile, scaled: BaseScaling) -> Profile:
@@ -97,6 +118,18 @@ def scaled_base(base: Profile, scaled: BaseScaling) -> Profile:
             for burst in base.bursts
         ),
         tables=tuple(map(of_table, base.tables)),
+        rows=tuple(
+            replace(
+                row, beta_seconds_per_element=row.beta_seconds_per_element * scaled.memory_factor
+            )
+            if row.op not in LAUNCHES
+            else row
+            for row in base.rows
+        ),
+        copy=tuple(
+            replace(line, beta_seconds_per_byte=line.beta_seconds_per_byte * scaled.host_factor)
+            for line in base.copy
+        ),
     )
 
 
@@ -115,13 +148,25 @@ def _scaled_points(points: Rows, factor: float) -> Rows:
     return tuple((*sizes, startup + (seconds - startup) * factor) for *sizes, seconds in points)
 
 
-def without_foreign(profile: Profile, base: Profile, *, own: Collection[str]) -> Profile:
-    """Return the profile without those times of its base that do not hold on its machine.
+def without_foreign(
+    profile: Profile,
+    base: Profile,
+    *,
+    own: Collection[str],
+    facts: Mapping[str, str] = MappingProxyType({}),
+) -> Profile:
+    """Return the profile without those times and facts of its base that are not its machine's.
+
+    A format that the devices do not multiply has no times, and neither have libraries of NVLink
+    without it (`Site`).
 
     Args:
         profile: the base with the file's own keys in their place.
         own: the file's own keys, whose values all count.
+        facts: the file's own hardware facts.
     """
+    profile = _with_facts(profile, base, facts)
+    site = site_of(profile)
     gemm_dtypes = {line.dtype for line in profile.gemm} if "gemm" in own else set()
     groups = (
         {(line.op, line.group_size, line.num_nodes) for line in profile.collective}
@@ -131,7 +176,9 @@ def without_foreign(profile: Profile, base: Profile, *, own: Collection[str]) ->
 
     def holds(table: Table) -> bool:
         if isinstance(table, GemmTable):
-            return table.dtype not in gemm_dtypes
+            return table.dtype not in gemm_dtypes and site.multiplies(table.dtype) is not False
+        if table.kind == "dispatcher" and not site.nvlink_peers:
+            return False
         group = (table.group_size, table.num_nodes)
         is_own = table.kind == "collective" and (table.op, *group) in groups
         return not is_own and _holds(group, profile, base)
@@ -143,6 +190,18 @@ def without_foreign(profile: Profile, base: Profile, *, own: Collection[str]) ->
     if "bursts" not in own:
         profile = replace(profile, bursts=_that_hold(profile.bursts, profile, base))
     return profile
+
+
+def _with_facts(profile: Profile, base: Profile, facts: Mapping[str, str]) -> Profile:
+    """Return the profile with its own facts, and those of a base whose node is the same."""
+    here, there = profile.machine, base.machine
+    known: dict[str, str] = {}
+    if (here.device, here.devices_per_node) == (there.device, there.devices_per_node):
+        known.update(base.fingerprint.hardware)
+        if _nic_rate(profile) != _nic_rate(base):
+            known.pop(NUM_NICS, None)
+    fingerprint = replace(profile.fingerprint, hardware={**known, **facts})
+    return replace(profile, fingerprint=fingerprint)
 
 
 def _that_hold(lines: Iterable[T], profile: Profile, base: Profile) -> tuple[T, ...]:

@@ -62,15 +62,17 @@ def rule_of(
         predictor: returns the times of the operation over another group.
 
     Returns:
-        None without a rule in the profile, or without any group inside a node.
+        None without a rule in the profile, or where a group inside a node is needed and none known.
     """
     machine, network = index.profile.machine, index.profile.network
     known = [one for one in index.groups(op) if nodes_of(one, machine) == 1]
-    if network is None or not known:
-        return None
     nodes = nodes_of(group, machine)
+    here = math.ceil(group[0] / nodes)
+    if op == "send":
+        here = min(_SEND_RANKS, machine.devices_per_node)
+    if network is None or (here > 1 and not known):
+        return None
     if nodes > 1:
-        here = _SEND_RANKS if op == "send" else math.ceil(group[0] / nodes)
         inside = predictor((here, 0)) if here > 1 else None
         return between_nodes(op, group, machine=machine, network=network, inside=inside)
     near, factor = nearest_group(op, group, known, machine)

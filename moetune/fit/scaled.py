@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from moetune.domain.cluster import Machine
+from moetune.domain.cluster import FASTER, Machine
 from moetune.domain.errors import InputError
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile, RowsLine
 from moetune.domain.reference import Network, Table
@@ -99,7 +99,7 @@ def _machine(machine: Machine, factor: float) -> Machine:
     """Return the machine with another device, whose data sheet nobody has."""
     if factor == 1.0:
         return machine
-    return replace(machine, device=f"{machine.device} with computation × {factor:g}")
+    return replace(machine, device=f"{machine.device}{FASTER}{factor:g}")
 
 
 def _table(table: Table, speeds: Speeds) -> Table:

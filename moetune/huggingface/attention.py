@@ -10,22 +10,23 @@ from moetune.domain.attention import (
     LatentAttention,
 )
 from moetune.huggingface.family import Family, has_bias
-from moetune.huggingface.fields import HEADS, WIDTH, Fields
+from moetune.huggingface.fields import HEADS, KEY_HEADS, WIDTH, Fields
 from moetune.huggingface.kinds import MixerKind
+
+HEAD_WIDTH = ("head_dim", "attention_head_dim")
 
 
 def head_dim(fields: Fields, *names: str) -> int:
     """Return the width of a head: a field, or the model's width divided by the heads.
 
-    Raises:
-        InputError: there is no field, and the heads do not divide the width.
+    It is reported where there is no field, and the heads do not divide the width.
     """
-    found = fields.optional(*(names or ("head_dim", "attention_head_dim")))
+    found = fields.optional(*(names or HEAD_WIDTH))
     if found is not None:
         return found
     d_model, heads = fields.count(*WIDTH), fields.count(*HEADS)
     if d_model % heads:
-        raise fields.contradiction(
+        fields.report(
             f"hidden_size ({d_model}) does not divide by num_attention_heads ({heads}), and "
             "head_dim is missing",
             "add head_dim, or correct one of the two",
@@ -43,14 +44,14 @@ def window_of(fields: Fields, kind: MixerKind) -> int | None:
 def grouped(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return grouped-query attention."""
     is_sliding = kind == "sliding"
-    prefix = ("swa_",) if is_sliding and fields.has("swa_num_attention_heads") else ()
-    swa = "".join(prefix)
+    swa = "swa_" if is_sliding and fields.has("swa_num_attention_heads") else ""
     heads = fields.count(*((f"{swa}num_attention_heads",) if swa else HEADS))
-    keys = f"{swa}num_key_value_heads"
-    kv_heads = fields.or_null(keys, null=heads) if family.needs_kv_heads else fields.optional(keys)
+    keys = (f"{swa}num_key_value_heads",) if swa else KEY_HEADS
+    has_keys = family.needs_kv_heads
+    kv_heads = fields.or_null(*keys, null=heads) if has_keys else fields.optional(*keys)
     kv_heads = kv_heads or heads
     if family.needs_head_dim and not swa:
-        width = fields.count("head_dim")
+        width = fields.count(*HEAD_WIDTH)
     else:
         width = head_dim(fields, f"{swa}head_dim") if swa else head_dim(fields)
     value_width = fields.count(f"{swa}v_head_dim", default=width)
@@ -71,6 +72,7 @@ def grouped(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
         out_biases=d_model if has_out else 0,
         norm_parameters=_norms(fields, family, heads=heads, kv_heads=kv_heads, width=width),
         num_sinks=heads if kind in family.sinks else 0,
+        indexer=block_indexer(fields, d_model) if kind == "indexed" else None,
     )
 
 
@@ -83,8 +85,12 @@ def _gate(fields: Fields, family: Family, *, heads: int, output: int) -> int:
 def _norms(fields: Fields, family: Family, *, heads: int, kv_heads: int, width: int) -> int:
     if family.qk_norm == "none":
         return 0
-    if family.qk_norm_flag and not fields.flag(family.qk_norm_flag):
-        return 0
+    if family.qk_norm_flag:
+        if not fields.flag(family.qk_norm_flag):
+            return 0
+    else:
+        fields.only("use_qk_norm", (True,))
+        fields.only("qk_norm", (True,))
     return 2 * width if family.qk_norm == "head" else (heads + kv_heads) * width
 
 
@@ -101,6 +107,26 @@ def indexer_of(fields: Fields, rank: int) -> Indexer:
     )
 
 
+def block_indexer(fields: Fields, d_model: int) -> Indexer:
+    """Return MiniMax-M3's scorer, which selects blocks of keys for each group of queries."""
+    nested = fields.nested("sparse_attention_config")
+    inner = fields if nested is None else nested
+    width = inner.count("index_head_dim", "sparse_index_dim")
+    block = inner.count("index_block_size", "sparse_block_size")
+    inner.skip("index_local_blocks", "sparse_local_block", "sparse_init_block",
+               "sparse_score_type", "sparse_disable_index_value", "use_sparse_attention",
+               "sparse_attention_freq")  # fmt: skip
+    return Indexer(
+        d_model=d_model,
+        rank=d_model,
+        num_heads=inner.count("index_n_heads", "sparse_num_index_heads"),
+        head_dim=width,
+        top_k=block * inner.count("index_topk_blocks", "sparse_topk_blocks"),
+        norm_parameters=2 * width,
+        has_weights=False,
+    )
+
+
 def latent(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return multi-head latent attention, sparse where the kind is `indexed`."""
     d_model = fields.count(*WIDTH)
@@ -114,7 +140,7 @@ def latent(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     value = fields.count("v_head_dim")
     whole = fields.optional("qk_head_dim")
     if whole is not None and whole != rope + nope:
-        raise fields.contradiction(
+        fields.report(
             f"qk_head_dim ({whole}) is not qk_nope_head_dim + qk_rope_head_dim ({nope} + {rope})",
             "correct one of the three, or omit qk_head_dim",
         )
@@ -189,15 +215,15 @@ def beam(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
 def step(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return Step-3.5's attention: windows may have another number of heads."""
     plain = grouped(fields, family, kind)
-    nested = fields.values.get("attention_other_setting")
-    fields.skip("attention_other_setting")
+    other = fields.nested("attention_other_setting")
     if kind != "sliding" or not isinstance(plain, GroupedQueryAttention):
         fields.optional("num_sliding_attention_heads")
         return plain
     heads = fields.optional("num_sliding_attention_heads")
     kv_heads = plain.num_kv_heads
-    if isinstance(nested, dict):
-        other = Fields(values=nested, where=f"{fields.where}: attention_other_setting")
+    if other is not None:
+        other.skip("attention_type", "true_head_dim")
+        other.only("head_dim", (plain.head_dim,))
         heads = other.count("num_attention_heads")
         kv_heads = other.count("num_attention_groups", default=kv_heads)
     heads = heads or plain.num_heads
@@ -217,14 +243,9 @@ def dots_note(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
 def gemma(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return Gemma 4's attention: full blocks have wider heads, whose keys may be the values.
 
-    Raises:
-        InputError: blocks share keys and values with earlier ones, which is not supported.
+    Blocks that share keys and values with earlier ones are reported: they are not supported.
     """
-    if fields.count("num_kv_shared_layers", default=0, least=0):
-        raise fields.contradiction(
-            "num_kv_shared_layers above 0 is not supported", "use a model with experts"
-        )
-    fields.skip("per_layer_config")
+    fields.only("num_kv_shared_layers", (0,))
     shares = fields.flag("attention_k_eq_v")
     plain = grouped(fields, family, kind)
     wide = fields.optional("global_head_dim")

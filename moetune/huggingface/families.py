@@ -1,6 +1,7 @@
 """Families of models by `model_type`: one row of traits each (see `family.Family`).
 
-Source: the configuration and model classes of transformers 5.23.0.
+Source: the configuration and model classes of transformers 5.24.0; those without a class
+name their source.
 """
 
 from collections.abc import Mapping
@@ -19,6 +20,64 @@ _ROWS = (
         kinds=kinds.windowed,
         sparse=sparse.nowhere,
         mlp_bias="mlp_bias",
+    ),
+    Family(
+        types=("qwen2", "mimo"),
+        attention=attention.grouped,
+        needs_head_dim=False,
+        kinds=kinds.qwen_window,
+        sparse=sparse.nowhere,
+        qkv_bias=True,
+        out_bias=False,
+        only={"attention_bias": (True,)},
+    ),
+    Family(
+        types=("seed_oss",),
+        attention=attention.grouped,
+        sparse=sparse.nowhere,
+        has_bias_by_default=True,
+        out_bias="attention_out_bias",
+        mlp_bias="mlp_bias",
+    ),
+    Family(
+        types=("nemotron",),
+        attention=attention.grouped,
+        needs_kv_heads=False,
+        needs_head_dim=False,
+        sparse=sparse.nowhere,
+        mlp_bias="mlp_bias",
+        is_gated=False,
+        norms=4,
+        has_norm_biases=True,
+    ),
+    Family(
+        types=("gpt2",),
+        attention=attention.grouped,
+        needs_kv_heads=False,
+        needs_head_dim=False,
+        sparse=sparse.nowhere,
+        qkv_bias=True,
+        mlp_bias=True,
+        dense_width=("n_inner",),
+        dense_ratio=4,
+        is_gated=False,
+        norms=4,
+        has_norm_biases=True,
+        positions=("n_positions", "max_position_embeddings"),
+        is_tied=True,
+        harmless=(
+            "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
+            "summary_type", "summary_use_proj",
+        ),
+    ),
+    Family(
+        types=("grok-1",),
+        attention=attention.grouped,
+        needs_head_dim=False,
+        qkv_bias=False,
+        expert_width=_EXPERTS_ALONE,
+        norms=4,
+        is_tied=True,
     ),
     Family(
         types=("qwen3", "qwen3_vl_text"),
@@ -44,6 +103,8 @@ _ROWS = (
         expert_width=_EXPERTS_ALONE,
         score="sparsemixer",
         norms=4,
+        has_norm_biases=True,
+        head_bias="lm_head_bias",
     ),
     Family(
         types=("granitemoe", "granitemoeshared", "granitemoehybrid"),
@@ -75,6 +136,13 @@ _ROWS = (
         kinds=kinds.lightning,
         qkv_bias=False,
         expert_width=_EXPERTS_ALONE,
+        harmless=(
+            "full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor",
+            "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor",
+            "layernorm_full_attention_alpha", "layernorm_full_attention_beta",
+            "layernorm_linear_attention_alpha", "layernorm_linear_attention_beta",
+            "layernorm_mlp_alpha", "layernorm_mlp_beta", "postnorm", "shared_moe_mode",
+        ),
     ),
     Family(
         types=("minimax_m2",),
@@ -86,7 +154,8 @@ _ROWS = (
         shared_width=("shared_intermediate_size",),
         score="sigmoid",
         has_balance_bias=True,
-        harmless=("qk_norm_type", "use_routing_bias", "use_qk_norm"),
+        kinds=kinds.softmax_listed,
+        only={"qk_norm_type": ("per_layer",), "use_routing_bias": (True,)},
     ),
     Family(
         types=("qwen2_moe",),
@@ -120,7 +189,7 @@ _ROWS = (
         shared="width",
         shared_width=("shared_expert_intermediate_size",),
         has_shared_gate=True,
-        harmless=("attn_output_gate", "mamba_ssm_dtype"),
+        only={"attn_output_gate": (True,)},
     ),
     Family(
         types=("qwen3_5_text",),
@@ -130,7 +199,7 @@ _ROWS = (
         sparse=sparse.nowhere,
         qk_norm="head",
         gate="full",
-        harmless=("attn_output_gate", "mamba_ssm_dtype"),
+        only={"attn_output_gate": (True,)},
     ),
     Family(
         types=("flint",),
@@ -154,7 +223,8 @@ _ROWS = (
         score="sigmoid",
         has_balance_bias=True,
         router_parameters=1,
-        harmless=("moe_apply_router_weight_on_input", "moe_router_logit_softcapping", "gating"),
+        only={"gating": (True, "per-head")},
+        harmless=("moe_apply_router_weight_on_input",),
     ),
     Family(
         types=("mellum",),
@@ -177,7 +247,6 @@ _ROWS = (
         sparse=sparse.after_dense,
         mlp_bias="mlp_bias",
         shared="count",
-        harmless=("topk_method",),
     ),
     Family(
         types=("deepseek_v3", "kimi_k2", "glm4_moe_lite"),
@@ -187,7 +256,6 @@ _ROWS = (
         shared="count",
         score="sigmoid",
         has_balance_bias=True,
-        harmless=("topk_method",),
     ),
     Family(
         types=("axk1",),
@@ -197,14 +265,12 @@ _ROWS = (
         shared="count",
         score="sigmoid",
         has_balance_bias=True,
-        harmless=("topk_method",),
     ),
     Family(
         types=("mistral4",),
         attention=attention.latent,
         sparse=sparse.after_any_dense,
         shared="count",
-        harmless=("topk_method",),
     ),
     Family(
         types=("deepseek_v32", "glm_moe_dsa"),
@@ -216,9 +282,7 @@ _ROWS = (
         shared="count",
         score="sigmoid",
         has_balance_bias=True,
-        harmless=(
-            "topk_method", "index_share_for_mtp_iteration", "indexer_rope_interleave",
-        ),
+        harmless=("index_share_for_mtp_iteration", "indexer_rope_interleave"),
     ),
     Family(
         types=("deepseek_v4",),
@@ -228,10 +292,8 @@ _ROWS = (
         score="sqrtsoftplus",
         has_balance_bias=True,
         streams="full",
-        harmless=(
-            "topk_method", "num_hash_layers", "attention_bias", "mlp_bias", "compress_rates",
-            "compress_rate_csa", "compress_rate_hca",
-        ),
+        only={"attention_bias": (False,), "mlp_bias": (False,)},
+        harmless=("num_hash_layers", "compress_rates", "compress_rate_csa", "compress_rate_hca"),
     ),
     Family(
         types=("glm4_moe", "glm4v_moe_text"),
@@ -284,6 +346,7 @@ _ROWS = (
         sinks=("sliding",),
         score="sigmoid",
         has_balance_bias=True,
+        harmless=("attention_chunk_size",),
     ),
     Family(
         types=("beam",),
@@ -317,7 +380,26 @@ _ROWS = (
         shared="count",
         score="sigmoid",
         has_balance_bias=True,
-        harmless=("moe_renormalize", "mla_use_nope", "use_grouped_topk"),
+        latent_width=("routed_expert_hidden_size",),
+        gate="full",
+        gate_flag="mla_use_output_gate",
+        has_residual_bank=True,
+        harmless=("mla_use_nope", "use_grouped_topk"),
+    ),
+    Family(  # mlx-lm, bailing_moe.py; Megatron-Bridge, modeling_bailing_moe_v2.py
+        types=("bailing_moe", "bailing_moe_v2"),
+        attention=attention.grouped,
+        needs_head_dim=False,
+        sparse=sparse.after_dense,
+        qkv_bias="use_qkv_bias",
+        out_bias="use_bias",
+        mlp_bias="use_bias",
+        qk_norm="head",
+        qk_norm_flag="use_qk_norm",
+        shared="count",
+        shared_width=("moe_shared_expert_intermediate_size",),
+        only={"use_bias": (False,)},
+        harmless=("moe_router_enable_expert_bias",),
     ),
     Family(
         types=("bailing_hybrid",),
@@ -330,7 +412,6 @@ _ROWS = (
         shared="count",
         score="sigmoid",
         has_balance_bias=True,
-        harmless=("moe_renormalize",),
     ),
     Family(
         types=("ernie4_5_moe",),
@@ -343,6 +424,7 @@ _ROWS = (
         has_balance_bias=True,
         router_parameters=1,
         is_tied=True,
+        head_bias="use_bias",
         harmless=("moe_norm_min",),
     ),
     Family(
@@ -354,15 +436,17 @@ _ROWS = (
         expert_width=_EXPERTS_ALONE,
         shared="one",
         score="sigmoid",
-        harmless=("use_qk_norm", "no_rope_layers", "for_llm_compressor"),
+        harmless=("use_qk_norm", "for_llm_compressor"),
     ),
     Family(
-        types=("longcat_flash",),
+        types=("longcat_flash", "longcat_flash_ngram"),
         attention=attention.latent,
         dense_width=("ffn_hidden_size", "intermediate_size"),
         expert_width=("expert_ffn_hidden_size", "moe_intermediate_size"),
         has_balance_bias=True,
-        harmless=("zero_expert_type", "router_bias", "mla_scale_q_lora", "mla_scale_kv_lora"),
+        has_ngrams=True,
+        has_shortcut=True,
+        only={"zero_expert_type": ("identity",), "router_bias": (False,)},
     ),
     Family(
         types=("nemotron_h",),
@@ -375,20 +459,21 @@ _ROWS = (
         has_balance_bias=True,
         is_gated=False,
         norms=1,
-        harmless=("sliding_window", "n_shared_experts"),
+        harmless=("sliding_window", "n_shared_experts", "time_step_rank"),
     ),
     Family(
         types=("step3p5", "step3p7"),
         attention=attention.step,
-        sparse=sparse.after_dense,
+        sparse=sparse.step,
         qk_norm="head",
         gate="head",
         mlp_bias="mlp_bias",
         shared="width",
-        shared_width=("share_expert_dim",),
+        shared_width=("share_expert_dim", "share_expert_dims"),
         score="sigmoid",
         has_balance_bias=True,
-        harmless=("swiglu_limits_shared", "use_moe_router_bias", "n_shared_experts"),
+        only={"use_moe": (True,), "use_head_wise_attn_gate": (True,), "moe_layer_offset": (0,)},
+        harmless=("use_moe_router_bias", "n_shared_experts"),
     ),
     Family(
         types=("hunyuan_v1_moe",),
@@ -398,11 +483,10 @@ _ROWS = (
         expert_width=("moe_intermediate_size", "intermediate_size"),
         shared="one",
         is_tied=True,
+        only={"use_cla": (False,), "norm_type": ("rms",)},
         harmless=(
-            "intermediate_size", "use_mixed_mlp_moe", "num_shared_expert",
-            "moe_layer_num_skipped", "cla_share_factor",
-            "use_cla", "use_qk_norm", "moe_drop_tokens", "moe_random_routing_dropped_token",
-            "norm_type", "group_limited_greedy",
+            "intermediate_size", "use_mixed_mlp_moe", "moe_layer_num_skipped", "cla_share_factor",
+            "group_limited_greedy",
         ),
     ),
     Family(
@@ -422,6 +506,10 @@ _ROWS = (
         needs_head_dim=False,
         qkv_bias=False,
         expert_width=("ffn_hidden_size",),
+        harmless=(
+            "ffn_act_fn", "moe_loss_weight", "moe_normalize_expert_weights",
+            "uniform_expert_assignment",
+        ),
     ),
     Family(
         types=("lfm2_moe",),
@@ -499,20 +587,25 @@ _ROWS = (
         norms=4,
         norms_of_experts=3,
         is_tied=True,
+        only={"use_bidirectional_attention": ("vision",)},
         harmless=("vocab_size_per_layer_input",),
     ),
     Family(
-        types=("minimax_m3_vl_text",),
+        types=("minimax_m3_vl_text", "minimax_m3"),
         attention=attention.grouped,
+        kinds=kinds.sparse_listed,
         sparse=sparse.after_any_dense,
         qkv_bias=False,
         qk_norm="head",
         dense_width=("dense_intermediate_size",),
-        expert_width=_EXPERTS_ALONE,
+        expert_width=("intermediate_size", "moe_intermediate_size"),
+        predictions=("num_mtp_modules",),
         shared="width",
         shared_width=("shared_intermediate_size",),
         score="sigmoid",
         has_balance_bias=True,
+        only={"qk_norm_type": ("per_head",), "n_shared_experts": (1,), "use_gemma_norm": (True,)},
+        harmless=("use_routing_bias", "num_nextn_predict_layers"),
     ),
     Family(
         types=("muse_spark_text",),
@@ -522,7 +615,7 @@ _ROWS = (
         has_latent_norms=True,
         score="sigmoid",
         norms=5,
-        harmless=("layer_rope_theta", "residual_gate_temperature", "post_norm_eps"),
+        harmless=("post_norm_eps",),
     ),
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = MappingProxyType(

@@ -1,7 +1,7 @@
 """Traits of a family of models: spellings of its fields, and what its classes do without them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from moetune.domain.architecture import Mixer
@@ -14,6 +14,10 @@ from moetune.huggingface.sparse import SparseRule
 MixerBuilder: TypeAlias = Callable[[Fields, "Family", MixerKind], Mixer]
 Bias: TypeAlias = bool | str
 """Whether there are biases; the name of a flag that says so."""
+PREDICTIONS = (
+    "num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_hidden_layers",
+    "mtp_num_layers",
+)  # fmt: skip
 Shared = Literal["none", "count", "width", "optional_width", "one"]
 """Shared experts: a count of expert widths, a width (that may be absent: none), or one that is as
 wide as an expert."""
@@ -40,6 +44,7 @@ class Family:
         gate_flag: flag without which there is no such gate; "" where there always is.
         sinks: kinds of attention with learned sinks.
         dense_width, expert_width: spellings of the widths.
+        dense_ratio: width of a dense FFN in widths of the model, where its field is null.
         shared_width: spellings of a shared expert's width; () for that of the routed ones.
         has_balance_bias: whether the router has a bias that balances the experts' loads.
         router_parameters: of a router beside its matrix, for each expert.
@@ -50,9 +55,17 @@ class Family:
         norms_of_experts: vectors of `d_model` in norms that only blocks with experts have.
         expert_biases: whether experts have biases.
         norms: vectors of `d_model` in a block's norms.
+        has_norm_biases: whether norms have biases (LayerNorm); `norms` counts those of blocks.
+        head_bias: of the head.
+        predictions: spellings of the steps of multi-token prediction.
+        positions: spellings of the number of learned positions; () for none.
         streams: how residual streams are mixed (hyper-connections): all with all, each with
             itself, or there is one.
         is_tied: `tie_word_embeddings` of the class.
+        has_residual_bank: whether blocks may weigh the residuals of earlier ones.
+        has_ngrams: whether there may be tables of n-grams beside the embedding.
+        has_shortcut: whether a block has two attentions and dense FFNs, and experts across them.
+        only: fields that are read with these values alone: others would change sizes.
         harmless: fields that change neither size nor cost here.
     """
 
@@ -75,6 +88,7 @@ class Family:
     gate_flag: str = ""
     sinks: tuple[MixerKind, ...] = ()
     dense_width: tuple[str, ...] = ("intermediate_size",)
+    dense_ratio: int | None = None
     expert_width: tuple[str, ...] = ("moe_intermediate_size",)
     shared: Shared = "none"
     shared_width: tuple[str, ...] = ()
@@ -90,8 +104,16 @@ class Family:
     expert_biases: bool = False
     is_gated: bool = True
     norms: int = 2
+    has_norm_biases: bool = False
+    head_bias: Bias = False
+    predictions: tuple[str, ...] = PREDICTIONS
+    positions: tuple[str, ...] = ()
     streams: Literal["one", "full", "diagonal"] = "one"
     is_tied: bool = False
+    has_residual_bank: bool = False
+    has_ngrams: bool = False
+    has_shortcut: bool = False
+    only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
 
 

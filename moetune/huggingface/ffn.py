@@ -12,19 +12,25 @@ TOP_K = (
 SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 GROUPS = ("n_group", "num_expert_group", "n_expert_groups")
 TOP_GROUPS = ("topk_group", "n_limited_groups")
+SCORES = (
+    "scoring_func", "score_func", "score_function", "moe_router_activation",
+    "moe_router_activation_func",
+)  # fmt: skip
 ACTIVATION = ("hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function")
 
 
 def dense_ffn(fields: Fields, family: Family) -> DenseFfn:
     """Return the FFN of a block without experts."""
-    return _ffn(fields, family, fields.count(*family.dense_width))
+    ratio = family.dense_ratio
+    default = None if ratio is None else ratio * fields.count(*WIDTH)
+    return _ffn(fields, family, fields.count(*family.dense_width, default=default))
 
 
 def routed_experts(fields: Fields, family: Family, at: int) -> RoutedExperts:
     """Return the experts of block `at`, counted from 0: lists have a value for each block.
 
     Raises:
-        InputError: a field is missing or wrong, or more experts are chosen than there are.
+        InputError: more experts are chosen than there are, or groups do not divide them.
     """
     d_model = fields.count(*WIDTH)
     experts = _of_block(fields, EXPERTS, at)
@@ -43,21 +49,29 @@ def routed_experts(fields: Fields, family: Family, at: int) -> RoutedExperts:
         function=fields.text(*ACTIVATION, default="silu"),
         biases=(matrices - 1) * width + inner if family.expert_biases else 0,
         latent=latent,
-        latent_biases=2 * latent if latent and family.has_latent_norms else 0,
+        latent_biases=_latent_norms(fields, family) * (latent or 0),
         num_zero_experts=fields.count("zero_expert_num", default=0, least=0),
         shared=_shared(fields, family, width),
         shared_gate=d_model if family.has_shared_gate else 0,
     )
 
 
+def _latent_norms(fields: Fields, family: Family) -> int:
+    """Return the norms of tokens of the latent width: on both sides of the experts, or behind."""
+    if family.has_latent_norms:
+        return 2
+    return 1 if fields.has(*family.latent_width) and fields.flag("latent_moe_use_norm") else 0
+
+
 def _router(fields: Fields, family: Family, *, d_model: int, experts: int) -> Router:
     groups = fields.count(*GROUPS, default=None if family.needs_groups else 1)
     every = experts + fields.count("zero_expert_num", default=0, least=0)
-    score = fields.text("scoring_func", "score_func", "score_function")
+    score = fields.text(*SCORES)
     if score and score not in {"softmax", "sigmoid", "sqrtsoftplus"}:
-        raise fields.contradiction(
+        fields.report(
             f"scoring_func {score!r} is not known", "known are softmax, sigmoid and sqrtsoftplus"
         )
+        score = ""
     if fields.text("topk_method") == "greedy":
         groups = 1
     return Router(
@@ -75,13 +89,21 @@ def _shared(fields: Fields, family: Family, width: int) -> DenseFfn | None:
     if family.shared == "none":
         return None
     if family.shared == "one":
+        for name in SHARED:
+            fields.only(name, (1, [1] * len(_listed(fields, name))))
         return _ffn(fields, family, width)
     if family.shared in {"width", "optional_width"}:
         default = 0 if family.shared == "optional_width" else None
-        found = fields.count(*family.shared_width, default=default, least=0)
-        return _ffn(fields, family, found) if found else None
+        own = fields.count(*family.shared_width, default=default, least=0)
+        return _ffn(fields, family, own) if own else None
     count = fields.or_null(*SHARED, null=0, least=0)
-    return _ffn(fields, family, count * width) if count else None
+    each = fields.count(*family.shared_width, default=width) if family.shared_width else width
+    return _ffn(fields, family, count * each) if count else None
+
+
+def _listed(fields: Fields, name: str) -> list[object]:
+    value = fields.values.get(name)
+    return value if isinstance(value, list) else []
 
 
 def _ffn(fields: Fields, family: Family, width: int) -> DenseFfn:
@@ -100,11 +122,6 @@ def _of_block(fields: Fields, names: tuple[str, ...], at: int) -> int:
     """Return a number, or the block's entry of a list of them."""
     for name in names:
         if isinstance(fields.values.get(name), list):
-            listed = fields.sequence(name) or ()
-            if at >= len(listed):
-                raise fields.contradiction(
-                    f"{name} has {len(listed)} entries, and none for block {at}",
-                    f"give {name} an entry for each layer, or correct num_hidden_layers",
-                )
-            return Fields(values={name: listed[at]}, where=fields.where).count(name)
+            listed = fields.of_layers(name, at + 1)
+            return 1 if listed is None else fields.whole(name, listed[at])
     return fields.count(*names)

@@ -1,50 +1,49 @@
-"""Fields of a configuration: read with checks under every spelling, and accounted for at the end.
+"""Fields of a configuration: read with checks under each spelling, and accounted for at the end.
 
-A field that looks as if it changed a size or a cost and that nobody read is an error, so that a
-configuration of an unknown variant is never read as a known one.
+A field that nobody read and that is not known to be harmless is an error, so that a configuration
+of an unknown variant is never read as a known one. Errors are gathered, not raised: reading goes
+on with a value that stands in, and all fields in the way are named at once.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from moetune.domain.errors import InputError
+from moetune.huggingface.harmless import is_harmless
 
-WIDTH = ("hidden_size", "d_model")
-HEADS = ("num_attention_heads", "n_heads")
-_MATTERS = re.compile(
-    r"expert|moe|layer|shared|latent|head|inter|rank|dim|num_|(^|_)n_|size|width|window|group|block"
-    r"|top_?k|period|offset|interval|freq|step|pattern|bias|mtp|nextn|gate|index|conv|state|tie_"
-)
-_HARMLESS = re.compile(
-    r"_id$|_ids$|_token$|dropout|_drop$|^initializer|init_|_init$|_std$|_eps(ilon)?$|_coef(ficient)?$"
-    r"|aux_loss|z_loss|^output_|^return_|cache|rope|rotary|position_embeddings?$|^max_(position|seq|"
-    r"sequence|window)|^torch_|^dtype|_dtype$|^transformers_|quantization|^auto_map|^architectures"
-    r"|^is_encoder|_hidden_states$|initial_context|^pretraining_|^ep_size$|^num_logits_to_keep$"
-    r"|chunk_size$|kernels?$|_in_fp32$|_multiplier$|_scale$|_scaling(_factor)?$|_limit$|capacity"
-    r"|^id2label|^label2id|^problem_type|^task_|^num_labels|^mscale|_alpha$|_theta$|^bos_|^eos_"
-    r"|^pad_|jitter|^layer_?norm_|^norm_|^logit|^seq_aux|lightning_|_implementation$|_lr_|^mup_"
-    r"|^time_step|^layerdrop|^embedding_|^use_grouped|^pad_token|_overlap$|^expert_dtype|beta_factor$"
-    r"|^temporal|^hidden_act|^chunk|token_index|^vision|^image|^video|^audio|^bias_update|^model_max"
-    r"|^num_beam|ngram|^num_return_|^tie_encoder|^top_k$|^top_p$|^bad_words|^pruned_heads"
-    r"|^attn_factor|^attn_scale|^floor_scale|attn_temperature|^first_token|^n_ctx$|^n_positions$"
-)
+WIDTH = ("hidden_size", "d_model", "n_embd")
+HEADS = ("num_attention_heads", "n_heads", "n_head")
+KEY_HEADS = ("num_key_value_heads", "kv_n_heads", "num_attention_groups")
+_LONGEST = 40
+_CORRECT = "correct the field in the configuration"
 
 
 @dataclass(slots=True, kw_only=True)
 class Fields:
-    """A configuration's fields, and which of them were read.
+    """A configuration's fields, those of them that were read, and what is wrong with them.
 
     Args:
         values: of the language model, unnested.
-        where: the configuration's file or name, for errors.
+        read: names that were asked for.
         overrides: of these fields, those that hold for one block alone.
+        problems: what is wrong, and what to do about it.
+        lacking: fields that are missing.
+        stand_ins: fields that are missing or wrong, for which a value stands in.
+        parts: nested configurations, by their field.
+        path: prefix of the names of a nested configuration, such as "linear_attn_config.".
     """
 
     values: Mapping[str, object]
-    where: str
     read: set[str] = field(default_factory=set)
     overrides: Mapping[str, object] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    lacking: dict[str, None] = field(default_factory=dict)
+    stand_ins: set[str] = field(default_factory=set)
+    parts: dict[str, "Fields"] = field(default_factory=dict)
+    path: str = ""
+
+    def report(self, what: str, todo: str) -> None:
+        """Remember a problem, and what to do about it."""
+        self.problems.setdefault(what, todo)
 
     def has(self, *names: str) -> bool:
         """Return whether one of the spellings is present and not null."""
@@ -53,78 +52,77 @@ class Fields:
     def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
         """Return a whole number of at least `least`.
 
+        It is reported where it is missing, no such number, or where spellings contradict.
+
         Args:
             names: spellings; those that are present must agree.
             default: of the configuration's class; None where the field must be present.
-
-        Raises:
-            InputError: it is missing, is no such number, or spellings contradict each other.
         """
-        found = self.optional(*names, least=least)
-        if found is not None:
-            return found
+        count = self.optional(*names, least=least)
+        if count is not None:
+            return count
         if default is None:
-            raise self.missing(*names)
+            self.missing(*names)
+            return max(least, 1)
         return default
 
     def optional(self, *names: str, least: int = 1) -> int | None:
-        """Return a whole number of at least `least`, None where it is absent or null."""
-        name, value = self._one(names)
-        if value is None:
+        """Return a whole number of at least `least`, None where it is absent, null or false."""
+        name, value = self._value(names)
+        if value is None or value is False:
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(
-                f"{self.where}: {name} must be a whole number of at least {least}, got {value!r}",
-                "correct the field in the configuration",
-            )
-        return value
+        return self.whole(name, value, least=least)
+
+    def whole(self, name: str, value: object, *, least: int = 1) -> int:
+        """Return a value as a whole number of at least `least`; it is reported where it is none."""
+        if not isinstance(value, bool) and isinstance(value, int) and value >= least:
+            return value
+        self.stand_ins.add(name)
+        self.report(
+            f"{self.path}{name} must be a whole number of at least {least}, got {value!r}", _CORRECT
+        )
+        return max(least, 1)
 
     def or_null(self, *names: str, null: int | None, least: int = 1) -> int | None:
         """Return a whole number, or `null` for a field that is there and null.
 
-        Raises:
-            InputError: it is absent: its class has another default than null.
+        It is reported where it is absent: its class has another default than null.
         """
         self.read.update(names)
         if not any(name in self.values for name in names):
-            raise self.missing(*names)
-        found = self.optional(*names, least=least)
-        return null if found is None else found
+            self.missing(*names)
+            return null
+        count = self.optional(*names, least=least)
+        return null if count is None else count
 
     def flag(self, *names: str, default: bool = False) -> bool:
         """Return a truth value; `default` is that of the configuration's class."""
-        name, value = self._one(names)
+        name, value = self._value(names)
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise InputError(
-                f"{self.where}: {name} must be true or false, got {value!r}",
-                "correct the field in the configuration",
-            )
+            self.report(f"{self.path}{name} must be true or false, got {value!r}", _CORRECT)
+            return default
         return value
 
     def text(self, *names: str, default: str = "") -> str:
         """Return a word; `default` is that of the configuration's class."""
-        name, value = self._one(names)
+        name, value = self._value(names)
         if value is None:
             return default
         if not isinstance(value, str):
-            raise InputError(
-                f"{self.where}: {name} must be a word, got {value!r}",
-                "correct the field in the configuration",
-            )
+            self.report(f"{self.path}{name} must be a word, got {value!r}", _CORRECT)
+            return default
         return value
 
     def sequence(self, *names: str) -> tuple[object, ...] | None:
         """Return a list's values, None where it is absent or null."""
-        name, value = self._one(names)
+        name, value = self._value(names)
         if value is None:
             return None
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise InputError(
-                f"{self.where}: {name} must be a list, got {value!r}",
-                "correct the field in the configuration",
-            )
+            self.report(f"{self.path}{name} must be a list, got {value!r}", _CORRECT)
+            return None
         return tuple(value)
 
     def of_layers(self, name: str, num_layers: int) -> tuple[object, ...] | None:
@@ -132,26 +130,46 @@ class Fields:
 
         Longer lists also hold the layers of multi-token prediction.
         """
-        found = self.sequence(name)
-        if found is not None and len(found) < num_layers:
-            raise InputError(
-                f"{self.where}: {name} has {len(found)} entries for {num_layers} layers",
+        values = self.sequence(name)
+        if not values:
+            return None
+        if any(isinstance(value, Mapping | list) for value in values):
+            self.report(f"{self.path}{name} must be a list of words or numbers", _CORRECT)
+            return None
+        if len(values) < num_layers:
+            self.report(
+                f"{self.path}{name} has {len(values)} entries for {num_layers} layers",
                 f"give {name} an entry for each layer, or correct num_hidden_layers",
             )
-        return None if found is None else found[:num_layers]
+            return None
+        return values[:num_layers]
+
+    def nested(self, name: str) -> "Fields | None":
+        """Return the fields of a nested configuration, None where there is none."""
+        self.read.add(name)
+        values = self.values.get(name)
+        if not isinstance(values, Mapping):
+            return None
+        if name not in self.parts:
+            self.parts[name] = Fields(
+                values=values, problems=self.problems, lacking=self.lacking,
+                stand_ins=self.stand_ins,
+                path=f"{self.path}{name}.",
+            )  # fmt: skip
+        return self.parts[name]
 
     def of_block(self, at: int) -> "Fields":
         """Return the fields of block `at`, counted from 0: with its own values where it has some.
 
-        Raises:
-            InputError: a list has no entry for the block.
+        Keys of its own are accounted for as fields of the model are.
         """
-        nested = self.values.get("per_layer_config")
         own: dict[str, object] = {}
-        if isinstance(nested, Mapping):
-            self.skip("per_layer_config")
-            found = nested.get(str(at), nested.get(f"{at:02d}"))
-            own |= found if isinstance(found, Mapping) else {}
+        blocks = self.nested("per_layer_config")
+        if blocks is not None:
+            block = blocks.nested(str(at)) or blocks.nested(f"{at:02d}")
+            if block is not None:
+                block.read = self.read
+                own |= block.values
         heads = self.of_layers("num_attention_heads_per_layer", at + 1)
         if heads is not None:
             own["num_attention_heads"] = heads[at]
@@ -163,44 +181,67 @@ class Fields:
         """Count fields as read that change neither size nor cost in this family."""
         self.read.update(names)
 
-    def missing(self, *names: str) -> InputError:
-        """Return the error of a field that must be present."""
-        return InputError(
-            f"{self.where}: {' or '.join(names)} is missing",
-            "add the field: sizes have no default that would hold for every model",
-        )
+    def only(self, name: str, allowed: tuple[object, ...]) -> None:
+        """Read a field that must have one of these values; an absent or null one is fine."""
+        self.read.add(name)
+        value = self.values.get(name)
+        if value is not None and value not in allowed:
+            words = " or ".join(_written(word) for word in allowed)
+            self.report(
+                f"{self.path}{name} {_written(value)} is not supported, {words} alone",
+                f"take a model with {name} {words}",
+            )
 
-    def contradiction(self, what: str, todo: str) -> InputError:
-        """Return the error of fields that cannot both be true."""
-        return InputError(f"{self.where}: {what}", todo)
+    def missing(self, *names: str) -> None:
+        """Report a field that must be present, by its first spelling."""
+        self.lacking[f"{self.path}{names[0]}"] = None
+        self.stand_ins.add(names[0])
 
-    def unread(self) -> tuple[str, ...]:
-        """Return the fields that look as if they mattered and that nobody read.
+    @property
+    def is_flawed(self) -> bool:
+        """Whether something is wrong or missing."""
+        return bool(self.problems or self.lacking)
 
-        None of something, null, zero or false, is as good as its absence.
+    def unread(self) -> dict[str, object]:
+        """Return the fields that may change sizes and that nobody read, with their values.
+
+        None of something, null, zero, false or empty, is as good as its absence.
         """
-        return tuple(
-            name
+        nobodys = {
+            f"{self.path}{name}": value
             for name, value in sorted(self.values.items())
-            if name not in self.read and value not in (None, 0, {}, []) and looks_relevant(name)
-        )
+            if name not in self.read
+            and value not in (None, 0, {}, [], "")
+            and not is_harmless(name, value)
+        }
+        for part in self.parts.values():
+            nobodys |= part.unread()
+        return nobodys
 
-    def _one(self, names: Sequence[str]) -> tuple[str, object]:
+    def _value(self, names: Sequence[str]) -> tuple[str, object]:
         self.read.update(names)
         present = [name for name in names if self.values.get(name) is not None]
         if not present:
             return names[0], None
         value = self.values[present[0]]
-        for other in present[1:]:
-            if self.values[other] != value:
-                raise self.contradiction(
-                    f"{present[0]} ({value!r}) and {other} ({self.values[other]!r}) are names of "
-                    "the same field and differ",
+        for name in present[1:]:
+            if self.values[name] != value:
+                self.report(
+                    f"{present[0]} ({_written(value)}) and {name} ({_written(self.values[name])}) "
+                    "are names of the same field and differ",
                     "keep the one that is right",
                 )
         return present[0], value
 
 
-def looks_relevant(name: str) -> bool:
-    """Return whether a field's name looks as if it changed a size or a cost."""
-    return bool(_MATTERS.search(name)) and not _HARMLESS.search(name)
+def described(fields: Mapping[str, object]) -> str:
+    """Return fields and their values in words, such as "memory_slots (64), use_residual (true)"."""
+    return ", ".join(f"{name} ({_written(value)})" for name, value in fields.items())
+
+
+def _written(value: object) -> str:
+    """Return a value as JSON writes it, a long one cut."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

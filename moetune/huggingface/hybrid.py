@@ -22,17 +22,14 @@ _KINDS = {
 
 
 def hybrid_blocks(fields: Fields, family: Family) -> tuple[Block, ...]:
-    """Return the blocks of the pattern.
-
-    Raises:
-        InputError: there is no pattern, it has an unknown letter, or another number of blocks.
-    """
+    """Return the blocks of the pattern; () where there is none, which is reported."""
     kinds = _pattern(fields, "hybrid_override_pattern", "layers_block_type", "layer_types")
     if kinds is None:
-        raise fields.missing("hybrid_override_pattern", "layers_block_type")
+        fields.missing("hybrid_override_pattern", "layers_block_type")
+        return ()
     stated = fields.optional(*LAYERS)
     if stated is not None and stated != len(kinds):
-        raise fields.contradiction(
+        fields.report(
             f"num_hidden_layers ({stated}) and the pattern of blocks ({len(kinds)}) differ",
             "correct one of the two",
         )
@@ -63,21 +60,21 @@ def _pattern(fields: Fields, letters: str, *lists: str) -> tuple[str, ...] | Non
     if listed is not None:
         unknown = [kind for kind in dict.fromkeys(listed) if kind not in _KINDS]
         if unknown:
-            raise fields.contradiction(
+            fields.report(
                 f"{lists[0]} has kinds of blocks that are not known: {unknown}",
                 f"known are {', '.join(_KINDS)}",
             )
-        found = tuple(_KINDS[str(kind)] for kind in listed)
+        found = tuple(_KINDS.get(str(kind), "mlp") for kind in listed)
     if text:
         wrong = [letter for letter in dict.fromkeys(text) if letter not in _LETTERS]
         if wrong:
-            raise fields.contradiction(
+            fields.report(
                 f"{letters} has letters that are not known: {wrong}",
                 "known are M (mamba), E (experts), * (attention) and - (dense FFN)",
             )
-        spelled = tuple(_LETTERS[letter] for letter in text)
+        spelled = tuple(_LETTERS.get(letter, "mlp") for letter in text)
         if found not in {None, spelled}:
-            raise fields.contradiction(f"{letters} and {lists[0]} differ", "keep one of them")
+            fields.report(f"{letters} and {lists[0]} differ", "keep one of them")
         found = spelled
     return found
 

@@ -20,6 +20,7 @@ _NAMES: Mapping[str, MixerKind] = {
     "chunked_attention": "chunked",
     "indexed_attention": "indexed",
     "deepseek_sparse_attention": "indexed",
+    "minimax_m3_sparse": "indexed",
     "linear_attention": "linear",
     "mamba": "linear",
     "conv": "conv",
@@ -33,8 +34,7 @@ _FIRST_HEAVY = 2
 def mixer_kinds(fields: Fields, rule: KindsRule) -> tuple[MixerKind, ...]:
     """Return the kind of every block's attention.
 
-    Raises:
-        InputError: a list of them has an unknown kind or too few entries.
+    A list of them with an unknown kind or too few entries is reported.
     """
     num_layers = fields.count(*LAYERS)
     ruled = rule(fields, num_layers)
@@ -43,10 +43,11 @@ def mixer_kinds(fields: Fields, rule: KindsRule) -> tuple[MixerKind, ...]:
         return ruled
     unknown = [kind for kind in dict.fromkeys(listed) if kind not in _NAMES]
     if unknown:
-        raise fields.contradiction(
+        fields.report(
             f"layer_types has kinds of attention that are not known: {unknown}",
             f"known are {', '.join(_NAMES)}",
         )
+        return ruled
     named = tuple(_NAMES[cast("str", kind)] for kind in listed)
     return tuple(
         "borrowed" if (kind, other) == ("indexed", "borrowed") else kind
@@ -74,9 +75,6 @@ def indexed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     """Sparse attention, with an indexer of its own or an earlier block's.
 
     `indexer_types` says which; else every `index_topk_freq`-th block after an offset has its own.
-
-    Raises:
-        InputError: `indexer_types` has an unknown kind.
     """
     every = fields.count("index_topk_freq", default=1)
     offset = max(1, fields.count("index_skip_topk_offset", default=0, least=0))
@@ -86,7 +84,7 @@ def indexed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
         return _split(own, true="indexed", false="borrowed")
     unknown = [kind for kind in dict.fromkeys(listed) if kind not in {"full", "shared"}]
     if unknown:
-        raise fields.contradiction(
+        fields.report(
             f"indexer_types has kinds that are not known: {unknown}", "known are full and shared"
         )
     return _split((kind == "full" for kind in listed), true="indexed", false="borrowed")
@@ -141,16 +139,29 @@ def lightning(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     )
 
 
+def softmax_listed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
+    """`attn_type_list` with 1 for softmax attention, else all of them (MiniMax-M2)."""
+    listed = fields.of_layers("attn_type_list", num_layers)
+    return _split([True] * num_layers if listed is None else listed, false="linear")
+
+
+def sparse_listed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
+    """`sparse_attention_freq` with 1 for an indexer (MiniMax-M3)."""
+    nested = fields.nested("sparse_attention_config")
+    listed = None if nested is None else nested.of_layers("sparse_attention_freq", num_layers)
+    return _split([False] * num_layers if listed is None else listed, true="indexed", false="full")
+
+
 def kimi(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     """Blocks of `full_attn_layers`, counted from 1; else every fourth."""
-    nested = fields.values.get("linear_attn_config")
-    if not isinstance(nested, Mapping):
+    nested = fields.nested("linear_attn_config")
+    if nested is None:
         return _split(((at + 1) % 4 == 0 for at in range(num_layers)), false="linear")
-    inner = Fields(values=nested, where=f"{fields.where}: linear_attn_config")
-    chosen = inner.sequence("full_attn_layers")
+    chosen = nested.sequence("full_attn_layers")
+    nested.skip("kda_layers")
     if chosen is None:
-        raise inner.missing("full_attn_layers")
-    return _split((at + 1 in chosen for at in range(num_layers)), false="linear")
+        nested.missing("full_attn_layers")
+    return _split((at + 1 in (chosen or ()) for at in range(num_layers)), false="linear")
 
 
 def grouped_layers(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
@@ -160,11 +171,7 @@ def grouped_layers(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 
 
 def ratios(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """DeepSeek-V4's `compress_ratios`; else two heavily compressed blocks, then in turn.
-
-    Raises:
-        InputError: a rate is not known.
-    """
+    """DeepSeek-V4's `compress_ratios`; else two heavily compressed blocks, then in turn."""
     listed = fields.of_layers("compress_ratios", num_layers)
     if listed is None:
         return _split(
@@ -174,10 +181,10 @@ def ratios(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
         )
     unknown = [rate for rate in dict.fromkeys(listed) if rate not in _RATES]
     if unknown:
-        raise fields.contradiction(
+        fields.report(
             f"compress_ratios has rates that are not known: {unknown}", "known are 0, 4 and 128"
         )
-    return tuple(_RATES[rate] for rate in listed)
+    return tuple(_RATES.get(rate, "sliding") for rate in listed)
 
 
 def periodic(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
@@ -196,15 +203,11 @@ def chunked(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 
 
 def convolutions(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """Convolutions but for `full_attn_idxs` (LFM2).
-
-    Raises:
-        InputError: neither this nor `layer_types` is there.
-    """
+    """Convolutions but for `full_attn_idxs` (LFM2); reported where this and `layer_types` lack."""
     chosen = fields.sequence("full_attn_idxs")
     if chosen is None:
         if not fields.has("layer_types"):
-            raise fields.missing("layer_types", "full_attn_idxs")
+            fields.missing("layer_types", "full_attn_idxs")
         return _all("full", num_layers)
     return _split((at in chosen for at in range(num_layers)), false="conv")
 

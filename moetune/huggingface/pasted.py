@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from moetune.domain.architecture import Decoder
 from moetune.domain.document import is_pointer
 from moetune.domain.errors import InputError
+from moetune.huggingface.family import PREDICTIONS
 from moetune.huggingface.kinds import LAYERS
-from moetune.huggingface.reader import PREDICTIONS, read_decoder
+from moetune.huggingface.reader import read_decoder
 
 MOST_BYTES = 256 * 2**10
 """Of a configuration: the largest known has 30 KiB, most of it names of labels."""

@@ -1,25 +1,24 @@
-"""Reading of a `config.json`: from its fields to a decoder, or to an error that names a field."""
+"""Reading of a `config.json`: its fields as a decoder, or an error that names those in the way."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from moetune.domain.architecture import Block, Decoder, Part, Prediction
 from moetune.domain.errors import InputError
-from moetune.domain.spelling import nearest_then
+from moetune.domain.experts import DenseFfn
+from moetune.huggingface import refusals
+from moetune.huggingface.attention import HEAD_WIDTH, compressed
 from moetune.huggingface.families import FAMILIES
-from moetune.huggingface.family import Family
+from moetune.huggingface.family import Family, has_bias
 from moetune.huggingface.ffn import dense_ffn, routed_experts
-from moetune.huggingface.fields import HEADS, WIDTH, Fields, looks_relevant
+from moetune.huggingface.fields import HEADS, KEY_HEADS, WIDTH, Fields
 from moetune.huggingface.hybrid import hybrid_blocks, hybrid_predictions
 from moetune.huggingface.kinds import MixerKind, mixer_kinds
+from moetune.huggingface.nesting import language_model
 from moetune.huggingface.sparse import blocks_with_experts
 
-_NESTED = ("text_config", "thinker_config", "llm_config", "language_config", "language_model")
-PREDICTIONS = (
-    "num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_hidden_layers",
-    "mtp_num_layers",
-)  # fmt: skip
-_LAYER_NORM_WITH_BIAS = frozenset({"phimoe"})
-_HEAD_BIAS = {"phimoe": "lm_head_bias", "ernie4_5_moe": "use_bias"}
+_CLASS = re.compile(r"^(\w+?)(ForCausalLM|ForConditionalGeneration|LMHeadModel|Model)$")
 
 
 def read_decoder(document: Mapping[str, object], *, name: str, where: str) -> Decoder:
@@ -32,83 +31,88 @@ def read_decoder(document: Mapping[str, object], *, name: str, where: str) -> De
         where: the file or name, for errors.
 
     Raises:
-        InputError: the architecture is unknown (with the fields that were not understood), a field
-            is missing, wrong or contradicts another, or one that looks relevant is not understood.
+        InputError: the architecture is unknown, or fields are missing, wrong, contradict each other
+            or may change sizes and are not understood; all of them are named.
     """
-    fields = Fields(values=_language_model(document), where=where)
-    family_name = fields.text("model_type")
-    family = FAMILIES.get(family_name)
-    if family is None:
-        raise _unknown(fields, family_name)
-    fields.skip(*family.harmless)
-    try:
-        decoder = _decoder(fields, family, name=name, family_name=family_name)
-    except InputError as error:
-        if error.what.startswith(where):
-            raise
-        hint = error.hint or "correct the fields in the configuration"
-        raise InputError(f"{where}: {error.what}", hint) from None
-    unread = fields.unread()
-    if unread:
-        raise InputError(
-            f"{where}: {family_name} does not have these fields, which may change sizes: "
-            f"{', '.join(unread)}",
-            "remove them if they change nothing; else this variant is not supported",
-        )
+    values, towers = language_model(document)
+    fields = Fields(values=values)
+    stated = fields.text("model_type")
+    family_name = _family_name(values, stated)
+    if family_name is None:
+        raise refusals.unknown(where, fields, stated or _class_of(values), _readings(values))
+    decoder = _read(fields, family_name, name=name, towers=towers)
+    if decoder is None:
+        for tried, _ in _readings(values).values():  # what was not reached is not in the way
+            fields.read |= tried.read
+    if decoder is None or fields.is_flawed or fields.unread():
+        raise refusals.unreadable(where, fields, family_name, decoder)
     return decoder
 
 
-def _language_model(document: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the fields of the language model: those of a nested configuration, if there is one."""
-    values = document
-    for _ in range(2):
-        for key in _NESTED:
-            inner = values.get(key)
-            if isinstance(inner, Mapping):
-                tied = values.get("tie_word_embeddings")
-                values = {**({} if tied is None else {"tie_word_embeddings": tied}), **inner}
-                break
-    if values.get("model_type") == "dbrx":
-        return _flattened(values)
-    return values
+def _family_name(values: Mapping[str, object], stated: str) -> str | None:
+    """Return the family by the type, else by the name of a class; None where neither is known."""
+    for name in (stated, f"{stated}_text"):
+        if name in FAMILIES:
+            return name
+    plain = {name.replace("_", "").replace("-", ""): name for name in FAMILIES}
+    return plain.get(_class_of(values).lower())
 
 
-def _flattened(values: Mapping[str, object]) -> Mapping[str, object]:
-    """Return DBRX's fields with those of its two nested configurations."""
-    rest = {key: value for key, value in values.items() if key not in {"ffn_config", "attn_config"}}
-    ffn, attention = values.get("ffn_config"), values.get("attn_config")
-    if isinstance(ffn, Mapping):
-        rest |= {key: ffn[key] for key in ("ffn_hidden_size", "moe_num_experts", "moe_top_k")
-                 if key in ffn}  # fmt: skip
-    if isinstance(attention, Mapping) and "kv_n_heads" in attention:
-        rest["num_key_value_heads"] = attention["kv_n_heads"]
-    return rest
+def _class_of(values: Mapping[str, object]) -> str:
+    """Return the name of the model's class without what it is for; "" without one."""
+    classes = values.get("architectures")
+    found = _CLASS.match(str(classes[0])) if isinstance(classes, list) and classes else None
+    return "" if found is None else found[1]
 
 
-def _unknown(fields: Fields, name: str) -> InputError:
-    if not name:
-        return fields.missing("model_type")
-    relevant = [key for key in sorted(fields.values) if looks_relevant(key)]
-    return InputError(
-        f"{fields.where}: architecture {name!r} is unknown; its fields that were not understood: "
-        f"{', '.join(relevant) or 'none'}",
-        nearest_then(f"known are {', '.join(sorted(FAMILIES))}", name, FAMILIES),
-    )
+def _readings(values: Mapping[str, object]) -> dict[str, tuple[Fields, Decoder | None]]:
+    """Return the fields as each family reads them, with the decoder that comes of it."""
+    readings = {}
+    for name in FAMILIES:
+        fields = Fields(values={**values, "model_type": name})
+        fields.skip("model_type")
+        readings[name] = fields, _read(fields, name, name=name, towers=())
+    return readings
 
 
-def _decoder(fields: Fields, family: Family, *, name: str, family_name: str) -> Decoder:
+def _read(
+    fields: Fields, family_name: str, *, name: str, towers: tuple[str, ...]
+) -> Decoder | None:
+    """Return the decoder; None, with problems among the fields, where there is none."""
+    family = FAMILIES[family_name]
+    fields.skip(*family.harmless)
+    for flag, allowed in family.only.items():
+        fields.only(flag, allowed)
+    try:
+        return _decoder(fields, family, name=name, family_name=family_name, towers=towers)
+    except InputError as error:
+        _report(fields, error)
+        return None
+
+
+def _report(fields: Fields, error: InputError) -> None:
+    """Report sizes that do not go together, unless that may come of a value that stands in."""
+    if not fields.stand_ins:
+        fields.report(error.what, error.hint or "correct the fields in the configuration")
+
+
+def _decoder(
+    fields: Fields, family: Family, *, name: str, family_name: str, towers: tuple[str, ...]
+) -> Decoder:
     d_model, vocabulary = fields.count(*WIDTH), fields.count("vocab_size", "padded_vocab_size")
     streams = 1 if family.streams == "one" else fields.count("hc_mult", default=4)
     if family_name == "nemotron_h":
         blocks = hybrid_blocks(fields, family)
         predictions = hybrid_predictions(fields, family)
     else:
-        blocks = _blocks(fields, family, family_name, streams=streams)
-        predictions = _predictions(fields, blocks, family_name)
-    norms = d_model * (2 if family_name in _LAYER_NORM_WITH_BIAS else 1)
+        blocks = _blocks(fields, family, streams=streams)
+        predictions = _predictions(fields, family, blocks)
+    norms = d_model * (2 if family.has_norm_biases else 1)
+    norms += _residual_norms(fields, family)
     if family.streams != "one" and family_name != "glm5_next_text":
         norms += streams * (streams * d_model + 1) + 1
-    has_bias = family_name in _HEAD_BIAS and fields.flag(_HEAD_BIAS[family_name])
+    positions = fields.count(*family.positions) if family.positions else 0
+    tables, projections = _tables(fields, vocabulary) if family.has_ngrams else (0, 0)
     return Decoder(
         name=name,
         family=family_name,
@@ -117,39 +121,78 @@ def _decoder(fields: Fields, family: Family, *, name: str, family_name: str) -> 
         blocks=blocks,
         norms=norms,
         is_tied=fields.flag("tie_word_embeddings", default=family.is_tied),
-        head_biases=vocabulary if has_bias else 0,
+        embedding_extra=positions * d_model + projections,
+        tables=tables,
+        head_biases=vocabulary if has_bias(fields, family.head_bias) else 0,
         predictions=predictions,
+        uncounted=towers,
     )
 
 
-def _blocks(fields: Fields, family: Family, family_name: str, *, streams: int) -> tuple[Block, ...]:
+def _tables(fields: Fields, vocabulary: int) -> tuple[int, int]:
+    """Return the parameters of LongCat's tables of n-grams, and of their projections.
+
+    Table i has ratio·vocabulary + 2i + 1 rows; k·(n − 1) tables share the width, and each has a
+    projection to all of it (arXiv 2601.21204; modeling_longcat_ngram.py of LongCat-Flash-Lite).
+    """
+    if not fields.has("ngram_vocab_size_ratio"):
+        return 0, 0
+    d_model, ratio = fields.count(*WIDTH), fields.count("ngram_vocab_size_ratio")
+    longest = fields.count("emb_neighbor_num", least=2)
+    count = fields.count("emb_split_num") * (longest - 1)
+    width = d_model // count
+    rows = count * ratio * vocabulary + count**2  # the sum of 2i + 1 over all tables
+    return width * rows, count * width * d_model
+
+
+def _blocks(fields: Fields, family: Family, *, streams: int) -> tuple[Block, ...]:
     d_model = fields.count(*WIDTH)
     kinds = mixer_kinds(fields, family.kinds)
     sparse = blocks_with_experts(fields, family.sparse)
     mixers: dict[tuple[MixerKind, str], Part] = {}
     _skip_unused(fields, family, kinds=kinds, sparse=sparse)
-    norms = family.norms * d_model
+    norms = family.norms * d_model + 2 * _residual_norms(fields, family)
     if family.streams != "one":
         is_full = family.streams == "full"
         mixing = streams * (2 + streams if is_full else 2)
         norms += 2 * (mixing * (streams * d_model + 1) + (3 if is_full else 2))
-    found = []
+    blocks = []
     for at, (kind, has_experts) in enumerate(zip(kinds, sparse, strict=True)):
         own = fields.of_block(at)
         key = kind, repr(own.overrides)
         if key not in mixers:
-            mixers[key] = _mixer(own, family, kind)
+            mixers[key] = _built(fields, partial(_mixer, own, family, kind))
         mixer = mixers[key]
-        ffn: Part = routed_experts(own, family, at) if has_experts else dense_ffn(own, family)
+        experts = partial(routed_experts, own, family, at)
+        ffn = _built(fields, experts if has_experts else partial(dense_ffn, own, family))
         extra = d_model * family.norms_of_experts if has_experts else 0
         parts: tuple[Part, ...] = (mixer, ffn)
         if family.has_dense_beside and has_experts:
             parts = (mixer, dense_ffn(own, family), ffn)
-        if family_name == "longcat_flash":  # experts run beside the second attention
+        if family.has_shortcut:  # experts run while the second attention does
             dense = dense_ffn(fields, family)
             parts, extra = (mixer, ffn, dense, mixer, dense), norms
-        found.append(Block(parts=parts, norms=norms + extra, streams=streams))
-    return tuple(found)
+        blocks.append(Block(parts=parts, norms=norms + extra, streams=streams))
+    return tuple(blocks)
+
+
+def _built(fields: Fields, build: Callable[[], Part]) -> Part:
+    """Return a part; sizes that do not go together are reported, and another part stands in."""
+    try:
+        return build()
+    except InputError as error:
+        _report(fields, error)
+        return DenseFfn(d_model=1, d_hidden=1)
+
+
+def _residual_norms(fields: Fields, family: Family) -> int:
+    """Return the parameters of a weighing of earlier residuals: a norm, and a number of each.
+
+    Source: Megatron-Bridge, `kimi_k3_layers.py`: before attention, FFN and the head.
+    """
+    if not family.has_residual_bank or fields.optional("attn_res_block_size") is None:
+        return 0
+    return 2 * fields.count(*WIDTH)
 
 
 def _skip_unused(
@@ -159,7 +202,7 @@ def _skip_unused(
     if all(sparse) and not family.has_dense_beside:
         fields.skip(*(set(family.dense_width) - set(family.expert_width)))
     if set(kinds) <= {"linear", "conv"}:
-        fields.skip(*HEADS, "num_key_value_heads", "head_dim", "attention_bias")
+        fields.skip(*HEADS, *KEY_HEADS, *HEAD_WIDTH, "attention_bias")
     if fields.has("layer_types"):
         if "sliding" not in kinds:
             fields.skip("sliding_window")
@@ -170,26 +213,25 @@ def _skip_unused(
 def _mixer(fields: Fields, family: Family, kind: MixerKind) -> Part:
     if kind in {"linear", "conv"}:
         if family.linear is None:
-            raise fields.contradiction(
-                f"{family.types[0]} has no {kind} attention", "correct layer_types"
-            )
+            fields.report(f"{family.types[0]} has no {kind} attention", "correct layer_types")
+            return family.attention(fields, family, "full")
         return family.linear(fields, family, kind)
     return family.attention(fields, family, kind)
 
 
 def _predictions(
-    fields: Fields, blocks: tuple[Block, ...], family_name: str
+    fields: Fields, family: Family, blocks: tuple[Block, ...]
 ) -> tuple[Prediction, ...]:
     """Return the steps of multi-token prediction: each a block like the last one."""
     d_model = fields.count(*WIDTH)
     fields.skip("mtp_transformer_layers", "mtp_use_dedicated_embeddings", "mtp_layer_types",
                 "mtp_mlp_layer_types")  # fmt: skip
-    steps = fields.count(*PREDICTIONS, default=0, least=0)
+    steps = fields.count(*family.predictions, default=0, least=0)
     if not fields.flag("use_mtp", default=True):
         steps = 0
     block = blocks[-1]
-    if family_name == "deepseek_v4" and steps:
-        sliding = _mixer(fields, FAMILIES[family_name], "sliding")
+    if family.attention is compressed and steps:
+        sliding = _mixer(fields, family, "sliding")
         block = Block(parts=(sliding, *block.parts[1:]), norms=block.norms)
     one = Prediction(blocks=(block,), projection=2 * d_model**2, norms=3 * d_model)
     return (one,) * steps

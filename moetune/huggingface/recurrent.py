@@ -29,13 +29,11 @@ def gated_delta(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
 def kimi_delta(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return Kimi Delta Attention: decay of each channel and output gate of low rank."""
     del family, kind
-    nested = fields.values.get("linear_attn_config")
-    inner = fields
-    if isinstance(nested, dict):
-        fields.read.add("linear_attn_config")
-        inner = Fields(values=nested, where=f"{fields.where}: linear_attn_config")
-    prefix = "" if isinstance(nested, dict) else "linear_"
+    nested = fields.nested("linear_attn_config")
+    inner, prefix = (fields, "linear_") if nested is None else (nested, "")
     heads, width = inner.count(f"{prefix}num_heads"), inner.count(f"{prefix}head_dim")
+    inner.skip("gate_lower_bound")
+    is_full = inner.flag("use_full_rank_gate")
     return GatedDeltaNet(
         d_model=fields.count(*WIDTH),
         num_key_heads=heads,
@@ -43,7 +41,7 @@ def kimi_delta(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
         key_dim=width,
         value_dim=width,
         kernel=inner.count("short_conv_kernel_size", "linear_conv_kernel_dim", default=4),
-        gate_width=0,
+        gate_width=heads * width if is_full else 0,
         num_head_gates=heads,
         gate_rank=width,
         extra_parameters=heads * width + heads + width,

@@ -16,8 +16,7 @@ _HAS_EXPERTS: Mapping[str, bool] = {
 def blocks_with_experts(fields: Fields, rule: SparseRule) -> tuple[bool, ...]:
     """Return for every block whether it has experts.
 
-    Raises:
-        InputError: a list has unknown entries or too few, or contradicts another field.
+    A list that has unknown entries or too few, or contradicts another field, is reported.
     """
     num_layers = fields.count(*LAYERS)
     ruled = rule(fields, num_layers)
@@ -26,15 +25,16 @@ def blocks_with_experts(fields: Fields, rule: SparseRule) -> tuple[bool, ...]:
         return ruled
     unknown = [kind for kind in dict.fromkeys(listed) if kind not in _HAS_EXPERTS]
     if unknown:
-        raise fields.contradiction(
+        fields.report(
             f"mlp_layer_types has kinds that are not known: {unknown}",
             f"known are {', '.join(_HAS_EXPERTS)}",
         )
+        return ruled
     found = tuple(_HAS_EXPERTS[cast("str", kind)] for kind in listed)
     if fields.has("first_k_dense_replace") and found != ruled:
         first = fields.count("first_k_dense_replace", least=0)
         dense = found.index(True) if True in found else num_layers
-        raise fields.contradiction(
+        fields.report(
             f"first_k_dense_replace ({first}) and mlp_layer_types (the first {dense} are dense) "
             "differ",
             "keep the one that is right",
@@ -57,8 +57,7 @@ def nowhere(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 def after_dense(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     """Experts after the first dense blocks, in all or in every n-th (`moe_layer_freq`, or a list).
 
-    Raises:
-        InputError: nothing says how many are dense, or there are more than blocks.
+    It is reported where nothing says how many are dense, or there are more than blocks.
     """
     is_listed = fields.has("mlp_layer_types") or isinstance(
         fields.values.get("moe_layer_freq"), list
@@ -75,7 +74,7 @@ def _after(fields: Fields, num_layers: int, *, default: int | None) -> tuple[boo
     names = ("first_k_dense_replace", "num_dense_layers")
     first = fields.count(*names, default=default, least=0)
     if first > num_layers:
-        raise fields.contradiction(
+        fields.report(
             f"there are {first} dense blocks first, but {num_layers} blocks",
             "correct first_k_dense_replace or num_hidden_layers",
         )
@@ -83,6 +82,18 @@ def _after(fields: Fields, num_layers: int, *, default: int | None) -> tuple[boo
         return tuple(map(bool, fields.of_layers("moe_layer_freq", num_layers) or ()))
     every = fields.count("moe_layer_freq", default=1)
     return tuple(at >= first and at % every == 0 for at in range(num_layers))
+
+
+def step(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Experts in the blocks of `moe_layers_enum`, such as "3,4,5"; else as `after_dense`."""
+    fields.only("moe_every_n_layer", (1,))
+    if not fields.has("moe_layers_enum"):
+        return after_dense(fields, num_layers)
+    stated = fields.values["moe_layers_enum"]
+    fields.skip("moe_layers_enum")
+    chosen = stated.split(",") if isinstance(stated, str) else fields.sequence("moe_layers_enum")
+    blocks = {str(block).strip() for block in chosen or ()}
+    return tuple(str(block) in blocks for block in range(num_layers))
 
 
 def qwen(fields: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -95,8 +106,7 @@ def qwen(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 def llama4(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     """Experts in the blocks of `moe_layers`, else in every `interleave_moe_layer_step`-th.
 
-    Raises:
-        InputError: the two differ.
+    It is reported where the two differ.
     """
     step = fields.optional("interleave_moe_layer_step")
     chosen = fields.sequence("moe_layers")
@@ -105,7 +115,7 @@ def llama4(fields: Fields, num_layers: int) -> tuple[bool, ...]:
         return every
     found = tuple(at in chosen for at in range(num_layers))
     if step is not None and found != every:
-        raise fields.contradiction(
+        fields.report(
             f"interleave_moe_layer_step ({step}) and moe_layers differ",
             "keep the one that is right",
         )
@@ -131,15 +141,8 @@ def periodic(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 def gemma(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     """Experts in every block with `enable_moe_block`, beside its dense FFN.
 
-    Raises:
-        InputError: the variant has embeddings of each block, or wide FFNs: not supported.
+    Embeddings of each block and wide FFNs are reported: they are not supported.
     """
-    if fields.count("hidden_size_per_layer_input", default=0, least=0):
-        raise fields.contradiction(
-            "hidden_size_per_layer_input above 0 is not supported", "use a model with experts"
-        )
-    if fields.flag("use_double_wide_mlp"):
-        raise fields.contradiction(
-            "use_double_wide_mlp is not supported", "use a model with experts"
-        )
+    fields.only("hidden_size_per_layer_input", (0,))
+    fields.only("use_double_wide_mlp", (False,))
     return (fields.flag("enable_moe_block"),) * num_layers

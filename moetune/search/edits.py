@@ -105,7 +105,7 @@ class LayoutEdits:
         if not able:
             return None
         module = _one_of([one for one in RECOMPUTES if one in able], draw)
-        if "full" in (module, *layout.recompute):
+        if {"full", "selective"} & {module, *layout.recompute}:
             return layout.changed(recompute=(module,))
         return layout.changed(recompute=_ordered({*layout.recompute} ^ {module}))
 

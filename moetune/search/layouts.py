@@ -95,8 +95,9 @@ class LayoutStudy:
     def _over(self, one: PricedLayout) -> float:
         """Return by what share a layout exceeds the memory that there is; 0 where it fits."""
         search, memory = self._search, one.memory
-        on_host = memory.host_bytes * search.fitting.ranks_per_host
-        shares = memory.peak_bytes / search.limit_bytes, on_host / search.host_bytes
+        shares = (
+            memory.peak_bytes / search.limit_bytes, memory.host_bytes / search.host_bytes,
+        )  # fmt: skip
         return max(0.0, max(shares) - 1)
 
 

@@ -5,22 +5,26 @@ Whatever the description does not say is the reference's, and the file names it 
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from moetune.domain.chips import Chip, chip_of
 from moetune.domain.data_sheets import LINK_BYTES_PER_SECOND, peak_flops
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
-from moetune.domain.samples import LAUNCHES
+from moetune.domain.site import site_of
 from moetune.domain.spelling import nearest_then
 from moetune.domain.units import format_bytes, format_rate, parse_flops, parse_rate
 from moetune.report.section import plural
 from moetune.workflows.files import bundled_profiles, toml_value
 from moetune.workflows.profile_toml import parse_toml, profile_in_toml, reference_profile
 
-_NODES_OF = re.compile(r"(\w+)-(?:x8|nvl72)")
+_NODES_OF = re.compile(r"(\w+)-(?:x4|x8|nvl72)")
+_FASTEST_PCIE = 64e9
+"""Bytes a second, one way, that no link of PCI Express 5 reaches."""
 _ADAM_BYTES = 30
 """Of one parameter's step, as the reference machines have it."""
 _SIZES = "describe it by --tflops and --memory-bandwidth, with --memory and --link-rate"
@@ -39,6 +43,7 @@ class Description:
         tflops: peak of dense bfloat16.
         memory_bandwidth: of a GPU's own memory.
         link_rate: of one GPU to the others of its node, one way.
+        host_memory: of one host.
     """
 
     name: str
@@ -52,6 +57,12 @@ class Description:
     tflops: str = ""
     memory_bandwidth: str = ""
     link_rate: str = ""
+    host_memory: str = ""
+
+    @property
+    def is_on_pcie(self) -> bool:
+        """Whether the links that are described are too slow for any others."""
+        return bool(self.link_rate) and parse_rate(self.link_rate) < _FASTEST_PCIE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,19 +86,27 @@ def gpus() -> Mapping[str, str]:
 
 
 def reference_of(gpu: str) -> Profile:
-    """Return the reference machine of a GPU.
+    """Return the reference machine of a GPU, by its chip's name or a device's.
 
     Raises:
         InputError: no reference machine has it; the hint says which there are.
     """
     known = gpus()
-    name = gpu.strip().lower().removeprefix("nvidia ")
+    name, chip = gpu.strip().lower().removeprefix("nvidia "), chip_of(gpu)
+    if chip is not None and not chip.is_slower_board:
+        name = chip.name
     if name not in known:
+        there = f"known: {', '.join(known)}\n  or {_SIZES}"
+        near = known if chip is None else _of_generation(chip, known)
         raise InputError(
-            f"no reference machine has the GPU {gpu!r}",
-            nearest_then(f"known: {', '.join(known)}\n  or {_SIZES}", name, known),
+            f"no reference machine has the GPU {gpu!r}", nearest_then(there, name, near)
         )
     return _reference(known[name])
+
+
+def _of_generation(chip: Chip, known: Iterable[str]) -> list[str]:
+    """Return those GPUs that are of a chip's generation: others are no misspellings of it."""
+    return [name for name in known if (one := chip_of(name)) and one.generation == chip.generation]
 
 
 def describe(description: Description) -> Described:
@@ -125,9 +144,25 @@ def _base_of(description: Description) -> Profile:
         return _named_base(description)
     if not description.tflops:
         return reference_of(description.gpu)
-    flops, known = parse_flops(description.tflops), gpus()
-    machines = map(_reference, known.values())
-    return min(machines, key=lambda one: abs(math.log(flops / _peak(one))))
+    return min(map(_reference, gpus().values()), key=partial(_strangeness, description))
+
+
+def _strangeness(description: Description, base: Profile) -> tuple[float, ...]:
+    """Return how unlike a reference's GPU is: chip, vendor, links, generation, and its peak.
+
+    Of those alike, machines that others measured come before those that rules derive.
+    """
+    chip, there = chip_of(description.gpu), chip_of(base.machine.device)
+    assert there is not None  # noqa: S101 - a test has all reference machines with a network
+    links = "pcie" if description.is_on_pcie else chip.links if chip else "nvlink"
+    return (
+        chip is None or chip.name != there.name,
+        (chip.vendor if chip else "nvidia") != there.vendor,
+        links != there.links,
+        chip is not None and chip.generation != there.generation,
+        base.provenance != "published",
+        abs(math.log(parse_flops(description.tflops) / _peak(base))),
+    )
 
 
 def _named_base(description: Description) -> Profile:
@@ -181,11 +216,19 @@ def _stand_ins(description: Description, base: Profile) -> Iterator[str]:
         yield "memory-bound operations, at the bandwidth of its memory"
     if not description.memory:
         yield f"memory of a GPU, {format_bytes(machine.memory_bytes)} for a process"
+    host = site_of(base).host_memory_bytes
+    if host is not None and not description.host_memory and _is_node_of(description, base):
+        yield f"memory of a host, {format_bytes(host)}"
     if base.network is not None and description.nics is None:
         nic_rate = format_rate(base.network.nic_bytes_per_second)
         yield f"network between nodes, {nic_rate} for each GPU"
     else:
         yield "start-up of a network, and the share of its cards' rate that it reaches"
+
+
+def _is_node_of(description: Description, base: Profile) -> bool:
+    """Return whether a node has the GPUs of the reference's, whose facts it then has."""
+    return not description.tflops and description.gpus_per_node == base.machine.devices_per_node
 
 
 def _lines(description: Description, base: Profile, stand_ins: tuple[str, ...]) -> Iterator[str]:
@@ -203,7 +246,6 @@ def _lines(description: Description, base: Profile, stand_ins: tuple[str, ...]) 
     yield from _machine_lines(description)
     yield from _network_lines(description)
     yield from _scaled_lines(description, base)
-    yield from _rows_lines(description, base)
 
 
 def _machine_lines(description: Description) -> Iterator[str]:
@@ -215,6 +257,11 @@ def _machine_lines(description: Description) -> Iterator[str]:
     yield f"devices_per_node = {description.gpus_per_node}"
     if description.memory:
         yield f"memory = {toml_value(description.memory)}    # of one GPU, what a process may use"
+    if description.host_memory:
+        yield f"host_memory = {toml_value(description.host_memory)}    # of one host"
+    if description.is_on_pcie:
+        yield "\n[fingerprint.hardware]"
+        yield 'nvlink_peers = "0"    # links of this rate are PCI Express'
 
 
 def _network_lines(description: Description) -> Iterator[str]:
@@ -228,7 +275,8 @@ def _network_lines(description: Description) -> Iterator[str]:
 
 
 def _scaled_lines(description: Description, base: Profile) -> Iterator[str]:
-    if not description.tflops and not description.link_rate:
+    memory = description.memory_bandwidth
+    if not description.tflops and not description.link_rate and not memory:
         return
     yield f"\n# Times of {base.name} are scaled by the ratio of these peaks of data sheets."
     yield "[scaled]"
@@ -237,29 +285,13 @@ def _scaled_lines(description: Description, base: Profile) -> Iterator[str]:
     rate = f"{_link(base) / 1e9:g}GB/s"
     unknown = "" if description.link_rate else "    # not described: taken to be alike"
     yield _peaks("links", description.link_rate or rate, rate) + unknown
+    betas = {row.op: row.beta_seconds_per_element for row in base.rows}
+    if memory and "adam" in betas:
+        yield _peaks("memory", memory, f"{_ADAM_BYTES / betas['adam'] / 1e9:.4g}GB/s")
 
 
 def _peaks(key: str, here: str, base: str) -> str:
     return f"{key} = {{ here = {toml_value(here)}, base = {toml_value(base)} }}"
-
-
-def _rows_lines(description: Description, base: Profile) -> Iterator[str]:
-    if not description.memory_bandwidth:
-        return
-    betas = {row.op: row.beta_seconds_per_element for row in base.rows}
-    if "adam" not in betas:
-        return
-    rate = parse_rate(description.memory_bandwidth)
-    slower = _ADAM_BYTES / rate / betas["adam"]
-    yield f"\n# Adam moves {_ADAM_BYTES} bytes a parameter, here at {description.memory_bandwidth}."
-    yield "# Other memory-bound operations go by the same rate; the host launches as there."
-    for row in base.rows:
-        beta = row.beta_seconds_per_element * (1.0 if row.op in LAUNCHES else slower)
-        yield "[[rows]]"
-        yield f"op = {toml_value(row.op)}"
-        yield f"dtype = {toml_value(row.dtype)}"
-        yield f"alpha_seconds = {row.alpha_seconds!r}"
-        yield f"beta_seconds_per_element = {beta:.4g}"
 
 
 def check_new(path: Path, *, force: bool) -> None:

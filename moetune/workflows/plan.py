@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from moetune.domain.cluster import HOST_MEMORY
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.corrections import corrections_words
 from moetune.domain.costs import Costs
@@ -19,8 +18,9 @@ from moetune.domain.model import Transformer
 from moetune.domain.operations import corrected_op, operations_of
 from moetune.domain.plan import SAFE_DECISION, Plan
 from moetune.domain.profile import Profile
-from moetune.domain.quantization import FORMATS
+from moetune.domain.quantization import FORMATS, Quantization
 from moetune.domain.request import PlanInputs, PlanRequest
+from moetune.domain.site import check_format, site_of
 from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.throughput import with_throughput
 from moetune.domain.units import dtype_bytes, full_dtype, parse_bytes
@@ -205,15 +205,6 @@ def plan_of(solved: SolvedPlan, profile: Profile) -> Plan:
     return replace(plan, warnings=(*_corrections(plan, profile), *plan.warnings))
 
 
-def host_memory_bytes(profile: Profile) -> int | None:
-    """Return the host memory of one node; None where the profile does not have it."""
-    machine = profile.machine
-    if machine.kind == "cpu":
-        return machine.memory_bytes * machine.devices_per_node
-    known = profile.fingerprint.hardware.get(HOST_MEMORY, "")
-    return int(known) if known.isdigit() else None
-
-
 @contextmanager
 def sound_numbers(profile: str) -> Iterator[None]:
     """Turn arithmetic errors into a ProfileError: a profile may come from anybody.
@@ -247,6 +238,7 @@ def solve_layer(
         InfeasiblePlanError, ProfileError: as `make_plan`.
     """
     constraints = inputs.pinned
+    _check_formats(inputs, profile)
     costs = costs or KnownCosts.of(profile, allow_modelled=constraints.allow_modelled)
     return solve_placed(
         LayerProblem(
@@ -265,6 +257,7 @@ def solve_layer(
 def layout_problem(inputs: PlanInputs, model: Transformer, profile: Profile) -> LayoutProblem:
     """Return the problem of a whole model on the profile's machine."""
     constraints, machine = inputs.pinned, profile.machine
+    _check_formats(inputs, profile)
     return LayoutProblem(
         inputs=inputs,
         model=model,
@@ -275,12 +268,20 @@ def layout_problem(inputs: PlanInputs, model: Transformer, profile: Profile) -> 
         per_node=machine.devices_per_node,
         runs_ahead=machine.kind == "cuda",
         device_memory_bytes=machine.plannable_bytes,
-        host_memory_bytes=host_memory_bytes(profile),
+        host_bytes=site_of(profile).host_bytes_per_rank(inputs.world_size),
         provenance=profile.provenance,
         launch=launcher((inputs.world_size, 0), machine),
         error=OF_MODELS,
         turns=profile.turns,
     )
+
+
+def _check_formats(inputs: PlanInputs, profile: Profile) -> None:
+    """Raise InputError where the devices have no units for what the experts multiply in."""
+    recipe = Quantization.of(inputs.pinned.quantization)
+    if recipe is not None and not recipe.emulate:
+        for form in filter(None, recipe.products):
+            check_format(profile, form, flag="--quantization")
 
 
 def drawn_costs(

@@ -85,7 +85,14 @@ def _on_base(own: Mapping[str, object], base: Profile, scaled: object) -> Profil
         whole[key] = {**known, **value} if is_table else value  # type: ignore[dict-item]
     for key in {"schema", "name"} - values.keys():
         del whole[key]  # the file's own, never the base's
-    return without_foreign(profile_from_document(whole), base, own=values.keys())
+    profile = profile_from_document(whole)
+    facts = profile.fingerprint.hardware if _has_facts(values) else {}
+    return without_foreign(profile, base, own=values.keys(), facts=facts)
+
+
+def _has_facts(values: Mapping[str, object]) -> bool:
+    fingerprint = values.get("fingerprint")
+    return isinstance(fingerprint, Mapping) and "hardware" in fingerprint
 
 
 def _per_node(document: Mapping[str, object]) -> object:

@@ -28,6 +28,7 @@ from moetune.domain.training_document import (
     TrainingMemory,
     TrainingStep,
 )
+from moetune.domain.units import format_bytes
 from moetune.solve.joint.savings import FoundSaving
 from moetune.solve.joint.ties import PricedLayout
 from moetune.solve.joint.uncertainty import P05_RATIO, P95_RATIO, confidence_of
@@ -59,12 +60,14 @@ class TrainingPlan:
         profile: its name; `profile_fingerprint` is its digest.
         trust: the least in any number behind the choice.
         found: the chosen layout first.
-        host_bytes: memory of a node's host, as far as the profile has it.
+        host_bytes: host memory of one rank, as far as the profile has it.
+        ranks_per_host: that share a host's memory.
         stand_ins: what the profile does not have of the chosen layout's operations.
         front: the fastest layout for each memory, least memory first; empty where not asked for.
         placement: of experts whose layers were recorded; None where nothing was to be placed.
         quality: of the profile; None where it says nothing of its errors.
         device: name of the machine's devices.
+        natural_bytes: of a device under natural routing, where the plan has no room for it.
         bounded_step_seconds: of the best layout of branch and bound, where others were tried; None
             where they were not, or it does not fit.
         provenance: of the profile.
@@ -81,13 +84,14 @@ class TrainingPlan:
     quality: ProfileQuality | None = None
     device: str = ""
     host_bytes: float = inf
-    ranks_per_node: int = 1
+    ranks_per_host: int = 1
     front: tuple[PricedLayout, ...] = ()
     placement: ModelPlacement | None = None
     bounded_step_seconds: float | None = None
     provenance: Provenance = "published"
     savings: tuple[FoundSaving, ...] = ()
     free: FoundSaving | None = None
+    natural_bytes: float | None = None
 
     @property
     def best(self) -> PricedLayout:
@@ -101,8 +105,20 @@ class TrainingPlan:
 
     @property
     def fits_host(self) -> bool:
-        """Whether a node's host has room for the activations of its devices."""
-        return self.best.memory.host_bytes * self.ranks_per_node <= self.host_bytes
+        """Whether a host has room for what is in its memory."""
+        return self.best.memory.host_bytes <= self.host_bytes
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the profile does not have, of operations and of the host's memory."""
+        each = round(self.best.memory.host_bytes)
+        if not each or self.host_bytes < inf:
+            return self.stand_ins.words
+        needed = f"{format_bytes(each * self.ranks_per_host)} beside its system's"
+        return (
+            *self.stand_ins.words,
+            f"profile {self.profile} does not know its hosts' memory: each of them needs {needed}",
+        )
 
     @property
     def confidence(self) -> Confidence:
@@ -146,6 +162,7 @@ class TrainingPlan:
             "pins": encode(self.request.pins),
             "memory_limit_bytes": self.limit_bytes,
             **({"search_trials": trials} if trials else {}),
+            **({"leaves_room": True} if job.leaves_room else {}),
         }
 
     @property
@@ -162,7 +179,7 @@ class TrainingPlan:
             fits=self.fits,
             trust=self.trust,
             profile_quality=self.quality,
-            warnings=self.stand_ins.words,
+            warnings=self.warnings,
             alternatives=tuple(map(self._answer, self.found[1:])),
             front=tuple(map(self._answer, self.front)),
             placement=self.placement,
@@ -174,6 +191,16 @@ class TrainingPlan:
             savings=tuple(map(_saving, self.savings)),
             free=None if self.free is None else _saving(self.free),
         )  # fmt: skip
+
+    @property
+    def _routing_words(self) -> tuple[str, ...]:
+        """Say what natural routing would need of a plan for balanced one alone, if it is more."""
+        need = self.natural_bytes
+        if need is None or need <= self.limit_bytes:
+            return ()
+        there = format_bytes(self.limit_bytes)
+        needed = f"natural routing would need {format_bytes(round(need))} per device"
+        return (f"{needed}, more than the {there} there are; without --routing a plan leaves room",)
 
     @property
     def document(self) -> dict[str, object]:

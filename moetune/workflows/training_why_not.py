@@ -210,7 +210,7 @@ def _compare(planned: PlannedTraining, asked: _Asked) -> WhyNotAnswer:
     except (InputError, InfeasiblePlanError) as error:
         return replace(answer, refused=Refusal(what=error.what, hint=error.hint))
     other = _own_choice(found.stored)
-    notes = [one for one in found.stand_ins.words if one not in planned.plan.warnings]
+    notes = [one for one in found.warnings if one not in planned.plan.warnings]
     return replace(
         answer, other=other, probability_faster=_chance(own, other), rule=_RULE,
         notes=(*answer.notes, *_mean_notes(found.best.layout, planned.layouts[0]), *notes),

@@ -49,7 +49,7 @@ def test_the_fewest_gpus_are_the_fewest(cli: Cli) -> None:
 
 
 def test_higher_zero_stages_are_tried_where_lower_ones_do_not_fit(cli: Cli) -> None:
-    asked = ("memory", "olmoe", "--device-memory", "22G", "--pp", "1", "--tp", "1")
+    asked = ("memory", "olmoe", "--device-memory", "23029MiB", "--pp", "1", "--tp", "1")
     found = cli(*asked, "--json").document
     by_stage = [cli(*asked, "--zero", str(stage), "--json").document for stage in (1, 2, 3)]
     fewest = min(one["inputs"]["world_size"] for one in by_stage if one["fits"])

@@ -118,7 +118,7 @@ def test_ctrl_c_in_a_question_leaves_nothing(cli: Cli, monkeypatch: pytest.Monke
         (("--tflops", "989"), "989TFLOP/s"),
         (("--memory-bandwidth", "3.35"), "--memory-bandwidth"),
         (("--link-rate", "nan"), "--link-rate"),
-        (("--gpu", "l40s"), "known: a100"),
+        (("--gpu", "l20"), "known: a100"),
         (("--nodes", "0"), "--nodes"),
         (("--base", "none"), "no reference machine"),
     ],

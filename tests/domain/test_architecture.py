@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.amounts import Amounts, add_up
-from moetune.domain.architecture import Block, Decoder
+from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.attention import (
     CompressedAttention,
     GroupedQueryAttention,
     Indexer,
     LatentAttention,
+    mean_context,
 )
 from moetune.domain.errors import InputError
 from moetune.domain.experts import DenseFfn, RoutedExperts, Router
@@ -201,3 +202,63 @@ def test_training_takes_six_operations_a_multiplication() -> None:
 
 def test_attention_within_chunks_says_so() -> None:
     assert replace(GROUPED, chunk=8192).name == "attention, chunks of 8192"
+
+
+def test_blocks_of_keys_may_be_selected_for_groups_of_queries() -> None:
+    """MiniMax-M3: the scorer has no weights of its heads, and the core reads what it selects."""
+    scorer = replace(INDEXER, rank=64, has_weights=False, norm_parameters=0)
+    sparse = replace(GROUPED, indexer=scorer)
+    projections = 64 * 2 * 8 + 64 * 8
+    assert scorer.parameters == projections
+    assert sparse.parameters == GROUPED.parameters + projections
+    core = 8 * (16 + 8) * mean_context(64, 16)
+    scoring = projections + 2 * 8 * 64 / 2
+    assert sparse.forward_macs(64) == GROUPED.parameters + core + scoring
+    assert sparse.name == "attention, top 16 keys"
+
+
+def test_a_full_rank_gate_leaves_the_decay_alone_of_low_rank() -> None:
+    """Kimi K3: a projection of rank 8 for the decay, the output's gate at once."""
+    delta = GatedDeltaNet(
+        d_model=64, num_key_heads=4, num_value_heads=4, key_dim=8, value_dim=8, kernel=4,
+        gate_width=32, num_head_gates=4, gate_rank=8,
+    )  # fmt: skip
+    assert delta.parameters == 64 * (5 * 32 + 4) + 8 * (64 + 32) + 4 * 96
+    assert delta.widths["gate"] == 32 + 32
+
+
+def test_tables_are_counted_and_not_met_by_every_token() -> None:
+    plain = _decoder(GROUPED)
+    tabled = replace(plain, tables=1000, embedding_extra=10)
+    assert tabled.parameters.total == plain.parameters.total + 1010
+    assert tabled.active_parameters.total == plain.active_parameters.total + 10
+
+
+def test_a_decoder_states_what_layout_rules_ask_of_its_mixers() -> None:
+    delta = GatedDeltaNet(
+        d_model=64, num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=8, kernel=4,
+        gate_width=32, num_head_gates=8,
+    )  # fmt: skip
+    mamba = StateSpace(d_model=64, d_inner=128, d_state=16, kernel=4, num_groups=2, num_heads=8)
+    lightning = LinearAttention(d_model=64, num_heads=4, num_kv_heads=4, head_dim=16, gate_width=64)
+    mixers = (mamba, GROUPED, delta, LATENT, lightning, _compressed(4), GROUPED)
+    model = _decoder(*mixers)
+    assert model.mixers == mixers[:-1]
+    assert model.kv_head_counts == (2, 4, 1)
+    assert model.mamba_groups == (2,)
+    assert model.delta_heads == ((2, 4),)
+    assert model.has_latent_attention
+    assert model.has_mamba
+    plain = _decoder(GROUPED)
+    assert (plain.kv_head_counts, plain.mamba_groups, plain.delta_heads) == ((2,), (), ())
+    assert not plain.has_latent_attention
+    assert not plain.has_mamba
+    first = _decoder(StateSpace(d_model=64, d_inner=128, d_state=16, kernel=4, rank=4))
+    assert first.has_mamba
+    assert first.mamba_groups == ()
+
+
+def _decoder(*mixers: Mixer) -> Decoder:
+    ffn = DenseFfn(d_model=64, d_hidden=32)
+    blocks = tuple(Block(parts=(mixer, ffn), norms=128) for mixer in mixers)
+    return Decoder(name="x", family="x", d_model=64, vocab_size=100, blocks=blocks, norms=64)

@@ -17,7 +17,8 @@ def read(document: dict[str, object]) -> dict[str, Any]:
 def test_every_key_with_a_unit_is_its_si_key() -> None:
     found = read(
         {
-            "machine": {"memory": "80GB", "kind": "cuda"},
+            "machine": {"memory": "80GB", "kind": "cuda", "host_memory": "1TiB"},
+            "fingerprint": {"hardware": {"cores": "9"}},
             "network": {
                 "nics": 4, "nic_rate": "400Gbit/s", "startup": "180us", "startup_per_node": "2us",
                 "posted_chunk": "7.3us",
@@ -33,6 +34,7 @@ def test_every_key_with_a_unit_is_its_si_key() -> None:
     approx = pytest.approx
     assert found == {
         "machine": {"memory_bytes": 80 * 10**9, "kind": "cuda"},
+        "fingerprint": {"hardware": {"cores": "9", "nics": "4", "host_memory_bytes": f"{2**40}"}},
         "network": {
             "nic_bytes_per_second": approx(25e9), "startup_seconds": approx(180e-6),
             "startup_seconds_per_node": approx(2e-6), "posted_chunk_seconds": approx(7.3e-6),

@@ -10,9 +10,9 @@ from benchmarks import elixir_server
 from benchmarks.ppmoe import v100
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.samples import CollectiveOp
+from moetune.domain.site import site_of
 from moetune.fit.costs import costs_of
 from moetune.workflows.files import load_profile_file
-from moetune.workflows.plan import host_memory_bytes
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 FIG_6B = {16: (1.72e-5, 2.96e-10), 32: (2.09e-4, 3.54e-10), 64: (7.83e-4, 3.84e-10)}
@@ -65,7 +65,7 @@ def test_the_a100_profile_has_the_wires_and_the_memory_of_the_data_sheets() -> N
     )
     assert {one.trust for one in stepped if one} == {"modelled"}
     assert costs.copy_mode == "pinned"
-    assert host_memory_bytes(profile) == 500e9
+    assert site_of(profile).host_memory_bytes == 500e9
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.huggingface.registry import model_names, named_model, read_model, resolve_name
+from moetune.huggingface.registry import (
+    model_names,
+    named_model,
+    read_model,
+    registered_models,
+    resolve_name,
+)
 from tests.huggingface.configs import DEEPSEEK, NEMOTRON, QWEN3, decoder
 
 
@@ -24,12 +30,95 @@ def test_an_unknown_architecture_lists_what_was_not_understood() -> None:
 @pytest.mark.parametrize(
     "field",
     ["num_magic_experts", "moe_side_width", "shared_thing", "extra_layers", "latent_dim",
-     "num_ghost_heads", "second_intermediate_size"],
+     "num_ghost_heads", "second_intermediate_size", "use_residual", "parallel_attn_mlp_res",
+     "use_dense_residual", "residual_mlp", "ngram_vocab_size_ratio", "emb_split_num",
+     "engram_size", "memory_slots", "temporal_layers", "embedding_rank", "norm_rank",
+     "cache_experts", "rope_heads", "mup_width", "time_step_rank", "vision_experts", "chunk_ffn",
+     "init_blocks", "expert_dropout_heads", "logit_adapter", "extra_token_dim",
+     "add_cross_attention", "pruned_heads"],
 )  # fmt: skip
-def test_a_field_that_looks_relevant_and_was_not_read_is_an_error(field: str) -> None:
-    with pytest.raises(InputError, match=field):
-        decoder(QWEN3, **{field: 3})
+@pytest.mark.parametrize("value", [3, 0.5, True, [2, 2], {"width": 3}, "wide"])
+def test_a_field_that_nobody_knows_is_an_error_whatever_its_name(field: str, value: object) -> None:
+    with pytest.raises(InputError, match=field) as caught:
+        decoder(QWEN3, **{field: value})
+    assert "parameters" in caught.value.hint  # of the model without it
     decoder(QWEN3, **{field: None})  # null is as absent
+
+
+def test_all_fields_in_the_way_are_in_one_message() -> None:
+    with pytest.raises(InputError) as caught:
+        decoder(
+            QWEN3, num_key_value_heads=..., n_kv_heads=2, hidden_size="64",
+            layer_types=["magic"] * 4, num_experts_per_tok=9, memory_slots=7,
+            per_layer_config={"1": {"ffn_blocks": 2}},
+        )  # fmt: skip
+    for word in ("num_key_value_heads is missing", "n_kv_heads (2)", "hidden_size", "'64'",
+                 "['magic']", "memory_slots (7)", "ffn_blocks (2)"):  # fmt: skip
+        assert word in caught.value.what
+    assert "write num_key_value_heads for n_kv_heads" in caught.value.hint
+    with pytest.raises(InputError) as caught:
+        decoder(QWEN3, num_attention_heads=7, num_experts_per_tok=9, memory_slots=7)
+    for word in ("num_heads (7)", "top_k (9)", "memory_slots (7)"):
+        assert word in caught.value.what
+    with pytest.raises(InputError) as caught:
+        decoder({"model_type": "qwen3_moe"})
+    for word in ("hidden_size", "vocab_size", "num_experts", "moe_intermediate_size"):
+        assert word in caught.value.what
+    assert "are missing" in caught.value.what
+
+
+def test_fields_of_a_nested_configuration_are_accounted_for() -> None:
+    nested = {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "head_dim": 16, "num_heads": 4}
+    kimi = {**DEEPSEEK, "model_type": "kimi_linear"}
+    assert decoder(kimi, linear_attn_config=nested).num_layers == 4
+    with pytest.raises(InputError, match=r"linear_attn_config\.memory_rank \(8\)"):
+        decoder(kimi, linear_attn_config={**nested, "memory_rank": 8})
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "word"),
+    [
+        (QWEN3, {"use_qk_norm": False}, "use_qk_norm false"),
+        ({**QWEN3, "model_type": "hunyuan_v1_moe", "moe_topk": 2},
+         {"use_cla": True}, "use_cla true"),
+        ({**QWEN3, "model_type": "hunyuan_v1_moe", "moe_topk": 2},
+         {"num_shared_expert": [2, 1, 1, 1]}, "num_shared_expert"),
+        ({**QWEN3, "model_type": "step3p5"}, {"moe_every_n_layer": 2}, "moe_every_n_layer 2"),
+        (QWEN3, {"position_embedding_type": "absolute"}, "position_embedding_type"),
+    ],
+)  # fmt: skip
+def test_a_flag_of_another_variant_is_refused(
+    base: dict[str, Any], changes: dict[str, object], word: str
+) -> None:
+    with pytest.raises(InputError, match=word):
+        decoder(base, num_experts_per_tok=... if "moe_topk" in base else 2, **changes)
+
+
+def test_an_architecture_is_proposed_with_the_sizes_that_it_leads_to() -> None:
+    with pytest.raises(InputError) as caught:
+        decoder(QWEN3, model_type="qwen3_moe_v2")
+    proposed = decoder(QWEN3)
+    assert '"model_type": "qwen3_moe"' in caught.value.hint
+    assert f"{proposed.parameters.total / 1e9:.4g} B parameters" in caught.value.hint
+    assert f"{proposed.active_parameters.total / 1e9:.4g} B active" in caught.value.hint
+    with pytest.raises(InputError) as caught:
+        decoder(QWEN3, model_type="qwen3_moe_v2", memory_slots=7)
+    assert "write" not in caught.value.hint
+    assert "memory_slots (7)" in caught.value.hint
+    with pytest.raises(InputError, match="differ in their sizes") as caught:
+        decoder(QWEN3, model_type="xyz")  # with and without shared experts, gates and windows
+    assert "write" not in caught.value.hint
+    with pytest.raises(InputError, match="no family accounts for all"):
+        decoder(QWEN3, model_type="xyz", memory_slots=7)
+
+
+def test_a_class_stands_for_the_type_where_that_is_missing() -> None:
+    named = decoder(QWEN3, model_type=..., architectures=["Qwen3MoeForCausalLM"])
+    assert named == decoder(QWEN3)
+    inner = {key: value for key, value in QWEN3.items() if key != "model_type"}
+    assert decoder({"model_type": "qwen3_vl_moe", "text_config": inner}).blocks == named.blocks
+    with pytest.raises(InputError, match="model_type is missing"):
+        decoder(QWEN3, model_type=..., architectures=["Qwen3MoeV9ForCausalLM"])
 
 
 @pytest.mark.parametrize(
@@ -177,6 +266,12 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path, content: bytes, words: 
         ("MiniMaxAI/MiniMax-M2", "minimax-m2"),
         ("zai-org/GLM-4.5-Air", "glm-4.5-air"),
         ("gpt_oss_120b", "gpt-oss-120b"),
+        ("nvidia/Nemotron-4-340B-Base", "nemotron-4-340b"),
+        ("tencent/Hy3-preview", "hy3-295b-a21b"),
+        ("glm5-2", "glm-5.2"),
+        ("google/gemma-4-26b-a4b-it", "gemma-4-26b-a4b"),
+        ("nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4", "nemotron-3.5-lightning"),
+        ("deepseek-v3-16b", "deepseek-v2-lite"),
     ],
 )
 def test_usual_spellings_of_names_are_known(spelling: str, name: str) -> None:
@@ -187,4 +282,11 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     assert resolve_name("qwen9") is None
     with pytest.raises(InputError, match="did you mean mixtral-8x7b"):
         named_model("mixtral-8x7")
-    assert len(model_names()) == 28
+
+
+def test_names_and_aliases_lead_to_a_single_model() -> None:
+    for name in model_names():
+        assert resolve_name(name) == name
+    for model in registered_models():
+        assert model.title
+        assert model.source

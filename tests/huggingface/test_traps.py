@@ -213,5 +213,13 @@ def test_harmless_fields_do_not_matter() -> None:
         "quantization_config": {"bits": 8}, "torch_dtype": "bfloat16", "use_cache": True,
         "router_aux_loss_coef": 0.1, "initializer_range": 0.02, "output_router_logits": False,
         "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "norm_topk_prob": True,
+        "_name_or_path": "./out", "auto_map": {"AutoConfig": "a.B"}, "pad_token_id": 3,
+        "eos_token_id": [1, 2], "ep_size": 1, "pretraining_tp": 1, "transformers_version": "4.51",
+        "rope_parameters": {"rope_theta": 1e4}, "router_jitter_noise": 0.01, "seq_aux": True,
+        "aux_loss_alpha": 0.001, "id2label": {"0": "LABEL_0"}, "top_k": 50, "temperature": 1.0,
+        "partial_rotary_factor": 0.5, "unsloth_fixed": True, "architectures": ["AnyForCausalLM"],
+        "routed_scaling_factor": 2.5, "resid_pdrop": 0.1, "hidden_dropout": 0.1,
+        "use_qk_norm": True,
+        "image_token_id": 9, "hc_eps": 1e-6, "position_embedding_type": "rope",
     }  # fmt: skip
     assert decoder(QWEN3, **extra) == decoder(QWEN3)

@@ -89,8 +89,8 @@ def predicted_bytes(activation: Activation, ffn: Ffn, recompute: tuple[Recompute
     decoder = paper_decoder("block", shape)
     block = next(one for one in decoder.blocks if (one.routed is None) == (ffn == "dense"))
     job = TrainingJob(decoder=decoder, world_size=1, global_batch=1, length=TOKENS)
-    kept = find_target("moetune").kept_by_experts
-    return block_bytes(block, job, FoldedLayout(recompute=recompute), kept)
+    target = find_target("moetune")
+    return block_bytes(block, job, FoldedLayout(recompute=recompute), target)
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def a_layer_keeps_what_the_plan_says() -> None:
     decoder = paper_decoder("block", shape)
     job = TrainingJob(decoder=decoder, world_size=2, global_batch=2, length=tokens)
     modules = block_modules(
-        decoder.blocks[0], job, FoldedLayout(dp=2, etp=2), find_target("moetune").kept_by_experts
+        decoder.blocks[0], job, FoldedLayout(dp=2, etp=2), find_target("moetune")
     )
     wanted = modules["experts"] + modules["router"]
     assert abs(kept - wanted) <= 0.04 * wanted + 4096, (kept, wanted)

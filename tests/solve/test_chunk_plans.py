@@ -59,7 +59,7 @@ def question(
         model=whole, pins=pins or LayoutPins(), costs=costs_of(profile_of(copied=copied)),
         resamples=(), bounds=Bounds(), per_node=8, runs_ahead=True,
         device_memory_bytes=int(gib * GIB), provenance="modelled",
-        host_memory_bytes=None if host_gib is None else host_gib * GIB,
+        host_bytes=None if host_gib is None else host_gib * GIB // min(8, world_size),
     )  # fmt: skip
 
 

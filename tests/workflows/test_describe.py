@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from moetune.domain.chips import chip_of
 from moetune.domain.data_sheets import LINK_BYTES_PER_SECOND, peak_flops
 from moetune.domain.errors import InputError
+from moetune.domain.site import site_of
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
@@ -19,7 +21,7 @@ from moetune.workflows.training_plan import TrainingRequest
 OURS = Description(
     name="ours", gpu="h100", gpus_per_node=8, nodes=4, nics=4, nic_rate="400Gbit/s", memory="80GB"
 )
-OTHER = replace(OURS, gpu="L40S", tflops="362TFLOP/s", memory="48GB")
+OTHER = replace(OURS, gpu="Some GPU", tflops="362TFLOP/s", memory="48GB")
 
 
 def test_the_file_says_what_was_described_and_nothing_else(tmp_path: Path) -> None:
@@ -59,11 +61,13 @@ def test_each_gpu_has_one_reference_with_a_rule_and_a_data_sheet() -> None:
         profile = reference_of(gpu.upper())
         assert profile.name == name
         assert profile.network is not None
-        assert gpu in profile.machine.device.lower()
+        chip = chip_of(profile.machine.device)
+        assert chip is not None
+        assert chip.name == gpu
         assert peak_flops(profile.machine.device, "bfloat16")
 
 
-@pytest.mark.parametrize("gpu", ["h1000", "l40s", "h100 pcie", ""])
+@pytest.mark.parametrize("gpu", ["h1000", "a10g", "h100 pcie", ""])
 def test_an_unknown_gpu_is_answered_with_those_that_there_are(gpu: str) -> None:
     with pytest.raises(InputError) as caught:
         describe(replace(OURS, gpu=gpu))
@@ -77,7 +81,52 @@ def test_an_unknown_gpu_is_answered_with_those_that_there_are(gpu: str) -> None:
 def test_another_gpu_is_compared_with_that_of_the_nearest_peak(tflops: str, base: str) -> None:
     described = describe(replace(OTHER, tflops=tflops))
     assert described.base == base
-    assert described.profile.machine.device == "L40S"
+    assert described.profile.machine.device == "Some GPU"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tflops", "base"),
+    [
+        ("NVIDIA H20-3e", "148TFLOP/s", "h20-x8"),
+        ("L20", "119.5TFLOP/s", "rtx4090-x8"),
+        ("NVIDIA A10G", "70TFLOP/s", "rtx4090-x8"),
+        ("AMD Instinct MI325X", "1307TFLOP/s", "mi300x-x8"),
+        ("AMD Instinct MI350X", "2300TFLOP/s", "mi355x-x8"),
+        ("NVIDIA H100 NVL", "835TFLOP/s", "h100-x8"),
+    ],
+)
+def test_a_known_chip_is_compared_with_its_vendors_links_and_generation(
+    gpu: str, tflops: str, base: str
+) -> None:
+    assert describe(replace(OTHER, gpu=gpu, tflops=tflops)).base == base
+
+
+@pytest.mark.parametrize(
+    ("gpu", "near"), [("MI325X", "mi300x"), ("NVIDIA GeForce RTX 3090", None), ("H101", "h100")]
+)
+def test_only_a_gpu_of_the_same_generation_is_proposed(gpu: str, near: str | None) -> None:
+    with pytest.raises(InputError) as caught:
+        reference_of(gpu)
+    assert ("did you mean" in caught.value.hint) == (near is not None)
+    assert near is None or f"did you mean {near}?" in caught.value.hint
+
+
+def test_links_of_pci_express_are_no_nvlink() -> None:
+    slow = describe(replace(OTHER, link_rate="28GB/s")).profile
+    assert site_of(slow).nvlink_peers == 0
+    assert all(table.kind != "dispatcher" for table in slow.tables)
+    assert site_of(describe(replace(OURS, link_rate="28GB/s")).profile).nvlink_peers == 0
+    assert site_of(describe(OURS).profile).nvlink_peers == 8
+
+
+def test_a_hosts_memory_is_the_references_where_a_node_is() -> None:
+    assert site_of(describe(OURS).profile).host_memory_bytes == 2048 * 2**30
+    assert site_of(describe(replace(OURS, gpus_per_node=4)).profile).host_memory_bytes is None
+    assert site_of(describe(OTHER).profile).host_memory_bytes is None
+    described = describe(replace(OTHER, host_memory="1TiB"))
+    assert site_of(described.profile).host_memory_bytes == 2**40
+    assert "memory of a host" not in " ".join(described.stand_ins)
+    assert "memory of a host, 2.00 TiB" in describe(OURS).stand_ins
 
 
 def test_another_gpus_parts_are_scaled_and_all_in_the_file() -> None:
@@ -87,6 +136,7 @@ def test_another_gpus_parts_are_scaled_and_all_in_the_file() -> None:
     assert values["scaled"] == {
         "computation": {"here": "362TFLOP/s", "base": "989.5TFLOP/s"},
         "links": {"here": "45GB/s", "base": "450GB/s"},
+        "memory": {"here": "1.675TB/s", "base": "3350GB/s"},
     }
     before = {row.op: row.beta_seconds_per_element for row in reference_of("h100").rows}
     found = {row.op: row.beta_seconds_per_element for row in described.profile.rows}

@@ -18,10 +18,11 @@ from moetune.domain.ports import Store
 from moetune.domain.profile import GemmLine, Profile
 from moetune.domain.request import PlanRequest
 from moetune.domain.samples import CopyPoint, Point, Sample
+from moetune.domain.site import site_of
 from moetune.measure.session import Estimates
 from moetune.store import open_store
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan import host_memory_bytes, make_plan
+from moetune.workflows.plan import make_plan
 from moetune.workflows.planner import Planner
 from moetune.workflows.profile import estimate_profile
 from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest, detect_cluster
@@ -156,7 +157,7 @@ def test_the_hosts_memory_is_that_of_all_devices_of_a_node_or_what_the_profile_k
     )  # fmt: skip
     fingerprint = Fingerprint(hardware={HOST_MEMORY: known} if known else {}, software={})
     found = replace(profile, machine=machine, fingerprint=fingerprint)
-    assert host_memory_bytes(found) == expected
+    assert site_of(found).host_memory_bytes == expected
 
 
 class LeftSeconds(SilentProgress):

@@ -47,14 +47,15 @@ class Fitting:
 
     Args:
         limit_bytes: usable memory of a device.
-        host_bytes: memory of a node's host.
+        host_bytes: host memory of one rank.
+        prices: that balance stages; None where they stay equal.
     """
 
     space: LayoutSpace
-    prices: StepPrices
     memory: MemoryModel
     limit_bytes: float
     host_bytes: float
+    prices: StepPrices | None = None
 
     def fits(self, layout: FoldedLayout) -> bool:
         """Return whether a layout fits into the memory of the devices and of their host."""
@@ -65,13 +66,8 @@ class Fitting:
         return peak_bytes <= self.limit_bytes and self.fits_host(host_bytes)
 
     def fits_host(self, host_bytes: float) -> bool:
-        """Return whether the bytes that a device has in host memory fit there, with the others'."""
-        return host_bytes * self.ranks_per_host <= self.host_bytes
-
-    @property
-    def ranks_per_host(self) -> int:
-        """Ranks that share a host's memory."""
-        return min(self.space.job.world_size, self.prices.device.per_node)
+        """Return whether the bytes that a device has in host memory fit there."""
+        return host_bytes <= self.host_bytes
 
     def is_roomy(self, layout: FoldedLayout, peak_bytes: float) -> bool:
         """Return whether a layout of so many bytes leaves memory free, and the host alone."""
@@ -137,7 +133,7 @@ class Fitting:
 
     def cuts(self, layout: FoldedLayout, pins: LayoutRequest) -> Sequence[FoldedLayout]:
         """Return a layout with equal stages, and with balanced ones where these are others."""
-        if layout.pp == 1 or pins.stages is not None:
+        if layout.pp == 1 or pins.stages is not None or self.prices is None:
             return (layout,)
         balanced = self.prices.balanced(layout)
         return (layout,) if balanced.stages is None else (layout, balanced)
@@ -231,4 +227,4 @@ class Fitting:
 def repeats(more: Sequence[Recompute], less: Sequence[Recompute]) -> bool:
     """Return whether one list of modules recomputes all that another one does."""
     every = {*more, *(_ALL_OF_EXPERTS if "moe" in more else ())}
-    return "full" in more or {*less} <= every
+    return "full" in more or {*less} <= every  # "selective" is a list of its own

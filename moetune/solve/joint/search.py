@@ -33,7 +33,7 @@ class FoldedSearch:
     Args:
         limit_bytes: usable memory of a device.
         target: the runtime, which bounds the layouts.
-        host_bytes: memory of a node's host.
+        host_bytes: host memory of one rank.
         apart: prices and memory of whole layouts whose layers are told apart by their routing; None
             where layers of a kind are alike. `prices` and `memory` take the mean of such layers.
         space: the layouts that the rules and the target allow.

@@ -38,7 +38,7 @@ _LARGEST_CP, _SHARED = 16, 8192
 """Of unpinned context parallelism, and the tokens of a sequence for each of its ranks at least."""
 _RECOMPUTES: tuple[tuple[Recompute, ...], ...] = (
     (), ("moe_act", "norm"), ("moe_act", "norm", "mlp", "shared_experts", "mla_up_proj"),
-    ("moe", "norm"), ("full",),
+    ("moe", "norm"), ("selective",), ("full",),
 )  # fmt: skip
 """From the least to the most that is computed again."""
 

@@ -35,7 +35,7 @@ class LayoutProblem:
         bounds: of the MoE layer's chunks.
         per_node: devices of a node.
         device_memory_bytes: the limit where the inputs set none.
-        host_memory_bytes: of one node; None where unknown.
+        host_bytes: that one rank may take of its host; None where unknown.
         launch: begins the command that measures the inputs' ranks.
         error: of a predicted step of the model, besides that of its costs.
         runs_ahead: whether the host starts operations while the device still computes others.
@@ -54,16 +54,9 @@ class LayoutProblem:
     runs_ahead: bool
     launch: str = PROFILE
     runtime: TargetRuntime = MOETUNE
-    host_memory_bytes: int | None = None
+    host_bytes: int | None = None
     error: ModelError = NO_ERROR
     turns: Sequence[TurnsRecord] = ()
-
-    @property
-    def host_bytes(self) -> int | None:
-        """Bytes that one rank may take of its host; None where unknown."""
-        if self.host_memory_bytes is None:
-            return None
-        return self.host_memory_bytes // min(self.per_node, self.inputs.world_size)
 
     @property
     def limit_bytes(self) -> int:

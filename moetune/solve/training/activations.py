@@ -1,46 +1,94 @@
 """Bytes of one block's activations that a micro-batch leaves for its backward pass on a rank.
 
 bfloat16 tensors that Megatron-Core with Transformer Engine keeps, FlashAttention without scores;
-of routed experts what the target's do. A recomputed module keeps its inputs alone.
+of routed experts what the target's do. A recomputed module keeps its inputs alone. With 8-bit GEMMs
+their inputs are kept as they read them, and nothing else is (`te.pytorch.module.linear`).
 """
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 from moetune.domain.architecture import Block, Part
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.recurrent import StateSpace
-from moetune.domain.targets import KeptByExperts
-from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.targets import Target, find_target
+from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
 from moetune.domain.units import dtype_bytes
+from moetune.solve.training.selective import selective_modules
 
 ELEMENT, FULL = dtype_bytes("bfloat16"), dtype_bytes("float32")
-AS_MEGATRON = KeptByExperts()
+AS_MEGATRON = find_target("megatron")
+GEMM_INPUT: Mapping[TrainingDtype, float] = MappingProxyType(
+    {"bfloat16": ELEMENT, "fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
+)
+"""Bytes of an element that a GEMM keeps for the gradient of its weights, with its scales."""
+
+
+class _Kept(NamedTuple):
+    """What a block's modules keep: of so many tokens, with so many bytes of a GEMM's input.
+
+    Args:
+        shared: tokens whose residual sums and norms a rank has.
+        tokens: those whose heads and widths, cut over tensor ranks, it has.
+    """
+
+    target: Target
+    layout: FoldedLayout
+    shared: float
+    tokens: float
+    gemm: float
 
 
 def block_bytes(
-    block: Block, job: TrainingJob, layout: FoldedLayout, kept: KeptByExperts = AS_MEGATRON
+    block: Block, job: TrainingJob, layout: FoldedLayout, target: Target = AS_MEGATRON
 ) -> float:
     """Return the bytes of a block for one micro-batch."""
-    return sum(block_modules(block, job, layout, kept).values())
+    return sum(block_modules(block, job, layout, target).values())
 
 
 def block_modules(
-    block: Block, job: TrainingJob, layout: FoldedLayout, kept: KeptByExperts = AS_MEGATRON
+    block: Block, job: TrainingJob, layout: FoldedLayout, target: Target = AS_MEGATRON
 ) -> dict[str, float]:
     """Return the bytes of a block for one micro-batch by module.
 
     "inputs" are those of the norms, which the residual sum needs anyway; "norms" what they write.
     """
     tokens = layout.micro_batch * job.length / (layout.cp * layout.tp)
-    residual = ELEMENT * tokens * job.decoder.d_model
+    shared = tokens if target.splits_sequence else tokens * layout.tp
+    kept = _Kept(target, layout, shared, tokens, GEMM_INPUT[job.dtype])
+    elements = shared * job.decoder.d_model
     if "full" in layout.recompute:
-        return {"inputs": residual}
-    norms = sum(not _norm_is_freed(part, layout) for part in block.parts)
-    found = {"inputs": residual * len(block.parts), "norms": residual * norms}
+        return {"inputs": ELEMENT * elements}
+    if "selective" in layout.recompute:
+        routed, rows = block.routed, 0.0
+        if routed is not None and layout.ep > 1 and target.saves_exchanges:
+            rows = tokens * most_rows(routed, job, layout)
+        return selective_modules(
+            block, layout, tokens=tokens, rows=rows, d_model=job.decoder.d_model
+        )
+    norms = sum(_norm_bytes(part, kept) for part in block.parts)
+    found = {"inputs": ELEMENT * elements * len(block.parts), "norms": norms * elements}
     for part in block.parts:
-        for name, size in _part_modules(part, job, layout, tokens, kept).items():
+        for name, size in _part_modules(part, job, kept).items():
             found[name] = found.get(name, 0.0) + size
     return found
+
+
+def _norm_bytes(part: Part, kept: _Kept) -> float:
+    """Return the bytes of an element that is kept of the norm before a part.
+
+    The router reads it in bfloat16; two projections to latent vectors keep 8 bits each.
+    """
+    if _norm_is_freed(part, kept.layout):
+        return 0.0
+    if isinstance(part, RoutedExperts):
+        return ELEMENT
+    if isinstance(part, LatentAttention):
+        return min(ELEMENT, 2 * kept.gemm)
+    return kept.gemm
 
 
 def _norm_is_freed(part: Part, layout: FoldedLayout) -> bool:
@@ -56,32 +104,49 @@ def _norm_is_freed(part: Part, layout: FoldedLayout) -> bool:
 
 
 def workspace_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> float:
-    """Return the bytes of the widest gradient of a block while it is computed."""
+    """Return the bytes of the widest gradients of a block while they are computed."""
     tokens = layout.micro_batch * job.length / (layout.cp * layout.tp)
+    widest = float(job.decoder.d_model)
+    for part in block.parts:
+        if isinstance(part, DenseFfn):
+            widest = max(widest, part.num_gemms * part.d_hidden)
     routed = block.routed
-    widest = job.decoder.d_model
     if routed is not None:
         hidden = routed.d_hidden / layout.etp
         widest = round(most_rows(routed, job, layout) * 2 * (routed.d_expert + hidden))
     return ELEMENT * tokens * widest
 
 
-def _part_modules(
-    part: Part, job: TrainingJob, layout: FoldedLayout, tokens: float, kept: KeptByExperts
-) -> dict[str, float]:
+def exchange_bytes(job: TrainingJob, layout: FoldedLayout) -> float:
+    """Return the buffers of HybridEP, outside the allocator: rows and weights of all its ranks.
+
+    One buffer for the dispatch and one for the combine, of as many rows as all ranks' tokens
+    (DeepEP, branch hybrid-ep, `csrc/hybrid_ep/hybrid_ep.cu`, `max_num_of_tokens_for_experts`).
+    """
+    if layout.dispatcher != "hybrid_ep" or layout.ep == 1:
+        return 0.0
+    tokens = layout.ep * layout.micro_batch * job.length / (layout.cp * layout.tp)
+    shapes = (one.layer for one in job.decoder.routed_kinds if one is not None)
+    rows = ((ELEMENT * one.d_model, FULL * one.num_experts) for one in shapes)
+    return 2 * tokens * max((sum(one) for one in rows), default=0.0)
+
+
+def _part_modules(part: Part, job: TrainingJob, kept: _Kept) -> dict[str, float]:
+    recompute = kept.layout.recompute
     if isinstance(part, DenseFfn):
-        return {} if "mlp" in layout.recompute else {"mlp": _ffn_bytes(part, tokens)}
+        return {} if "mlp" in recompute else {"mlp": _ffn_bytes(part, kept)}
     if isinstance(part, RoutedExperts):
-        if "moe" in layout.recompute:
+        if "moe" in recompute:
             return {}
-        return _routed_modules(part, tokens * most_rows(part, job, layout), tokens, layout, kept)
+        return _routed_modules(part, kept.tokens * most_rows(part, job, kept.layout), kept)
     widths = part.widths
     inner = sum(widths.values()) + _kept_inside(part)
-    if isinstance(part, LatentAttention) and "mla_up_proj" in layout.recompute:
+    if isinstance(part, LatentAttention) and "mla_up_proj" in recompute:
         inner -= widths["q"] + widths["k"] + widths["v"] + _kept_inside(part)
     # The output of recomputed core attention is the next projection's input, and kept all the same.
     heads: int = getattr(part, "num_heads", 0)
-    return {part.name: tokens * (ELEMENT * inner + FULL * heads)}
+    narrow = kept.gemm * widths.get("output", 0) if kept.gemm < ELEMENT else 0.0
+    return {part.name: kept.tokens * (ELEMENT * inner + narrow + FULL * heads)}
 
 
 def _kept_inside(part: Part) -> int:
@@ -99,9 +164,11 @@ def _kept_inside(part: Part) -> int:
     return 0
 
 
-def _ffn_bytes(part: DenseFfn, tokens: float) -> float:
-    hidden = (part.num_gemms - 1) * part.d_hidden
-    return ELEMENT * tokens * (hidden + part.d_hidden)
+def _ffn_bytes(part: DenseFfn, kept: _Kept) -> float:
+    """Return what an FFN keeps: its up-projections, the factors of an activation, its result."""
+    factors = part.is_gated and not kept.target.fuses_activations
+    hidden = ELEMENT * (part.num_gemms - 1 + factors) + kept.gemm
+    return kept.tokens * part.d_hidden * hidden
 
 
 def most_rows(part: RoutedExperts, job: TrainingJob, layout: FoldedLayout) -> float:
@@ -109,20 +176,23 @@ def most_rows(part: RoutedExperts, job: TrainingJob, layout: FoldedLayout) -> fl
     return part.mean_top_k * job.skew(part, layout.ep).p99 * layout.etp
 
 
-def _routed_modules(
-    part: RoutedExperts, rows: float, tokens: float, layout: FoldedLayout, kept: KeptByExperts
-) -> dict[str, float]:
-    width = part.d_hidden / layout.etp * (part.num_gemms - 1)
-    if kept.activations and "moe_act" not in layout.recompute:
-        width += part.d_hidden / layout.etp
-    if kept.gradients_wait and layout.order in SPLITTING:
-        width += part.d_hidden / layout.etp * (part.num_gemms - 1)
+def _routed_modules(part: RoutedExperts, rows: float, kept: _Kept) -> dict[str, float]:
+    target, layout, tokens = kept.target, kept.layout, kept.tokens
+    by = target.kept_by_experts
+    hidden = part.d_hidden / layout.etp
+    width = ELEMENT * hidden * (part.num_gemms - 1)
+    if by.activations and "moe_act" not in layout.recompute:
+        # The gate's result is a factor, and where rows are weighted here, their product is.
+        factors = 0 if target.fuses_activations else part.is_gated + (not by.results)
+        width += hidden * (kept.gemm + ELEMENT * factors)
+    if by.gradients_wait and layout.order in SPLITTING:
+        width += ELEMENT * hidden * (part.num_gemms - 1)
     found = {
-        "router": kept.router_copies * FULL * tokens * part.num_experts,
-        "experts": ELEMENT * rows * (part.d_expert + width),
+        "router": by.router_copies * FULL * tokens * part.num_experts,
+        "experts": rows * (kept.gemm * part.d_expert + width),
     }
-    if kept.results:
+    if by.results:
         found["experts"] += ELEMENT * tokens * part.mean_top_k * layout.etp * part.d_expert
     if part.shared is not None and "shared_experts" not in layout.recompute:
-        found["shared_experts"] = _ffn_bytes(part.shared, tokens)
+        found["shared_experts"] = _ffn_bytes(part.shared, kept)
     return found

@@ -9,6 +9,7 @@ from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingDtype
 from moetune.solve.training.block_times import BlockTimes
 from moetune.solve.training.modules import ModuleName
+from moetune.solve.training.selective import AGAIN
 
 _HOST_SECONDS = {
     "mixer": 1.5e-3, "latent": 2.5e-3, "dense": 0.5e-3, "routed": 3.5e-3, "tensor_parallel": 4.0e-3,
@@ -84,7 +85,7 @@ def host_seconds(block: Block, layout: FoldedLayout, target: Target, dtype: Trai
     total = sum(_launches(part, layout, target, dtype) for part in block.parts)
     if layout.cuda_graphs == "none":
         total += _HOST_SECONDS["tensor_parallel"] * (layout.tp > 1)
-    if "full" in layout.recompute:
+    if {"full", "selective"} & {*layout.recompute}:
         return target.launches * total * (1 + FORWARD_OF_BOTH)
     again = block.modules & {*layout.recompute}
     return target.launches * (total + _AGAIN_SECONDS * len(again))
@@ -184,6 +185,8 @@ def _recomputed(times: BlockTimes, layout: FoldedLayout) -> float:
     if "full" in layout.recompute:
         other = times.communication.forward - times.passes("exchange").forward
         return times.compute.forward + other
+    if "selective" in layout.recompute:
+        return sum(AGAIN.get(name, 0.0) * one.forward for name, one in times.modules.items())
     again = {*layout.recompute, *(_OF_EXPERTS if "moe" in layout.recompute else ())}
     names = (name for name in _RECOMPUTABLE if name in again and name in times.modules)
     return sum(times.modules[name].forward for name in names)

@@ -27,13 +27,23 @@ def state_bytes(
 ) -> tuple[float, float, float]:
     """Return the bytes of so many parameters, of their gradients, and of their states.
 
+    FSDP2 shards float32 parameters at every stage. At stage 2 what it gathers stays for the whole
+    step, and gradients of micro-batches are added up whole
+    (`torch/distributed/fsdp/_fully_shard/_fsdp_param.py`, `unsharded_accumulated_grad`).
+
     Args:
         on_host: share of the optimizer that the host keeps.
     """
     count, shard, zero = dense + experts, shard_of(layout, dense, experts), layout.zero
+    is_whole = zero <= _SHARDS_GRADIENTS
+    parameters = optimizer.parameter_bytes * (count if is_whole else shard)
+    gradients = optimizer.gradient_bytes * (shard if zero >= _SHARDS_GRADIENTS else count)
+    if optimizer.updates_parameters and is_whole:
+        parameters = optimizer.parameter_bytes * shard + ELEMENT * count
+        gradients += optimizer.gradient_bytes * count * (layout.pp > 1)
     return (
-        ELEMENT * (shard if zero > _SHARDS_GRADIENTS else count),
-        optimizer.gradient_bytes * (shard if zero >= _SHARDS_GRADIENTS else count),
+        parameters,
+        gradients,
         (1 - on_host) * optimizer.state_bytes * (shard if zero else count),
     )
 
@@ -42,7 +52,7 @@ def gathered_bytes(layout: FoldedLayout, optimizer: Optimizer) -> int:
     """Return the bytes of a parameter that is sharded and yet whole for a while.
 
     Its gradient before it is reduced, from ZeRO stage 2 on, and under stage 3 the gathered
-    parameter.
+    parameter, in bfloat16.
     """
     if layout.zero < _SHARDS_GRADIENTS:
         return 0

@@ -178,7 +178,7 @@ def _answer(draft: ModelDraft) -> Section:
             ),
             Highlight(name="Takes most", cell=Cell.words(binds), note=f"{plan.trust} numbers"),
         ),
-        notes=tuple(map(sentence, plan.stand_ins.words)),
+        notes=tuple(map(sentence, plan.warnings)),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from moetune.domain.target_rules import target_rules
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_rules import check_layout
+from moetune.domain.units import format_bytes
 from moetune.huggingface.registry import named_model
 from moetune.solve.joint.best import best_layouts
 from moetune.workflows.training import plan_training
@@ -204,3 +205,16 @@ def test_the_optimizer_goes_to_the_host_where_activations_cannot() -> None:
     (found,) = best_layouts(search, replace(PINS, cuda_graphs="partial"))
     assert found.layout.offload_optimizer == 0.5
     assert found.layout.offload_activations == 0
+
+
+def test_a_host_whose_memory_nobody_knows_is_asked_for() -> None:
+    hardware = {"nics": "8"}
+    machine = replace(H100, fingerprint=replace(H100.fingerprint, hardware=hardware))
+    request = TrainingRequest(
+        job=JOB, pins=replace(PINS, offload_activations=0.5), target=find_target("megatron")
+    )
+    plan = plan_training(request, machine)
+    each = plan.best.memory.host_bytes
+    needed = format_bytes(round(each) * min(8, JOB.world_size))
+    assert any(f"each of them needs {needed}" in one for one in plan.stored.warnings)
+    assert plan_training(request, H100).warnings == plan_training(request, H100).stand_ins.words

@@ -25,7 +25,9 @@ REST = 800e6
 
 def memory_of(optimizer: OptimizerName, layout: FoldedLayout = LAYOUT) -> RankMemory:
     job = replace(MOONLIGHT, optimizer=optimizer)
-    return MemoryModel(job=job, stages=DecoderStages(job.decoder), logit_bytes=2).peak(layout)
+    return MemoryModel(
+        job=job, stages=DecoderStages(job.decoder), target=find_target("bridge")
+    ).peak(layout)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_published_savings_of_nano_and_its_verdicts() -> None:
     job = TrainingJob(
         decoder=decoder, world_size=16, global_batch=16, length=8192, optimizer="adam-bf16-grads"
     )
-    model = MemoryModel(job=job, stages=DecoderStages(decoder), logit_bytes=2)
+    model = MemoryModel(job=job, stages=DecoderStages(decoder), target=find_target("bridge"))
     usable = load_profile_file(bundled_profiles()["h100-x8"]).machine.plannable_bytes
 
     def peak(*recompute: Recompute) -> RankMemory:

@@ -1,0 +1,197 @@
+"""Hardware facts of a profile's machine that rules of layouts need; None is "not known".
+
+A rule that a fact decides treats None as the machine that has least: no NVLink, no narrow formats.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from moetune.domain.chips import Capability, Chip, Generation, Vendor, chip_of, generation_of
+from moetune.domain.cluster import HOST_MEMORY, NUM_NICS, NVLINK_PEERS, Machine
+from moetune.domain.errors import InputError
+from moetune.domain.profile import Profile
+
+_CAPABILITY = "compute_capability"
+_ROOM_PERCENT = 10
+"""Of a host's memory, assumed for its system, page cache and loaders of data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """The hardware of one machine.
+
+    Args:
+        vendor: of the devices; "cpu" where ranks compute on the host.
+        chip: lower case, such as "h100", "gb200", "rtx4090", "mi300x".
+        capability: NVIDIA's compute capability, (major, minor).
+        devices_per_node: that one host has, under one operating system: 4 on GB200 and GB300,
+            where `Machine.devices_per_node` is the whole domain of NVLink.
+        nvlink_peers: devices that NVLink or NVSwitch joins in one domain: 8 on HGX boards, 72 on
+            NVL72, 4 on nodes of four GH200; 0 without NVLink.
+        num_nics: network cards of one host; 0 where the machine has no network.
+        nic_bytes_per_second: one device's share of them, one way; 0 without a network.
+        host_memory_bytes: of one host.
+    """
+
+    vendor: Vendor | None
+    chip: str | None
+    generation: Generation | None
+    capability: Capability | None
+    devices_per_node: int
+    nvlink_peers: int | None
+    num_nics: int | None
+    nic_bytes_per_second: float | None
+    host_memory_bytes: int | None
+
+    @property
+    def host_share_bytes(self) -> int | None:
+        """Host memory that one device's rank may fill where all of its node work."""
+        return self.host_bytes_per_rank(self.devices_per_node)
+
+    def host_bytes_per_rank(self, ranks: int) -> int | None:
+        """Return the host memory that each of so many ranks may fill; None where not known.
+
+        It is an equal share of their host's, less room for the system; of a CPU's ranks it is what
+        a process may use, where that room is left already.
+        """
+        if self.host_memory_bytes is None:
+            return None
+        percent = 100 if self.vendor == "cpu" else 100 - _ROOM_PERCENT
+        return self.host_memory_bytes * percent // 100 // min(self.devices_per_node, ranks)
+
+    def multiplies(self, dtype: str) -> bool | None:
+        """Return whether the devices' units multiply a narrow format; None where not known.
+
+        Transformer Engine's `check_fp8_support`, `check_mxfp8_support` and `check_nvfp4_support`
+        (`transformer_engine/pytorch/quantization.py`) ask for compute capability 8.9, 10.0 and
+        10.0, and have no MXFP8 from 12.0 on. CDNA 3 multiplies FP8, and CDNA 4 MXFP8, too.
+
+        Args:
+            dtype: "fp8", "fp8_rowwise", "mxfp8" or "nvfp4"; any other one is no narrow format.
+        """
+        least = _LEAST_CAPABILITY.get(dtype)
+        if least is None:
+            return True
+        if self.vendor == "cpu":
+            return False
+        if self.vendor == "amd":
+            return None if self.generation is None else self.generation in _OF_AMD[dtype]
+        if self.capability is None:
+            return None
+        return self.capability >= least and not (
+            dtype == "mxfp8" and self.capability >= _NO_MXFP8_FROM
+        )
+
+
+def check_format(profile: Profile, dtype: str, *, flag: str = "--dtype") -> None:
+    """Raise InputError where a profile's GPUs are known not to multiply a narrow format.
+
+    Args:
+        flag: that the format is a value of, with which its other values are named.
+    """
+    site = site_of(profile)
+    if site.vendor == "cpu" or site.multiplies(dtype) is not False:
+        return
+    usual, eight = ("bfloat16", "fp8") if flag == "--dtype" else ("none", "fp8_rowwise")
+    words = " or ".join([usual, *filter(site.multiplies, (eight, "mxfp8", "nvfp4"))])
+    raise InputError(
+        f"{profile.machine.device} has no units that multiply {dtype}",
+        f"use {flag} {words}, or a machine that has them: {_MACHINES[dtype]}",
+    )
+
+
+_MACHINES: Mapping[str, str] = MappingProxyType({
+    **dict.fromkeys(("fp8", "fp8_rowwise"), "Ada, Hopper, Blackwell, CDNA 3 or CDNA 4"),
+    "mxfp8": "Blackwell of data centers, or CDNA 4", "nvfp4": "Blackwell",
+})  # fmt: skip
+_LEAST_CAPABILITY: Mapping[str, Capability] = MappingProxyType(
+    {"fp8": (8, 9), "fp8_rowwise": (8, 9), "mxfp8": (10, 0), "nvfp4": (10, 0)}
+)
+_NO_MXFP8_FROM: Capability = (12, 0)
+_OF_AMD: Mapping[str, tuple[Generation, ...]] = MappingProxyType({
+    "fp8": ("cdna3", "cdna4"), "fp8_rowwise": ("cdna3", "cdna4"), "mxfp8": ("cdna4",), "nvfp4": (),
+})  # fmt: skip
+
+
+def site_of(profile: Profile) -> Site:
+    """Return the hardware of a profile's machine: its own facts, else those of its device's name.
+
+    Facts are those of `[fingerprint.hardware]`: measured, or written in a reference's file.
+    """
+    machine, facts = profile.machine, profile.fingerprint.hardware
+    chip = chip_of(machine.device) if machine.kind == "cuda" else None
+    capability = _capability(facts.get(_CAPABILITY, ""), chip)
+    generation = chip.generation if chip else capability and generation_of(capability)
+    peers = _number(facts.get(NVLINK_PEERS, ""))
+    num_nics, per_host = _number(facts.get(NUM_NICS, "")), _per_host(machine, chip)
+    if num_nics is not None:
+        num_nics = num_nics * per_host // machine.devices_per_node
+    return Site(
+        vendor=_vendor(machine, chip, capability),
+        chip=chip.name if chip else None,
+        generation=generation,
+        capability=capability,
+        devices_per_node=per_host,
+        nvlink_peers=_peers(machine, chip) if peers is None else peers,
+        num_nics=num_nics if num_nics is not None or _has_network(profile) else 0,
+        nic_bytes_per_second=_nic_rate(profile),
+        host_memory_bytes=_host_memory(profile),
+    )
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _capability(text: str, chip: Chip | None) -> Capability | None:
+    """Return the measured capability, else the chip's; ROCm numbers its own, which are none."""
+    if chip is not None and chip.vendor != "nvidia":
+        return None
+    major, _, minor = text.partition(".")
+    if major.isdigit() and minor.isdigit():
+        return int(major), int(minor)
+    return chip.capability if chip else None
+
+
+def _vendor(machine: Machine, chip: Chip | None, capability: Capability | None) -> Vendor | None:
+    if machine.kind == "cpu":
+        return "cpu"
+    if chip is not None:
+        return chip.vendor
+    name = machine.device.lower()
+    if "amd" in name.split() or "instinct" in name:
+        return "amd"
+    return "nvidia" if capability is not None or "nvidia" in name else None
+
+
+def _per_host(machine: Machine, chip: Chip | None) -> int:
+    most = chip.most_per_host if chip else 0
+    return min(machine.devices_per_node, most or machine.devices_per_node)
+
+
+def _peers(machine: Machine, chip: Chip | None) -> int | None:
+    if machine.kind == "cpu":
+        return 0
+    if chip is None:
+        return None
+    is_joined = chip.links == "nvlink" and machine.devices_per_node > 1
+    return machine.devices_per_node if is_joined else 0
+
+
+def _has_network(profile: Profile) -> bool:
+    machine = profile.machine
+    return profile.network is not None or machine.num_devices > machine.devices_per_node
+
+
+def _nic_rate(profile: Profile) -> float | None:
+    if profile.network is not None:
+        return profile.network.nic_bytes_per_second
+    return None if _has_network(profile) else 0.0
+
+
+def _host_memory(profile: Profile) -> int | None:
+    machine = profile.machine
+    if machine.kind == "cpu":
+        return machine.memory_bytes * machine.devices_per_node
+    return _number(profile.fingerprint.hardware.get(HOST_MEMORY, ""))
