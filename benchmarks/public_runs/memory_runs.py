@@ -22,6 +22,7 @@ class Recipe:
     overlap: Overlap | None = None
     recompute: tuple[Recompute, ...] | None = None
     fuses_activations: bool = True
+    vpp: int | None = None
 
 
 _MOONLIGHT = Recipe(
@@ -37,7 +38,27 @@ _SUPER = Recipe(
     dispatcher="hybrid_ep", recompute=("core_attn", "moe_act", "norm", "moe"),
     fuses_activations=False,
 )  # fmt: skip
+_AWS_QWEN3 = "awsome-distributed-ai, bench_qwen3_pretrain.py over v0.4.2 qwen3_moe.py"
+_AWS_KIMI = "awsome-distributed-ai, bench_kimi_k2_pretrain.py"
+_AWS = {
+    **{
+        f"awsH100q30-{number}": Recipe(source=_AWS_QWEN3, optimizer="adam", recompute=("full",))
+        for number in (1, 3, 4, 6, 10, 12, 13, 15)
+    },
+    **{
+        f"awsH100q30-{number}": Recipe(source=_AWS_QWEN3, optimizer="adam", vpp=2)
+        for number in (7, 9, 16, 17)
+    },
+    **{
+        f"awsK2-{number}": Recipe(source=_AWS_KIMI, optimizer="adam", recompute=("full",))
+        for number in (4, 6, 7, 9)
+    },
+    **{f"awsK2-{number}": Recipe(source=_AWS_KIMI, optimizer="adam", vpp=2) for number in (1, 3)},
+}
+"""Without overlap the scripts leave the recipes' full recomputation, or set it; with overlap they
+drop it and make two stages a rank."""
 RECIPES: Mapping[str, Recipe] = {
+    **_AWS,
     **{f"rc-moon{number}": _MOONLIGHT for number in range(1, 7)},
     "card4": Recipe(
         source="perf_recipes/qwen/h100/qwen3_moe.py", optimizer="adam-bf16-grads",

@@ -266,7 +266,7 @@ def _is_natural(row: Mapping[str, str], recipe: Recipe | None) -> bool:
 def _as_said(layout: FoldedLayout, recipe: Recipe) -> FoldedLayout:
     said = {
         name: value
-        for name in ("dispatcher", "overlap", "recompute")
+        for name in ("dispatcher", "overlap", "recompute", "vpp")
         if (value := getattr(recipe, name)) is not None
     }
     return replace(layout, **said)

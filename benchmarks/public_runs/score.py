@@ -100,10 +100,10 @@ def regret(rows: Sequence[Scored]) -> float:
 
 
 def pairs_of_one_change(rows: Sequence[Scored]) -> list[tuple[Scored, Scored, str]]:
-    """Return the pairs of runs of equal jobs whose layouts differ in one thing, and that thing."""
+    """Return the pairs of one machine and job whose layouts differ in one thing, and that thing."""
     found = []
     for one, other in itertools.combinations(rows, 2):
-        if one.run.job != other.run.job:
+        if (one.run.job, one.run.profile) != (other.run.job, other.run.profile):
             continue
         differ = [
             item.name

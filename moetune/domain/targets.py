@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from moetune.domain.errors import InputError
+from moetune.domain.kernels import DEEPSPEED, FUSED, TORCHTITAN, TRANSFORMERS, RuntimeKernels
 from moetune.domain.optimizers import (
     DEEPSPEED_ADAM,
     FLOAT32_ADAM,
@@ -75,6 +76,7 @@ class Target:
         hides_beside_exchanges: whether collectives of gradients and parameters are hidden by a
             pass's exchanges, too, and not by its computation alone.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
+        kernels: beside fused ones.
         optimizers: that it has, the one of its own default recipe first.
         adam: what the optimizer of that name keeps.
         logit_bytes: of one logit at the loss; 6 are one in bfloat16 and a copy in float32 that its
@@ -125,6 +127,7 @@ class Target:
     overlap_hidden: float = 0.0
     hides_beside_exchanges: bool = True
     launches: float = 1.0
+    kernels: RuntimeKernels = FUSED
     optimizers: tuple[OptimizerName, ...] = ("adam",)
     adam: Optimizer = MEGATRON_ADAM
     logit_bytes: int = 6
@@ -200,7 +203,7 @@ _KNOWN: dict[TargetName, Target] = {
         logit_bytes=2, optimizers=OPTIMIZERS,
     ),
     "torchtitan": Target(
-        name="torchtitan", version="0.3.0",
+        kernels=TORCHTITAN, name="torchtitan", version="0.3.0",
         source="torchtitan/config/configs.py, torchtitan/distributed/parallel_dims.py",
         dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("selective", "full"),
         overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), largest=_sizes(etp=1),
@@ -209,7 +212,7 @@ _KNOWN: dict[TargetName, Target] = {
         zero_with_pp=2, schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
     ),
     "transformers": Target(
-        name="transformers", version="5.23.0",
+        kernels=TRANSFORMERS, name="transformers", version="5.23.0",
         source="transformers/distributed/configuration_utils.py",
         dispatchers=("all_to_all", "all_gather"), recompute=("full",), overlaps=("none",),
         zero=(3,), dtypes=("bfloat16",), tp_divides_ep=True,
@@ -218,7 +221,7 @@ _KNOWN: dict[TargetName, Target] = {
         largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=0,
     ),
     "deepspeed": Target(
-        name="deepspeed", version="0.19.8",
+        kernels=DEEPSPEED, name="deepspeed", version="0.19.8",
         source="deepspeed/module_inject/auto_ep_config.py, runtime/zero",
         dispatchers=("all_to_all",), recompute=("full",), overlaps=("none",), zero=(0, 1, 2, 3),
         dtypes=("bfloat16",), largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=1,

@@ -123,6 +123,7 @@ class TrainingStep:
         mfu: share of the device's peak; None where no peak is known.
         saved_by_overlap_seconds: as against no overlap.
         hidden_by_shared_experts_seconds: of exchanges on that rank, whatever the overlap.
+        bound_by_host_seconds: of blocks on that rank that take as long as their launches.
 
     Raises:
         InputError: the step takes no time.
@@ -136,6 +137,7 @@ class TrainingStep:
     mfu: float | None = None
     saved_by_overlap_seconds: float = 0.0
     hidden_by_shared_experts_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
+    bound_by_host_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
     mean_parts: Mapping[str, float] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:

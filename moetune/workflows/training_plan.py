@@ -31,7 +31,7 @@ from moetune.domain.training_document import (
 from moetune.domain.units import format_bytes
 from moetune.solve.joint.savings import FoundSaving
 from moetune.solve.joint.ties import PricedLayout
-from moetune.solve.joint.uncertainty import P05_RATIO, P95_RATIO, confidence_of
+from moetune.solve.joint.uncertainty import confidence_of, public_ratios
 from moetune.workflows.training_prices import StandIns
 
 
@@ -124,7 +124,8 @@ class TrainingPlan:
     def confidence(self) -> Confidence:
         """Confidence in the choice among the layouts found, by the record of public runs."""
         seconds = [one.step.seconds for one in self.found]
-        return confidence_of(seconds, ratios=self.stand_ins.ratios)
+        name = self.request.target.name
+        return confidence_of(seconds, ratios=self.stand_ins.ratios, target=name)
 
     @property
     def id(self) -> str:
@@ -186,7 +187,7 @@ class TrainingPlan:
             bounded_step_seconds=self.bounded_step_seconds,
             origin=PlanOrigin(
                 provenance=self.provenance, device=self.device,
-                public_ratios=(P05_RATIO, P95_RATIO),
+                public_ratios=public_ratios(self.request.target.name),
             ),
             savings=tuple(map(_saving, self.savings)),
             free=None if self.free is None else _saving(self.free),
@@ -221,6 +222,7 @@ class TrainingPlan:
                 mfu=speed.mfu,
                 saved_by_overlap_seconds=one.saved_seconds,
                 hidden_by_shared_experts_seconds=one.step.beside,
+                bound_by_host_seconds=one.step.bound_by_host,
                 mean_parts=dict(one.mean_parts),
             ),
             memory=TrainingMemory(

@@ -156,14 +156,14 @@ class TrainingSubject:
 def _slowed_device(device: DevicePrices, slowdown: Slowdown) -> DevicePrices:
     """Return a device of which what costs do not have is slower.
 
-    Attention's rate is a share of the GEMMs', and a part of its own.
+    Attention does not follow the GEMMs: it is a part of its own.
     """
     if slowdown.part == POSTED:
         return replace(device, posted_chunk_seconds=device.posted_chunk_seconds * slowdown.factor)
     if slowdown.part == ATTENTION:
         return replace(device, attention_factor=slowdown.factor)
     if slowdown.part == GEMM_RATE:
-        return replace(device, attention_factor=1 / slowdown.factor)
+        return replace(device, gemm_factor=slowdown.factor)
     return device
 
 

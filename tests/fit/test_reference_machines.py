@@ -156,6 +156,22 @@ def test_a_ring_between_nodes_has_the_cards_of_the_whole_node() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("ranks", "gigabytes", "published"),
+    [
+        (16, 8, 343.2), (32, 8, 333.2), (64, 8, 324.9), (128, 8, 312.2), (256, 8, 315.8),
+        (512, 8, 286.3), (16, 2, 338.8), (64, 2, 319.7), (128, 2, 285.8), (512, 2, 225.3),
+    ],
+)  # fmt: skip
+def test_gathers_over_more_nodes_are_slower_as_published(
+    ranks: int, gigabytes: int, published: float
+) -> None:
+    # NCCL 2.29.7 on B200, eight 400 Gbit/s cards a node: GB/s of bus bandwidth.
+    size = gigabytes * 1e9
+    found = size * (ranks - 1) / ranks / seconds("b200-x8", "all_gather", ranks, size / ranks) / 1e9
+    assert found == pytest.approx(published, rel=0.055)
+
+
 def test_a_send_crosses_on_its_own_card() -> None:
     # By hand: 1 GB over 50 GB/s · 0.92.
     assert seconds("h100-x8", "send", 16, 1e9) == pytest.approx(1e9 / 46e9, rel=0.001)

@@ -6,16 +6,33 @@ release, and most of their error; what is left between two layouts of a set is e
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
 from moetune.domain.model_plan import Confidence
+from moetune.domain.targets import TargetName
 
-P05_RATIO, P95_RATIO = 0.86, 1.59
-"""Quantiles of measured over predicted seconds, each set of runs counted once."""
-OWN_SPREAD = 0.05
+P05_RATIO, P95_RATIO = 0.88, 1.45
+"""Quantiles of measured over predicted seconds, each set of runs counted once: Megatron's and
+Bridge's, by which moetune's own runtime goes, too."""
+_RATIOS: Mapping[TargetName, tuple[float, float]] = {
+    "torchtitan": (0.64, 1.79),
+    # Nobody published their steps with the batch: torchtitan's logarithms, half as wide again.
+    "transformers": (0.51, 2.4),
+    "deepspeed": (0.51, 2.4),
+}
+RECORDED: Mapping[TargetName, str] = {"torchtitan": "torchtitan"}
+"""Whose runs are in the record, by the target that goes by them; others go by Megatron's."""
+UNRECORDED: frozenset[TargetName] = frozenset({"transformers", "deepspeed"})
+"""Targets whose steps nobody published with the batch."""
+OWN_SPREAD = 0.06
 """Of the logarithm, between layouts of a set: 1.4826 times the median deviation."""
 _WIDTH, _POINTS = 5.0, 400
+
+
+def public_ratios(target: TargetName) -> tuple[float, float]:
+    """Return the 5 % and 95 % quantiles of measured over predicted seconds under a runtime."""
+    return _RATIOS.get(target, (P05_RATIO, P95_RATIO))
 
 
 def confidence_of(
@@ -23,6 +40,7 @@ def confidence_of(
     *,
     own_spread: float = OWN_SPREAD,
     ratios: tuple[float, float] = (1.0, 1.0),
+    target: TargetName = "megatron",
 ) -> Confidence:
     """Return how sure it is that the first of these steps is the fastest, and its range.
 
@@ -36,7 +54,9 @@ def confidence_of(
         own_spread: of the logarithms.
         ratios: ends of the step's range over its prediction for what the record has no error of;
             independent of that, so that logarithms add up in squares.
+        target: the runtime whose runs are in the record.
     """
+    low, high = public_ratios(target)
     first = NormalDist(math.log(seconds[0]), own_spread)
     others = [NormalDist(math.log(one), own_spread) for one in seconds[1:]]
     start = min(math.log(one) for one in seconds) - _WIDTH * own_spread
@@ -53,8 +73,8 @@ def confidence_of(
     return Confidence(
         probability_best=min(1.0, best),
         expected_regret=regret,
-        p05_step_seconds=seconds[0] / _both(1 / P05_RATIO, 1 / min(ratios[0], 1.0)),
-        p95_step_seconds=seconds[0] * _both(P95_RATIO, max(ratios[1], 1.0)),
+        p05_step_seconds=seconds[0] / _both(1 / low, 1 / min(ratios[0], 1.0)),
+        p95_step_seconds=seconds[0] * _both(high, max(ratios[1], 1.0)),
     )
 
 

@@ -12,6 +12,7 @@ from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.arrays import array_of
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.gemm_forms import GemmForm
+from moetune.domain.kernels import BIASED_ACTIVATION, BIASED_RESULTS, FUSED, RuntimeKernels
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
@@ -27,6 +28,8 @@ from moetune.solve.training.modules import (
 )
 
 GEMM_FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
+_GATED = 3
+"""GEMMs of a gated FFN."""
 _QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 _ROUNDING_BYTES = {"fp8_rowwise": 4.0, "mxfp8": 4.0, "nvfp4": 5.125}
 """Of an element of a factor: read in bfloat16 and written narrow, as it is and transposed. NVFP4
@@ -40,7 +43,7 @@ class BlockPrices:
     Args:
         repeats_activations: whether experts compute their activation again in every backward pass
             (`KeptByExperts.activations`), which is then a part of that pass.
-        shards_are_experts, shared_beside: as in `Target`.
+        shards_are_experts, shared_beside, kernels: as in `Target`.
         records: of layers that are priced at once, instead of a part's own; their seconds are
             arrays.
     """
@@ -51,6 +54,7 @@ class BlockPrices:
     repeats_activations: bool = False
     shards_are_experts: bool = False
     shared_beside: bool = False
+    kernels: RuntimeKernels = FUSED
     records: tuple[int | None, ...] = ()
 
     @property
@@ -123,7 +127,7 @@ class BlockPrices:
             self._attention(part, scored, backward=backward)
             + self.device.recurrence(updated, backward=backward)
             + self._states(part, backward=backward)
-            + self._rotary(part)
+            + self._rotary(part, added=self.kernels.rotary[backward])
             for backward in (False, True)
         )
         yield "core_attn", Passes(forward=forward, grad_input=backward)
@@ -156,16 +160,16 @@ class BlockPrices:
             grad_input += self.device.moved(_ROUNDING_BYTES[name] * elements * d_out)
         return Passes(forward=forward, grad_input=grad_input, grad_weight=grad_weight)
 
-    def _rotary(self, part: Mixer) -> float:
+    def _rotary(self, part: Mixer, *, added: float) -> float:
         """Return the rotation of queries and keys and the layout of heads, read and written."""
         widths = part.widths
         elements = self.tokens / self.layout.tp * (widths.get("q", 0) + widths.get("k", 0))
-        return self.device.moved(2 * ELEMENT * elements, kernels=2)
+        return self.device.moved((2 + added) * ELEMENT * elements, kernels=2)
 
     def _attention(self, part: Mixer, macs: float, *, backward: bool) -> float:
         return self.device.attention_core(
             macs, head_dim=head_dim_of(part), length=self.job.length / self.layout.cp,
-            backward=backward,
+            backward=backward, has_flash2=self.kernels.has_flash2,
         )  # fmt: skip
 
     def _states(self, part: Mixer, *, backward: bool) -> float:
@@ -190,9 +194,12 @@ class BlockPrices:
         """
         elements = self.own_tokens * self.decoder.d_model
         tensors = 4 if streams == 1 else 4 * streams + 4
+        more, more_back = self.kernels.norm
         return Passes(
-            forward=self.device.moved(tensors * ELEMENT * elements, kernels=2),
-            grad_input=self.device.moved(1.5 * tensors * ELEMENT * elements, kernels=2),
+            forward=self.device.moved((tensors + more) * ELEMENT * elements, kernels=2),
+            grad_input=self.device.moved(
+                (1.5 * tensors + more_back) * ELEMENT * elements, kernels=2
+            ),
         )
 
     def _tensor_comm(self, width: int) -> Passes:
@@ -235,9 +242,10 @@ class BlockPrices:
 
     def _activation(self, elements: float, num_gemms: int) -> Passes:
         """Return an activation: its inputs read and one output written, and backward again."""
+        more, more_back = self.kernels.activation if num_gemms == _GATED else (0.0, 0.0)
         return Passes(
-            forward=self.device.moved(num_gemms * ELEMENT * elements),
-            grad_input=self.device.moved(2 * num_gemms * ELEMENT * elements),
+            forward=self.device.moved((num_gemms + more) * ELEMENT * elements),
+            grad_input=self.device.moved((2 * num_gemms + more_back) * ELEMENT * elements),
         )
 
     def _computed(self, part: RoutedExperts) -> Iterator[tuple[ModuleName, Passes]]:
@@ -290,7 +298,18 @@ class BlockPrices:
     def _expert_activation(self, part: RoutedExperts, rows: float) -> Passes:
         width = max(1, part.d_hidden // self.layout.etp)
         once = self._activation(rows * width, part.num_gemms)
-        return once + Passes(grad_input=once.forward * self.repeats_activations)
+        once += Passes(grad_input=once.forward * self.repeats_activations)
+        return once + self._biases(part, rows, width) if part.biases else once
+
+    def _biases(self, part: RoutedExperts, rows: float, width: int) -> Passes:
+        """Return what experts that add biases take beyond a fused activation."""
+        if self.layout.cuda_graphs == "full":
+            return NO_TIME
+        forward, backward = (
+            self.device.moved(ELEMENT * rows * (inside * width + behind * part.d_expert))
+            for inside, behind in zip(BIASED_ACTIVATION, BIASED_RESULTS, strict=True)
+        )
+        return Passes(forward=forward, grad_input=backward)
 
     def _permute(self, part: RoutedExperts, rows: float) -> Passes:
         """Return the order by expert before the exchange and behind it, and the sums back.
@@ -301,8 +320,11 @@ class BlockPrices:
         elements = rows * part.d_expert
         is_ordered_once = not self.exchanges or self.layout.dispatcher in DEDUPLICATING
         moves = 2 if is_ordered_once else 4
-        seconds = self.device.moved(moves * 2 * ELEMENT * elements, kernels=4 + moves)
-        return Passes(forward=seconds, grad_input=seconds)
+        forward, backward = (
+            self.device.moved((2 * moves + more) * ELEMENT * elements, kernels=4 + moves)
+            for more in self.kernels.rows
+        )
+        return Passes(forward=forward, grad_input=backward)
 
     def _exchange(self, part: RoutedExperts, tokens: float) -> Passes:
         skew = self._skew(part)

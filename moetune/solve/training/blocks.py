@@ -29,6 +29,7 @@ from moetune.solve.training.passes import (
     block_seconds,
     device_passes,
     host_seconds,
+    idle_seconds,
     repeats_exchange,
 )
 from moetune.solve.training.stages import DecoderStages, block_counts
@@ -150,14 +151,16 @@ class BlockTable:
 
     def _whole(self, layout: FoldedLayout) -> list[BlockSeconds]:
         hidden = self.target.overlap_hidden * hidden_share(layout, self.device.machine.device)
+        is_chunked = "chunks" in self.target.overlaps  # whose prices have no such idle time
         return [
             block_seconds(
-                times, layout, device=device, slack=slack, overlap_hidden=hidden, beside=beside
+                times, layout, device=device, overlap_hidden=hidden, beside=beside,
+                slack=slack if is_chunked else min(slack, -idle_seconds(part, layout)),
             )
-            for (times, device, slack), beside in zip(
-                self._on_device(layout), self._beside(layout), strict=True
+            for (times, device, slack), beside, part in zip(
+                self._on_device(layout), self._beside(layout), self._routed, strict=True
             )
-        ]
+        ]  # fmt: skip
 
     def _in_chunks(self, layout: FoldedLayout) -> list[BlockSeconds]:
         degree, found, every = self.degree(layout), [], self._on_device(layout)
@@ -213,6 +216,7 @@ class BlockTable:
             repeats_activations=not self.target.kept_by_experts.activations,
             shards_are_experts=self.target.shards_are_experts,
             shared_beside=self.target.shared_beside,
+            kernels=self.target.kernels,
         )
 
     def _together(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
@@ -225,7 +229,7 @@ class BlockTable:
             local = self._local_times[key] = tuple(every[index] for index in self._local_at)
         if not any(self._routed):
             return local
-        of_experts = *key, layout.ep, layout.etp
+        of_experts = *key, layout.ep, layout.etp, layout.cuda_graphs == "full"
         computed = self._computed_times.get(of_experts)
         if computed is None:
             computed = self._computed_times[of_experts] = self._with(
@@ -275,7 +279,8 @@ class BlockTable:
         found = self._host.get(key)
         if found is None:
             found = self._host[key] = tuple(
-                host_seconds(kind, layout, self.target, self.job.dtype) for kind in self._kinds
+                self.device.host_seconds * host_seconds(kind, layout, self.target, self.job.dtype)
+                for kind in self._kinds
             )
         return found
 
@@ -296,5 +301,5 @@ def _of_exchange(prices: BlockPrices) -> _Key:
 def _shape(layout: FoldedLayout) -> _Key:
     return (
         layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
-        layout.sms,
+        layout.sms, layout.cuda_graphs == "full",
     )  # fmt: skip

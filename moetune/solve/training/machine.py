@@ -34,27 +34,40 @@ class KernelRates:
     Args:
         attention, attention_backward: causal, bfloat16, heads of 128, in long sequences.
         triton: of the same attention forward in Triton, over the fastest one.
+        half_backward: tokens of a sequence at which the backward pass reaches half of that.
+        large: FLOP/s of large GEMMs that attention's shares are of; None for the profile's.
     """
 
     attention: float
     attention_backward: float
     triton: float
+    half_backward: float = 2.5e3
+    large: float | None = None
 
 
+_BLACKWELL_RATES = KernelRates(
+    attention=1.24, attention_backward=0.92, triton=1 / 2.7, half_backward=1.2e3, large=1.505e15
+)
 _RATES: Mapping[str, KernelRates] = {
     # FlashAttention-2, whose authors' Triton kernel is as fast: up to 230 TFLOP/s forward and 196
     # backward, of 267.
     "A100": KernelRates(attention=0.88, attention_backward=0.82, triton=1.0),
     "A800": KernelRates(attention=0.88, attention_backward=0.82, triton=1.0),
-    # FlashAttention-4: up to 1,613 TFLOP/s forward, of 1,505; 2.7 times Triton's.
-    "B200": KernelRates(attention=1.07, attention_backward=1.0, triton=1 / 2.7),
-    "B300": KernelRates(attention=1.07, attention_backward=1.0, triton=1 / 2.7),
+    # cuDNN: 1,324 TFLOP/s forward and 1,083 backward at 4 k tokens, 1,698 and 1,298 at 16 k (arXiv
+    # 2603.07685, Table 9), where GB200's large GEMMs reach 1,505; B200's and B300's published GEMMs
+    # are a fifth slower, but their attention is not: 1,200 to 1,249 forward and 918 backward at 4 k
+    # in training on B200 (together-dgxc-benchmarking, profiles of Qwen3-235B and DeepSeek-V3).
+    # FlashAttention-4's forward pass is 2.7 times Triton's.
+    "B200": _BLACKWELL_RATES,
+    "B300": _BLACKWELL_RATES,
 }
 _HOPPER_RATES = KernelRates(attention=0.90, attention_backward=0.82, triton=1 / 1.6)
 """FlashAttention-3, Figures 5 and 6 (H100): 500 TFLOP/s forward at 4 k tokens and 640 at 16 k, 400
 and 560 backward, of 790; Triton's 400. Other devices are taken to be alike."""
-_HALF_FORWARD, _HALF_BACKWARD = 1.7e3, 2.5e3
-"""Tokens of a sequence at which half of the long sequences' rate is reached, from the same."""
+_FLASH2 = (1.75, 1.6)
+"""FlashAttention-2's seconds over FlashAttention-3's on Hopper, forward and backward (its §4.1)."""
+_HALF_FORWARD = 1.7e3
+"""Tokens of a sequence at which half of the long sequences' rate is reached forward, from both."""
 _FULL_HEAD = 128
 """Narrower heads have as many exponentials for fewer products: with 64, FlashAttention-3 reaches
 about 0.7 of its rate with 128, as the square root of the width."""
@@ -67,6 +80,10 @@ _KERNEL_SECONDS = 3e-6
 """Of a memory-bound kernel's launch and tail, as the smallest GEMM of a profile takes."""
 
 _BF16 = "bfloat16"
+_GRACE, _GRACE_SECONDS = ("GB200", "GB300", "GH200"), 1.2
+"""Times that the cores of Grace take to launch over those of x86 hosts of H100 and B200: Nemotron-3
+Super with tp 2 and partial CUDA graphs is bound by them on both (Megatron-Bridge, 26.04 to 26.08);
+without graphs Hy3-295B takes 1.5 times as long as with them (yangwhale/gpu-tpu-pedia)."""
 
 
 @dataclass
@@ -95,20 +112,33 @@ class DevicePrices:
 
     Args:
         sustained: share of its rate alone that a kernel reaches in a training step.
+        slowdown: of a runtime's kernels (`RuntimeKernels`).
         posted_chunk_seconds: see `Network`.
         transfers: of dispatchers by their multiprocessors; None where nothing is known.
-        attention_factor: on the times of attention and of recurrences, whose rates are shares of
-            the GEMMs'.
+        attention_factor: on the times of attention and of recurrences.
+        gemm_factor: that a question has put on the times of GEMMs, which these do not follow.
     """
 
     costs: Costs
     machine: Machine
     sustained: float = 1.0
+    slowdown: float = 1.0
     posted_chunk_seconds: float = 0.0
     transfers: TransferTimes | None = None
     attention_factor: float = 1.0
+    gemm_factor: float = 1.0
     trusts: Trusts = field(default_factory=Trusts)
     _known: dict[tuple[object, ...], float] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def reached(self) -> float:
+        """Share of its rate alone that a kernel of the runtime reaches."""
+        return self.sustained / self.slowdown
+
+    @property
+    def host_seconds(self) -> float:
+        """Seconds of the host for one of an x86 host of H100."""
+        return _GRACE_SECONDS if any(one in self.machine.device for one in _GRACE) else 1.0
 
     @property
     def per_node(self) -> int:
@@ -144,7 +174,7 @@ class DevicePrices:
                 d_in=d_in, d_out=d_out,
             )  # fmt: skip
             self.trusts.note(estimate)
-            found = self._known[key] = estimate.seconds / self.sustained
+            found = self._known[key] = estimate.seconds / self.reached
         return found
 
     def _gemms(
@@ -161,7 +191,7 @@ class DevicePrices:
             dtype=dtype, product=product, num_experts=num_experts, rows=array_of(rows),
             d_in=d_in, d_out=d_out,
         )  # fmt: skip
-        return every.seconds / self.sustained
+        return every.seconds / self.reached
 
     def collective(self, op: CollectiveOp, span: RankSpan, num_bytes: float) -> float:
         """Return the seconds of a collective; 0 in a group of one."""
@@ -193,7 +223,7 @@ class DevicePrices:
     def moved(self, num_bytes: float, *, kernels: int = 1) -> float:
         """Return the seconds of memory-bound kernels that read and write so many bytes in all."""
         seconds = num_bytes / self.memory_bytes_per_second + kernels * _KERNEL_SECONDS
-        return seconds / self.sustained
+        return seconds / self.reached
 
     @property
     def memory_bytes_per_second(self) -> float:
@@ -216,8 +246,9 @@ class DevicePrices:
         return found
 
     def attention_core(
-        self, macs: float, *, head_dim: float, length: float, backward: bool
-    ) -> float:
+        self, macs: float, *, head_dim: float, length: float, backward: bool,
+        has_flash2: bool = False,
+    ) -> float:  # fmt: skip
         """Return the seconds of causal attention without projections.
 
         Args:
@@ -225,14 +256,17 @@ class DevicePrices:
                 the scores again.
             head_dim: mean width of a head's queries and values.
             length: tokens of a sequence that a kernel gets.
+            has_flash2: as of `RuntimeKernels`.
         """
         if not macs:
             return 0.0
         rates = self._rates
-        rate = self._macs_per_second / self.attention_factor
-        rate *= math.sqrt(min(1.0, head_dim / _FULL_HEAD))
+        large = rates.large * self.reached / 2 if rates.large else self._macs_per_second
+        rate = large * math.sqrt(min(1.0, head_dim / _FULL_HEAD)) / self.attention_factor
+        if has_flash2 and rates is _HOPPER_RATES:
+            rate /= _FLASH2[backward]
         if backward:
-            rate *= rates.attention_backward * length / (length + _HALF_BACKWARD)
+            rate *= rates.attention_backward * length / (length + rates.half_backward)
             return 2.5 * macs / rate
         return macs / (rate * rates.attention * length / (length + _HALF_FORWARD))
 
@@ -254,4 +288,4 @@ class DevicePrices:
     def _macs_per_second(self) -> float:
         """Rate of a large GEMM."""
         seconds = self.gemm("forward", rows=_LARGE, d_in=_LARGE, d_out=_LARGE)
-        return _LARGE**3 / seconds
+        return self.gemm_factor * _LARGE**3 / seconds

@@ -11,18 +11,25 @@ from moetune.solve.training.block_times import BlockTimes
 from moetune.solve.training.modules import ModuleName
 from moetune.solve.training.selective import AGAIN
 
-_HOST_SECONDS = {
-    "mixer": 1.5e-3, "latent": 2.5e-3, "dense": 0.5e-3, "routed": 3.5e-3, "tensor_parallel": 4.0e-3,
-}  # fmt: skip
-_ROUTED_IN_A_GRAPH = 2.0e-3
-"""Of the routed experts' when the router and the order of rows are replayed; stated."""
+_HOST_SECONDS = {"mixer": 1.5e-3, "latent": 3.2e-3, "dense": 0.5e-3, "routed": 3.5e-3}
 """Of launching both passes of a part of a block without CUDA graphs, in Megatron-Core.
 
-Modelled: the visible public runs on H100 whose device time is far below their step's take 9.6 to
-11 ms for an attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1. Latent
-attention has about twice the modules."""
+Modelled: public runs on H100 whose device time is far below their step's take 8 to 12 ms for an
+attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1. Latent attention has about
+twice the modules (Moonlight with tp 2, Kimi-K2 and DeepSeek-V3)."""
+_TENSOR_PARALLEL = {"mixer": 1.2e-3, "latent": 2.0e-3, "dense": 1.1e-3, "routed": 2.8e-3}
+"""More of it with tp above 1: dense blocks of Qwen3-8B take 4.3 ms in all at tp 4 and 8 on H100
+(BastiaanGroot/ML-Infrastructure-Engineer)."""
+_ROUTED_IN_A_GRAPH = 2.0e-3
+"""Of the routed experts' when the router and the order of rows are replayed; stated."""
+_EXPERT_KERNEL_SECONDS = 8e-6
+"""Of a kernel of one expert: 64 experts a rank in 8 bits (Nemotron-3 Super, 26.04 to 26.08)."""
 LAUNCH_SECONDS = 12e-6
 """Of one more kernel of a list that the host goes through."""
+_IDLE_SECONDS = 0.25e-3
+"""Between the numbers of rows that the host waits for and the first kernel behind them, of both
+passes: Hy3-295B on GB300 with partial graphs of each block and with one of the whole iteration
+(yangwhale/gpu-tpu-pedia, hy3-12 and hy3-07)."""
 _AGAIN_SECONDS = 0.6e-3
 """Of launching a recomputed module again: 0.3 to 1.5 ms in a block of Moonlight on H100
 (Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute)."""
@@ -47,6 +54,7 @@ class BlockSeconds(NamedTuple):
         launches: that the device waits for.
         hidden: of the exchanges.
         beside: of these, what shared experts hide in one chunk.
+        bound_by_host: of both passes, what takes as long as the host's launches do.
     """
 
     forward: float
@@ -57,6 +65,7 @@ class BlockSeconds(NamedTuple):
     launches: float
     hidden: float
     beside: float = 0.0
+    bound_by_host: float = 0.0
 
     @property
     def both(self) -> float:
@@ -83,25 +92,37 @@ def host_seconds(block: Block, layout: FoldedLayout, target: Target, dtype: Trai
     if layout.cuda_graphs == "full":
         return 0.0
     total = sum(_launches(part, layout, target, dtype) for part in block.parts)
-    if layout.cuda_graphs == "none":
-        total += _HOST_SECONDS["tensor_parallel"] * (layout.tp > 1)
     if {"full", "selective"} & {*layout.recompute}:
         return target.launches * total * (1 + FORWARD_OF_BOTH)
     again = block.modules & {*layout.recompute}
     return target.launches * (total + _AGAIN_SECONDS * len(again))
 
 
+def idle_seconds(part: RoutedExperts | None, layout: FoldedLayout) -> float:
+    """Return what the device waits behind each count of rows, for kernels launched after it."""
+    if part is None or layout.ep == 1 or layout.cuda_graphs == "full":
+        return 0.0
+    return _IDLE_SECONDS
+
+
 def _launches(part: Part, layout: FoldedLayout, target: Target, dtype: TrainingDtype) -> float:
+    is_plain = layout.cuda_graphs == "none"
     if isinstance(part, RoutedExperts):
         kernels = target.kernels_per_expert[dtype != "bfloat16"] * part.num_experts // layout.ep
         shared = _HOST_SECONDS["dense"] * (part.shared is not None)
-        own = _HOST_SECONDS["routed"] if layout.cuda_graphs == "none" else _ROUTED_IN_A_GRAPH
-        return own + shared + LAUNCH_SECONDS * kernels
+        own = _of_part("routed", layout)
+        if not is_plain:
+            own -= _HOST_SECONDS["routed"] - _ROUTED_IN_A_GRAPH
+        return own + shared + _EXPERT_KERNEL_SECONDS * kernels
     if isinstance(part, DenseFfn):
-        return _HOST_SECONDS["dense"]
-    if layout.cuda_graphs != "none":
+        return _of_part("dense", layout) if is_plain else _HOST_SECONDS["dense"]
+    if not is_plain:
         return 0.0
-    return _HOST_SECONDS["latent" if isinstance(part, LatentAttention) else "mixer"]
+    return _of_part("latent" if isinstance(part, LatentAttention) else "mixer", layout)
+
+
+def _of_part(name: str, layout: FoldedLayout) -> float:
+    return _HOST_SECONDS[name] + (_TENSOR_PARALLEL[name] if layout.tp > 1 else 0.0)
 
 
 class DevicePasses(NamedTuple):
@@ -170,6 +191,7 @@ def block_seconds(
         launches=waiting,
         hidden=sum(saved) - repeated,
         beside=sum(beside) - (beside[0] if repeats else 0.0),
+        bound_by_host=forward + backward + waiting if waiting > _IDLE_SECONDS else 0.0,
     )
 
 

@@ -38,11 +38,13 @@ class StepSeconds:
         parts: seconds on the slowest pipeline rank by name, all micro-batches; they add up to
             `seconds`.
         beside: seconds of exchanges on that rank that shared experts hide in one chunk.
+        bound_by_host: seconds of blocks on that rank that take as long as their launches.
     """
 
     seconds: float
     parts: Mapping[str, float]
     beside: float = 0.0
+    bound_by_host: float = 0.0
 
 
 _Key = tuple[object, ...]
@@ -73,6 +75,9 @@ class StepPrices:
     _copied: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.device.slowdown != self.target.kernels.slowdown:
+            slower = replace(self.device, slowdown=self.target.kernels.slowdown)
+            object.__setattr__(self, "device", slower)
         blocks = BlockTable(
             job=self.job, device=self.device, stages=self.stages, target=self.target
         )
@@ -93,10 +98,12 @@ class StepPrices:
         parts["bubble and sends"] = waits if waits > _ROUNDING * seconds else 0.0
         blocks = self.blocks.seconds(layout)
         counts = block_counts(slowest, len(blocks))
-        beside = sum(count * one.beside for count, one in zip(counts, blocks, strict=True))
+        kinds = [*zip(counts, blocks, strict=True)]
         return StepSeconds(
             seconds=seconds + sum(rest.values()), parts=parts | rest,
-            beside=pipeline.num_micro_batches * beside,
+            beside=pipeline.num_micro_batches * sum(count * one.beside for count, one in kinds),
+            bound_by_host=pipeline.num_micro_batches
+            * sum(count * one.bound_by_host for count, one in kinds),
         )  # fmt: skip
 
     def mean_parts(self, layout: FoldedLayout) -> dict[str, float]:
@@ -132,7 +139,7 @@ class StepPrices:
     def gradients(self, layout: FoldedLayout, pipeline: StagePipeline) -> float:
         """Return the exposed time of gradients and parameters."""
         room = Room(*pipeline.busiest_passes)
-        if not self.target.hides_beside_exchanges:
+        if not self.target.hides_beside_exchanges or self.update.shares_link(layout):
             busiest = pipeline.busy.index(max(pipeline.busy))
             rank = next(one for one in self.stages.ranks(layout) if busiest in one.ranks)
             room = computing(rank, self.blocks.seconds(layout), self._ends(layout), layout)

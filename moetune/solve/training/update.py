@@ -28,7 +28,7 @@ class _Held(NamedTuple):
     Args:
         dense, experts: all but the experts, and the experts.
         first_dense, first_experts: of the first block, and of the embedding where it is there.
-        num_buckets: of the rank.
+        num_buckets, num_blocks: of the rank.
     """
 
     dense: float
@@ -36,6 +36,7 @@ class _Held(NamedTuple):
     first_dense: float
     first_experts: float
     num_buckets: int
+    num_blocks: int
 
 
 class _Alone(NamedTuple):
@@ -76,13 +77,42 @@ class UpdatePrices:
         """
         if not self.target.hides_beside_exchanges:
             return self._in_buckets(layout, room, num_micro_batches)
-        held = self._most_parameters(layout)
-        reduced, gathered = self._alone(layout, held.dense, held.experts)
-        ahead, num = max(0.0, gathered - room.forward), num_micro_batches
+        held, num = self._most_parameters(layout), num_micro_batches
         if layout.zero > _SHARDS_GRADIENTS:
-            return num * (ahead + max(0.0, reduced + gathered - room.backward))
-        behind = max(0.0, reduced - room.backward)
+            return num * self._block_by_block(layout, held, room)
+        reduced, gathered = self._alone(layout, held.dense, held.experts)
+        ahead, behind = max(0.0, gathered - room.forward), max(0.0, reduced - room.backward)
         return ahead + behind * (num if layout.zero == _SHARDS_GRADIENTS else 1)
+
+    def _block_by_block(self, layout: FoldedLayout, held: _Held, room: Room) -> float:
+        """Return what ZeRO stage 3 shows of one micro-batch, with one block fetched ahead.
+
+            2·g + r + (n - 1)·(max(0, g - F/n) + max(0, g + r - B/n)) + copies
+
+        g and r are a block's gather and reduction, F and B the room of the passes of n blocks: the
+        first gather of each pass and the last reduction have nothing beside them. Gathered blocks
+        are copied out of a buffer, and gradients into it, on the stream that computes
+        (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+        """
+        reduced, gathered = self._alone(layout, held.dense, held.experts)
+        num = held.num_blocks
+        reduce, gather = reduced / num, gathered / num
+        later = max(0.0, gather - room.forward / num)
+        later += max(0.0, gather + reduce - room.backward / num)
+        shown = 2 * gather + reduce + (num - 1) * later
+        if not self.target.kernels.copies:
+            return shown
+        summed = optimizer_of(self.job.optimizer).gradient_bytes
+        each = 2 * (ELEMENT + ELEMENT) + ELEMENT + summed
+        return shown + self.device.moved(each * (held.dense + held.experts))
+
+    def shares_link(self, layout: FoldedLayout) -> bool:
+        """Return whether ZeRO stage 3 gathers over the link that exchanges tokens."""
+        if layout.zero <= _SHARDS_GRADIENTS or not self.job.decoder.num_moe_layers:
+            return False
+        exchange = self.device.span(layout.ep * layout.etp, 1)
+        data = self.device.span(layout.dp * layout.cp, layout.tp)
+        return exchange.size > 1 and (exchange.nodes > 1) == (data.nodes > 1)
 
     def least_of_gradients(self, layout: FoldedLayout) -> float:
         """Return `gradients` at least, whatever the passes."""
@@ -198,5 +228,5 @@ class UpdatePrices:
             dense=dense, experts=experts,
             first_dense=rank.has_embedding * table + (dense - tables * table) / num_blocks,
             first_experts=experts / max(1, with_experts),
-            num_buckets=len(bucket_ends([each] * num_blocks)),
+            num_buckets=len(bucket_ends([each] * num_blocks)), num_blocks=num_blocks,
         )  # fmt: skip

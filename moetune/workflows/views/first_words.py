@@ -5,9 +5,11 @@ from math import fsum
 from types import MappingProxyType
 
 from moetune.domain.profile import Provenance
+from moetune.domain.targets import TargetName
 from moetune.domain.training_document import PlanOrigin, Saving, TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import Section, percent
+from moetune.solve.joint.uncertainty import RECORDED, UNRECORDED
 from moetune.workflows.views.words import suspect_words
 
 _COMPUTATION = "computation"
@@ -22,6 +24,8 @@ _BINDING: Mapping[str, str] = MappingProxyType({
 _SINGULAR = frozenset({_COMPUTATION, "the optimizer"})
 _NAMED_SHARE = 0.1
 """Of a step, from which on what binds second is said."""
+_MOST = 0.5
+"""Of a step, from which on launches bind it, though devices wait for a part of them alone."""
 _NAMED_SAVINGS = 2
 _TIMES = 2.0
 """Of steps' ratios, from which on they are said as such, and not in percent."""
@@ -44,20 +48,32 @@ def origin_section(plan: TrainingDocument) -> Section:
         name="origin",
         title=f"Numbers: {source} (profile {profile}).",
         doubts=doubts,
-        paragraphs=(_error_words(origin),),
+        paragraphs=(_error_words(origin, plan.inputs.target),),
     )
 
 
-def _error_words(origin: PlanOrigin) -> str:
+def _error_words(origin: PlanOrigin, target: TargetName) -> str:
     low, high = (f"{one:.2f}" for one in origin.public_ratios)
-    words = f"Nine in ten public runs took {low} to {high} times such a prediction."
-    if origin.provenance == "published":
-        return words
-    return words.replace("such a prediction", "a prediction from published tables")
+    such = "such a prediction"
+    if origin.provenance != "published":
+        such = "a prediction from published tables"
+    if target in UNRECORDED:
+        return (
+            f"Nobody has published steps of {target} with their batch: {low} to {high} times {such} "
+            "is a guess, half as wide again as torchtitan's error."
+        )
+    runs = f"public runs of {RECORDED.get(target, 'Megatron')}"
+    return f"Nine in ten {runs} took {low} to {high} times {such}."
 
 
 def binding_words(best: TrainingAnswer) -> str:
     """Return what takes most of the step, and second most where that is much."""
+    host = best.predicted.bound_by_host_seconds / best.predicted.step_seconds
+    if host >= _MOST:
+        return (
+            f"The host's launches bind: blocks that take as long as them are "
+            f"{percent(host, digits=0)} of the step."
+        )
     groups: dict[str, list[float]] = {}
     for name, seconds in best.predicted.parts.items():
         groups.setdefault(_BINDING.get(name, _COMPUTATION), []).append(seconds)

@@ -183,7 +183,7 @@ def test_pinned_degrees_are_kept_and_unequal_ones_priced_apart() -> None:
 
 def test_from_lines_each_pass_gets_its_own_degree() -> None:
     """α–β lines have GEMMs whose pieces cost nothing, as in the layer's solver."""
-    prices = prices_of("qwen3-30b-a3b")
+    prices, layout = prices_of("qwen3-30b-a3b"), replace(CHUNKED, micro_batch=4)
     costs = prices.device.costs
     assert costs.gemm_line(dtype="bfloat16") is None
 
@@ -197,9 +197,9 @@ def test_from_lines_each_pass_gets_its_own_degree() -> None:
 
     device = replace(prices.device, costs=Lines())  # type: ignore[arg-type] # has the rest
     lines = replace(prices, device=device)
-    chosen = lines.blocks.degree(CHUNKED)
+    chosen = lines.blocks.degree(layout)
     steps = {
-        one: lines.step(replace(CHUNKED, degree=one)).seconds
+        one: lines.step(replace(layout, degree=one)).seconds
         for one in EVERY if max(one.forward, one.backward) <= 6
     }  # fmt: skip
     assert chosen is not None

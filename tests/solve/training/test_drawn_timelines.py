@@ -54,7 +54,7 @@ def test_passes_of_a_pipeline_end_when_it_does(layout: FoldedLayout, num: int) -
     passes = [(one.kind, one.stage, one.batch) for one in spans]
     assert len(set(passes)) == len(passes)
     for rank in range(layout.pp):
-        mine = sorted((one for one in spans if one.rank == rank), key=lambda one: one.start_seconds)
+        mine = sorted((one for one in spans if one.rank == rank), key=lambda one: one.end_seconds)
         for one, later in pairwise(mine):
             assert later.start_seconds >= one.end_seconds - 1e-12
 

@@ -8,6 +8,7 @@ import pytest
 from moetune.domain.pipeline import Schedule
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, Recompute
+from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.room import NO_ROOM, WITHOUT_END, Room
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
@@ -22,6 +23,11 @@ def prices_of(target: str = "moetune") -> StepPrices:
     return StepPrices(
         job=JOB, device=device(), stages=DecoderStages(JOB.decoder), target=find_target(target)
     )
+
+
+def device_of(target: str) -> DevicePrices:
+    """Prices of a runtime's kernels."""
+    return prices_of(target).device
 
 
 def by_hand(layout: FoldedLayout) -> dict[str, float]:
@@ -91,6 +97,41 @@ def test_zero_3_shows_all_of_every_micro_batch() -> None:
     wanted = 4 * (hand["reduce all"] + 2 * hand["gather all"])
     found = prices_of().update.gradients(layout, WITHOUT_END, num_micro_batches=4)
     assert found == pytest.approx(wanted, rel=1e-3)
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0, 3.0])
+def test_one_block_ahead_hides_what_fits_beside_its_neighbour(target: str, share: float) -> None:
+    """Against a walk over the blocks: the link and the device, each with one block at a time."""
+    layout, hand = replace(PLAIN, zero=3), by_hand(PLAIN)
+    gather, reduce = hand["gather all"] / BLOCKS, hand["reduce all"] / BLOCKS
+    room = Room(share * hand["gather all"], share * (hand["gather all"] + hand["reduce all"]))
+    walked = 0.0
+    for computed, sent, behind in (
+        (room.forward / BLOCKS, gather, 0.0), (room.backward / BLOCKS, gather + reduce, reduce),
+    ):  # fmt: skip
+        clock = gather  # the first block's parameters
+        for _ in range(BLOCKS - 1):
+            clock += max(computed, sent)
+        walked += clock + computed + behind
+    shown = walked - room.forward - room.backward
+    found = prices_of(target).update.gradients(layout, room, num_micro_batches=1)
+    copied = (
+        14 * sum(count for count in prices_of(target).update._most_parameters(layout)[:2])
+        if target == "torchtitan"
+        else 0
+    )
+    assert found == pytest.approx(shown + device_of(target).moved(copied, kernels=0), rel=1e-3)
+
+
+def test_gathers_share_the_link_of_exchanges_between_nodes_or_inside_them() -> None:
+    update = prices_of("megatron").update
+    across, inside = replace(PLAIN, zero=3, ep=64), replace(PLAIN, zero=3, ep=8)
+    assert update.shares_link(across)
+    assert not update.shares_link(inside)
+    assert not update.shares_link(replace(across, zero=1))
+    alone = replace(inside, ep=1)
+    assert not update.shares_link(alone)
 
 
 def test_exchanges_take_turns_with_parameters_and_gradients_wait_for_them() -> None:

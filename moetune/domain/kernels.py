@@ -1,0 +1,74 @@
+"""Kernels of a runtime's blocks, beside the fused ones of Megatron-Core with Transformer Engine."""
+
+from dataclasses import dataclass
+
+_Pair = tuple[float, float]
+
+BIASED_ACTIVATION: _Pair = (27.0, 46.0)
+BIASED_RESULTS: _Pair = (14.0, 15.0)
+"""Tensors of experts that add biases, beyond a fused activation: of an activation's results, whose
+clamps, sigmoid, offset and weights are kernels of their own, and of an expert's results, whose
+biases are weighted in float32, split by expert and joined again (Megatron-Core, `glu` and
+`_apply_bias` in core/transformer/moe/experts.py). Graphs of the whole iteration need its fused
+experts, which have neither."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeKernels:
+    """What a runtime's kernels take beyond fused ones.
+
+    The pairs are of the forward and the backward pass: tensors of a module's own size in bfloat16
+    that are read or written more often, those in float32 counted twice.
+
+    Args:
+        source: of the counts.
+        norm: of a norm's tokens, its residual sum among them.
+        rotary: of queries and keys.
+        activation: of a gated activation's results.
+        rows: of the rows of experts, in order and back, weighted and summed.
+        has_flash2: whether attention on Hopper is FlashAttention-2: 1.75 and 1.6 times the seconds
+            of FlashAttention-3, forward and backward (arXiv 2407.08608, Figures 5 and 6).
+        copies: whether gathered parameters are copied out of a buffer, and gradients into it.
+        slowdown: of kernels beyond all of this, from public runs.
+    """
+
+    source: str = "Megatron-Core and Transformer Engine"
+    norm: _Pair = (0.0, 0.0)
+    rotary: _Pair = (0.0, 0.0)
+    activation: _Pair = (0.0, 0.0)
+    rows: _Pair = (0.0, 0.0)
+    has_flash2: bool = False
+    copies: bool = False
+    slowdown: float = 1.0
+
+
+FUSED = RuntimeKernels()
+TORCHTITAN = RuntimeKernels(
+    source="torchtitan/models/common: rope.py, moe.py, token_dispatcher.py, without compile",
+    norm=(1, 2),  # nn.RMSNorm is one kernel, the residual sum another
+    rotary=(8, 8),  # complex products in float32
+    activation=(2, 3),  # silu and product
+    rows=(11, 20),  # scores multiplied in float32, scatter_add and its gradient
+    has_flash2=True,  # FlexAttention and varlen attention, its default back ends, are as fast
+    copies=True,
+    slowdown=1.2,  # the median of its public runs, half of them compiled
+)
+TRANSFORMERS = RuntimeKernels(
+    source="transformers: models/qwen3_moe/modeling_qwen3_moe.py, integrations/moe.py (grouped_mm)",
+    norm=(17, 33),  # seven kernels, most of them in float32
+    rotary=(8, 10),  # rotate_half, two products and a sum
+    activation=(2, 3),
+    rows=(3, 11),
+    has_flash2=True,  # torch's scaled_dot_product_attention
+    copies=True,
+    slowdown=1.2,  # as torchtitan's: its own public runs do not say their batch
+)
+DEEPSPEED = RuntimeKernels(
+    source="transformers' layers; deepspeed/module_inject/auto_ep.py has torchtitan's experts",
+    norm=TRANSFORMERS.norm,
+    rotary=TRANSFORMERS.rotary,
+    activation=(2, 3),
+    rows=TORCHTITAN.rows,
+    has_flash2=True,
+    slowdown=1.2,  # as torchtitan's: it has no public runs of experts
+)
