@@ -17,6 +17,7 @@ from moetune.solve.joint.pins import pinned
 from moetune.workflows.arguments import read_flags
 from moetune.workflows.plan_flags import PlanFlags
 from moetune.workflows.planner import Planner
+from moetune.workflows.training import usable_bytes
 from moetune.workflows.training_changes import input_differences, layout_changes, step_change
 from moetune.workflows.whatif import WhatIf
 
@@ -98,11 +99,12 @@ def _own_profile(planner: Planner, plan: TrainingDocument) -> Profile | None:
 def _options(plan: TrainingDocument, own: Profile | None) -> dict[str, object]:
     """Return the plan's question as arguments of `moetune.plan`."""
     inputs, pins = plan.inputs, plan.inputs.pins
-    is_default = own is not None and own.machine.plannable_bytes == inputs.memory_limit_bytes
+    is_default = own is not None and usable_bytes(own.machine) == inputs.memory_limit_bytes
     return {
         "model": inputs.model, "world_size": inputs.world_size,
         "global_batch": inputs.global_batch, "seq": inputs.seq, "dtype": inputs.dtype,
-        "routing": inputs.routing, "optimizer": inputs.optimizer, "target": inputs.target,
+        "routing": None if inputs.leaves_room else inputs.routing,
+        "optimizer": inputs.optimizer, "target": inputs.target,
         "search_trials": inputs.search_trials or None,
         "memory_limit": None if is_default else inputs.memory_limit_bytes,
         **{name: _pin(pins, name) for name in pinned(pins)},

@@ -23,8 +23,13 @@ def test_the_first_words_are_of_where_the_numbers_come_from(cli: Cli) -> None:
     words = " ".join(cli(*OLMOE).out.split())
     assert words.startswith(
         "Numbers: published tables of NVIDIA H100 80GB HBM3, no measurement of yours (profile "
-        "h100-x8). Nine in ten public runs took"
+        "h100-x8). Nine in ten public runs of Megatron took"
     )
+    for target, runs in (
+        ("torchtitan", "Nine in ten public runs of torchtitan took"),
+        ("transformers", "Nobody has published steps of transformers"),
+    ):
+        assert runs in " ".join(cli(*OLMOE, "--target", target).out.split())
     described = cli(*OLMOE, "--profile", "a100-x4").out
     assert described.startswith("Numbers: a description of NVIDIA A100 80GB PCIe")
 

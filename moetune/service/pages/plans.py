@@ -15,6 +15,7 @@ from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, address, age_now, seconds_since
 from moetune.service.pages.whatif import form_context
 from moetune.workflows.library import PlanFilter, StoredPlan, list_plans, read_plans
+from moetune.workflows.training import usable_bytes
 from moetune.workflows.views.comparison import comparison_sections, machine_sections
 from moetune.workflows.views.explanation import reasons
 from moetune.workflows.views.plan import page_sections
@@ -172,7 +173,7 @@ def _asked_anew(library: Library, plan: TrainingDocument, model: str) -> str:
     limit = f"{inputs.memory_limit_bytes}B"
     with suppress(NotFoundError):  # of a profile that is there its own limit goes without saying
         machine = library.profile(inputs.profile).profile.machine
-        limit = "" if machine.plannable_bytes == inputs.memory_limit_bytes else limit
+        limit = "" if usable_bytes(machine) == inputs.memory_limit_bytes else limit
     return address(
         "new", kind="model", decoder=model, profile=inputs.profile, target=inputs.target,
         world_size=str(inputs.world_size), global_batch=str(inputs.global_batch),

@@ -5,9 +5,11 @@ from math import fsum
 from types import MappingProxyType
 
 from moetune.domain.profile import Provenance
+from moetune.domain.targets import TargetName
 from moetune.domain.training_document import PlanOrigin, Saving, TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import Section, percent
+from moetune.solve.joint.uncertainty import RECORDED, UNRECORDED
 from moetune.workflows.views.words import suspect_words
 
 _COMPUTATION = "computation"
@@ -46,16 +48,22 @@ def origin_section(plan: TrainingDocument) -> Section:
         name="origin",
         title=f"Numbers: {source} (profile {profile}).",
         doubts=doubts,
-        paragraphs=(_error_words(origin),),
+        paragraphs=(_error_words(origin, plan.inputs.target),),
     )
 
 
-def _error_words(origin: PlanOrigin) -> str:
+def _error_words(origin: PlanOrigin, target: TargetName) -> str:
     low, high = (f"{one:.2f}" for one in origin.public_ratios)
-    words = f"Nine in ten public runs took {low} to {high} times such a prediction."
-    if origin.provenance == "published":
-        return words
-    return words.replace("such a prediction", "a prediction from published tables")
+    such = "such a prediction"
+    if origin.provenance != "published":
+        such = "a prediction from published tables"
+    if target in UNRECORDED:
+        return (
+            f"Nobody has published steps of {target} with their batch: {low} to {high} times "
+            f"{such} is a guess, half as wide again as torchtitan's error."
+        )
+    runs = f"public runs of {RECORDED.get(target, 'Megatron')}"
+    return f"Nine in ten {runs} took {low} to {high} times {such}."
 
 
 def binding_words(best: TrainingAnswer) -> str:
