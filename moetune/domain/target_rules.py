@@ -7,9 +7,12 @@ runtime. Planning and export ask the same rules, so that nothing is planned that
 from collections.abc import Callable, Iterator
 from types import MappingProxyType
 
+from moetune.domain.architecture import Decoder
+from moetune.domain.bridge_models import bridge_models
 from moetune.domain.deepspeed_rules import deepspeed_rules
 from moetune.domain.dispatcher_rules import dispatcher_rules
 from moetune.domain.layout import BrokenRule, nearest_divisors
+from moetune.domain.megatron_models import megatron_models
 from moetune.domain.megatron_rules import (
     batch_overlap_rules,
     graph_rules,
@@ -52,6 +55,16 @@ _RULES: MappingProxyType[
     }
 )
 
+_MODELS: MappingProxyType[TargetName, Callable[[Decoder, Target], Iterator[BrokenRule]]] = (
+    MappingProxyType({"megatron": megatron_models, "bridge": bridge_models})
+)
+
+
+def model_rules(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
+    """Yield what of a model the runtime does not have, whatever the layout."""
+    if target.name in _MODELS:
+        yield from _MODELS[target.name](decoder, target)
+
 
 def target_rules(
     layout: FoldedLayout, target: Target, job: TrainingJob, site: Site | None = None
@@ -68,6 +81,9 @@ def target_rules(
     ):
         if value not in known:
             yield target.refusal(f"{what} {value}", f"--{flag} {' or '.join(known)}")
+    if site is not None and site.multiplies(job.dtype) is False:
+        what = f"the dtype {job.dtype} on {site.chip or site.vendor}, whose units do not have it"
+        yield target.refusal(what, "--dtype bfloat16")
     yield from _RULES[target.name](layout, target, job, site)
 
 
