@@ -9,7 +9,7 @@ from moetune.domain.document import encode
 from moetune.domain.errors import (
     InfeasiblePlanError,
     InputError,
-    LayoutTooLargeError,
+    PricedPlanError,
 )
 from moetune.domain.profile import Profile
 from moetune.domain.spelling import Spelling
@@ -194,12 +194,12 @@ def _compare(planned: PlannedTraining, asked: _Asked) -> WhyNotAnswer:
     pinned = replace(request, pins=replace(request.pins, **asked.pins))
     try:
         found = plan_training(pinned, profile)
-    except LayoutTooLargeError as error:
-        refused = Refusal(what=error.what, hint=error.hint)
-        smallest = training_from_document(encode(error.plan), "the smallest plan")
-        return replace(answer, other=_own_choice(smallest), refused=refused)
     except (InputError, InfeasiblePlanError) as error:
-        return replace(answer, refused=Refusal(what=error.what, hint=error.hint))
+        refused = Refusal(what=error.what, hint=error.hint)
+        if not isinstance(error, PricedPlanError) or error.plan is None:
+            return replace(answer, refused=refused)
+        smallest = training_from_document(encode(error.plan), "the priced plan")
+        return replace(answer, other=_own_choice(smallest), refused=refused)
     other = _own_choice(found.stored)
     notes = [one for one in found.stand_ins.words if one not in planned.plan.warnings]
     return replace(
