@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from moetune.domain.document import encode
 from moetune.domain.error_document import ErrorDocument
-from moetune.domain.errors import LayoutTooLargeError, MoetuneError
+from moetune.domain.errors import MoetuneError, PricedPlanError
 from moetune.report.section import Section, values_of
 from moetune.report.text import SectionPrinter
 
@@ -61,7 +61,7 @@ class Screen(SectionPrinter):
     def error(self, error: MoetuneError, *, as_json: bool) -> None:
         """Print an error and its hint on stderr, and as JSON also on stdout."""
         if as_json:
-            plan = error.plan if isinstance(error, LayoutTooLargeError) else None
+            plan = error.plan if isinstance(error, PricedPlanError) else None
             self.document(
                 ErrorDocument(
                     error=error.what, hint=error.hint, exit_code=error.exit_code, plan=plan

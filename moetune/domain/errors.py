@@ -12,7 +12,9 @@ MoetuneError                    1  something failed
 ├── InputError                  2  a file, flag, unit, model or key is wrong
 │   └── NotFoundError           2  there is no plan with that id
 ├── InfeasiblePlanError         3  no plan satisfies the constraints
-│   └── LayoutTooLargeError     3  a layout does not fit into the memory
+│   └── PricedPlanError         3  a layout that is priced all the same:
+│       ├── LayoutTooLargeError 3    it does not fit into the memory
+│       └── RefusedLayoutError  3    the runtime would refuse it at start
 ├── NotAuthorisedError          4  a token is missing or wrong
 ├── ProfileError                5  a profile or a measurement is missing or stale
 ├── QualityError                6  measurements or predictions fail the gate
@@ -109,16 +111,25 @@ class InfeasiblePlanError(MoetuneError):
     exit_code = 3
 
 
-class LayoutTooLargeError(InfeasiblePlanError):
-    """A layout that does not fit into the memory, priced all the same.
+class PricedPlanError(InfeasiblePlanError):
+    """A layout that cannot be run, priced all the same.
 
     Args:
-        plan: the document that `moetune plan --json` would have printed.
+        plan: the document that `moetune plan --json` would have printed; None where its times are
+            not known.
     """
 
     def __init__(self, what: str, hint: str = "", plan: Mapping[str, object] | None = None) -> None:
         super().__init__(what, hint)
         self.plan = plan
+
+
+class LayoutTooLargeError(PricedPlanError):
+    """A layout that does not fit into the memory."""
+
+
+class RefusedLayoutError(PricedPlanError):
+    """A pinned layout that the runtime would refuse; the text names the rule and its source."""
 
 
 class NotAuthorisedError(MoetuneError):

@@ -7,10 +7,12 @@ runtime. Planning and export ask the same rules, so that nothing is planned that
 from collections.abc import Callable, Iterator
 from types import MappingProxyType
 
+from moetune.domain.architecture import Decoder
+from moetune.domain.bridge_models import bridge_models
 from moetune.domain.deepspeed_rules import deepspeed_rules
 from moetune.domain.dispatcher_rules import dispatcher_rules
-from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layout import BrokenRule, nearest_divisors
+from moetune.domain.megatron_models import megatron_models
 from moetune.domain.megatron_rules import (
     batch_overlap_rules,
     graph_rules,
@@ -21,9 +23,9 @@ from moetune.domain.megatron_rules import (
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.site import Site
 from moetune.domain.targets import Target, TargetName
-from moetune.domain.torchtitan_rules import torchtitan_job_rules, torchtitan_rules
+from moetune.domain.torchtitan_rules import torchtitan_models, torchtitan_rules
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.domain.transformers_rules import transformers_job_rules, transformers_rules
+from moetune.domain.transformers_rules import transformers_models, transformers_rules
 
 
 def _moetune_rules(
@@ -53,24 +55,23 @@ _RULES: MappingProxyType[
     }
 )
 
-
-_JOB_RULES: MappingProxyType[
-    TargetName, Callable[[TrainingJob, Target, Site | None], Iterator[BrokenRule]]
-] = MappingProxyType(
-    {
-        "torchtitan": torchtitan_job_rules,
-        "transformers": transformers_job_rules,
-        "deepspeed": transformers_job_rules,
-    }
+_MODELS: MappingProxyType[TargetName, Callable[[Decoder, Target], Iterator[BrokenRule]]] = (
+    MappingProxyType(
+        {
+            "megatron": megatron_models,
+            "bridge": bridge_models,
+            "torchtitan": torchtitan_models,
+            "transformers": transformers_models,
+            "deepspeed": transformers_models,
+        }
+    )
 )
 
 
-def check_job(job: TrainingJob, target: Target, site: Site | None = None) -> None:
-    """Raise InfeasiblePlanError for what no layout mends: a model or a length it does not have."""
-    rules = _JOB_RULES.get(target.name)
-    broken = None if rules is None else next(rules(job, target, site), None)
-    if broken is not None:
-        raise InfeasiblePlanError(broken.what, broken.hint)
+def model_rules(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
+    """Yield what of a model the runtime does not have, whatever the layout."""
+    if target.name in _MODELS:
+        yield from _MODELS[target.name](decoder, target)
 
 
 def target_rules(
@@ -88,6 +89,9 @@ def target_rules(
     ):
         if value not in known:
             yield target.refusal(f"{what} {value}", f"--{flag} {' or '.join(known)}")
+    if site is not None and site.multiplies(job.dtype) is False:
+        what = f"the dtype {job.dtype} on {site.chip or site.vendor}, whose units do not have it"
+        yield target.refusal(what, "--dtype bfloat16")
     yield from _RULES[target.name](layout, target, job, site)
 
 

@@ -7,7 +7,7 @@ is missing (`target_rules.py`).
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 from moetune.domain.errors import InputError
 from moetune.domain.kernels import DEEPSPEED, FUSED, TORCHTITAN, TRANSFORMERS, RuntimeKernels
@@ -34,6 +34,8 @@ from moetune.domain.training import (
 
 TargetName = Literal["moetune", "megatron", "bridge", "torchtitan", "transformers", "deepspeed"]
 TARGETS: tuple[TargetName, ...] = get_args(TargetName)
+MegatronCore: TypeAlias = tuple[int, int]
+"""A version of Megatron-Core: (0, 18)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,8 @@ class Target:
             dispatch of a layer, and their backward pass beside its last combine, whatever the
             overlap.
         places_experts: whether each layer's experts may be in another order than their own.
+        core: the version of Megatron-Core in it, which its rules ask; None without.
+        without_deepep: chips on which it refuses DeepEP.
     """
 
     name: TargetName
@@ -149,6 +153,8 @@ class Target:
     shards_are_experts: bool = False
     shared_beside: bool = False
     places_experts: bool = False
+    core: MegatronCore | None = None
+    without_deepep: tuple[str, ...] = ()
 
     @property
     def number(self) -> str:
@@ -207,7 +213,7 @@ _MEGATRON = Target(
     dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"), largest=_sizes(), zero_with_pp=1,
     overlap_hidden=0.6,
     optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16"),
-    kernels_per_expert=(6, 24), cuda_graphs=("none", "partial"),
+    kernels_per_expert=(6, 24), cuda_graphs=("none", "partial", "full"), core=(0, 16),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
     predicts_apart=True,
     vocabulary_multiple=128,  # make_vocab_size_divisible_by
@@ -215,6 +221,34 @@ _MEGATRON = Target(
     sets_sms=True,  # moe_deepep_num_sms, moe_hybridep_num_sms
     offloads_activations=True,  # cpu_offloading_num_layers of Transformer Engine
     offloads_optimizer=True,  # HybridDeviceOptimizer
+    without_deepep=("gb200", "gb300"),
+)  # fmt: skip
+"""`moe_flex_dispatcher_backend` says that HybridEP alone spans several hosts of an NVLink domain
+(MNNVL), as those of GB200 and GB300; Bridge raises with DeepEP there."""
+
+
+def _megatron(version: str, core: MegatronCore) -> Target:
+    """Return Megatron-LM's row of a version that the package registry does not have."""
+    return replace(
+        _MEGATRON, version=f"megatron-core {version}", core=core,
+        source=f"NVIDIA/Megatron-LM at core_v{version}, which PyPI does not have: "
+        "megatron/core/transformer/transformer_config.py, megatron/training/arguments.py",
+    )  # fmt: skip
+
+
+def _bridge(version: str, core: MegatronCore) -> Target:
+    """Return Megatron-Bridge's row of a version that the package registry does not have."""
+    return replace(
+        _BRIDGE, version=f"megatron-bridge {version}", core=core,
+        source=f"NVIDIA-NeMo/Megatron-Bridge at v{version}, which PyPI does not have: "
+        "src/megatron/bridge/training/config.py, flex_dispatcher_backend.py",
+    )  # fmt: skip
+
+
+_BRIDGE = replace(
+    _MEGATRON, name="bridge", version="megatron-bridge 0.3.1",
+    source="megatron/bridge/training/comm_overlap.py, flex_dispatcher_backend.py",
+    logit_bytes=2, optimizers=OPTIMIZERS,
 )  # fmt: skip
 _AS_TORCH = KeptByExperts(results=True)
 """Of torchtitan and transformers: rows are weighted after the experts, activations are plain torch
@@ -241,12 +275,13 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         ),
         splits_recomputed=False, shards_are_experts=True, shared_beside=True, places_experts=True,
     ),),
-    "megatron": (_MEGATRON,),
-    "bridge": (replace(
-        _MEGATRON, name="bridge", version="megatron-bridge 0.3.1",
-        source="megatron/bridge/training/comm_overlap.py, flex_dispatcher_backend.py",
-        logit_bytes=2, optimizers=OPTIMIZERS,
-    ),),
+    "megatron": (
+        _MEGATRON, _megatron("0.17.1", (0, 17)), _megatron("0.18.2", (0, 18)),
+        _megatron("0.19.0", (0, 19)),
+    ),
+    "bridge": (
+        _BRIDGE, _bridge("0.4.2", (0, 17)), _bridge("0.5.1", (0, 18)), _bridge("0.6.0", (0, 19)),
+    ),
     "torchtitan": (Target(
         kernels=TORCHTITAN, name="torchtitan", version="0.3.0",
         source="torchtitan/config/configs.py, torchtitan/distributed/parallel_dims.py",

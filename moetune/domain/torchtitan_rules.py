@@ -14,24 +14,13 @@ from moetune.domain.training import DEFAULT_SMS, FoldedLayout, TrainingJob
 
 _MASK_BLOCK = 128
 """Positions of a block of FlexAttention's mask, which no rank's part of a sequence may cut."""
-_BLACKWELL = (10, 0)
 
 
-def torchtitan_job_rules(
-    job: TrainingJob, target: Target, site: Site | None
-) -> Iterator[BrokenRule]:
-    """Yield what of a job torchtitan cannot train in any layout."""
-    recipe = recipe_of(job.decoder)
-    if recipe is None:
-        what = f"{job.decoder.name}: it has no recipe of these sizes"
+def torchtitan_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
+    """Yield that no flavor has a model's sizes."""
+    if recipe_of(decoder) is None:
+        what = f"{decoder.name}: it has no recipe of these sizes"
         yield target.refusal(what, f"a model of {recipe_names()}", "models/*/__init__.py")
-    elif job.length > recipe.max_length:
-        what = f"sequences of {job.length} tokens: {recipe.flavor} embeds {recipe.max_length}"
-        instead = f"--seq {recipe.max_length} or less"
-        yield target.refusal(what, instead, "models/common/decoder.py")
-    if job.dtype == "mxfp8" and site is not None and (site.capability or (0, 0)) < _BLACKWELL:
-        what, where = "mxfp8 without Blackwell GPUs", "components/quantization/mx.py"
-        yield target.refusal(what, "--dtype bfloat16", where)
 
 
 def torchtitan_rules(
@@ -39,6 +28,14 @@ def torchtitan_rules(
 ) -> Iterator[BrokenRule]:
     """Yield what of a layout of a job torchtitan refuses, beyond `layout_rules`."""
     del site
+    recipe = recipe_of(job.decoder)
+    if recipe is not None and job.length > recipe.max_length:
+        what = f"sequences of {job.length} tokens: {recipe.flavor} embeds {recipe.max_length}"
+        instead = f"--seq {recipe.max_length} or less"
+        yield target.refusal(what, instead, "models/common/decoder.py")
+    if recipe is not None and layout.cp > 1 and not recipe.shares_sequence:
+        where = f"models/{recipe.family}/parallelize.py"
+        yield target.refusal(f"cp {layout.cp} of {recipe.family}", "--cp 1", where)
     if layout.cp > 1:
         yield from _context_rules(layout, target, job)
     yield from _head_rules(layout, target, job.decoder)
@@ -56,10 +53,6 @@ def _context_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> It
     It cuts FlexAttention's mask by whole blocks (`distributed/context_parallel/api.py`;
     `torch/distributed/tensor/experimental/_context_parallel/_attention.py`).
     """
-    recipe = recipe_of(job.decoder)
-    if recipe is not None and not recipe.shares_sequence:
-        where = f"models/{recipe.family}/parallelize.py"
-        yield target.refusal(f"cp {layout.cp} of {recipe.family}", "--cp 1", where)
     for unit, words, where in (
         (2 * layout.cp * layout.tp, "which 2·cp·tp", "trainer.py"),
         (_MASK_BLOCK * layout.cp, f"which {_MASK_BLOCK}·cp", "torch's _create_cp_block_mask"),

@@ -47,14 +47,10 @@ def transformers_rules(
     yield from key_head_rules(layout, target, decoder, "distributed/tensor_parallel.py")
 
 
-def transformers_job_rules(
-    job: TrainingJob, target: Target, site: Site | None
-) -> Iterator[BrokenRule]:
+def transformers_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
     """Yield that a model's family has no class in transformers."""
-    del site
-    family = job.decoder.family
-    if family in ABSENT:
-        what = f"{job.decoder.name}: transformers has no class for {family}"
+    if decoder.family in ABSENT:
+        what = f"{decoder.name}: transformers has no class for {decoder.family}"
         yield target.refusal(what, "--target megatron", "models/auto/configuration_auto.py")
 
 

@@ -1,9 +1,16 @@
-"""Megatron-Bridge 0.3.1: a function that edits a recipe's configuration."""
+"""Megatron-Bridge: a program that takes a recipe's configuration, gives it the layout, and trains.
+
+Written for the version of the plan's row; `configuration()` is what the launch oracle puts through
+the version's own `validate()`.
+"""
 
 from collections.abc import Iterator
 from types import MappingProxyType
 
-from moetune.export.megatron_values import MegatronValues, Value, megatron_values, stage_letters
+from moetune.domain.bridge_models import recipe_of
+from moetune.domain.targets import MegatronCore
+from moetune.export.megatron_model import Value
+from moetune.export.megatron_values import MegatronValues, megatron_values, stage_letters
 from moetune.export.planned import Export, Planned, remarks
 
 _FILE = "bridge_layout.py"
@@ -14,51 +21,82 @@ _OVERLAP = (
 """Fields that `CommOverlapConfig` writes over those of the model and of the gradients."""
 _PRECISION = ("fp8", "fp8_recipe", "fp4", "fp4_recipe")
 _DTYPES = MappingProxyType({"fp32": "torch.float32", "bf16": "torch.bfloat16"})
-_RESET = (
-    "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
-    "mtp_num_layers", "cuda_graph_impl", "cuda_graph_scope",
-)  # fmt: skip
+_RESET: MappingProxyType[str, Value] = MappingProxyType({
+    "recompute_granularity": None, "recompute_method": None, "recompute_num_layers": None,
+    "recompute_modules": None, "mtp_num_layers": None, "cuda_graph_impl": "none",
+    "cpu_offloading": False, "fine_grained_activation_offloading": False,
+    "num_layers_in_first_pipeline_stage": None, "num_layers_in_last_pipeline_stage": None,
+    "account_for_embedding_in_pipeline_split": False, "account_for_loss_in_pipeline_split": False,
+    "moe_shared_expert_overlap": False,
+})  # fmt: skip
 """Fields that a recipe may have set and that the layout may not need."""
+_GRAPHS_BY_MODULE: MegatronCore = (0, 18)
 _USE = (
-    "Call apply_layout(cfg) on a recipe's configuration before pretrain(cfg, forward_step). On "
-    "GPUs that a flex dispatcher is not for, Megatron-Bridge skips it with a warning only."
+    "configuration() returns the recipe's configuration in the planned layout; set its data, its "
+    "tokenizer and its checkpoints there. The program trains on mock data as it is."
 )
+_TEXT = """\
+{remarks}import torch
+{imports}from megatron.bridge.training.comm_overlap import CommOverlapConfig
+from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.mixed_precision import get_mixed_precision_config
+from megatron.bridge.training.pretrain import pretrain
+
+
+def configuration() -> ConfigContainer:
+    \"\"\"Return the recipe's configuration in the planned layout.\"\"\"
+{recipe}    apply_layout(cfg)
+    return cfg
+
+
+def apply_layout(cfg: ConfigContainer) -> None:
+    \"\"\"Give a recipe the planned layout.\"\"\"
+{body}
+
+if __name__ == "__main__":
+    pretrain(config=configuration(), forward_step_func=forward_step)
+"""
+_FROM_CONFIGURATION = """\
+    cfg = _pretrain_common()
+    bridge = AutoBridge.from_hf_pretrained({name!r})
+    cfg.model = bridge.to_megatron_provider(load_weights=False)
+    cfg.tokenizer.tokenizer_model = {name!r}
+"""
 
 
 def bridge_export(planned: Planned) -> Export:
-    """Return the function's module."""
+    """Return the program."""
     values = megatron_values(planned)
-    body = "".join(f"    {line}\n" for line in _statements(planned))
-    text = (
-        f"{remarks(planned, (), _USE)}"
-        "import torch\n"
-        "from megatron.bridge.training.comm_overlap import CommOverlapConfig\n"
-        "from megatron.bridge.training.config import ConfigContainer\n"
-        "from megatron.bridge.training.flex_dispatcher_backend import "
-        "apply_flex_dispatcher_backend\n"
-        "from megatron.bridge.training.mixed_precision import get_mixed_precision_config\n\n\n"
-        "def apply_layout(cfg: ConfigContainer) -> None:\n"
-        '    """Give a recipe the planned layout."""\n'
-        f"{body}"
-    )
-    launch = (
-        f"CUDA_DEVICE_MAX_CONNECTIONS={values.max_connections} {planned.torchrun} "
-        "YOUR_RECIPE_SCRIPT.py"
-    )
+    imports, recipe = _recipe(planned)
+    text = _TEXT.format(
+        remarks=remarks(planned, (), planned.where_to_start, _USE), imports=imports, recipe=recipe,
+        body="".join(f"    {line}\n" for line in _statements(planned)),
+    )  # fmt: skip
+    launch = f"CUDA_DEVICE_MAX_CONNECTIONS={values.max_connections} {planned.torchrun} {_FILE}"
     return Export(text=text, file_name=_FILE, launch=launch)
+
+
+def _recipe(planned: Planned) -> tuple[str, str]:
+    """Return the imports and the statements that make the model's own configuration.
+
+    A model without a recipe is made from its configuration on the Hugging Face Hub, or in a folder.
+    """
+    recipe = recipe_of(planned.decoder, planned.target) if planned.hub_name else None
+    if recipe is None:
+        imports = (
+            "from megatron.bridge import AutoBridge\n"
+            "from megatron.bridge.recipes.common import _pretrain_common\n"
+        )
+        name = planned.hub_name or "PATH_OF_THE_MODEL"
+        return imports, _FROM_CONFIGURATION.format(name=name)
+    imports = f"from megatron.bridge.recipes.{recipe.package} import {recipe.function}\n"
+    return imports, f"    cfg = {recipe.function}()\n"
 
 
 def _statements(planned: Planned) -> Iterator[str]:
     values, layout, job = megatron_values(planned), planned.layout, planned.job
-    unset: dict[str, Value] = {**dict.fromkeys(_RESET), "cpu_offloading": False}
-    for name, value in (unset | values.model).items():
-        if name not in (*_PRECISION, *_OVERLAP):
-            yield f"cfg.model.{name} = {_literal(value)}"
-    virtual = layout.vpp if layout.vpp > 1 else None
-    yield f"cfg.model.virtual_pipeline_model_parallel_size = {virtual}"
-    stages = stage_letters(planned) if layout.pp > 1 else None
-    yield f"cfg.model.pipeline_model_parallel_layout = {stages!r}"
-    yield "cfg.model.pipeline_dtype = torch.bfloat16"
+    yield from _model(planned, values)
     yield f"cfg.model.seq_length = {job.length}"
     yield f"cfg.dataset.sequence_length = {job.length}"
     yield f"cfg.train.micro_batch_size = {layout.micro_batch}"
@@ -68,12 +106,19 @@ def _statements(planned: Planned) -> Iterator[str]:
     if "use_megatron_fsdp" in values.ddp:
         yield 'cfg.checkpoint.ckpt_format = "fsdp_dtensor"'
         yield "cfg.model.gradient_accumulation_fusion = False"
+    else:
+        yield "cfg.ddp.use_megatron_fsdp = False"
+    if layout.cuda_graphs == "full":
+        yield "cfg.rerun_state_machine.check_for_nan_in_loss = False"
+        yield "cfg.ddp.check_for_nan_in_grad = False"
+    if layout.cuda_graphs != "none":
+        yield "cfg.rng.te_rng_tracker = True"
+        yield "cfg.model.use_te_rng_tracker = True"
     yield "cfg.comm_overlap = CommOverlapConfig("
     yield "    tp_comm_overlap=False,"
     both = values.model | values.ddp
     yield from (f"    {name}={_literal(both.get(name, False))}," for name in _OVERLAP)
     yield ")"
-    yield "cfg.model.moe_shared_expert_overlap = False"
     yield "cfg.model.cross_entropy_loss_fusion = True"
     yield "cfg.model.cross_entropy_fusion_impl = 'te'"
     yield 'cfg.mixed_precision = get_mixed_precision_config("bf16_mixed")'
@@ -81,8 +126,23 @@ def _statements(planned: Planned) -> Iterator[str]:
         if name in values.model:
             yield f"cfg.mixed_precision.{name} = {_literal(values.model[name])}"
     yield from _optimizer(values)
-    if backend := values.model.get("moe_flex_dispatcher_backend"):
-        yield f"apply_flex_dispatcher_backend(cfg.model, {backend!r})"
+
+
+def _model(planned: Planned, values: MegatronValues) -> Iterator[str]:
+    """Yield the lines of the model's own fields."""
+    layout, decoder = planned.layout, planned.decoder
+    unset = dict(_RESET)
+    unset["cuda_graph_modules" if planned.core >= _GRAPHS_BY_MODULE else "cuda_graph_scope"] = ()
+    if decoder.predictions:
+        unset["mtp_num_layers"] = len(decoder.predictions)
+    for name, value in (unset | values.model).items():
+        if name not in (*_PRECISION, *_OVERLAP):
+            yield f"cfg.model.{name} = {_literal(value)}"
+    virtual = layout.vpp if layout.vpp > 1 else None
+    yield f"cfg.model.virtual_pipeline_model_parallel_size = {virtual}"
+    stages = stage_letters(planned) if layout.pp > 1 and not decoder.has_mamba else None
+    yield f"cfg.model.pipeline_model_parallel_layout = {stages!r}"
+    yield "cfg.model.pipeline_dtype = torch.bfloat16"
 
 
 def _optimizer(values: MegatronValues) -> Iterator[str]:

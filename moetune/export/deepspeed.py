@@ -33,7 +33,7 @@ def deepspeed_export(planned: Planned) -> Export:
     layout = planned.layout
     # The global batch follows from these two and the replicas, which DeepSpeed counts itself.
     document: dict[str, object] = {
-        "_plan": list(planned.head),
+        "_plan": [*planned.head, planned.where_to_start],
         "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": planned.num_micro_batches,
         "bf16": {"enabled": True},
@@ -52,7 +52,7 @@ def deepspeed_export(planned: Planned) -> Export:
         if planned.decoder.num_moe_layers:
             cuts = {"use_default_specs": False, "layer_specs": list(_CUTS)}
             document["tensor_parallel"] = {"autotp_size": layout.tp, "partition_config": cuts}
-    launch = f"{planned.torchrun} YOUR_SCRIPT.py --deepspeed {_FILE}"
+    launch = f"{planned.asks_in_line}{planned.torchrun} YOUR_SCRIPT.py --deepspeed {_FILE}"
     return Export(
         text=json.dumps(document, indent=2) + "\n", file_name=_FILE, launch=launch,
         not_expressed=tuple(_not_expressed(planned)),

@@ -1,57 +1,112 @@
-"""Megatron-LM: a shell script with the arguments of `pretrain_gpt.py` at core_v0.16.1."""
+"""Megatron-LM: a shell script with the arguments of the model and of its layout."""
 
 from collections.abc import Iterator
+from types import MappingProxyType
 
-from moetune.export.megatron_values import Value, megatron_values, stage_letters
+from moetune.export.megatron_model import MegatronModel, Value, megatron_model
+from moetune.export.megatron_values import megatron_values, stage_letters
 from moetune.export.planned import Export, Planned, remarks
 
-_FLAGS = {"fp8": "--fp8-format", "fp4": "--fp4-format"}
+_FLAGS = MappingProxyType({
+    "fp8": "--fp8-format", "fp4": "--fp4-format", "num_moe_experts": "--num-experts",
+    "num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
+    "num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
+    "layernorm_zero_centered_gamma": "--apply-layernorm-1p", "layernorm_epsilon": "--norm-epsilon",
+})  # fmt: skip
 """Fields whose flag has another name."""
+_NEGATIVES = MappingProxyType(
+    {"add_bias_linear": "--disable-bias-linear", "apply_rope_fusion": "--no-rope-fusion"}
+)
+"""Flags of fields that are False."""
+_LISTS = frozenset({"moe_layer_freq", "linear_attention_freq"})
+"""Fields that a flag takes as a Python list."""
 _FILE = "megatron_layout.sh"
-_MODEL = (
-    "Give the model's, the data's and the optimizer's arguments behind the script's name; "
-    "it passes them on."
+_DATA = (
+    "Give the data's, the tokenizer's and the schedule's arguments behind the script's name, such "
+    "as --data-path, --tokenizer-type, --lr and --train-iters; it passes them on."
 )
 _SMS = "The dispatcher's multiprocessors are Megatron-Core's default."
 _DELAYED = "Delayed weight gradients need --transformer-impl transformer_engine, 2.8 or newer."
+_NO_NAN_CHECK = "--no-check-for-nan-in-loss-and-grad"
+_HYBRID_SCRIPTS = MappingProxyType({
+    (0, 16): ("pretrain_mamba.py", "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"),
+    (0, 18): (
+        "pretrain_hybrid.py", "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec",
+    ),
+})  # fmt: skip
+"""Script and `--spec` of hybrids with Mamba, from a core on."""
 
 
 def megatron_export(planned: Planned) -> Export:
-    """Return the script; its own arguments are the model's and the data's."""
+    """Return the script; its own arguments are the data's and the schedule's."""
     values = megatron_values(planned)
-    lines = "".join(f"    {line}\n" for line in _arguments(planned))
+    model = megatron_model(planned.decoder, planned.core, planned.config, planned.job.length)
     notes = {"delay_wgrad_compute": _DELAYED}
     if planned.layout.has_usual_sms:
         notes = {"moe_flex_dispatcher_backend": _SMS, **notes}
     said = (note for field, note in notes.items() if field in values.model)
-    command = f"{planned.torchrun} pretrain_gpt.py"
     text = (
         "#!/usr/bin/env bash\n"
-        f"{remarks(planned, (), _MODEL, *said)}"
+        f"{remarks(planned, tuple(model.notes), planned.where_to_start, _DATA, *said)}"
         "set -euo pipefail\n"
+        f"{planned.asks_for_address}"
         f"export CUDA_DEVICE_MAX_CONNECTIONS={values.max_connections}\n"
-        f"LAYOUT=(\n{lines})\n"
-        f'{command} "${{LAYOUT[@]}}" "$@"\n'
+        f"MODEL=(\n{_lines(_model_arguments(planned, model))})\n"
+        f"LAYOUT=(\n{_lines(_arguments(planned, model))})\n"
+        f'{planned.torchrun} {_script(planned, model)[0]} "${{MODEL[@]}}" "${{LAYOUT[@]}}" "$@"\n'
     )
     return Export(
-        text=text, file_name=_FILE, launch=f"bash {_FILE} MODEL_AND_DATA_ARGUMENTS",
+        text=text, file_name=_FILE, launch=f"bash {_FILE} DATA_ARGUMENTS",
+        not_expressed=tuple(model.notes),
     )  # fmt: skip
 
 
-def _arguments(planned: Planned) -> Iterator[str]:
+def _lines(arguments: Iterator[str]) -> str:
+    return "".join(f"    {line}\n" for line in arguments)
+
+
+def _script(planned: Planned, model: MegatronModel) -> tuple[str, str]:
+    """Return the script that trains the model, and its `--spec`."""
+    if not model.is_hybrid:
+        return "pretrain_gpt.py", ""
+    since = max(core for core in _HYBRID_SCRIPTS if core <= planned.core)
+    return _HYBRID_SCRIPTS[since]
+
+
+def _model_arguments(planned: Planned, model: MegatronModel) -> Iterator[str]:
+    _, spec = _script(planned, model)
+    fields = dict(model.fields)
+    if model.is_hybrid and planned.core >= _HYBRID_PATTERN:
+        del fields["is_hybrid_model"], fields["num_layers"]  # which follow from the pattern
+    if "group_query_attention" not in model.flags:
+        fields.pop("num_query_groups", None)
+    for name, value in (fields | model.flags).items():
+        yield from _argument(name, value)
+    if spec:
+        yield f"--spec {spec}"
+    yield "--transformer-impl transformer_engine"
+    yield "--attention-dropout 0.0"
+    yield "--hidden-dropout 0.0"
+
+
+_HYBRID_PATTERN = (0, 17)
+"""First core whose hybrids have their layers and stages from `--hybrid-layer-pattern`."""
+
+
+def _arguments(planned: Planned, model: MegatronModel) -> Iterator[str]:
     values, job = megatron_values(planned), planned.job
     for field, value in values.model.items():
         if field != "cpu_offloading":  # follows from its number of layers
             yield from _argument(field, value)
-    if planned.layout.pp > 1:
+    if planned.layout.pp > 1 and not model.is_hybrid:
         yield f"--pipeline-model-parallel-layout '{stage_letters(planned)}'"
+    if planned.layout.cuda_graphs == "full":
+        yield _NO_NAN_CHECK
     yield f"--micro-batch-size {planned.layout.micro_batch}"
     yield f"--global-batch-size {job.global_batch}"
     yield f"--seq-length {job.length}"
     yield "--bf16"
-    for field, value in values.ddp.items():
-        yield from _argument(field, value)
-    for field, value in values.optimizer.items():
+    for field, value in (values.ddp | values.optimizer).items():
         yield from _argument(field, value)
     if not values.reduces_in_fp32:
         yield "--grad-reduce-in-bf16"
@@ -66,7 +121,15 @@ def _argument(field: str, value: Value) -> Iterator[str]:
         case bool() | None:
             if value:
                 yield flag
+            elif value is False and field in _NEGATIVES:
+                yield _NEGATIVES[field]
+        case tuple() if field in _LISTS:
+            yield f"{flag} '[{','.join(map(str, value))}]'"
+        case tuple() if field == "window_size":
+            yield f"{flag} {','.join(map(str, value))}"
         case tuple():
-            yield f"{flag} {' '.join(value)}"
+            yield f"{flag} {' '.join(map(str, value))}"
+        case str() if set(value) & set("*|/"):
+            yield f"{flag} '{value}'"
         case _:
             yield f"{flag} {value}"

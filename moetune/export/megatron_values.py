@@ -1,20 +1,21 @@
-"""A layout as fields of Megatron-Core 0.16.1, by the class that has them.
+"""A layout as fields of Megatron-Core 0.16 to 0.19, by the class that has them.
 
 Names and values of `TransformerConfig`, `DistributedDataParallelConfig`, `OptimizerConfig` and the
 training loop; the command line and Megatron-Bridge write the same ones.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
 
+from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn
+from moetune.domain.megatron_rules import hybrid_stages
 from moetune.domain.optimizers import Optimizer, optimizer_of
 from moetune.domain.recurrent import StateSpace
 from moetune.domain.training import Recompute, TokenDispatcher
+from moetune.export.megatron_model import Value
 from moetune.export.planned import Planned
-
-Value: TypeAlias = int | bool | str | tuple[str, ...] | None
 
 _DISPATCHERS: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
     {"all_gather": "allgather", "all_to_all": "alltoall", "deepep": "flex", "hybrid_ep": "flex"}
@@ -37,6 +38,16 @@ _SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _MOMENTS = MappingProxyType({4: "bf16", 8: "fp32"})
 _FP32_BYTES = 4
 _SHARED_CONNECTIONS = 32
+_GRAPHS_BY_MODULE = (0, 18)
+"""First core whose graphs of parts are `cuda_graph_modules`, and whose whole steps an own kind."""
+_COMMON_SMS = (0, 19)
+"""First core with `moe_flex_dispatcher_num_sms` for all back ends."""
+_STASH: Mapping[str, Value] = MappingProxyType({
+    "moe_paged_stash": True, "moe_expert_rank_capacity_factor": 1.5,
+    "moe_paged_stash_buffer_size_factor_cuda": 1.2, "moe_paged_stash_buffer_size_factor_cpu": 1.0,
+    "use_transformer_engine_op_fuser": True,
+})  # fmt: skip
+"""Of whole steps with experts: Megatron-Bridge 0.6, `perf_recipes/qwen/common.py`."""
 _FIRST_FSDP_STAGE = 2
 
 
@@ -74,15 +85,20 @@ def megatron_values(planned: Planned) -> MegatronValues:
         **_dispatch(planned),
         **_recompute(layout.recompute),
     }
-    if planned.decoder.predictions:
-        model["mtp_num_layers"] = len(planned.decoder.predictions)
     if layout.overlap == "batch":
         model |= {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True}
     if layout.offload_activations:
         layers = layout.offloaded_layers(planned.decoder)
         model |= {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
-    if layout.cuda_graphs == "partial":
-        model |= {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": _graphs(planned)}
+    model |= _graphs(planned) | _exchanged_sequence(planned)
+    if layout.zero > _FIRST_FSDP_STAGE:  # else each rank makes all parameters before it shards them
+        model["init_model_with_meta_device"] = True
+    if layout.pp > 1 and planned.decoder.has_mamba:
+        sizes = hybrid_stages(layout, planned.decoder)
+        model |= {
+            "num_layers_in_first_pipeline_stage": sizes[0],
+            "num_layers_in_last_pipeline_stage": sizes[-1],
+        }
     model |= _NARROW.get(planned.job.dtype, {})
     optimizer = optimizer_of(planned.job.optimizer)
     return MegatronValues(
@@ -108,6 +124,8 @@ def _dispatch(planned: Planned) -> dict[str, Value]:
     }
     if name in _FLEX:
         backend, field = _FLEX[name]
+        if planned.core >= _COMMON_SMS:
+            field = "moe_flex_dispatcher_num_sms"
         found |= {
             "moe_flex_dispatcher_backend": backend,
             field: planned.layout.sms,
@@ -116,13 +134,47 @@ def _dispatch(planned: Planned) -> dict[str, Value]:
     return found
 
 
-def _graphs(planned: Planned) -> tuple[str, ...]:
-    """Return what is captured: all but the exchanges and the experts."""
+def _graphs(planned: Planned) -> dict[str, Value]:
+    """Return the fields of CUDA graphs of parts of a block, or of a whole step."""
+    by_module = planned.core >= _GRAPHS_BY_MODULE
+    scope = "cuda_graph_modules" if by_module else "cuda_graph_scope"
+    match planned.layout.cuda_graphs:
+        case "none":
+            return {}
+        case "partial":
+            return {"cuda_graph_impl": "transformer_engine", scope: _captured(planned)}
+        case "full" if not by_module:
+            return {"cuda_graph_impl": "local", scope: ("full_iteration",)}
+        case _:
+            stash = _STASH if planned.decoder.num_moe_layers else {}
+            return {"cuda_graph_impl": "full_iteration", **stash}
+
+
+def _exchanged_sequence(planned: Planned) -> dict[str, Value]:
+    """Return how ranks that share sequences exchange them where not in a ring of keys."""
+    if planned.layout.cp == 1:
+        return {}
+    for mixer in planned.decoder.mixers:
+        match mixer:
+            case GroupedQueryAttention() if mixer.window is not None or mixer.num_sinks:
+                return {"cp_comm_type": "a2a"}
+            case LatentAttention() if mixer.indexer is not None:
+                return {"cp_comm_type": "allgather"}
+            case _:
+                continue
+    return {}
+
+
+def _captured(planned: Planned) -> tuple[str, ...]:
+    """Return what is captured: all but the exchanges and the experts.
+
+    Dense FFNs are no graphs of their own beside overlap of exchanges (`transformer_config.py`).
+    """
     parts = [part for kind in planned.decoder.kinds for part in kind.parts]
     found = ["attn"]
     if any(isinstance(part, StateSpace) for part in parts):
         found.append("mamba")
-    if any(isinstance(part, DenseFfn) for part in parts):
+    if planned.layout.overlap != "batch" and any(isinstance(part, DenseFfn) for part in parts):
         found.append("mlp")
     if planned.decoder.num_moe_layers:
         found += ["moe_router", "moe_preprocess"]

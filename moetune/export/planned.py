@@ -1,14 +1,16 @@
 """A training plan as exports read it, and what they write."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from textwrap import wrap
+from typing import Any
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.cluster import torchrun
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.site import Site
-from moetune.domain.targets import Target
+from moetune.domain.targets import MegatronCore, Target
 from moetune.domain.training import FoldedLayout, TrainingJob
 
 _WIDTH = 96
@@ -23,7 +25,9 @@ class Planned:
         plan_id: of the plan.
         hub_name: the model on the Hugging Face Hub, None where the plan's model is a file.
         site: the plan's machine, None where its profile is not there.
+        predicted: the step and the memory in words, for the head of the export.
         warnings: about the plan, for the head of the export.
+        config: the model's configuration of Hugging Face, as far as it is known.
     """
 
     plan_id: str
@@ -32,12 +36,20 @@ class Planned:
     target: Target
     hub_name: str | None = None
     site: Site | None = None
+    predicted: str = ""
     warnings: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def decoder(self) -> Decoder:
         """The model."""
         return self.job.decoder
+
+    @property
+    def core(self) -> MegatronCore:
+        """The version of Megatron-Core that the target has."""
+        assert self.target.core is not None  # noqa: S101 - of Megatron and Bridge alone
+        return self.target.core
 
     @property
     def num_micro_batches(self) -> int:
@@ -63,6 +75,36 @@ class Planned:
         return torchrun(nodes, each, host='"$MASTER_ADDR"')
 
     @property
+    def where_to_start(self) -> str:
+        """The nodes that a script is started on."""
+        ranks, site = self.job.world_size, self.site
+        if site is None:
+            return "Start it on every node, with MASTER_ADDR and NNODES set alike on all of them."
+        nodes = -(-ranks // site.devices_per_node)
+        if nodes == 1:
+            return f"Start it on one node of {ranks} GPUs."
+        return (
+            f"Start it on each of {nodes} nodes of {min(ranks, site.devices_per_node)} GPUs, with "
+            "MASTER_ADDR set to the address of one of them on all."
+        )
+
+    @property
+    def asks_for_address(self) -> str:
+        """The lines of a shell script that set MASTER_ADDR, or ask for it by a clear message."""
+        ranks, site = self.job.world_size, self.site
+        if site is not None and ranks <= site.devices_per_node:
+            return 'MASTER_ADDR="${MASTER_ADDR:-localhost}"\n'
+        lines = ': "${MASTER_ADDR:?set it to the address of one node, alike on all nodes}"\n'
+        if site is None or ranks % site.devices_per_node:
+            lines += ': "${NNODES:?set it to the number of nodes}"\n'
+        return lines
+
+    @property
+    def asks_in_line(self) -> str:
+        """The same before a command, on its line."""
+        return self.asks_for_address.replace("\n", "; ")
+
+    @property
     def head(self) -> tuple[str, ...]:
         """The plan that the export is of, line by line."""
         job, layout = self.job, self.layout
@@ -73,7 +115,7 @@ class Planned:
             f"{what}, for {self.target.label}.",
             f"{sizes} · ZeRO-{layout.zero} · schedule {layout.order}",
             f"Step: {job.global_batch} sequences of {job.length} tokens, in {batches}.",
-            f"Plan {self.plan_id[:6]} of moetune; its numbers are predictions.",
+            f"Plan {self.plan_id[:6]} of moetune, predicted: {self.predicted}.",
             *self.warnings,
         )
 

@@ -1,10 +1,11 @@
 """The export of each target."""
 
 from collections.abc import Callable
+from itertools import chain
 from types import MappingProxyType
 
 from moetune.domain.errors import InfeasiblePlanError
-from moetune.domain.target_rules import check_job, target_rules
+from moetune.domain.target_rules import model_rules, target_rules
 from moetune.domain.targets import TargetName
 from moetune.domain.training_rules import check_layout
 from moetune.export.bridge import bridge_export
@@ -35,8 +36,10 @@ def export_layout(planned: Planned) -> Export:
         InfeasiblePlanError: the target cannot run it.
     """
     check_layout(planned.layout, planned.job)
-    check_job(planned.job, planned.target, planned.site)
-    rules = target_rules(planned.layout, planned.target, planned.job, planned.site)
+    job, target = planned.job, planned.target
+    rules = chain(
+        model_rules(job.decoder, target), target_rules(planned.layout, target, job, planned.site)
+    )
     broken = next(rules, None)
     if broken is not None:
         raise InfeasiblePlanError(broken.what, broken.hint.replace("--target", "--to"))

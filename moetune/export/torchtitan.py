@@ -61,7 +61,7 @@ def planned() -> Trainer.Config:
 def torchtitan_export(planned: Planned) -> Export:
     """Return the module with the function `planned`."""
     recipe = recipe_of(planned.decoder)
-    assert recipe is not None  # noqa: S101 - `check_job` refuses other models
+    assert recipe is not None  # noqa: S101 - `model_rules` refuses other models
     missing = tuple(_not_expressed(planned))
     text = _TEXT.format(
         remarks=remarks(planned, missing, *_notes(planned, recipe)),
@@ -75,13 +75,14 @@ def torchtitan_export(planned: Planned) -> Export:
     )
     assets = "${HF_ASSETS:?set it to the folder of the model's tokenizer}"
     launch = (
-        f'PYTHONPATH="$PWD" {planned.torchrun} -m torchtitan.train '
+        f'{planned.asks_in_line}PYTHONPATH="$PWD" {planned.torchrun} -m torchtitan.train '
         f'--module {_FILE.removesuffix(".py")} --config planned --hf_assets_path "{assets}"'
     )
     return Export(text=text, file_name=_FILE, launch=launch, not_expressed=missing)
 
 
 def _notes(planned: Planned, recipe: Recipe) -> Iterator[str]:
+    yield planned.where_to_start
     yield _ASSETS
     yield _TORCH
     if recipe.tower == "kept":

@@ -78,7 +78,7 @@ def transformers_export(planned: Planned) -> Export:
     layout, missing = planned.layout, tuple(_not_expressed(planned))
     in_four_bits = planned.decoder.family in _IN_FOUR_BITS
     text = _TEXT.format(
-        remarks=remarks(planned, missing, _DATA),
+        remarks=remarks(planned, missing, planned.where_to_start, _DATA),
         imports="Mxfp4Config, " if in_four_bits else "",
         quantized=(
             "        quantization_config=Mxfp4Config(dequantize=True),\n" if in_four_bits else ""
@@ -98,7 +98,7 @@ def transformers_export(planned: Planned) -> Export:
     if not planned.hub_name:
         needed["MODEL"] = "the folder of config.json and weights"
     words = (f'{name}="${{{name}:?set it to {what}}}"' for name, what in needed.items())
-    launch = " ".join([*words, planned.torchrun, _FILE])
+    launch = planned.asks_in_line + " ".join([*words, planned.torchrun, _FILE])
     return Export(text=text, file_name=_FILE, launch=launch, not_expressed=missing)
 
 

@@ -7,7 +7,7 @@ published, and the `config`, which is read like a user's file.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,14 @@ class PublishedModel:
     Args:
         source: of the configuration.
         published: parameters in words, as the authors count them; "" for a user's file.
+        config: its configuration; of the registry's models the fields that give sizes.
     """
 
     title: str
     source: str
     decoder: Decoder
     published: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,7 @@ def named_model(name: str) -> PublishedModel:
         source=entry["source"],
         published=entry["published"],
         decoder=read_decoder(entry["config"], name=known, where=known),
+        config=entry["config"],
     )
 
 
@@ -141,7 +144,9 @@ def read_model(path: Path) -> PublishedModel:
     full = file.resolve()
     name = full.parent.name if full.name == "config.json" else full.stem
     decoder = read_decoder(document, name=name, where=str(file))
-    return PublishedModel(title=name, source=str(file), decoder=replace(decoder, path=str(full)))
+    return PublishedModel(
+        title=name, source=str(file), decoder=replace(decoder, path=str(full)), config=document
+    )
 
 
 def _entry(name: str) -> dict[str, Any]:

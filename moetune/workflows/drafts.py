@@ -3,10 +3,12 @@
 Nothing is stored. A process that makes one after the other keeps the costs of the last profiles.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from threading import get_ident
+from typing import Any
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.costs import Costs
@@ -208,20 +210,21 @@ class _Solved:
     """A decoder's plan, and the search that found it.
 
     Args:
-        title, source: of the model.
+        title, source, config: of the model.
     """
 
     title: str
     source: str
     plan: TrainingPlan
     search: FoldedSearch
+    config: Mapping[str, Any]
 
 
 @lru_cache(maxsize=1)
 def _solved(known: _Known, question: ModelQuestion, thread: int) -> _Solved:
     """Return the plan of a question, and keep it for the front that is asked for next."""
     profile = known.profile
-    title, source, decoder = _decoder(question.model)
+    title, source, decoder, config = _decoder(question.model)
     target = find_target(question.target)
     request = TrainingRequest(
         job=training_job(
@@ -232,7 +235,7 @@ def _solved(known: _Known, question: ModelQuestion, thread: int) -> _Solved:
         pins=question.pins, target=target, memory_limit_bytes=question.memory_limit_bytes,
     )  # fmt: skip
     plan, search = search_training(request, profile, _model_costs(known, decoder, thread))
-    return _Solved(title=title, source=source, plan=plan, search=search)
+    return _Solved(title=title, source=source, plan=plan, search=search, config=config)
 
 
 @lru_cache(maxsize=4)
@@ -267,14 +270,14 @@ def _needed(one: Alternative, plan: Plan, costs: Costs) -> int:
     return budget.peak(strategy=one.strategy, degrees=degrees).device_bytes
 
 
-def _decoder(model: str | PastedConfig) -> tuple[str, str, Decoder]:
+def _decoder(model: str | PastedConfig) -> tuple[str, str, Decoder, Mapping[str, Any]]:
     if isinstance(model, PastedConfig):
         decoder = model.decoder()
-        return f"Pasted {decoder.family}", "", decoder
+        return f"Pasted {decoder.family}", "", decoder, json.loads(model.text)
     named = find_decoder_model(model, world_size=1)
     if named.decoder is None:
         raise InputError(f"{model} is a layer, not a model", "choose it under a layer")
-    return named.title, named.source, named.decoder
+    return named.title, named.source, named.decoder, named.config
 
 
 def _drawn(solved: _Solved, profile: Profile) -> ModelDraft:
@@ -283,17 +286,20 @@ def _drawn(solved: _Solved, profile: Profile) -> ModelDraft:
     return ModelDraft(
         plan=plan, title=solved.title, ranks=solved.search.memory.of_every_rank(layout),
         step=draw_step(solved.search.prices, layout, most_passes=_MOST_PASSES),
-        exports=tuple(_exports(plan, solved.source, profile)),
+        exports=tuple(_exports(solved, profile)),
     )  # fmt: skip
 
 
-def _exports(plan: TrainingPlan, source: str, profile: Profile) -> Iterator[TargetExport]:
+def _exports(solved: _Solved, profile: Profile) -> Iterator[TargetExport]:
     """Yield the export of each runtime, the plan's own first."""
+    plan = solved.plan
     own = plan.request.target.name
     for name in (own, *(one for one in TARGETS if one != own)):
         target = plan.request.target if name == own else find_target(name)
         try:
-            made = export_training(plan, to=target, source=source, site=site_of(profile))
+            made = export_training(
+                plan, to=target, source=solved.source, site=site_of(profile), config=solved.config
+            )
         except MoetuneError as error:
             yield TargetExport(target=target, export=None, problem=error.what)
             continue

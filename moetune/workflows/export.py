@@ -1,15 +1,16 @@
 """Exports of plan files: reading, the model and the machine behind them, and the document."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.site import Site, site_of
 from moetune.domain.targets import Target, TargetName, find_target
 from moetune.domain.training import TrainingJob
 from moetune.domain.training_document import TrainingDocument
+from moetune.domain.units import format_bytes, format_seconds
 from moetune.export.planned import Export, Planned
 from moetune.export.targets import export_layout
 from moetune.workflows.models import find_planned_model
@@ -98,16 +99,21 @@ def export_plan(
         target=target,
         hub_name=_hub_name(found.source),
         site=_site(inputs.profile, stores),
+        predicted=_predicted(plan.best.predicted.step_seconds, plan.best.memory.peak_bytes),
+        config=text_config(found.config),
         warnings=(*_warnings(inputs.facts, target, fits=plan.fits), *_not_placed(plan)),
     )
     return PlanExport(plan_id=planned.plan_id, target=target, export=export_layout(planned))
 
 
-def export_training(plan: TrainingPlan, *, to: Target, source: str, site: Site) -> PlanExport:
+def export_training(
+    plan: TrainingPlan, *, to: Target, source: str, site: Site, config: Mapping[str, Any]
+) -> PlanExport:
     """Return what a runtime reads for a plan that was just made.
 
     Args:
         source: of the model (`FoundModel.source`), "" for a configuration of its own.
+        config: of the model, as far as it is known.
 
     Raises:
         InfeasiblePlanError: the target cannot run the layout.
@@ -119,9 +125,21 @@ def export_training(plan: TrainingPlan, *, to: Target, source: str, site: Site) 
         target=to,
         hub_name=_hub_name(source),
         site=site,
+        predicted=_predicted(plan.best.step.seconds, plan.best.memory.peak_bytes),
+        config=text_config(config),
         warnings=tuple(_warnings(plan.request.target, to, fits=plan.fits)),
     )
     return PlanExport(plan_id=plan.id, target=to, export=export_layout(planned))
+
+
+def _predicted(seconds: float, peak_bytes: float) -> str:
+    return f"{format_seconds(seconds)} a step, {format_bytes(round(peak_bytes))} a device"
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a configuration that is the decoder's."""
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
 
 
 def _hub_name(source: str) -> str | None:

@@ -1,7 +1,9 @@
 """Models by name or by path: those of the papers, of the registry, and of a `config.json`."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.errors import InputError
@@ -21,6 +23,7 @@ class FoundModel:
         decoder: None for a layer alone.
         published: what its authors say of its size; "" where nothing is known.
         paper: the entry of a paper's model; None for others.
+        config: of Hugging Face, as far as it is known.
     """
 
     title: str
@@ -29,6 +32,7 @@ class FoundModel:
     decoder: Decoder | None
     published: str = ""
     paper: Model | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
@@ -54,6 +58,7 @@ def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
         layer=found.decoder.layer,
         decoder=found.decoder,
         published=found.published,
+        config=found.config,
     )
 
 

@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING
 from moetune.domain.architecture import Decoder
 from moetune.domain.cluster import Machine
 from moetune.domain.costs import Costs
-from moetune.domain.errors import InputError, LayoutTooLargeError, ProfileError
+from moetune.domain.errors import (
+    InfeasiblePlanError,
+    InputError,
+    LayoutTooLargeError,
+    MoetuneError,
+    ProfileError,
+    RefusedLayoutError,
+)
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.profile import Profile
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.routing import BALANCED, ExpertLoads
 from moetune.domain.site import check_format, site_of
-from moetune.domain.target_rules import check_job
+from moetune.domain.target_rules import model_rules
 from moetune.domain.targets import Target
 from moetune.domain.training import (
     DEFAULT_SMS,
@@ -25,7 +32,7 @@ from moetune.domain.training import (
     TrainingDtype,
     TrainingJob,
 )
-from moetune.domain.units import format_bytes
+from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
 from moetune.fit.dispatchers import SmTimes
 from moetune.solve.joint.best import BestLayouts
@@ -61,12 +68,14 @@ def usable_bytes(machine: Machine) -> int:
 
 
 def search_of(
-    request: TrainingRequest, prices: StepPrices, profile: Profile, *, limit_bytes: float
-) -> FoldedSearch:
+    request: TrainingRequest, prices: StepPrices, profile: Profile, *, limit_bytes: float,
+    asks_runtime: bool = True,
+) -> FoldedSearch:  # fmt: skip
     """Return the search of a request's layouts, within a device's memory and the host's.
 
     Args:
         prices: of the request's job.
+        asks_runtime: whether layouts that the runtime would refuse are left out.
     """
     job, apart = prices.job, None
     if isinstance(job.routing, RecordedLayers):
@@ -82,6 +91,7 @@ def search_of(
         target=request.target,
         host_bytes=site_of(profile).host_bytes_per_rank(job.world_size) or inf,
         site=site_of(profile),
+        asks_runtime=asks_runtime,
     )
 
 
@@ -104,7 +114,9 @@ def plan_training(
 
     Raises:
         InputError: the pins break a rule, or the profile's dtype is not there.
+        InfeasiblePlanError: the runtime does not have the model.
         LayoutTooLargeError: nothing fits; the smallest layout is priced all the same.
+        RefusedLayoutError: the runtime would refuse what is pinned, priced all the same.
         ProfileError: the profile lacks an operation, or times of so many multiprocessors.
     """
     solved = _solved(request, profile, costs)
@@ -155,14 +167,40 @@ class _Solved:
 
 
 def _solved(request: TrainingRequest, profile: Profile, costs: Costs | None) -> _Solved:
-    check_job(request.job, request.target, site_of(profile))
     _check_sms(request.pins, profile)
     check_placement_rule(request)
     check_format(profile, request.job.dtype)
+    broken = next(model_rules(request.job.decoder, request.target), None)
+    if broken is not None:
+        raise InfeasiblePlanError(broken.what, broken.hint)
+    try:
+        return _searched(request, profile, costs, asks_runtime=True)
+    except RefusedLayoutError as error:
+        raise _priced(error, request, profile, costs) from None
+
+
+def _priced(
+    error: RefusedLayoutError, request: TrainingRequest, profile: Profile, costs: Costs | None
+) -> RefusedLayoutError:
+    """Return the error with the price of what is pinned, as if the runtime ran it."""
+    try:
+        plan = _searched(request, profile, costs, asks_runtime=False).plan
+    except MoetuneError:  # its times are not known
+        return error
+    step, peak = plan.best.step.seconds, plan.best.memory.peak_bytes
+    price = f"as pinned a step would take {format_seconds(step)} and {format_bytes(round(peak))}"
+    return RefusedLayoutError(error.what, f"{error.hint}; {price}", plan.document)
+
+
+def _searched(
+    request: TrainingRequest, profile: Profile, costs: Costs | None, *, asks_runtime: bool
+) -> _Solved:
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     with sound_numbers(profile.name):
         known = costs or costs_of(profile, allow_modelled=True)
-        opened = partial(_opened, profile=profile, costs=known, limit_bytes=limit)
+        opened = partial(
+            _opened, profile=profile, costs=known, limit_bytes=limit, asks_runtime=asks_runtime
+        )
         one, placement = solve_placed(request, opened)
         found = one.layouts.ranked()
 
@@ -205,10 +243,15 @@ def _widened(solved: _Solved, pins: LayoutRequest, goes_on: "GoesOn") -> Trainin
 
 
 def _opened(
-    request: TrainingRequest, *, profile: Profile, costs: Costs, limit_bytes: float
+    request: TrainingRequest,
+    *,
+    profile: Profile,
+    costs: Costs,
+    limit_bytes: float,
+    asks_runtime: bool,
 ) -> tuple[FoldedSearch, BestLayouts]:
     prices = step_prices(request.job, request.target, profile, costs)
-    search = search_of(request, prices, profile, limit_bytes=limit_bytes)
+    search = search_of(request, prices, profile, limit_bytes=limit_bytes, asks_runtime=asks_runtime)
     return search, BestLayouts(search, _of_layouts(request.pins))
 
 

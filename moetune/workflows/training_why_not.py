@@ -10,6 +10,7 @@ from moetune.domain.errors import (
     InfeasiblePlanError,
     InputError,
     LayoutTooLargeError,
+    PricedPlanError,
 )
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.profile import Profile
@@ -203,12 +204,14 @@ def _compare(planned: PlannedTraining, asked: _Asked) -> WhyNotAnswer:
         return _in_chunks(planned, asked, answer)
     try:
         found = plan_training(_with(request, asked), profile)
-    except LayoutTooLargeError as error:
-        refused = _blocking(planned, asked) or Refusal(what=error.what, hint=error.hint)
-        smallest = training_from_document(encode(error.plan), "the smallest plan")
-        return replace(answer, other=_own_choice(smallest), refused=refused)
     except (InputError, InfeasiblePlanError) as error:
-        return replace(answer, refused=Refusal(what=error.what, hint=error.hint))
+        refused = Refusal(what=error.what, hint=error.hint)
+        if isinstance(error, LayoutTooLargeError):
+            refused = _blocking(planned, asked) or refused
+        if not isinstance(error, PricedPlanError) or error.plan is None:
+            return replace(answer, refused=refused)
+        smallest = training_from_document(encode(error.plan), "the priced plan")
+        return replace(answer, other=_own_choice(smallest), refused=refused)
     other = _own_choice(found.stored)
     notes = [one for one in found.warnings if one not in planned.plan.warnings]
     return replace(

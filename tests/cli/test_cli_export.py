@@ -33,7 +33,7 @@ def test_output_writes_the_same_text(cli: Cli, plan: str) -> None:
     assert document["text"] == text
     assert sorted(keys(document)) == FROZEN["export"]
     assert document["schema"] == "moetune.export/1"
-    assert document["version"] == "megatron-bridge 0.3.1"
+    assert document["version"] == "megatron-bridge 0.6.0"
 
 
 def test_what_json_files_cannot_say_stands_beside_them(cli: Cli, plan: str) -> None:

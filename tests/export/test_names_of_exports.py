@@ -30,7 +30,7 @@ PLAIN = plan_document(
      "dispatcher": "all_gather"}
 )  # fmt: skip
 NARROW = plan_document(PIPELINE, optimizer="adam-bf16")
-FOUR_BITS = plan_document(PIPELINE, dtype="nvfp4")
+FOUR_BITS = plan_document(PIPELINE, dtype="nvfp4", profile="b200-x8")
 OFFLOADED = plan_document({**LAYOUT, "recompute": ["none"], "zero": 1, "offload_activations": 0.2})
 HOST = plan_document({**LAYOUT, "zero": 1, "offload_optimizer": 0.5})
 MEGATRONS = {
@@ -66,11 +66,11 @@ def arguments(text: str, call: str) -> set[str]:
 
 
 def flags(text: str) -> dict[str, list[str]]:
-    """Return the values of each flag of a script's LAYOUT."""
-    body = text[text.index("LAYOUT=(") + len("LAYOUT=(") : text.index("\n)\n")]
+    """Return the values of each flag of a script's MODEL and LAYOUT."""
+    bodies = (text.partition(f"{name}=(")[2].partition("\n)\n")[0] for name in ("MODEL", "LAYOUT"))
     found: dict[str, list[str]] = {}
     last: list[str] = []
-    for word in shlex.split(body):
+    for word in shlex.split("\n".join(bodies)):
         if word.startswith("--"):
             assert word not in found
             last = found[word] = []
@@ -94,7 +94,7 @@ def test_megatron_knows_the_flags_and_their_choices(tmp_path: Path, name: str) -
 
 @pytest.mark.parametrize("name", MEGATRONS)
 def test_bridge_knows_the_fields(tmp_path: Path, name: str) -> None:
-    text = exported(tmp_path, "bridge", MEGATRONS[name]).export.text
+    text = exported(tmp_path, "bridge@0.3", MEGATRONS[name]).export.text
     facts, core = known("megatron-bridge")["known"], known("megatron-core")["known"]
     for part, field in assigned(text):
         assert field in (facts[part] if part else facts), (part, field)
@@ -150,8 +150,8 @@ def test_moetune_runs_the_module(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("target", "package"),
-    [("megatron", "megatron-core"), ("bridge", "megatron-bridge"), ("torchtitan", "torchtitan"),
-     ("transformers", "transformers"), ("deepspeed", "deepspeed")],
+    [("megatron@0.16", "megatron-core"), ("bridge@0.3", "megatron-bridge"),
+     ("torchtitan", "torchtitan"), ("transformers", "transformers"), ("deepspeed", "deepspeed")],
 )  # fmt: skip
 def test_facts_are_of_the_targets_version(target: str, package: str) -> None:
     facts: dict[str, Any] = known(package)

@@ -138,9 +138,11 @@ def test_modules_that_the_model_lacks_are_refused(tmp_path: Path, module: str) -
     ("model", "ranks", "scope"),
     [
         (QWEN, {}, ["attn", "moe_router", "moe_preprocess"]),
-        (DEEPSEEK, {**LATENT, "recompute": ["moe_act"]},
+        (DEEPSEEK, {**LATENT, "recompute": ["moe_act"]}, ["attn", "moe_router", "moe_preprocess"]),
+        (DEEPSEEK, {**LATENT, "recompute": ["moe_act"], "overlap": "none"},
          ["attn", "mlp", "moe_router", "moe_preprocess"]),
-        ({**QWEN, "model": "nemotron-3-nano"}, {"pp": 1, "vpp": 1, "dp": 64, "recompute": ["norm"]},
+        ({**QWEN, "model": "nemotron-3-nano"},
+         {"pp": 1, "vpp": 1, "dp": 64, "recompute": ["norm"], "overlap": "none"},
          ["attn", "mamba", "moe_router", "moe_preprocess"]),
     ],
 )  # fmt: skip
@@ -151,14 +153,16 @@ def test_partial_graphs_hold_all_but_exchanges_and_experts(
     given = flags(megatron(tmp_path, layout, model))
     assert given["--cuda-graph-impl"] == ["transformer_engine"]
     assert given["--cuda-graph-scope"] == scope
-    bridge = exported(tmp_path, "bridge", plan_document(layout, model)).export.text
+    bridge = exported(tmp_path, "bridge@0.3", plan_document(layout, model)).export.text
     assert f"    cfg.model.cuda_graph_scope = {scope!r}\n" in bridge
+    bridge = exported(tmp_path, "bridge@0.5", plan_document(layout, model)).export.text
+    assert f"    cfg.model.cuda_graph_modules = {scope!r}\n" in bridge
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"cuda_graphs": "full"}, "CUDA graphs full"),
+        ({"cuda_graphs": "full"}, "full CUDA graphs of a model with experts"),
         (
             {"cuda_graphs": "partial", "overlap": "none", "recompute": ["moe"]},
             "partial CUDA graphs",
@@ -182,7 +186,7 @@ def test_graphs_that_megatron_refuses_are_refused_by_name(
 def test_narrow_formats_have_the_runtimes_own_words(
     tmp_path: Path, dtype: str, megatrons: list[str], bridges: dict[str, str]
 ) -> None:
-    document = plan_document(PIPELINE, dtype=dtype)
+    document = plan_document(PIPELINE, dtype=dtype, profile="b200-x8")
     script = exported(tmp_path, "megatron", document).export.text
     assert [line.strip() for line in script.splitlines() if "--fp" in line] == megatrons
     text = exported(tmp_path, "bridge", document).export.text
@@ -199,7 +203,7 @@ def test_bridge_gets_what_megatron_gets(tmp_path: Path) -> None:
         "cfg.model.mtp_num_layers = 1",
         "cfg.mixed_precision.fp8_recipe = 'blockwise'",
         "cfg.train.global_batch_size = 8192",
-        "apply_flex_dispatcher_backend(cfg.model, 'deepep')",
+        "cfg.model.moe_flex_dispatcher_backend = 'deepep'",
     ):
         assert f"    {line}\n" in text
     [letters] = re.findall(r"pipeline_model_parallel_layout = '(.*)'", text)
@@ -294,7 +298,9 @@ def test_a_plan_for_another_target_or_without_room_says_so(tmp_path: Path) -> No
 def test_what_a_target_has_no_key_for_is_said(
     tmp_path: Path, to: str, change: dict[str, Any], dtype: str, words: str
 ) -> None:
-    document = plan_document({**LAYOUT, "dp": 1024, **change}, DEEPSEEK, dtype=dtype)
+    document = plan_document(
+        {**LAYOUT, "dp": 1024, **change}, DEEPSEEK, dtype=dtype, profile="b200-x8"
+    )
     found = exported(tmp_path, to, document).export
     assert any(words in one for one in found.not_expressed)
 
@@ -316,7 +322,7 @@ def test_mxfp8_of_torchtitan_is_its_converters(tmp_path: Path) -> None:
         ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)
     }
     assert {"MXFP8LinearConverter.Config", "MXFP8GroupedExpertsConverter.Config"} <= calls
-    with pytest.raises(InfeasiblePlanError, match="mxfp8 without Blackwell"):
+    with pytest.raises(InfeasiblePlanError, match="the dtype mxfp8 on h100"):
         exported(tmp_path, "torchtitan", plan_document(layout, DEEPSEEK, dtype="mxfp8"))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, RefusedLayoutError
 from moetune.domain.layout import BrokenRule
 from moetune.domain.pipeline import stage_words
 from moetune.domain.target_rules import target_rules
@@ -33,8 +33,18 @@ class NearPins(NamedTuple):
     layout: FoldedLayout
 
 
-def contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError:
-    """Return why no layout obeys the pins, with the nearest that some layout obeys."""
+def contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError | RefusedLayoutError:
+    """Return why no layout obeys the pins, with the nearest that some layout obeys.
+
+    It is a `RefusedLayoutError` where the rules of the job allow them and the runtime does not.
+    """
+    error = _contradiction(space, pins)
+    if space.asks_runtime and _is_possible(replace(space, asks_runtime=False), pins):
+        return RefusedLayoutError(error.what, error.hint)
+    return error
+
+
+def _contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError:
     groups = [*conflicts(space, pins)]
     near = nearest(space, pins, groups) if groups else None
     if near is None:  # even without pins there is none, or none was found

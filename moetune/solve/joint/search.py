@@ -36,6 +36,7 @@ class FoldedSearch:
         target: the runtime, which bounds the layouts.
         host_bytes: host memory of one rank.
         site: the machine, as the runtime's rules ask for it; None where it is not known.
+        asks_runtime: as of `LayoutSpace`.
         apart: prices and memory of whole layouts whose layers are told apart by their routing; None
             where layers of a kind are alike. `prices` and `memory` take the mean of such layers.
         space: the layouts that the rules and the target allow.
@@ -48,6 +49,7 @@ class FoldedSearch:
     limit_bytes: float
     target: Target
     site: Site | None = None
+    asks_runtime: bool = True
     host_bytes: float = float("inf")
     apart: tuple[StepPrices, MemoryModel] | None = None
     space: LayoutSpace = field(init=False)
@@ -60,7 +62,9 @@ class FoldedSearch:
     )
 
     def __post_init__(self) -> None:
-        space = LayoutSpace(job=self.job, target=self.target, site=self.site)
+        space = LayoutSpace(
+            job=self.job, target=self.target, site=self.site, asks_runtime=self.asks_runtime
+        )
         fitting = Fitting(
             space=space, prices=self.prices, memory=self.memory,
             limit_bytes=self.limit_bytes, host_bytes=self.host_bytes,
@@ -99,6 +103,7 @@ class FoldedSearch:
 
         Raises:
             InputError: the pins break a rule, or no layout obeys the rules.
+            RefusedLayoutError: the runtime would refuse every layout that obeys the pins.
         """
         least, found = (float("inf"), float("inf")), None
         table = self.dispatchers(pins)

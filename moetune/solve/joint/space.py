@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.dispatcher_rules import dispatcher_rules
-from moetune.domain.layout import divisors
+from moetune.domain.layout import BrokenRule, divisors
 from moetune.domain.megatron_rules import overlapped_rules
 from moetune.domain.pipeline import (
     SCHEDULES,
@@ -46,11 +46,13 @@ class LayoutSpace:
 
     Args:
         site: the machine; None where it is not known, and rules that need it are not asked.
+        asks_runtime: whether layouts that the runtime would refuse are left out.
     """
 
     job: TrainingJob
     target: Target
     site: Site | None = None
+    asks_runtime: bool = True
 
     def shapes(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield every layout of the ranks that the rules allow, without recomputation.
@@ -120,7 +122,7 @@ class LayoutSpace:
         for vpp, schedule in self.schedules(pins, sizes.pp):
             is_plain = vpp == sizes.vpp and schedule is None
             one = sizes if is_plain else sizes.changed(vpp=vpp, schedule=schedule)
-            if one.overlap == "none" or next(overlap_rules(one, self.target), None) is None:
+            if one.overlap == "none" or self._obeys(overlap_rules(one, self.target)):
                 yield one
 
     def _tps(self, pins: LayoutRequest) -> Sequence[int]:
@@ -176,11 +178,14 @@ class LayoutSpace:
         """Return whether a layout breaks no rule of the job or the target."""
         if next(broken_rules(layout, self.job), None) is not None:
             return False
-        return next(target_rules(layout, self.target, self.job, self.site), None) is None
+        return self._obeys(target_rules(layout, self.target, self.job, self.site))
 
     def may_use_host(self, layout: FoldedLayout) -> bool:
         """Return whether what an allowed layout has in host memory breaks no rule either."""
-        return next(host_rules(layout, self.target, self.job), None) is None
+        return self._obeys(host_rules(layout, self.target, self.job))
+
+    def _obeys(self, rules: Iterator[BrokenRule]) -> bool:
+        return not self.asks_runtime or next(rules, None) is None
 
     def zeros(self, pins: LayoutRequest, pp: int, tp: int) -> Sequence[ZeroStage]:
         """Return the pinned stage, or those that go with the sizes, ascending.
@@ -241,7 +246,7 @@ class LayoutSpace:
 
     def may_overlap(self, layout: FoldedLayout) -> bool:
         """Return whether what a layout recomputes goes with its overlap."""
-        return next(overlapped_rules(layout, self.target), None) is None
+        return self._obeys(overlapped_rules(layout, self.target))
 
     def dispatchers(self, layout: FoldedLayout, pins: LayoutRequest) -> list[TokenDispatcher]:
         """Return the dispatchers that go with a layout; without other ranks they are one."""
@@ -253,5 +258,5 @@ class LayoutSpace:
         return [one for one in every if self._goes_with(layout.changed(dispatcher=one))]
 
     def _goes_with(self, layout: FoldedLayout) -> bool:
-        rules = itertools.chain(dispatcher_rules(layout, self.target, self.site), sms_rules(layout))
-        return next(rules, None) is None
+        rules = dispatcher_rules(layout, self.target, self.site)
+        return next(sms_rules(layout), None) is None and self._obeys(rules)

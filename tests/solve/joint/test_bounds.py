@@ -211,4 +211,4 @@ def test_no_layout_needs_less_memory_than_its_bound(target: str, *, may_offload:
                     assert bound <= least * SAME
                     ratios.append(bound / least)
     assert max(ratios) > 0.95
-    assert sum(ratios) / len(ratios) > 0.7
+    assert sum(ratios) / len(ratios) > 0.65

@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.errors import InputError, LayoutTooLargeError, ProfileError
+from moetune.domain.errors import (
+    InputError,
+    LayoutTooLargeError,
+    ProfileError,
+    RefusedLayoutError,
+)
 from moetune.domain.target_rules import target_rules
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
@@ -104,7 +109,7 @@ def test_what_a_runtime_cannot_offload_beside_is_refused_by_name(
     target: str, pins: dict[str, object], what: str
 ) -> None:
     wanted = LayoutRequest(offload_activations=0.5, **pins)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=what):
+    with pytest.raises((InputError, RefusedLayoutError), match=what):
         best_layouts(search_of(JOB, target=target), wanted)
 
 
@@ -192,7 +197,7 @@ def test_what_no_host_can_do_is_refused_by_name(
 ) -> None:
     wanted = LayoutRequest(**{"offload_optimizer": 0.5, **pins})  # type: ignore[arg-type]
     job = replace(JOB, **changes)  # type: ignore[arg-type] # fields by name, of several types
-    with pytest.raises(InputError, match=what):
+    with pytest.raises((InputError, RefusedLayoutError), match=what):
         best_layouts(search_of(job, target=target), wanted)
 
 

@@ -6,16 +6,18 @@ model, cuts it into stages, shards it and makes its schedule and optimizer. Weig
 never there.
 """
 
-import importlib.abc
-import importlib.machinery
 import os
 import shlex
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import common
 
 ON_A_CPU = ("--comm.mode", "fake_backend", "--parallelism.spmd_backend", "partial_dtensor")
 """torchtitan's default, spmd_types, needs FSDP of torch 2.15, of which there is no CPU build."""
@@ -25,31 +27,10 @@ class ReachedError(Exception):
     """Everything before the tokenizer was built."""
 
 
-class EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import packages of kernels and images as modules whose every name does nothing."""
-
-    absent = ("fla", "torchvision", "av", "PIL", "einops", "deep_ep")
-
-    def find_spec(
-        self, name: str, _path: object, _target: object = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name.partition(".")[0] not in self.absent:
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        module: Any = MagicMock(name=spec.name)
-        module.__path__, module.__spec__, module.__name__ = [], spec, spec.name
-        return module  # type: ignore[no-any-return]
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
 def prepare() -> None:
     """Let torchtitan take the CPU for its accelerator, and a Blackwell GPU for what it asks."""
-    finder = EmptyModules()
-    sys.meta_path.insert(0, finder)
+    common.ABSENT += ("torchvision", "av", "PIL", "einops")
+    common.stub_gpus()
     import torch
 
     torch._utils._get_available_device_type = lambda: "cpu"
@@ -59,7 +40,7 @@ def prepare() -> None:
 
     mx.has_cuda_capability = lambda *_: True
     mx.MXFP8Linear = narrow_linear()
-    finder.absent += ("torchao",)  # after torchtitan, whose own layers would be its heirs
+    common.ABSENT += ("torchao",)  # after torchtitan, whose own layers would be its heirs
     trainer.utils.get_local_device = lambda: torch.device("cpu")
     trainer.utils.device_module = MagicMock()
     trainer.utils.device_type = "cpu"
@@ -81,31 +62,30 @@ def narrow_linear() -> type:
     return MXFP8Linear
 
 
-def refusal(question: dict[str, Any], rank: int) -> str | None:
-    """Return what the Trainer of one rank refuses, None where it reaches its tokenizer."""
+def start(job: dict[str, Any], rank: int) -> None:
+    """Build the Trainer of one rank up to its tokenizer."""
     import torch.distributed as dist
     from torchtitan.config import ConfigManager
 
-    arguments = shlex.split(question["launch"].partition("torchtitan.train ")[2])
+    arguments = shlex.split(job["launch"].partition("torchtitan.train ")[2])
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "torchtitan_layout.py").write_text(question["text"], encoding="utf-8")
+        Path(folder, "torchtitan_layout.py").write_text(job["text"], encoding="utf-8")
         sys.path.insert(0, folder)
         sys.modules.pop("torchtitan_layout", None)
-        os.environ.update(NGPU=str(question["world_size"]), RANK=str(rank), LOCAL_RANK="0")
+        ranks = str(job["plan"]["inputs"]["world_size"])
+        os.environ.update(NGPU=ranks, RANK=str(rank), LOCAL_RANK="0")
         try:
             config: Any = ConfigManager().parse_args([*arguments, *ON_A_CPU])
-            assert config.parallelism.data_parallel_shard_degree == question["layout"]["dp"]
+            assert config.parallelism.data_parallel_shard_degree == job["plan"]["layout"]["dp"]
             watch(config)
             config.build()
         except ReachedError:
-            return None
-        except Exception as error:  # noqa: BLE001 - of any kind: it is what the user would see
-            return f"{type(error).__name__}: {error}"
+            return
         finally:
             sys.path.remove(folder)
             if dist.is_initialized():
                 dist.destroy_process_group()
-    return "the Trainer did not reach its tokenizer"
+    raise AssertionError("the Trainer did not reach its tokenizer")
 
 
 def watch(config: Any) -> None:
@@ -119,11 +99,12 @@ def watch(config: Any) -> None:
     config.metrics, config.tokenizer = metrics, stop
 
 
-def judge(question: dict[str, Any]) -> str | None:
-    """Return what the first or the last rank refuses, None where both would start."""
-    layout = question["layout"]
-    last = question["world_size"] - 1
-    for rank in (0, last) if layout["pp"] > 1 else (0,):
-        if (found := refusal(question, rank)) is not None:
-            return found
-    return None
+def check(job: dict[str, Any]) -> None:
+    """Start the first rank, and the last one of a pipeline."""
+    last = job["plan"]["inputs"]["world_size"] - 1
+    for rank in (0, last) if job["plan"]["layout"]["pp"] > 1 else (0,):
+        start(job, rank)
+
+
+prepare()
+common.judge_all(check)

@@ -11,10 +11,15 @@ import json
 import os
 import queue
 import random
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.launch.judges.transformers import small_config
+sys.path.insert(0, str(Path(__file__).parent))
+
+from common import judge_all
+from small_models import small_config
 
 _SECONDS = 200.0
 _NOTES = "_plan"
@@ -39,36 +44,29 @@ class Read(dict[str, Any]):
         return self
 
 
-def prepare() -> None:
-    """Let DeepSpeed take the CPU for its accelerator."""
-    os.environ["DS_ACCELERATOR"] = "cpu"
+def check(job: dict[str, Any]) -> None:
+    """Parse the configuration for all ranks, and train a step with it on a few."""
+    check_keys(json.loads(job["text"]), job)
+    if (refused := trained(job)) is not None:
+        raise RuntimeError(refused)
 
 
-def judge(question: dict[str, Any]) -> str | None:
-    """Return what DeepSpeed refuses, None where a step of the small model runs."""
-    try:
-        check_keys(json.loads(question["text"]), question)
-    except Exception as error:  # noqa: BLE001 - of any kind: it is what the user would see
-        return f"{type(error).__name__}: {error}"
-    return trained(question)
-
-
-def check_keys(plain: dict[str, Any], question: dict[str, Any]) -> None:
+def check_keys(plain: dict[str, Any], job: dict[str, Any]) -> None:
     """Parse the configuration for all ranks; each key is read and has the plan's value."""
-    layout = question["layout"]
+    layout, inputs = job["plan"]["layout"], job["plan"]["inputs"]
     tree = Read({key: Read(one) if isinstance(one, dict) else one for key, one in plain.items()})
     mpu = SimpleNamespace(get_data_parallel_world_size=lambda: layout["dp"])
     settings = importlib.import_module("deepspeed.runtime.config")
     settings.dist.get_rank = lambda: 0
     config = settings.DeepSpeedConfig(tree, mpu=mpu)
-    assert config.train_batch_size == question["global_batch"]
+    assert config.train_batch_size == inputs["global_batch"]
     assert config.zero_config.stage == layout["zero"]
     assert set(plain["zero_optimization"]) <= set(type(config.zero_config).model_fields)
     autoep = importlib.import_module("deepspeed.module_inject.auto_ep_config")
     if experts := tree.get("expert_parallel"):
         parsed = autoep.parse_autoep_config(experts)
         autoep.validate_autoep_config(
-            parsed, question["world_size"], 1, layout["tp"], 1, zero_stage=layout["zero"]
+            parsed, inputs["world_size"], 1, layout["tp"], 1, zero_stage=layout["zero"]
         )
         assert set(experts) <= experts.seen
         assert parsed.autoep_size == layout["ep"]
@@ -80,9 +78,9 @@ def check_keys(plain: dict[str, Any], question: dict[str, Any]) -> None:
     assert set(tree) - {_NOTES} <= tree.seen, set(tree) - tree.seen
 
 
-def small(question: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def small(job: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the configuration with ep and tp of the real ranks, and how many they are."""
-    plain = copy.deepcopy(json.loads(question["text"]))
+    plain = copy.deepcopy(json.loads(job["text"]))
     plain["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}}
     plain["gradient_accumulation_steps"] = min(2, plain["gradient_accumulation_steps"])
     ranks = 2 if {"expert_parallel", "tensor_parallel"} & set(plain) else 1
@@ -93,16 +91,16 @@ def small(question: dict[str, Any]) -> tuple[dict[str, Any], int]:
     return plain, ranks
 
 
-def trained(question: dict[str, Any]) -> str | None:
+def trained(job: dict[str, Any]) -> str | None:
     """Return what an engine of the small model refuses on real ranks."""
     import torch
 
-    plain, ranks = small(question)
+    plain, ranks = small(job)
     context, port = torch.multiprocessing.get_context("spawn"), random.randint(20_000, 60_000)
     answers = context.Queue()
     workers = [
         context.Process(
-            target=work, args=(rank, ranks, port, question["config"], plain, answers), daemon=True
+            target=work, args=(rank, ranks, port, job["config"], plain, answers), daemon=True
         )
         for rank in range(ranks)
     ]
@@ -146,3 +144,8 @@ def work(
         answers.put(f"{type(error).__name__}: {error}")
     else:
         answers.put(None)
+
+
+if __name__ == "__main__":  # ranks import this module, too
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    judge_all(check)

@@ -1,0 +1,257 @@
+"""A decoder as fields of Megatron-Core's `TransformerConfig`, and as arguments of its scripts.
+
+`MegatronModel.fields` are those of the class, by their names in core 0.16 to 0.19; `flags` are what
+`megatron/training/arguments.py` has beside them. What the sizes of a model do not tell, rotary
+bases and epsilons, comes from the configuration where it is a user's own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from moetune.domain.architecture import Decoder
+from moetune.domain.attention import GroupedQueryAttention, LatentAttention
+from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.megatron_models import hybrid_symbols
+from moetune.domain.recurrent import GatedDeltaNet, StateSpace
+from moetune.domain.targets import MegatronCore
+
+Value: TypeAlias = int | float | bool | str | tuple[str, ...] | tuple[int, ...] | None
+
+_LAYER_NORMS = frozenset({"gpt2", "nemotron"})
+"""Families whose norms are LayerNorm."""
+_ZERO_CENTERED = frozenset({"nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
+"""Families whose norms' weights are around 0 (`layernorm_zero_centered_gamma`)."""
+_ROPE_FIELDS = {"rope_theta": "rotary_base", "partial_rotary_factor": "rotary_percent"}
+_GPT_OSS: Mapping[str, Value] = {
+    "activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0, "softmax_type": "learnable",
+}  # fmt: skip
+"""Of gpt-oss (Megatron-Bridge, `models/gpt_oss/gpt_oss_bridge.py`)."""
+_YARN: Mapping[str, Value] = {
+    "yarn_rotary_scaling_factor": 32.0, "yarn_original_max_position_embeddings": 4096,
+    "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0,
+}  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class MegatronModel:
+    """A decoder in Megatron's words.
+
+    Args:
+        fields: of `TransformerConfig`, or `MLATransformerConfig` with latent attention.
+        flags: other arguments of the script; True for a flag without a value.
+        notes: what the arguments do not say.
+    """
+
+    fields: dict[str, Value] = field(default_factory=dict)
+    flags: dict[str, Value] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether it is a hybrid with Mamba, which has a script of its own."""
+        return "is_hybrid_model" in self.fields
+
+
+def megatron_model(
+    decoder: Decoder, core: MegatronCore, config: Mapping[str, object], length: int
+) -> MegatronModel:
+    """Return a model that `megatron_models` allows.
+
+    Args:
+        config: of Hugging Face, as far as it is known.
+        length: tokens of a sequence.
+    """
+    model = MegatronModel()
+    model.fields |= {"num_layers": decoder.num_layers, "hidden_size": decoder.d_model}
+    for mixer in decoder.mixers:
+        match mixer:
+            case GroupedQueryAttention():
+                _grouped(model, mixer)
+            case LatentAttention():
+                _latent(model, mixer)
+            case GatedDeltaNet():
+                _delta(model, mixer, decoder)
+            case StateSpace():
+                _mamba(model, mixer)
+            case _:  # `megatron_models` allows no other
+                continue
+    _feed_forward(model, decoder)
+    _norms(model, decoder, config)
+    _positions(model, decoder, config, length)
+    if decoder.has_mamba:
+        _hybrid(model, decoder, core)
+    elif decoder.predictions:
+        model.fields["mtp_num_layers"] = len(decoder.predictions)
+    model.flags["vocab_size"] = decoder.vocab_size
+    if not decoder.is_tied:
+        model.flags["untie_embeddings_and_output_weights"] = True
+    return model
+
+
+def _grouped(model: MegatronModel, mixer: GroupedQueryAttention) -> None:
+    model.fields |= {
+        "num_attention_heads": mixer.num_heads,
+        "num_query_groups": mixer.num_kv_heads,
+        "kv_channels": mixer.head_dim,
+    }
+    if mixer.num_kv_heads != mixer.num_heads:
+        model.flags["group_query_attention"] = True
+    if mixer.gate_width:
+        model.fields["attention_output_gate"] = True
+    if mixer.qkv_biases and not mixer.out_biases:
+        model.fields["add_qkv_bias"] = True
+    if mixer.norm_parameters:
+        model.fields["qk_layernorm"] = True
+        if mixer.norm_parameters > 2 * mixer.head_dim:
+            model.notes.append(
+                "norms of queries and keys over the width of all heads: Megatron norms each head"
+            )
+    if mixer.window is not None:
+        model.fields["window_size"] = (mixer.window - 1, 0)
+
+
+def _latent(model: MegatronModel, mixer: LatentAttention) -> None:
+    model.fields |= {
+        "num_attention_heads": mixer.num_heads,
+        "multi_latent_attention": True,
+        "q_lora_rank": mixer.q_rank,
+        "kv_lora_rank": mixer.kv_rank,
+        "qk_head_dim": mixer.nope_dim,
+        "qk_pos_emb_head_dim": mixer.rope_dim,
+        "v_head_dim": mixer.v_head_dim,
+        "qk_layernorm": True,
+    }
+    if mixer.indexer is not None:
+        model.fields |= {
+            "experimental_attention_variant": "dsa",
+            "dsa_indexer_n_heads": mixer.indexer.num_heads,
+            "dsa_indexer_head_dim": mixer.indexer.head_dim,
+            "dsa_indexer_topk": mixer.indexer.top_k,
+            "apply_rope_fusion": False,
+        }
+
+
+def _delta(model: MegatronModel, mixer: GatedDeltaNet, decoder: Decoder) -> None:
+    is_delta = (any(isinstance(part, GatedDeltaNet) for part in one.parts)
+                for one in decoder.blocks)  # fmt: skip
+    model.fields |= {
+        "experimental_attention_variant": "gated_delta_net",
+        "linear_attention_freq": tuple(map(int, is_delta)),
+        "linear_conv_kernel_dim": mixer.kernel,
+        "linear_key_head_dim": mixer.key_dim,
+        "linear_value_head_dim": mixer.value_dim,
+        "linear_num_key_heads": mixer.num_key_heads,
+        "linear_num_value_heads": mixer.num_value_heads,
+    }
+
+
+def _mamba(model: MegatronModel, mixer: StateSpace) -> None:
+    model.fields |= {
+        "mamba_num_heads": mixer.num_heads,
+        "mamba_head_dim": mixer.d_inner // mixer.num_heads,
+        "mamba_num_groups": mixer.num_groups,
+        "mamba_state_dim": mixer.d_state,
+    }
+
+
+def _feed_forward(model: MegatronModel, decoder: Decoder) -> None:
+    parts = [part for kind in decoder.kinds for part in kind.parts]
+    dense = next((part for part in parts if isinstance(part, DenseFfn)), None)
+    routed = next((part for part in parts if isinstance(part, RoutedExperts)), None)
+    ffn = routed or dense
+    assert ffn is not None  # noqa: S101 - `megatron_models` allows no decoder without
+    model.fields["ffn_hidden_size"] = dense.d_hidden if dense else ffn.d_hidden
+    if decoder.family == "gpt_oss":
+        model.flags["quick_geglu"] = True
+    elif ffn.is_gated:
+        model.flags["swiglu"] = True
+    elif ffn.function == "relu2":
+        model.flags["squared_relu"] = True
+    if decoder.family not in ("gpt2", "gpt_oss"):
+        model.fields["add_bias_linear"] = False
+    if routed is not None:
+        _experts(model, routed, decoder)
+
+
+def _experts(model: MegatronModel, routed: RoutedExperts, decoder: Decoder) -> None:
+    router = routed.router
+    model.fields |= {
+        "num_moe_experts": routed.num_experts,
+        "moe_ffn_hidden_size": routed.d_hidden,
+        "moe_router_topk": routed.top_k,
+        "moe_router_score_function": "softmax" if "softmax" in router.score else router.score,
+    }
+    is_routed = tuple(int(block.routed is not None) for block in decoder.blocks)
+    if 0 in is_routed and not decoder.has_mamba:
+        model.fields["moe_layer_freq"] = is_routed
+    if router.score == "softmax" and not router.is_normalized:
+        model.fields["moe_router_pre_softmax"] = True
+    if router.has_bias and router.score in ("sigmoid", "sqrtsoftplus"):
+        model.fields["moe_router_enable_expert_bias"] = True
+    elif router.has_bias:
+        model.notes.append(
+            "the router's balance bias, which Megatron has with sigmoid scores alone"
+        )
+    if router.num_groups > 1:
+        model.fields["moe_router_num_groups"] = router.num_groups
+        model.fields["moe_router_group_topk"] = router.top_groups
+    if routed.shared is not None:
+        model.fields["moe_shared_expert_intermediate_size"] = routed.shared.d_hidden
+    if routed.shared_gate:
+        model.fields["moe_shared_expert_gate"] = True
+    if routed.latent is not None:
+        model.fields["moe_latent_size"] = routed.latent
+
+
+def _norms(model: MegatronModel, decoder: Decoder, config: Mapping[str, object]) -> None:
+    is_layer_norm = decoder.family in _LAYER_NORMS
+    model.fields["normalization"] = "LayerNorm" if is_layer_norm else "RMSNorm"
+    if decoder.family in _ZERO_CENTERED:
+        model.fields["layernorm_zero_centered_gamma"] = True
+    epsilon = config.get("rms_norm_eps", config.get("layer_norm_epsilon"))
+    if isinstance(epsilon, float):
+        model.fields["layernorm_epsilon"] = epsilon
+    else:
+        model.notes.append(
+            "the norms' epsilon, --norm-epsilon, which the model's sizes do not tell"
+        )
+
+
+def _positions(
+    model: MegatronModel, decoder: Decoder, config: Mapping[str, object], length: int
+) -> None:
+    kinds = {"gpt2": "learned_absolute", "nemotron_h": "none", "gpt_oss": "yarn"}
+    kind = kinds.get(decoder.family, "rope")
+    model.flags["position_embedding_type"] = kind
+    longest = config.get("max_position_embeddings")
+    model.flags["max_position_embeddings"] = (
+        max(longest, length) if isinstance(longest, int) else length
+    )
+    if decoder.family == "gpt_oss":
+        model.fields |= {**_GPT_OSS, "window_attn_skip_freq": 2}
+        model.flags |= {**_YARN, "no_yarn_correction_range_round_to_int": True}
+    if kind in ("rope", "yarn"):
+        _rotary(model, config)
+
+
+def _rotary(model: MegatronModel, config: Mapping[str, object]) -> None:
+    parameters = config.get("rope_parameters")
+    known = {**config, **(parameters if isinstance(parameters, Mapping) else {})}
+    for name, flag in _ROPE_FIELDS.items():
+        value = known.get(name)
+        if isinstance(value, int | float):
+            model.flags[flag] = int(value) if name == "rope_theta" else value
+    if "rotary_base" not in model.flags:
+        model.notes.append("the rotary base, --rotary-base, which the model's sizes do not tell")
+
+
+def _hybrid(model: MegatronModel, decoder: Decoder, core: MegatronCore) -> None:
+    """Add the pattern of a hybrid's layers; each letter is a layer of its own."""
+    pattern = "".join(map(hybrid_symbols, decoder.blocks))
+    model.fields |= {"num_layers": len(pattern), "is_hybrid_model": True}
+    if decoder.predictions:
+        steps = ("".join(map(hybrid_symbols, step.blocks)) for step in decoder.predictions)
+        pattern = "/".join([pattern, *steps])
+    name = "hybrid_layer_pattern" if core >= (0, 17) else "hybrid_override_pattern"
+    model.flags[name] = pattern

@@ -1,0 +1,108 @@
+"""The launch oracle: drawn questions, their free plans, and the runtimes' own judgement.
+
+    python -m tests.launch --draws 200 --target megatron@0.16 --target bridge@0.3
+
+Judges run in the environment of `make launch-oracle` (`.venv-launch`). Versions that the package
+registry does not have are judged from their sources: `MOETUNE_LAUNCH_SOURCES` names a folder with
+`mlm-0.18.2`, `bridge-0.5.1` and the like, which are the repositories at those tags.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from moetune.domain.targets import find_target
+from tests.launch.draw import Drawn, answered, questions
+
+JUDGES = Path(__file__).parent / "judges"
+PACKAGED = {"megatron": "0.16.1", "bridge": "0.3.1"}
+"""Versions that the package registry has."""
+PYTHONS = {"transformers": sys.executable}
+"""Judges that need no other packages than the tests; DeepSpeed's needs an older transformers."""
+CORES = {"0.3.1": "0.16.1", "0.4.2": "0.17.1", "0.5.1": "0.18.2", "0.6.0": "0.19.0"}
+"""Megatron-Core that each version of Megatron-Bridge pins."""
+
+
+def sources_of(target: str, version: str, folder: str) -> list[str] | None:
+    """Return the sources that a judge reads; None where there are none and it needs some."""
+    names = [f"mlm-{version}"]
+    if target == "bridge":
+        names = [f"bridge-{version}/src", f"mlm-{CORES[version]}"]
+    paths = [Path(folder) / name for name in names]
+    if folder and all(path.is_dir() for path in paths):
+        return [os.pathsep.join(map(str, paths))]
+    return [] if PACKAGED.get(target, version) == version else None
+
+
+def verdicts(jobs: Sequence[dict[str, Any]], *, python: str, folder: str) -> dict[int, str]:
+    """Return what the runtime's judge says of each job, by its number; "" for nothing."""
+    found: dict[int, str] = {}
+    groups = {(job["target"], job["version"]) for job in jobs}
+    for target, version in sorted(groups):
+        sources = sources_of(target, version, folder)
+        judge = JUDGES / f"{target}_judge.py"
+        if sources is None or not judge.is_file():
+            continue
+        mine = [job for job in jobs if (job["target"], job["version"]) == (target, version)]
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+            file.writelines(json.dumps(job) + "\n" for job in mine)
+            file.flush()
+            done = subprocess.run(
+                [PYTHONS.get(target, python), "-W", "ignore", str(judge), file.name, *sources],
+                capture_output=True, text=True, check=False,
+                env={**os.environ, "PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""},
+            )  # fmt: skip
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        if len(lines) != len(mine):
+            raise RuntimeError(f"the judge of {target} {version} failed: {done.stderr[-2000:]}")
+        found |= {line["number"]: line["refusal"] for line in lines}
+    return found
+
+
+def report(drawn: Iterable[Drawn], found: dict[int, str]) -> int:
+    """Print what was drawn and what was refused, and return the number of refusals."""
+    counts, refusals = Counter[str](), 0
+    for one in drawn:
+        what = found.get(one.question.number)
+        if one.is_refused_by_export or what:
+            refusals += 1
+            print(f"REFUSED  {one.question.command}\n         {what or one.refused}")
+        elif one.job is None:
+            counts["refused by name before planning"] += 1
+        else:
+            counts["not judged" if what is None else "accepted"] += 1
+    print(f"{refusals} refused, " + ", ".join(f"{n} {what}" for what, n in counts.items()))
+    return refusals
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", action="append", default=[])
+    parser.add_argument("--python", default=".venv-launch/bin/python")
+    parser.add_argument("--sources", default=os.environ.get("MOETUNE_LAUNCH_SOURCES", ""))
+    parser.add_argument("--keep", type=Path, help="write the jobs to this file, for a judge")
+    asked = parser.parse_args()
+    targets = asked.target or ["megatron@0.16", "bridge@0.3"]
+    for target in targets:
+        find_target(target)
+    drawn = []
+    for question in questions(asked.draws, seed=asked.seed, targets=targets):
+        drawn.append(answered(question))
+        print(f"\r{len(drawn)} planned", end="", file=sys.stderr)
+    jobs = [one.job for one in drawn if one.job is not None]
+    if asked.keep:
+        asked.keep.write_text("".join(json.dumps(job) + "\n" for job in jobs))
+    return bool(report(drawn, verdicts(jobs, python=asked.python, folder=asked.sources)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
