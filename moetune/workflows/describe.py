@@ -226,7 +226,7 @@ def _stand_ins(description: Description, base: Profile) -> Iterator[str]:
     if not description.memory:
         yield f"memory of a GPU, {format_bytes(machine.memory_bytes)} for a process"
     host = site_of(base).host_memory_bytes
-    if host is not None and not description.host_memory and _is_node_of(description, base):
+    if host is not None and not description.host_memory and _is_host_of(description, base):
         yield f"memory of a host, {format_bytes(host)}"
     if base.network is not None and description.nics is None:
         nic_rate = format_rate(base.network.nic_bytes_per_second)
@@ -235,9 +235,12 @@ def _stand_ins(description: Description, base: Profile) -> Iterator[str]:
         yield "start-up of a network, and the share of its cards' rate that it reaches"
 
 
-def _is_node_of(description: Description, base: Profile) -> bool:
-    """Return whether a node has the GPUs of the reference's, whose facts it then has."""
-    return not description.tflops and description.gpus_per_node == base.machine.devices_per_node
+def _is_host_of(description: Description, base: Profile) -> bool:
+    """Return whether a host has the GPUs of the reference's, whose memory it then has."""
+    hosts = site_of(base).devices_per_node
+    is_domain = base.machine.devices_per_node > hosts  # of NVLink, over several hosts
+    here = min(description.gpus_per_node, hosts) if is_domain else description.gpus_per_node
+    return not description.tflops and here == hosts
 
 
 def _lines(description: Description, base: Profile, stand_ins: tuple[str, ...]) -> Iterator[str]:

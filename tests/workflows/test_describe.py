@@ -145,6 +145,10 @@ def test_a_hosts_memory_is_the_references_where_a_node_is() -> None:
     assert site_of(describe(OURS).profile).host_memory_bytes == 2048 * 2**30
     assert site_of(describe(replace(OURS, gpus_per_node=4)).profile).host_memory_bytes is None
     assert site_of(describe(OTHER).profile).host_memory_bytes is None
+    for count, known in ((4, 900 * 10**9), (36, 900 * 10**9), (2, None)):
+        rack = describe(replace(OURS, gpu="gb200", gpus_per_node=count))
+        assert site_of(rack.profile).host_memory_bytes == known
+        assert ("memory of a host, 838 GiB" in rack.stand_ins) == (known is not None)
     described = describe(replace(OTHER, host_memory="1TiB"))
     assert site_of(described.profile).host_memory_bytes == 2**40
     assert "memory of a host" not in " ".join(described.stand_ins)
