@@ -75,7 +75,7 @@ _ROWS = (
         score="softmax_of_top_k",
     ),
     Family(
-        types=("minimax",),
+        types=("minimax", "minimax_text_01"),
         attention=attention.grouped,
         needs_head_dim=False,
         linear=recurrent.lightning,
@@ -176,6 +176,14 @@ _ROWS = (
         needs_head_dim=False,
         qk_norm="full",
         expert_width=_EXPERTS_ALONE,
+    ),
+    Family(  # modeling_deepseek.py of deepseek-ai/deepseek-moe-16b-base
+        types=("deepseek",),
+        attention=attention.grouped,
+        needs_kv_heads=False,
+        needs_head_dim=False,
+        sparse=sparse.after_dense,
+        shared="count",
     ),
     Family(
         types=("deepseek_v2",),
@@ -380,7 +388,8 @@ _ROWS = (
         router_parameters=1,
         is_tied=True,
         head_bias="use_bias",
-        harmless=("moe_norm_min",),
+        only={"moe_gate": ("topk",), "use_rmsnorm": (True,)},
+        harmless=("moe_norm_min", "moe_capacity", "moe_use_aux_free"),
     ),
     Family(
         types=("llama4_text",),

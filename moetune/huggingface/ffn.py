@@ -10,8 +10,8 @@ TOP_K = (
     "top_k_experts", "experts_per_token",
 )  # fmt: skip
 SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
-GROUPS = ("n_group", "num_expert_group", "n_expert_groups")
-TOP_GROUPS = ("topk_group", "n_limited_groups")
+GROUPS = ("n_group", "num_expert_group", "n_expert_groups", "num_expert_groups")
+TOP_GROUPS = ("topk_group", "n_limited_groups", "num_limited_groups")
 SCORES = (
     "scoring_func", "score_func", "score_function", "moe_router_activation",
     "moe_router_activation_func",

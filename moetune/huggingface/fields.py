@@ -188,8 +188,8 @@ class Fields:
         if value is not None and value not in allowed:
             words = " or ".join(_written(word) for word in allowed)
             self.report(
-                f"{self.path}{name} {_written(value)} is not supported, {words} alone",
-                f"take a model with {name} {words}",
+                f"{self.path}{name} is {_written(value)}, and only {words} is supported",
+                f"take a model whose {name} is {words}: others have other sizes",
             )
 
     def missing(self, *names: str) -> None:
