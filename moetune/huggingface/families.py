@@ -299,7 +299,9 @@ _ROWS = (
         shared="count",
         score="sigmoid",
         has_balance_bias=True,
-        harmless=("enable_moe_fp32_combine",),
+        expert_width=("moe_intermediate_size", "expert_hidden_dim"),
+        only={"moe_router_use_sigmoid": (True,)},
+        harmless=("moe_router_enable_expert_bias",),
     ),
     Family(
         types=("mimo_v2_flash",),

@@ -94,11 +94,12 @@ def _shared(fields: Fields, family: Family, width: int) -> DenseFfn | None:
         return _ffn(fields, family, width)
     if family.shared in {"width", "optional_width"}:
         default = 0 if family.shared == "optional_width" else None
-        own = fields.count(*family.shared_width, default=default, least=0)
-        return _ffn(fields, family, own) if own else None
+        stated = fields.count(*family.shared_width, default=default, least=0)
+        return _ffn(fields, family, stated) if stated else None
     count = fields.or_null(*SHARED, null=0, least=0)
-    each = fields.count(*family.shared_width, default=width) if family.shared_width else width
-    return _ffn(fields, family, count * each) if count else None
+    if family.shared_width:
+        width = fields.count(*family.shared_width, default=width)
+    return _ffn(fields, family, count * width) if count else None
 
 
 def _listed(fields: Fields, name: str) -> list[object]:

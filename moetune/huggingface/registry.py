@@ -20,8 +20,8 @@ from moetune.huggingface.reader import read_decoder
 
 _FOLDER = Path(__file__).resolve().parent / "models"
 _SUFFIX = re.compile(
-    r"-(instruct|base|chat|hf|it|pt|fp8|bf16|nvfp4|mxfp4|thinking|original|16e|128e|17b"
-    r"|v0\.[0-9]+|v1|exp|speciale|[0-9]{4})$"
+    r"-(instruct|base|pretrain|chat|hf|it|pt|fp8|bf16|nvfp4|mxfp4|thinking|original|16e|128e|17b"
+    r"|v0\.[0-9]+|v1|exp|speciale|terminus|[0-9]{4})$"
 )
 _PREFIX = re.compile(r"^(meta-|nvidia-)")
 
