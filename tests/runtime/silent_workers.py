@@ -12,11 +12,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrize import register_parametrization
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import moetune
+from moetune.comm.gloo import shared_communicator
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from tests.adapters.tiny_models import tiny
 from tests.adapters.tiny_models import tokens_of as text_of
@@ -190,6 +192,10 @@ def _expert_model(kind: str) -> tuple[nn.Module, list[nn.Parameter]]:
     return model, [each for each in experts.parameters() if each.requires_grad][:2]
 
 
+def parameter_max(parameter: torch.Tensor) -> torch.Tensor:
+    return grad_of(parameter).abs().max()
+
+
 def layer_of_model(model: nn.Module) -> Any:
     return next(each for each in model.modules() if isinstance(each, PlannedLayer))
 
@@ -214,6 +220,15 @@ def has_one_norm_on_all_ranks() -> None:
                 grad = first.grad.to_local() if isinstance(first.grad, DTensor) else first.grad
                 square = (50.0 if rank % 2 else 10.0) / wanted
                 assert abs(float(grad.square().sum()) - square) <= 1e-6, (kind, has_none)
+    for kind in ("plain", "ddp", "adapt", "frozen", "experts"):
+        for norm_type, wanted in ((2.0, (60.0 * num_ranks) ** 0.5), (float("inf"), 0.0)):
+            model, pair = _expert_model(kind)
+            for each in pair:
+                _give(each, 50.0 if rank % 2 else 10.0)
+            largest = max(float(parameter_max(each)) for each in pair)
+            told = shared_communicator().all_gather_object(largest, "the largest values")
+            norm = clip_grad_norm_(model.parameters(), 1.0, norm_type)
+            assert abs(float(norm) - (wanted or max(told))) <= TOLERANCE, (kind, norm)
     bare = layer_of().experts
     assert moetune.clip_grad_norm_(bare, 1.0) == 0
 
