@@ -220,6 +220,13 @@ def has_one_norm_on_all_ranks() -> None:
                 grad = first.grad.to_local() if isinstance(first.grad, DTensor) else first.grad
                 square = (50.0 if rank % 2 else 10.0) / wanted
                 assert abs(float(grad.square().sum()) - square) <= 1e-6, (kind, has_none)
+    bare = layer_of().experts
+    assert moetune.clip_grad_norm_(bare, 1.0) == 0
+
+
+def has_it_in_torchs_own_function() -> None:
+    """Norms of torch's clip_grad_norm_, which scripts and libraries call."""
+    rank, num_ranks = rank_of()
     for kind in ("plain", "ddp", "adapt", "frozen", "experts"):
         for norm_type, wanted in ((2.0, (60.0 * num_ranks) ** 0.5), (float("inf"), 0.0)):
             model, pair = _expert_model(kind)
@@ -229,8 +236,11 @@ def has_one_norm_on_all_ranks() -> None:
             told = shared_communicator().all_gather_object(largest, "the largest values")
             norm = clip_grad_norm_(model.parameters(), 1.0, norm_type)
             assert abs(float(norm) - (wanted or max(told))) <= TOLERANCE, (kind, norm)
-    bare = layer_of().experts
-    assert moetune.clip_grad_norm_(bare, 1.0) == 0
+    model, pair = _expert_model("fsdp")
+    for each in model.parameters():
+        each.grad = torch.zeros_like(each)
+    text = same_on_all(raised(lambda: clip_grad_norm_(model.parameters(), 1.0)))
+    assert "use moetune.clip_grad_norm_(model, max_norm)" in text
 
 
 def steps_or_skips_together() -> None:
@@ -322,5 +332,6 @@ def any_ranks(folder: str) -> None:
     clips_a_model_in_chunks()
     steps_or_skips_together()
     has_one_norm_on_all_ranks()
+    has_it_in_torchs_own_function()
     counts_each_step_once()
     balances_under_checkpoints()

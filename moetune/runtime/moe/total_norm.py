@@ -7,13 +7,14 @@ known here: `runtime.parallel.clip` knows parameters.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad
 
 from moetune.comm.gloo import communicator_of
+from moetune.domain.errors import InputError
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.placement import ExpertPlacement
 
@@ -38,6 +39,7 @@ def sum_norms_over_ranks(placements: _Placements) -> None:
     ) -> torch.Tensor:
         grads = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         owners = placements() if grads else {}
+        _check_meshes(grads, owners)
         parts: dict[Any, list[torch.Tensor]] = {}
         for grad in grads:
             owner = None if is_dtensor(grad) else owners.get(id(grad))
@@ -51,6 +53,19 @@ def sum_norms_over_ranks(placements: _Placements) -> None:
         return norm_of(norms, norm_type, error_if_nonfinite, foreach)
 
     clip_grad._get_total_norm = total_norm  # noqa: SLF001
+
+
+def _check_meshes(grads: Iterable[torch.Tensor], owners: Mapping[int, ExpertPlacement]) -> None:
+    """Raise InputError where experts and the rest are sharded over meshes that torch cannot mix."""
+    sharded = [grad for grad in grads if is_dtensor(grad)]
+    if len({grad.device_mesh for grad in sharded}) > 1 and any(
+        id(each) in owners for each in grads
+    ):
+        raise InputError(
+            "experts under FSDP2 are sharded over other ranks than the rest, and torch's "
+            "clip_grad_norm_ takes one mesh",
+            "use moetune.clip_grad_norm_(model, max_norm)",
+        )
 
 
 def _over_ranks(norm: torch.Tensor, group: Any, norm_type: float) -> torch.Tensor:  # noqa: ANN401
