@@ -1,7 +1,9 @@
 """What ranks do in the tests of what must not go wrong in layers without a word."""
 
 import copy
+import itertools
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 import moetune
 from moetune.comm.gloo import shared_communicator
+from moetune.domain.constraints import Strategy
+from moetune.domain.plan import Decision
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from tests.adapters.tiny_models import tiny
 from tests.adapters.tiny_models import tokens_of as text_of
@@ -324,9 +328,23 @@ def copies_share_the_ranks() -> None:
             assert "call moetune.prepare_fsdp(model, mesh) first" in text
 
 
+def fsdp_is_told_of_no_view() -> None:
+    """torch warns of modules whose results are views, which a layer's are not."""
+    mesh = init_device_mesh("cpu", (rank_of()[1],))
+    strategies: tuple[Strategy, ...] = ("none", "S1", "S4")
+    for top_k, strategy in itertools.product((1, 2), strategies):
+        layer = layer_of(top_k=top_k)
+        fully_shard(moetune.prepare_fsdp(layer, mesh), mesh=mesh)
+        layer.pin(Decision(forward_degree=2, backward_degree=2, strategy=strategy))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            layer(tokens_of(rank_of()[0])).sum().backward()
+
+
 def any_ranks(folder: str) -> None:
     """What is shown on any number of ranks, which are started once."""
     assert folder
+    fsdp_is_told_of_no_view()
     parametrized_experts()
     copies_share_the_ranks()
     clips_a_model_in_chunks()
