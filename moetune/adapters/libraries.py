@@ -1,23 +1,19 @@
-"""Libraries that clip and save models with experts of several ranks: done right, or refused.
+"""Libraries that save models with experts of several ranks: done right, or refused.
 
-transformers, its Trainer and accelerate take a rank's parameters for the whole model: they clip by
-the norm of its own experts, so that replicas of everything else drift apart, and save on the first
-rank alone. They have no hooks for either, so that their methods are wrapped, once a process. Models
-without such experts go to the methods as they are.
+transformers, its Trainer and accelerate take a rank's parameters for the whole model, and save on
+the first rank alone. They have no hooks for that, so that their methods are wrapped, once a
+process. Models without such experts go to the methods as they are.
 """
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from moetune.adapters.saving import is_whole, save_whole
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.optimizer_states import spread_parameters
-from moetune.runtime.parallel.clip import clip_parameters_
 from moetune.runtime.parallel.replicas import spread_layers
 
 # Methods of libraries without types.
@@ -39,7 +35,6 @@ def teach_libraries() -> None:
         from transformers import trainer
     except ImportError:  # the Trainer needs accelerate
         return
-    _wrap(Accelerator, "clip_grad_norm_", _clip_grad_norm)
     _wrap(Accelerator, "save_state", _refuse_to_save)
     _wrap(Accelerator, "save_model", _refuse_to_save)
     _wrap(trainer.Trainer, "_save", _save_of_trainer)
@@ -83,26 +78,6 @@ def _save_pretrained(method: Callable[..., Any], *args: Any, **options: Any) -> 
     more = bound.arguments.get("kwargs", {})
     given = {key: each for key, each in bound.arguments.items() if key not in {"self", "kwargs"}}
     save_whole(model, method, {**given, **more})
-
-
-def _clip_grad_norm(
-    method: Callable[..., Any],
-    accelerator: Any,
-    parameters: Iterable[torch.Tensor],
-    max_norm: float,
-    norm_type: float = 2,
-) -> Any:
-    """Clip by the norm of all ranks' experts."""
-    listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    spread = spread_parameters()
-    if not any(id(each) in spread for each in listed):
-        return method(accelerator, listed, max_norm, norm_type)
-    if norm_type != 2:  # noqa: PLR2004 - the Euclidean norm
-        raise InputError(
-            f"experts of several ranks have no norm of type {norm_type} here", "give norm_type=2"
-        )
-    accelerator.unscale_gradients()
-    return clip_parameters_(listed, max_norm)
 
 
 def _refuse_to_save(

@@ -9,6 +9,7 @@ rows are gone. Hence: a connection to a file that is no longer the one at its pa
 """
 
 import json
+import os
 import re
 import sqlite3
 from contextlib import suppress
@@ -149,7 +150,7 @@ def _sqlite_engine(
             with suppress(OSError):  # SQLite says it better
                 path.touch(mode=_PRIVATE)  # its own files beside it get the same mode
         connection = sqlite3.connect(
-            f"file:{quote(str(path))}?mode={mode}",
+            f"file:{quote(os.fsencode(path))}?mode={mode}",
             uri=True,
             timeout=timeout_seconds,
             isolation_level=None,

@@ -2,6 +2,8 @@
 
 import os
 import pwd
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,20 @@ def test_a_profile_of_a_store_that_cannot_be_read_is_missed(cli: Cli, tmp_path: 
     result = cli("--db", str(tmp_path / "text.db"), *flags, "--output", "plan.json")
     assert result.code != 0
     assert not Path("plan.json").exists()
+
+
+def test_a_folder_with_an_umlaut_holds_a_store_where_texts_are_ascii(tmp_path: Path) -> None:
+    folder = tmp_path / "Möbel"
+    folder.mkdir()
+    ascii_only = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environ = os.environ | ascii_only | {"HOME": str(folder)}
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+        environ.pop(name, None)
+    printed = b""
+    for command in ((*_LAYER, "--output", str(folder / "plan.json")), ("plans", "list")):
+        run = (sys.executable, "-m", "moetune", *command)
+        found = subprocess.run(run, env=environ, cwd=folder, capture_output=True, check=True)
+        assert b"warning" not in found.stderr
+        printed = found.stdout
+    assert b"gpt-xl" in printed
+    assert (folder / ".local" / "share" / "moetune" / "moetune.db").exists()

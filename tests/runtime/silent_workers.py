@@ -1,7 +1,9 @@
 """What ranks do in the tests of what must not go wrong in layers without a word."""
 
 import copy
+import itertools
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +14,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrize import register_parametrization
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import moetune
+from moetune.comm.gloo import shared_communicator
+from moetune.domain.constraints import Strategy
+from moetune.domain.plan import Decision
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from tests.adapters.tiny_models import tiny
 from tests.adapters.tiny_models import tokens_of as text_of
@@ -190,6 +196,10 @@ def _expert_model(kind: str) -> tuple[nn.Module, list[nn.Parameter]]:
     return model, [each for each in experts.parameters() if each.requires_grad][:2]
 
 
+def parameter_max(parameter: torch.Tensor) -> torch.Tensor:
+    return grad_of(parameter).abs().max()
+
+
 def layer_of_model(model: nn.Module) -> Any:
     return next(each for each in model.modules() if isinstance(each, PlannedLayer))
 
@@ -216,6 +226,25 @@ def has_one_norm_on_all_ranks() -> None:
                 assert abs(float(grad.square().sum()) - square) <= 1e-6, (kind, has_none)
     bare = layer_of().experts
     assert moetune.clip_grad_norm_(bare, 1.0) == 0
+
+
+def has_it_in_torchs_own_function() -> None:
+    """Norms of torch's clip_grad_norm_, which scripts and libraries call."""
+    rank, num_ranks = rank_of()
+    for kind in ("plain", "ddp", "adapt", "frozen", "experts"):
+        for norm_type, wanted in ((2.0, (60.0 * num_ranks) ** 0.5), (float("inf"), 0.0)):
+            model, pair = _expert_model(kind)
+            for each in pair:
+                _give(each, 50.0 if rank % 2 else 10.0)
+            largest = max(float(parameter_max(each)) for each in pair)
+            told = shared_communicator().all_gather_object(largest, "the largest values")
+            norm = clip_grad_norm_(model.parameters(), 1.0, norm_type)
+            assert abs(float(norm) - (wanted or max(told))) <= TOLERANCE, (kind, norm)
+    model, pair = _expert_model("fsdp")
+    for each in model.parameters():
+        each.grad = torch.zeros_like(each)
+    text = same_on_all(raised(lambda: clip_grad_norm_(model.parameters(), 1.0)))
+    assert "use moetune.clip_grad_norm_(model, max_norm)" in text
 
 
 def steps_or_skips_together() -> None:
@@ -299,13 +328,28 @@ def copies_share_the_ranks() -> None:
             assert "call moetune.prepare_fsdp(model, mesh) first" in text
 
 
+def fsdp_is_told_of_no_view() -> None:
+    """torch warns of modules whose results are views, which a layer's are not."""
+    mesh = init_device_mesh("cpu", (rank_of()[1],))
+    strategies: tuple[Strategy, ...] = ("none", "S1", "S4")
+    for top_k, strategy in itertools.product((1, 2), strategies):
+        layer = layer_of(top_k=top_k)
+        fully_shard(moetune.prepare_fsdp(layer, mesh), mesh=mesh)
+        layer.pin(Decision(forward_degree=2, backward_degree=2, strategy=strategy))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            layer(tokens_of(rank_of()[0])).sum().backward()
+
+
 def any_ranks(folder: str) -> None:
     """What is shown on any number of ranks, which are started once."""
     assert folder
+    fsdp_is_told_of_no_view()
     parametrized_experts()
     copies_share_the_ranks()
     clips_a_model_in_chunks()
     steps_or_skips_together()
     has_one_norm_on_all_ranks()
+    has_it_in_torchs_own_function()
     counts_each_step_once()
     balances_under_checkpoints()

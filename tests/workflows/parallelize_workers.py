@@ -332,6 +332,36 @@ class _HasMore(Decoder):
         self.more = moetune.MoELayer(WIDTH, WIDTH, 2, communicator=moetune.OneRank())
 
 
+class _DenseFront(Decoder):
+    """Layers of experts in the last two blocks alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(number) for number in (0, 2, 1, 3))
+
+
+def stages_without_experts_train_and_record(layout: dict[str, Any]) -> None:
+    """A stage of dense blocks alone; the routing's record counts each step once."""
+
+    def make() -> Decoder:
+        torch.manual_seed(0)
+        return _DenseFront().double()
+
+    losses, state = trained_alone(make)
+    records = []
+    for recompute in ("none", "full"):
+        trained = _parallel(layout | {"recompute": [recompute]}, make())
+        worst = train(trained, losses)
+        for name, value in trained.state_dict().items():
+            worst = max(worst, float((whole(value) - state[name]).abs().max()))
+        assert worst < SAME, (worst, recompute)
+        records.append(moetune.routing_record(trained).layers)
+    assert records[0] == records[1]
+    share = layout.get("ep", 1) / layout.get("dp", 1)
+    for layer in records[0]:
+        assert sum(layer.loads) == NUM_STEPS * BATCH * LENGTH * 2 * share
+
+
 def other_batches_are_one_error(layout: dict[str, Any]) -> None:
     """Batches that the stages were not made for: one error on all ranks, and the next one runs."""
     losses, _ = trained_alone()

@@ -51,6 +51,16 @@ def test_batches_of_other_shapes_are_one_error_on_all_ranks(layout: dict[str, An
 
 
 @pytest.mark.dist
+@pytest.mark.parametrize(
+    "layout", [{"pp": 2, "stages": "Ett|ttL"}, {"dp": 2, "pp": 2, "ep": 2, "stages": "Ett|ttL"}]
+)
+def test_stages_without_experts_train_and_record(layout: dict[str, Any]) -> None:
+    num_ranks = layout.get("dp", 1) * layout["pp"]
+    worker = own.stages_without_experts_train_and_record
+    assert run_ranks(worker, num_ranks, layout) == [""] * num_ranks
+
+
+@pytest.mark.dist
 def test_experts_of_transformers_in_a_model_of_ones_own_train_alike() -> None:
     layouts = (
         {"dp": 2, "ep": 2}, {"pp": 2, "zero": 0}, {"dp": 2, "etp": 2, "zero": 3},

@@ -23,6 +23,7 @@ from moetune.domain.errors import InputError
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.overflow import agree_on_overflow
 from moetune.runtime.moe.placement import ExpertPlacement
+from moetune.runtime.moe.total_norm import sum_norms_over_ranks
 
 _ZERO = "ZeroRedundancyOptimizer"
 
@@ -58,6 +59,7 @@ def _watch() -> "_OptimizerWatch":
     watch = _OptimizerWatch()
     register_optimizer_step_pre_hook(watch.before_step)
     agree_on_overflow(watch.ranks_of)
+    sum_norms_over_ranks(watch.of_gradients)
     return watch
 
 
@@ -100,6 +102,15 @@ class _OptimizerWatch:
         for parameter in mine:
             states = optimizer.state.get(parameter, {})
             states.update(_converted(states, owners[id(parameter)], parameter, _loaded_part))
+
+    def of_gradients(self) -> dict[int, ExpertPlacement]:
+        """Return the placements of all experts' gradients, by the id of a gradient."""
+        return {
+            id(parameter.grad): placement
+            for experts, placement in self.placements.items()
+            for parameter in experts.parameters(recurse=False)
+            if parameter.grad is not None
+        }
 
     def ranks_of(self, optimizer: Optimizer) -> list[Communicator]:
         """Return the ranks that share the optimizer's experts, each group once."""

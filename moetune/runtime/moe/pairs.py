@@ -70,7 +70,10 @@ def weighted_sum(picked_TKD: torch.Tensor, weights_TK: torch.Tensor) -> torch.Te
         return picked_TKD[:, 0] * weights_TK
     if picked_TKD.dtype.itemsize < torch.float32.itemsize:
         return (picked_TKD * weights_TK.unsqueeze(2)).sum(dim=1)
-    return torch.bmm(weights_TK.unsqueeze(1), picked_TKD).squeeze(1)
+    # No view of the product: FSDP2 warns of results that are views.
+    out_TD = torch.empty_like(picked_TKD[:, 0])
+    torch.bmm(weights_TK.unsqueeze(1), picked_TKD, out=out_TD.unsqueeze(1))
+    return out_TD
 
 
 def dots(a_NKD: torch.Tensor, b_ND: torch.Tensor, out_NK: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ of its own experts, and the replicas of everything else would drift apart.
 """
 
 import functools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -60,23 +60,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     )
     if cut is not None:
         raise InputError(f"{cut} is cut over tensor-parallel ranks, whose norms are not summed")
-    return _clip(_parts(model.parameters(), _owners(model)), max_norm)
-
-
-@torch.no_grad()
-def clip_parameters_(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-    """Do what `clip_grad_norm_` does, of parameters that a library has taken from their model.
-
-    Args:
-        parameters: none of `moetune.shard` or of tensor-parallel modules.
-
-    Raises:
-        CollectiveError: a rank left.
-    """
-    return _clip(_parts(parameters, _spread()), max_norm)
-
-
-def _clip(parts: Collection["_Part"], max_norm: float) -> torch.Tensor:
+    parts = _parts(model)
     squares = [part.square_sum() for part in parts]
     if not squares:
         return torch.zeros((), device="cpu")
@@ -129,14 +113,14 @@ class _Part:
         return total
 
 
-def _parts(parameters: Iterable[torch.Tensor], owners: _Owners) -> Collection[_Part]:
-    """Return the gradients by the groups over which they are cut, equal on all ranks.
+def _parts(model: nn.Module) -> Collection[_Part]:
+    """Return the model's gradients by the groups over which they are cut, equal on all ranks.
 
     Parameters tell the groups: a rank without gradients of its experts takes part in the sum.
     """
-    groups_of = functools.cache(_groups_of)
+    owners, groups_of = _owners(model), functools.cache(_groups_of)
     parts: dict[tuple[Communicator, ...], _Part] = {}
-    for parameter in parameters:
+    for parameter in model.parameters():
         grad, rows, groups = parameter.grad, None, tuple[Communicator, ...]()
         cut = parameter if grad is None else grad
         if is_dtensor(cut):
@@ -163,18 +147,13 @@ def _groups_of(mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[Commu
 
 def _owners(model: nn.Module) -> _Owners:
     """Return the ranks of each parameter of experts over several, whose layer may be outside."""
-    found = _spread()
-    for _, layer in spread_layers(model):
-        owner = layer.communicator, layer.experts.placement
-        found |= {id(each): owner for each in layer.experts.parameters()}
-    return found
-
-
-def _spread() -> _Owners:
-    """Return the ranks of all parameters of experts over several that this process has."""
     communicator = functools.cache(communicator_of)
-    return {
+    found = {
         key: (communicator(placement.group), placement)
         for key, placement in spread_parameters().items()
         if placement.group is not None
     }
+    for _, layer in spread_layers(model):
+        owner = layer.communicator, layer.experts.placement
+        found |= {id(each): owner for each in layer.experts.parameters()}
+    return found
