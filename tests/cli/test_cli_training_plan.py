@@ -172,7 +172,7 @@ def test_exchanges_in_chunks_have_degrees_that_the_layers_plan_gets(
     assert refused.code == 3
     assert "cannot run overlap chunks" in refused.err
 
-    free = cli(*QWEN, "--world-size", "16", "--json").document
+    free = cli(*QWEN, "--world-size", "16", "--ep", "8", "--json").document
     assert free["layout"]["overlap"] == "chunks"
     assert free["predicted"]["step_seconds"] <= found["step_seconds"]
 

@@ -19,7 +19,7 @@ from moetune.solve.joint.ties import PricedLayout
 
 LISTS: tuple[tuple[Recompute, ...], ...] = (
     (), ("moe_act", "norm"), ("moe_act", "norm", "mlp", "shared_experts", "mla_up_proj"),
-    ("moe", "norm"), ("full",),
+    ("moe", "norm"), ("selective",), ("full",),
 )  # fmt: skip
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
