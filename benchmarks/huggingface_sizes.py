@@ -11,10 +11,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+from moetune.huggingface.registry import named_model
+
 FOLDER = Path(__file__).resolve().parent.parent
 TARGET = FOLDER / "tests" / "huggingface" / "sizes.json"
 MODELS = FOLDER / "moetune" / "huggingface" / "models"
-_TOWERS = ("vision_config", "audio_config", "sound_config")
+_WRONG = frozenset({"longcat_flash"})
+"""Their class counts the gates of experts that have no weights."""
+_NESTED = (
+    "thinker_config", "text_config", "llm_config", "vision_config", "audio_config", "sound_config",
+    "talker_config", "code2wav_config",
+)  # fmt: skip
 FAMILIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"attention_bias": True, "mlp_bias": True}),
     ("mistral", {"num_hidden_layers": 4}),
@@ -132,7 +139,11 @@ def _config_class(name: str) -> Any:  # noqa: ANN401 - transformers has its own 
     known: Any = CONFIG_MAPPING
     if name in known:
         return known[name]
-    outer = {"dots3_note_text": "dots3_note", "step3p5": "step3p7"}.get(name, name[:-5])
+    outer = {
+        "dots3_note_text": "dots3_note",
+        "step3p5": "step3p7",
+        "qwen3_omni_moe_text": "qwen3_omni_moe_thinker",
+    }.get(name, name[:-5])
     config = known[outer]()
     return type(config.text_config)
 
@@ -164,7 +175,8 @@ def _text_model(config: Any, auto: Any) -> Any:  # noqa: ANN401 - as above
     package = type(config).__module__.rpartition(".")[0]
     stem = type(config).__name__.removesuffix("Config")
     module = importlib.import_module(f"{package}.modeling_{package.rpartition('.')[2]}")
-    for name in (f"{stem}Model", stem.replace("Text", "") + "TextModel", stem):
+    plain = stem.replace("Text", "")
+    for name in (f"{stem}Model", f"{plain}TextModel", f"{plain}ThinkerTextModel", stem):
         if hasattr(module, name):
             return getattr(module, name)(config)
     return auto.from_config(config)
@@ -187,13 +199,14 @@ def _named(path: Path) -> dict[str, int] | None:
     import torch
 
     values = json.loads(path.read_text())["config"]
-    for nested in ("text_config", "llm_config"):
+    for nested in ("thinker_config", "text_config", "llm_config"):
         values = {**values, **values.get(nested, {})}
-    name = {"kimi_k2": "deepseek_v3"}.get(values["model_type"], values["model_type"])
+    family = named_model(path.stem).decoder.family
+    name = {"kimi_k2": "deepseek_v3", "step3p7": "step3p5"}.get(family, family)
+    if name in _WRONG:
+        return None
     values = {
-        key: value
-        for key, value in values.items()
-        if key != "model_type" and not key.endswith(("text_config", "llm_config", *_TOWERS))
+        key: value for key, value in values.items() if key != "model_type" and key not in _NESTED
     }
     if values.pop("topk_method", None) and name == "deepseek_v2":
         values.setdefault("topk_method", "greedy")

@@ -17,7 +17,7 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.profile import Profile
 from moetune.domain.routing import BALANCED
 from moetune.domain.targets import find_target
-from moetune.solve.training.memory import MemoryModel
+from moetune.solve.training.memory import LIBRARY_BYTES, MemoryModel
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
@@ -60,7 +60,7 @@ def score(run: PublicRun) -> Scored:
         seconds=seconds,
         memory=model.peak(layout),
         last_rank=model.of_every_rank(layout)[-1],
-        usable_bytes=machine.plannable_bytes,
+        usable_bytes=round(machine.memory_bytes + LIBRARY_BYTES),
     )
 
 

@@ -5,7 +5,7 @@ the offload runs at e9f0dea).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.training import Overlap, Recompute, TokenDispatcher
@@ -22,6 +22,7 @@ class Recipe:
     overlap: Overlap | None = None
     recompute: tuple[Recompute, ...] | None = None
     vpp: int | None = None
+    fuses_activations: bool = True
 
 
 _MOONLIGHT = Recipe(
@@ -30,7 +31,12 @@ _MOONLIGHT = Recipe(
 )  # fmt: skip
 _NANO = Recipe(
     source="nemotron_3_nano_pretrain_16gpu_h100_bf16_config", optimizer="adam-bf16-grads",
-    dispatcher="hybrid_ep",
+    dispatcher="hybrid_ep", fuses_activations=False,
+)  # fmt: skip
+_SUPER = Recipe(
+    source="nemotron_3_super_pretrain_64gpu_h100_bf16_config", optimizer="adam-bf16",
+    dispatcher="hybrid_ep", recompute=("core_attn", "moe_act", "norm", "moe"),
+    fuses_activations=False,
 )  # fmt: skip
 _AWS_QWEN3 = "awsome-distributed-ai, bench_qwen3_pretrain.py over v0.4.2 qwen3_moe.py"
 _AWS_KIMI = "awsome-distributed-ai, bench_kimi_k2_pretrain.py"
@@ -58,10 +64,8 @@ RECIPES: Mapping[str, Recipe] = {
         source="perf_recipes/qwen/h100/qwen3_moe.py", optimizer="adam-bf16-grads",
         dispatcher="hybrid_ep", overlap="batch",
     ),
-    "card16": Recipe(
-        source="nemotron_3_super_pretrain_64gpu_h100_bf16_config", optimizer="adam-bf16",
-        dispatcher="hybrid_ep", recompute=("core_attn", "moe_act", "norm", "moe"),
-    ),
+    "card16": _SUPER,
+    "card17": replace(_SUPER, is_natural=True),
     **{
         f"nano-{name}": _NANO
         for name in ("moe", "moe-norm", "none", "core_attn", "moe_act", "norm,moe_act")

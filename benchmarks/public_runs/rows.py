@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.public_runs.decoders import decoder_named
 from benchmarks.public_runs.memory_runs import MORE_ROWS, OUT_OF_MEMORY, RECIPES, Recipe
 from benchmarks.public_runs.recipes import with_recipe
-from benchmarks.public_runs.systems import MemoryScope, system_of
+from benchmarks.public_runs.systems import MemoryScope, System, system_of
 from moetune.domain.errors import MoetuneError
 from moetune.domain.routing import BALANCED, NATURAL
 from moetune.domain.targets import TargetName
@@ -190,8 +190,14 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         measured=MeasuredMemory(bytes=float(memory) * _GIGABYTE, scope="allocated")
         if memory else None,
         routing=row["routing"], assumed=tuple(assumed), ran_out=ran_out,
-        target=system.target, facts=system.facts,
+        target=system.target, facts=_facts(system, recipe),
     )  # fmt: skip
+
+
+def _facts(system: System, recipe: Recipe | None) -> Mapping[str, Any]:
+    if recipe is None or recipe.fuses_activations:
+        return system.facts
+    return {**system.facts, "fuses_activations": False}
 
 
 def _tokens(row: Mapping[str, str], flops_per_token: float, length: int) -> float:
@@ -212,6 +218,8 @@ def _global_batch(row: Mapping[str, str], tokens: float, length: int) -> int:
 
 
 def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
+    if row["model"] == "Nemotron_3_Ultra":
+        raise ValueError("it offloads activations of modules, not of whole blocks")
     job = TrainingJob(
         decoder=decoder_named(row["model"]),
         world_size=int(row["#-GPUs"]),

@@ -51,9 +51,10 @@ _CANNOT = {
     "megamoe": "its dispatcher, MegaMoE, is none of the planner's",
     "dynamic cp": "its context-parallel ranks change from batch to batch",
     "fine-grained activation offload": "it offloads activations of modules, not of whole blocks",
-    "a2a outputs saved": "it saves another set of operations than torchtitan's own",
     "optimizer-state offload": "it does not say how much of the optimizer is on the host",
 }
+_COMPILES_LOSS = "2025-04-02"
+"""When torchtitan began to compile the loss with the model (#1033)."""
 _COMPILED_LOGIT_BYTES = 4
 """A compiled loss keeps the logits alone, in bfloat16, and writes their gradient."""
 _SAME_TOKENS = 0.06
@@ -113,11 +114,19 @@ def _facts(row: _Row, system: System) -> Mapping[str, Any]:
     found = dict(system.facts)
     if system.target == "torchtitan" and row["source_date"] < CHUNKED_LOSS:
         found["loss_chunks"] = 1
-    if system.target == "torchtitan" and "compile" in row["dispatcher_overlap_note"]:
+    is_compiled = (
+        "compile" in row["dispatcher_overlap_note"] and row["source_date"] > _COMPILES_LOSS
+    )
+    if system.target == "torchtitan" and is_compiled:
         found["logit_bytes"] = _COMPILED_LOGIT_BYTES
     if row.get("logit_bytes"):
         found["logit_bytes"] = int(row["logit_bytes"])
-    for name in ("fuses_activations", "splits_sequence", "caches_narrow_weights"):
+    for name in (
+        "fuses_activations",
+        "splits_sequence",
+        "caches_narrow_weights",
+        "saves_exchanges",
+    ):
         if row.get(name):
             found[name] = row[name] == "yes"
     return found
@@ -175,7 +184,7 @@ def _layout(row: _Row, system: System, decoder: Decoder, assumed: list[str]) -> 
         dispatcher=_dispatcher(note, system, assumed), schedule=schedule,
         overlap="batch" if _overlaps(note) else "none", cuda_graphs=_graphs(note),
         offload_optimizer=1.0 if "optimizer on cpu" in note else 0.0,
-        stages=_stages(note),
+        offload_activations=float(row.get("offload_activations") or 0), stages=_stages(note),
     )  # fmt: skip
     return replace(plain, recompute=_recompute(row, system, decoder, assumed))
 
@@ -231,9 +240,12 @@ def _tokens(row: _Row, job: TrainingJob) -> float | None:
     """Return tokens a second and device as printed, of the step, or of the TFLOP/s.
 
     None of Megatron-LM's functional tests: they run kernels that repeat to the bit, attention
-    without a fused kernel among them (`--deterministic-mode`, `--attention-backend: unfused`).
+    without a fused kernel among them (`--deterministic-mode`, `--attention-backend: unfused`). And
+    none of fine-tuning on real data, whose samples are shorter than the sequence by what no card
+    says, or of a device that is inferred.
     """
-    if "golden values" in row["version"]:
+    is_padded, is_inferred = "card.yaml sft" in row["source"], "inferred" in row["gpu"]
+    if is_padded or is_inferred or "golden values" in row["version"]:
         return None
     printed, seconds = row["tokens_per_s_per_gpu"], row["step_seconds"]
     of_batch = job.tokens / job.world_size
@@ -337,7 +349,7 @@ def _recompute(
     if not text:
         assumed.append("recompute " + (",".join(system.recompute) or "none"))
         return system.recompute
-    if text == "selective":
+    if text.startswith("selective") and "moe_act" not in text:
         return system.selective
     modules = read_modules(text.split("(")[0].removeprefix("selective "))
     return tuple(one for one in modules if one in decoder.modules)

@@ -5,6 +5,8 @@ Sizes and rates are those of data sheets; rows between nodes are other people's 
 
 from dataclasses import dataclass
 
+from moetune.domain.cluster import CONTEXT_BYTES, DEVICE_MEMORY, HOST_MEMORY, NUM_NICS
+
 GIB = 2**30
 PCIE_4, PCIE_5 = 31.5e9, 63.0e9
 """Bytes per second of 16 lanes, one way."""
@@ -15,8 +17,6 @@ GB200_HOST, GB300_HOST = 900 * 10**9, 960 * GIB
 """Memory of a host of four: Azure's ND GB200 v6, and Google's A4X Max (NVIDIA/aicr#1985)."""
 C2C = 450e9
 """NVLink-C2C between a Grace CPU and its GPUs, one way."""
-CONTEXT_BYTES = 2 * GIB
-"""Assumed for the CUDA context, loaded kernels and NCCL's buffers."""
 NVLINK_H100, NVLINK_H800 = 900e9, 400e9
 MAMF_B200, MAMF_B300 = 1745.0, 1769.0
 """TFLOP/s of the best bfloat16 matmul found (ml-engineering, MAMF)."""
@@ -73,9 +73,9 @@ class Fact:
     @property
     def hardware(self) -> dict[str, str]:
         """Hardware facts of the fingerprint; a card for each GPU."""
-        facts = {"memory_bytes": str(self.seen_bytes), "nics": str(self.ranks)}
+        facts = {DEVICE_MEMORY: str(self.seen_bytes), NUM_NICS: str(self.ranks)}
         if self.host_memory_bytes is not None:
-            facts["host_memory_bytes"] = str(self.host_memory_bytes)
+            facts[HOST_MEMORY] = str(self.host_memory_bytes)
         return facts
 
 

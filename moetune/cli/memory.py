@@ -6,10 +6,11 @@ import typer
 
 from moetune.cli.completers import model_names
 from moetune.cli.session import All, Json, command_again, example, session_of
+from moetune.domain.cluster import process_bytes
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import LayoutRequest, ZeroStage
-from moetune.domain.units import full_dtype, parse_bytes, parse_count
+from moetune.domain.units import full_dtype, parse_count
 from moetune.workflows.flags import modules_of, parsed
 
 EPILOG = example("moetune memory qwen3-30b-a3b --device-memory 80GB --world-size 64")
@@ -27,7 +28,7 @@ def memory(
     ],
     *,
     device_memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory of one GPU; 92 % of it may be filled.")
+        str, typer.Option(metavar="SIZE", help="Of one GPU: 80GB as sold, or 79.1GiB as reported.")
     ] = "80GB",
     world_size: Annotated[
         int | None, typer.Option(min=1, help="GPUs. Default: the fewest on which it fits.")
@@ -81,7 +82,7 @@ def memory(
             recompute=None if recompute is None else modules_of(recompute),
         ),
         target=runtime,
-        device_bytes=parsed(device_memory, parse_device_memory, "--device-memory") or 0,
+        device_bytes=parsed(device_memory, process_bytes, "--device-memory") or 0,
     )  # fmt: skip
     answer = fit_memory(question, most_layouts=None if all_ else MOST_LAYOUTS)
     session.screen.answer(memory_sections(answer), memory_document(answer), as_json=json)
@@ -96,14 +97,3 @@ def memory(
             f"--world-size {answer.job.world_size} --global-batch {answer.job.global_batch} "
             f"--seq {answer.job.length} --target {target}"
         )
-
-
-def parse_device_memory(text: str) -> int:
-    """Return the bytes of a device.
-
-    Raises:
-        InputError: the text is no size, or 0.
-    """
-    if size := parse_bytes(text):
-        return size
-    raise InputError(f"a device needs memory, got {text}", "give its size, such as 80GB")

@@ -6,10 +6,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moetune.domain.document import digest
-from moetune.domain.errors import check_positive
+from moetune.domain.errors import InputError, check_positive
+from moetune.domain.units import format_bytes, parse_bytes
 
 DeviceKind = Literal["cpu", "cuda"]
-_CUDA_PERCENT = 92
+PLANNABLE_PERCENT = 92
+CONTEXT_BYTES = 2 * 2**30
+"""Of a GPU's memory, assumed for the CUDA context, loaded kernels and NCCL's buffers."""
+_SEEN = 79.11 / 80
+"""Of the GiB that makers call GB: "a total capacity of 79.11 GiB" (vllm-project/vllm#27508)."""
 FASTER = " with computation × "
 """In the name of a device that is another one's, with other speeds: a question of `whatif`."""
 HEADROOM = 0.05
@@ -17,9 +22,39 @@ HEADROOM = 0.05
 _OF_ONE_DEVICE = ("kind", "device", "cpu")
 HOST_MEMORY = "host_memory_bytes"
 """Name of a hardware fact of CUDA machines, of one host; a CPU's own memory is its host's."""
+DEVICE_MEMORY = "memory_bytes"
+"""Name of a hardware fact: what torch reports of one device, the context's part included."""
 NVLINK_PEERS = "nvlink_peers"
 NUM_NICS = "nics"
 """Names of hardware facts of profile files: devices that NVLink joins, and cards of a node."""
+
+
+def plannable(memory_bytes: int) -> int:
+    """Return what plans may fill of the memory that a process has of a GPU.
+
+    Not the last 8 %: blocks of the allocator that are free are not always large enough.
+    """
+    return memory_bytes * PLANNABLE_PERCENT // 100
+
+
+def process_bytes(text: str) -> int:
+    """Return what a process has of a GPU with so much memory, as reference machines have it.
+
+    Args:
+        text: "80GB" as it is sold, of which torch sees 79.11 GiB, or "79.11GiB" as torch sees it.
+
+    Raises:
+        InputError: the text is no size, or none is left beside the context.
+    """
+    size = parse_bytes(text)
+    unit = text.strip().lower().lstrip("0123456789. ")
+    seen = int(size / 10**9 * 2**30 * _SEEN) if unit in {"gb", "g"} else size
+    if seen <= CONTEXT_BYTES:
+        raise InputError(
+            f"a GPU of {text} has nothing left beside {format_bytes(CONTEXT_BYTES)} of context",
+            "give its whole memory, such as 80GB",
+        )
+    return seen - CONTEXT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +77,8 @@ class Machine:
 
     @property
     def plannable_bytes(self) -> int:
-        """Memory of one device that plans may fill.
-
-        On CUDA not the last 8 %: blocks of the allocator that are free are not always large enough.
-        """
-        percent = _CUDA_PERCENT if self.kind == "cuda" else 100
-        return self.memory_bytes * percent // 100
+        """Memory of one device that plans may fill."""
+        return plannable(self.memory_bytes) if self.kind == "cuda" else self.memory_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

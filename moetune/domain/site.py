@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from moetune.domain.chips import Capability, Chip, Generation, Vendor, chip_of, generation_of
 from moetune.domain.cluster import HOST_MEMORY, NUM_NICS, NVLINK_PEERS, Machine
+from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 
 _CAPABILITY = "compute_capability"
@@ -83,6 +84,27 @@ class Site:
         )
 
 
+def check_format(profile: Profile, dtype: str, *, flag: str = "--dtype") -> None:
+    """Raise InputError where a profile's GPUs are known not to multiply a narrow format.
+
+    Args:
+        flag: that the format is a value of, with which its other values are named.
+    """
+    site = site_of(profile)
+    if site.vendor == "cpu" or site.multiplies(dtype) is not False:
+        return
+    usual, eight = ("bfloat16", "fp8") if flag == "--dtype" else ("none", "fp8_rowwise")
+    words = " or ".join([usual, *filter(site.multiplies, (eight, "mxfp8", "nvfp4"))])
+    raise InputError(
+        f"{profile.machine.device} has no units that multiply {dtype}",
+        f"use {flag} {words}, or a machine that has them: {_MACHINES[dtype]}",
+    )
+
+
+_MACHINES: Mapping[str, str] = MappingProxyType({
+    **dict.fromkeys(("fp8", "fp8_rowwise"), "Ada, Hopper, Blackwell, CDNA 3 or CDNA 4"),
+    "mxfp8": "Blackwell of data centers, or CDNA 4", "nvfp4": "Blackwell",
+})  # fmt: skip
 _LEAST_CAPABILITY: Mapping[str, Capability] = MappingProxyType(
     {"fp8": (8, 9), "fp8_rowwise": (8, 9), "mxfp8": (10, 0), "nvfp4": (10, 0)}
 )

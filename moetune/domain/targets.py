@@ -87,6 +87,7 @@ class Target:
         fuses_activations: whether a gated activation is one kernel, which keeps its input alone;
             else its factors are kept, too, and before the experts' weights their product.
         splits_sequence: whether tensor ranks share the sequence between their layers.
+        saves_exchanges: whether selective recomputation keeps what exchanges of rows give.
         caches_narrow_weights: whether 8-bit copies of the weights are kept between micro-batches.
         offloads_optimizer: whether the host can keep and compute a share of the optimizer, with
             ZeRO stage 1.
@@ -135,6 +136,7 @@ class Target:
     fuses_activations: bool = True
     splits_sequence: bool = True
     caches_narrow_weights: bool = False
+    saves_exchanges: bool = True
     offloads_activations: bool = False
     offloads_optimizer: bool = False
     kernels_per_expert: tuple[int, int] = (0, 0)
@@ -178,6 +180,9 @@ _MEGATRON = Target(
     offloads_activations=True,  # cpu_offloading_num_layers of Transformer Engine
     offloads_optimizer=True,  # HybridDeviceOptimizer
 )  # fmt: skip
+_AS_TORCH = KeptByExperts(results=True)
+"""Of torchtitan and transformers: rows are weighted after the experts, activations are plain torch
+(`torchtitan/models/common/moe.py`, `transformers/integrations/moe.py`)."""
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
         name="moetune", version="this one", source="moetune.runtime",
@@ -202,6 +207,7 @@ _KNOWN: dict[TargetName, Target] = {
         source="torchtitan/config/configs.py, torchtitan/distributed/parallel_dims.py",
         dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("selective", "full"),
         overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), largest=_sizes(etp=1),
+        kept_by_experts=_AS_TORCH, fuses_activations=False,
         adam=FLOAT32_ADAM, logit_bytes=14, loss_chunks=8,  # components/loss.py, ChunkedLossWrapper
         zero_with_pp=2, schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
     ),
@@ -210,6 +216,7 @@ _KNOWN: dict[TargetName, Target] = {
         source="transformers/distributed/configuration_utils.py",
         dispatchers=("all_to_all", "all_gather"), recompute=("full",), overlaps=("none",),
         zero=(3,), dtypes=("bfloat16",), tp_divides_ep=True,
+        kept_by_experts=_AS_TORCH, fuses_activations=False,
         adam=FLOAT32_ADAM, logit_bytes=14,  # loss/loss_utils.py, ForCausalLMLoss
         largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=0,
     ),
@@ -218,6 +225,7 @@ _KNOWN: dict[TargetName, Target] = {
         source="deepspeed/module_inject/auto_ep_config.py, runtime/zero",
         dispatchers=("all_to_all",), recompute=("full",), overlaps=("none",), zero=(0, 1, 2, 3),
         dtypes=("bfloat16",), largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=1,
+        kept_by_experts=_AS_TORCH, fuses_activations=False,
         adam=DEEPSPEED_ADAM, logit_bytes=14,  # the model's own loss, as transformers has it
     ),
 }  # fmt: skip

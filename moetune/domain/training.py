@@ -243,6 +243,7 @@ class TrainingJob:
         routing: of tokens to experts, one for all layers or each layer's own; a step waits for the
             fullest rank.
         optimizer: its name, which says the bytes that it keeps for each parameter.
+        leaves_room: whether memory has room for natural routing beside balanced one.
 
     Raises:
         InputError: a size below 1, or a routing of another number of experts.
@@ -255,6 +256,7 @@ class TrainingJob:
     dtype: TrainingDtype = "bfloat16"
     routing: ExpertLoads | RecordedLayers = BALANCED
     optimizer: OptimizerName = "adam"
+    leaves_room: bool = False
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "global_batch", "length")

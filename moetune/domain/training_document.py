@@ -40,6 +40,7 @@ class TrainingInputs:
         target: name of the runtime.
         memory_limit_bytes: usable memory of a device.
         search_trials: layouts that were tried beyond branch and bound.
+        leaves_room: whether memory has room for natural routing beside balanced one.
     """
 
     model: str
@@ -55,6 +56,7 @@ class TrainingInputs:
     optimizer: OptimizerName = "adam"
     routing: str = "balanced"
     search_trials: int = field(default=0, metadata=UNLESS_DEFAULT)
+    leaves_room: bool = field(default=False, metadata=UNLESS_DEFAULT)
 
     @property
     def tokens_per_rank(self) -> int:

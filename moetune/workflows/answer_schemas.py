@@ -59,8 +59,8 @@ _MODELS: Mapping[str, tuple[Keys, ...]] = {
             }),
             "limit_bytes": int, "fits": bool, "num_fitting": int,
             "layouts": ListOf(Keys({
-                "layout": Mapping[str, object], "peak_bytes": int, "parts": Mapping[str, int],
-                "activations": Mapping[str, int],
+                "layout": Mapping[str, object], "peak_bytes": int, "host_bytes": int,
+                "parts": Mapping[str, int], "activations": Mapping[str, int],
             })),
             **_SECTIONS,
         }),

@@ -64,6 +64,7 @@ _COUNTS = (
     "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens", "dispatcher_sms",
     "search_trials",
 )  # fmt: skip
+_INSTEAD = {"quantization": "omit it; --dtype fp8, mxfp8 or nvfp4 has narrow GEMMs everywhere"}
 _LARGEST_ZERO = 3
 
 
@@ -205,6 +206,7 @@ class PlanFlags:
                 dtype=full_dtype(self.dtype) if self.dtype else None,
                 routing=routing,
                 optimizer=self.optimizer or target.optimizers[0], profile=profile,
+                leaves_room=self.routing is None,
             ),
             pins=self._training_pins(),
             target=target,
@@ -233,7 +235,9 @@ class PlanFlags:
         if self.is_of_decoder:
             raise InputError(
                 f"{flag} is for layers and the models of the papers, not for {self.model}",
-                "omit it; pin the layout with --tp, --pp, --ep and the like",
+                _INSTEAD.get(
+                    given[0], "omit it; pin the layout with --tp, --pp, --ep and the like"
+                ),
             )
         raise InputError(
             f"{flag} is for Hugging Face models",
@@ -330,7 +334,8 @@ def plan_decoder(
             opened.
     """
     stores = partial(wiring.find_store, settings)
-    found = find_profile(settings.profile if profile is None else profile, stores=stores)
+    wanted = settings.profile if profile is None else profile
+    found = find_profile(wanted, stores=stores, for_models=True)
     request = flags.training_request(found.profile)
     plan = plan_training(
         request, found.profile, with_front=flags.front, with_savings=True, goes_on=goes_on

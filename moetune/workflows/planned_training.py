@@ -53,7 +53,7 @@ def read_planned_training(
         job=TrainingJob(
             decoder=decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
             length=inputs.seq, dtype=inputs.dtype,
-            routing=routing, optimizer=inputs.optimizer,
+            routing=routing, optimizer=inputs.optimizer, leaves_room=inputs.leaves_room,
         ),
         pins=inputs.pins,
         target=find_target(inputs.target),

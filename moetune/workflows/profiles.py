@@ -14,6 +14,7 @@ from moetune.domain.records import RunInfo
 from moetune.domain.spelling import nearest_then
 from moetune.workflows import wiring
 from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.staleness import stale_note
 from moetune.workflows.wiring import StoreFinder
 
@@ -69,13 +70,16 @@ class Difference:
         return self.second / self.first if self.first and self.second is not None else None
 
 
-def find_profile(wanted: str | Profile | None, *, stores: StoreFinder) -> FoundProfile:
+def find_profile(
+    wanted: str | Profile | None, *, stores: StoreFinder, for_models: bool = False
+) -> FoundProfile:
     """Return the profile of a file, else of a name in the store, else of a bundled name.
 
     Args:
         wanted: a path that ends in .toml or has a slash, else a name, else a file of another
             name; None takes the newest measured profile of the store. A program may also give
             the profile itself.
+        for_models: whether None takes a machine of GPUs alone, which train whole models.
 
     Raises:
         InputError: the file is missing or broken.
@@ -85,7 +89,7 @@ def find_profile(wanted: str | Profile | None, *, stores: StoreFinder) -> FoundP
         return FoundProfile(profile=wanted, source="program")
     if wanted is None:
         with stores() as store:
-            return named_profile(newest_measured(store), store=store)
+            return named_profile(newest_measured(store, for_models=for_models), store=store)
     if is_path(wanted):
         return FoundProfile(profile=load_profile_file(Path(wanted)), source="file")
     with stores() as store:
@@ -123,20 +127,32 @@ def _bundled(path: Path) -> FoundProfile:
     return FoundProfile(profile=load_profile_file(path), source="bundled")
 
 
-def newest_measured(store: Store | None) -> str:
-    """Return the name of the newest measured profile.
+def newest_measured(store: Store | None, *, for_models: bool = False) -> str:
+    """Return the name of the newest measured profile; of a suspect one only where all are.
+
+    Args:
+        for_models: whether it must be of GPUs.
 
     Raises:
-        ProfileError: nothing was measured yet.
+        ProfileError: nothing was measured yet, or nothing on GPUs.
     """
     names = [run.name for run in store.runs() if run.provenance == "measured"] if store else []
+    suspect: list[str] = []
     for name in dict.fromkeys(names):
-        if store is not None and store.current_fit(name) is not None:
+        profile = store.profile(name) if store is not None else None
+        if profile is None or (for_models and profile.machine.kind != "cuda"):
+            continue
+        quality = quality_of(profile)
+        if quality is None or quality.label != "suspect":
             return name
+        suspect.append(name)
+    if suspect:
+        return suspect[0]
+    what = "on GPUs, which train whole models" if for_models and names else "yet"
+    first = "h100-x8" if for_models else next(iter(bundled_profiles()), "FILE.toml")
     raise ProfileError(
-        "no profile is named, and none was measured yet",
-        "measure this one:  moetune profile --nproc 2\n"
-        f"  or name one:       --profile {next(iter(bundled_profiles()), 'FILE.toml')}",
+        f"no profile is named, and none was measured {what}",
+        f"measure this one:  moetune profile --nproc 2\n  or name one:       --profile {first}",
     )
 
 

@@ -7,17 +7,19 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from moetune.domain.architecture import Decoder
+from moetune.domain.cluster import Machine
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InputError, LayoutTooLargeError, ProfileError
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.profile import Profile
 from moetune.domain.recorded_layers import RecordedLayers
-from moetune.domain.routing import ExpertLoads
-from moetune.domain.site import site_of
+from moetune.domain.routing import BALANCED, ExpertLoads
+from moetune.domain.site import check_format, site_of
 from moetune.domain.targets import Target
 from moetune.domain.training import (
     DEFAULT_SMS,
     TRAINING_DTYPES,
+    FoldedLayout,
     LayoutRequest,
     TrainingDtype,
     TrainingJob,
@@ -30,7 +32,7 @@ from moetune.solve.joint.front import memory_front
 from moetune.solve.joint.savings import Savings
 from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.joint.ties import PricedLayout
-from moetune.solve.training.memory import MemoryModel
+from moetune.solve.training.memory import MemoryModel, fillable_bytes
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.placed_training import (
@@ -49,6 +51,12 @@ if TYPE_CHECKING:
 def memory_model(job: TrainingJob, target: Target, stages: DecoderStages) -> MemoryModel:
     """Return the memory of a job's layouts as the target runs them."""
     return MemoryModel(job=job, stages=stages, target=target)
+
+
+def usable_bytes(machine: Machine) -> int:
+    """Return what a plan's layout may take of a device, whose libraries it counts itself."""
+    is_cuda = machine.kind == "cuda"
+    return fillable_bytes(machine.memory_bytes) if is_cuda else machine.memory_bytes
 
 
 def search_of(
@@ -147,7 +155,8 @@ class _Solved:
 def _solved(request: TrainingRequest, profile: Profile, costs: Costs | None) -> _Solved:
     _check_sms(request.pins, profile)
     check_placement_rule(request)
-    limit = request.memory_limit_bytes or profile.machine.plannable_bytes
+    check_format(profile, request.job.dtype)
+    limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     with sound_numbers(profile.name):
         known = costs or costs_of(profile, allow_modelled=True)
         opened = partial(_opened, profile=profile, costs=known, limit_bytes=limit)
@@ -166,8 +175,18 @@ def _solved(request: TrainingRequest, profile: Profile, costs: Costs | None) -> 
             quality=quality_of(profile), device=profile.machine.device,
             provenance=profile.provenance,
             stand_ins=stand_ins(found[0]),
+            natural_bytes=_natural_bytes(one.request, found[0].layout),
         )  # fmt: skip
     return _Solved(plan=plan, search=one.search, stand_ins=stand_ins)
+
+
+def _natural_bytes(request: TrainingRequest, layout: FoldedLayout) -> float | None:
+    """Return what natural routing needs of a layout; None where that is planned for already."""
+    job = request.job
+    if job.leaves_room or job.routing != BALANCED or not job.decoder.num_moe_layers:
+        return None
+    roomy = replace(job, leaves_room=True)
+    return memory_model(roomy, request.target, DecoderStages(job.decoder)).needs(layout)[0]
 
 
 def _widened(solved: _Solved, pins: LayoutRequest, goes_on: "GoesOn") -> TrainingPlan:
@@ -217,8 +236,12 @@ def _check_sms(pins: LayoutRequest, profile: Profile) -> None:
 def training_job(
     decoder: Decoder, *, world_size: int | None, global_batch: int | None, length: int | None,
     dtype: str | None, routing: ExpertLoads | RecordedLayers, optimizer: str, profile: Profile,
+    leaves_room: bool,
 ) -> TrainingJob:  # fmt: skip
     """Return the job, with the profile's devices where no ranks are named.
+
+    Args:
+        leaves_room: for natural routing, where the routing is balanced and there are experts.
 
     Raises:
         InputError: the batch or the length is missing, or there is no such dtype or optimizer.
@@ -239,6 +262,7 @@ def training_job(
         decoder=decoder, world_size=world_size or profile.machine.num_devices,
         global_batch=global_batch, length=length, dtype=known_dtype,
         routing=routing, optimizer=known_optimizer,
+        leaves_room=leaves_room and routing == BALANCED and decoder.num_moe_layers > 0,
     )  # fmt: skip
 
 

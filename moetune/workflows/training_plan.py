@@ -67,6 +67,7 @@ class TrainingPlan:
         placement: of experts whose layers were recorded; None where nothing was to be placed.
         quality: of the profile; None where it says nothing of its errors.
         device: name of the machine's devices.
+        natural_bytes: of a device under natural routing, where the plan has no room for it.
         bounded_step_seconds: of the best layout of branch and bound, where others were tried; None
             where they were not, or it does not fit.
         provenance: of the profile.
@@ -90,6 +91,7 @@ class TrainingPlan:
     provenance: Provenance = "published"
     savings: tuple[FoundSaving, ...] = ()
     free: FoundSaving | None = None
+    natural_bytes: float | None = None
 
     @property
     def best(self) -> PricedLayout:
@@ -108,13 +110,14 @@ class TrainingPlan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the profile does not have, of operations and of the host's memory."""
-        each = round(self.best.memory.host_bytes)
+        """What the profile does not have, of operations and host memory, and natural routing."""
+        each, known = round(self.best.memory.host_bytes), self.stand_ins.words
+        known += self._routing_words
         if not each or self.host_bytes < inf:
-            return self.stand_ins.words
+            return known
         needed = f"{format_bytes(each * self.ranks_per_host)} beside its system's"
         return (
-            *self.stand_ins.words,
+            *known,
             f"profile {self.profile} does not know its hosts' memory: each of them needs {needed}",
         )
 
@@ -161,6 +164,7 @@ class TrainingPlan:
             "pins": encode(self.request.pins),
             "memory_limit_bytes": self.limit_bytes,
             **({"search_trials": trials} if trials else {}),
+            **({"leaves_room": True} if job.leaves_room else {}),
         }
 
     @property
@@ -189,6 +193,16 @@ class TrainingPlan:
             savings=tuple(map(_saving, self.savings)),
             free=None if self.free is None else _saving(self.free),
         )  # fmt: skip
+
+    @property
+    def _routing_words(self) -> tuple[str, ...]:
+        """Say what natural routing would need of a plan for balanced one alone, if it is more."""
+        need = self.natural_bytes
+        if need is None or need <= self.limit_bytes:
+            return ()
+        there = format_bytes(self.limit_bytes)
+        needed = f"natural routing would need {format_bytes(round(need))} per device"
+        return (f"{needed}, more than the {there} there are; without --routing a plan leaves room",)
 
     @property
     def document(self) -> dict[str, object]:

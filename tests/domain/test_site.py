@@ -6,9 +6,10 @@ import pytest
 
 from moetune.domain.chips import chip_of, generation_of
 from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.reference import Network
-from moetune.domain.site import site_of
+from moetune.domain.site import check_format, site_of
 from moetune.workflows.files import bundled_profiles, load_profile_file
 
 
@@ -145,3 +146,28 @@ def test_reference_machines_have_a_vendor_a_chip_and_their_links() -> None:
         assert site.vendor is not None
         assert site.chip is not None
         assert site.nvlink_peers is not None
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "flag", "words"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "fp8", "--dtype", "use --dtype bfloat16, or"),
+        ("NVIDIA H100 80GB HBM3", "mxfp8", "--dtype", "use --dtype bfloat16 or fp8, or"),
+        ("AMD Instinct MI355X", "nvfp4", "--dtype", "bfloat16 or fp8 or mxfp8, or"),
+        ("NVIDIA L40S", "mxfp8", "--quantization", "none or fp8_rowwise, or"),
+    ],
+)
+def test_a_format_without_units_is_refused_by_name(
+    device: str, dtype: str, flag: str, words: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        check_format(_profile(device), dtype, flag=flag)
+    assert caught.value.what == f"{device} has no units that multiply {dtype}"
+    assert words in caught.value.hint
+
+
+def test_a_format_that_may_be_there_is_not_refused() -> None:
+    check_format(_profile("NVIDIA B200"), "nvfp4")
+    check_format(_profile("Some GPU"), "fp8")
+    check_format(_profile("AMD EPYC 9B14", kind="cpu"), "fp8")
+    check_format(_profile("NVIDIA A100-SXM4-80GB"), "bfloat16")

@@ -337,6 +337,44 @@ def test_the_newest_measured_profile_is_found_and_published_ones_are_not(
     assert find_profile("rtx2080ti-x64", stores=stores).source == "bundled"
 
 
+def test_a_suspect_profile_and_one_of_a_cpu_are_no_default_where_there_are_others(
+    stores: StoreFinder,
+) -> None:
+    good, bad = (_with_gemm_error(one) for one in ("good", "suspect"))
+    gpus = replace(lab_profile("gpus"), machine=replace(lab_profile().machine, kind="cuda"))
+    cpu = replace(lab_profile(), machine=replace(lab_profile().machine, kind="cpu"))
+    with stores() as store:
+        assert store is not None
+        store.save_profile(replace(bad, name="bad", machine=cpu.machine))
+        assert newest_measured(store) == "bad"
+        with pytest.raises(ProfileError, match="on GPUs"):
+            newest_measured(store, for_models=True)
+        store.save_profile(replace(good, name="good", machine=cpu.machine))
+        store.save_profile(replace(bad, name="worse", machine=cpu.machine))
+        assert newest_measured(store) == "good"
+        store.save_profile(gpus)
+        store.save_profile(replace(good, name="newest", machine=cpu.machine))
+        assert newest_measured(store, for_models=True) == "gpus"
+    assert find_profile(None, stores=stores).profile.name == "newest"
+    assert find_profile(None, stores=stores, for_models=True).profile.name == "gpus"
+
+
+def _with_gemm_error(quality: Quality) -> Profile:
+    error = FitError(
+        num_points=9, median=0.1, p95=0.4, low=1.0, high=2.0, quality=quality,
+        alpha_seconds=(0.0, 1.0), beta_seconds=(0.0, 1.0),
+    )  # fmt: skip
+    good = replace(error, quality="good")
+    profile = lab_profile()
+    return replace(
+        profile,
+        gemm=tuple(replace(line, error=error) for line in profile.gemm),
+        collective=tuple(replace(line, error=good) for line in profile.collective),
+        copy=tuple(replace(line, error=good) for line in profile.copy),
+        samples=(),
+    )
+
+
 def test_an_unknown_name_is_answered_with_the_nearest_of_all(stores: StoreFinder) -> None:
     with stores() as store:
         assert store is not None

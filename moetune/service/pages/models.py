@@ -4,11 +4,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from moetune.domain.cluster import process_bytes
 from moetune.domain.errors import MoetuneError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest
-from moetune.domain.units import parse_bytes, parse_count
+from moetune.domain.units import parse_count
 from moetune.huggingface.registry import registered_models, resolve_name
 from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Library
@@ -55,7 +56,7 @@ class MemoryForm:
             world_size=parse_count(self.world_size) if self.world_size else None,
             global_batch=None, length=self.length, dtype="bfloat16",
             optimizer=target.optimizers[0], pins=LayoutRequest(micro_batch=1), target=target,
-            device_bytes=parse_bytes(self.device_memory or _DEVICE),
+            device_bytes=process_bytes(self.device_memory or _DEVICE),
         )  # fmt: skip
 
 

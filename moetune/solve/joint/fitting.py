@@ -48,13 +48,14 @@ class Fitting:
     Args:
         limit_bytes: usable memory of a device.
         host_bytes: host memory of one rank.
+        prices: that balance stages; None where they stay equal.
     """
 
     space: LayoutSpace
-    prices: StepPrices
     memory: MemoryModel
     limit_bytes: float
     host_bytes: float
+    prices: StepPrices | None = None
 
     def fits(self, layout: FoldedLayout) -> bool:
         """Return whether a layout fits into the memory of the devices and of their host."""
@@ -132,7 +133,7 @@ class Fitting:
 
     def cuts(self, layout: FoldedLayout, pins: LayoutRequest) -> Sequence[FoldedLayout]:
         """Return a layout with equal stages, and with balanced ones where these are others."""
-        if layout.pp == 1 or pins.stages is not None:
+        if layout.pp == 1 or pins.stages is not None or self.prices is None:
             return (layout,)
         balanced = self.prices.balanced(layout)
         return (layout,) if balanced.stages is None else (layout, balanced)

@@ -63,7 +63,9 @@ def block_modules(
     if "full" in layout.recompute:
         return {"inputs": ELEMENT * elements}
     if "selective" in layout.recompute:
-        rows = 0.0 if block.routed is None else tokens * most_rows(block.routed, job, layout)
+        routed, rows = block.routed, 0.0
+        if routed is not None and layout.ep > 1 and target.saves_exchanges:
+            rows = tokens * most_rows(routed, job, layout)
         return selective_modules(
             block, layout, tokens=tokens, rows=rows, d_model=job.decoder.d_model
         )
@@ -113,6 +115,20 @@ def workspace_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> flo
         hidden = routed.d_hidden / layout.etp
         widest = round(most_rows(routed, job, layout) * 2 * (routed.d_expert + hidden))
     return ELEMENT * tokens * widest
+
+
+def exchange_bytes(job: TrainingJob, layout: FoldedLayout) -> float:
+    """Return the buffers of HybridEP, outside the allocator: rows and weights of all its ranks.
+
+    One buffer for the dispatch and one for the combine, of as many rows as all ranks' tokens
+    (DeepEP, branch hybrid-ep, `csrc/hybrid_ep/hybrid_ep.cu`, `max_num_of_tokens_for_experts`).
+    """
+    if layout.dispatcher != "hybrid_ep" or layout.ep == 1:
+        return 0.0
+    tokens = layout.ep * layout.micro_batch * job.length / (layout.cp * layout.tp)
+    shapes = (one.layer for one in job.decoder.routed_kinds if one is not None)
+    rows = ((ELEMENT * one.d_model, FULL * one.num_experts) for one in shapes)
+    return 2 * tokens * max((sum(one) for one in rows), default=0.0)
 
 
 def _part_modules(part: Part, job: TrainingJob, kept: _Kept) -> dict[str, float]:
@@ -166,8 +182,9 @@ def _routed_modules(part: RoutedExperts, rows: float, kept: _Kept) -> dict[str, 
     hidden = part.d_hidden / layout.etp
     width = ELEMENT * hidden * (part.num_gemms - 1)
     if by.activations and "moe_act" not in layout.recompute:
-        factors = part.is_gated and not target.fuses_activations  # and the product before weights
-        width += hidden * (kept.gemm + 2 * ELEMENT * factors)
+        # The gate's result is a factor, and where rows are weighted here, their product is.
+        factors = 0 if target.fuses_activations else part.is_gated + (not by.results)
+        width += hidden * (kept.gemm + ELEMENT * factors)
     if by.gradients_wait and layout.order in SPLITTING:
         width += ELEMENT * hidden * (part.num_gemms - 1)
     found = {

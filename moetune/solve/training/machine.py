@@ -290,4 +290,4 @@ class DevicePrices:
     def _macs_per_second(self) -> float:
         """Rate of a large GEMM."""
         seconds = self.gemm("forward", rows=_LARGE, d_in=_LARGE, d_out=_LARGE)
-        return self.gemm_factor * _LARGE**3 / seconds
+        return self.gemm_factor * _LARGE**3 / (seconds - self.gap_seconds)

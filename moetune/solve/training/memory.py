@@ -5,6 +5,8 @@ optimizer: bfloat16 parameters, gradients and states by the optimizer's own byte
 the micro-batches in work, and what the libraries take.
 """
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -12,12 +14,14 @@ from typing import NamedTuple
 from moetune.domain.architecture import Block
 from moetune.domain.optimizers import Optimizer
 from moetune.domain.pipeline import SPLITTING
+from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.solve.training.activations import (
     AS_MEGATRON,
     GEMM_INPUT,
     block_modules,
+    exchange_bytes,
     workspace_bytes,
 )
 from moetune.solve.training.offload import (
@@ -37,13 +41,30 @@ from moetune.solve.training.states import WHOLE_BLOCKS, gathered_bytes, shard_of
 _GIB = 2**30
 LIBRARY_BYTES = 1.5 * _GIB
 """CUDA context, cuBLAS and NCCL buffers outside the allocator; stated, not measured."""
-FRAGMENTATION = 0.05
-"""Share of the activations that an allocator with expandable segments loses; stated."""
+_FULL_GRAPH = 0.2
+"""Of the tensors, what a graph of the whole step reserves beside them: experts' rows to a bound,
+their stash, and a pool of its own. The one published ablation: 225 against 187 GB of Hy3 on GB300
+(yangwhale/gpu-tpu-pedia, 07f-gb300-hy3-295b-gke, A1 with and without the graph)."""
+FRAGMENTATION = 0.03
+"""Of the tensors, what the allocator reserves beside them at the peak: the median of seven runs,
+2.4 to 10.9 % (Megatron-Bridge@067f987, examples/model_verification_cards: gemma-4-26b-a4b-it,
+nemotron-3.5-lightning)."""
+ROUTING = "uneven routing"
+"""The part that is room for the rows of natural routing, where a job leaves it."""
 _Key = tuple[object, ...]
 _PARTS = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "workspace", "logits",
-    "optimizer step", "fragmentation", "libraries",
+    "optimizer step", ROUTING, "fragmentation", "libraries",
 )  # fmt: skip
+
+
+def fillable_bytes(memory_bytes: int) -> int:
+    """Return what a layout may take of a GPU, with the libraries that it counts.
+
+    Args:
+        memory_bytes: that a process has beside them.
+    """
+    return memory_bytes + round(LIBRARY_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +92,14 @@ class RankMemory:
         return self.reserved_bytes - self.parts["fragmentation"]
 
     @property
+    def balanced_bytes(self) -> float:
+        """The sum without the room for natural routing."""
+        return self.peak_bytes - self.parts[ROUTING]
+
+    @property
     def reserved_bytes(self) -> float:
         """The count of `torch.cuda.max_memory_reserved`: tensors, and what blocks leave free."""
-        return self.peak_bytes - self.parts["libraries"]
+        return self.balanced_bytes - self.parts["libraries"]
 
 
 class BlockBytes(NamedTuple):
@@ -82,6 +108,14 @@ class BlockBytes(NamedTuple):
     modules: Mapping[str, float]
     total: float
     workspace: float
+
+    def towards(self, fuller: "BlockBytes", share: float) -> "BlockBytes":
+        """Return what is a share of the way from an even block to the fullest rank's."""
+        modules = {
+            name: size + share * (fuller.modules[name] - size)
+            for name, size in self.modules.items()
+        }
+        return BlockBytes(modules=modules, total=sum(modules.values()), workspace=fuller.workspace)
 
 
 class _RankBytes(NamedTuple):
@@ -92,6 +126,7 @@ class _RankBytes(NamedTuple):
         dense, experts: parameters of a device.
         blocks: what it has of the model.
         activations, workspace, logits: bytes.
+        uneven: that natural routing adds to activations and workspace, where a job leaves room.
     """
 
     rank: int
@@ -102,6 +137,7 @@ class _RankBytes(NamedTuple):
     activations: float
     workspace: float
     logits: float
+    uneven: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +156,22 @@ class MemoryModel:
     _largest: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
     _ranks: dict[_Key, tuple[_RankBytes, ...]] = field(default_factory=dict, init=False, repr=False)
     _optimizer: Optimizer = field(init=False, repr=False)
+    _natural: "MemoryModel | None" = field(init=False, repr=False)
+    _even: "MemoryModel | None" = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         counted = RankParameters(decoder=self.job.decoder, added=self.job.added_places)
         object.__setattr__(self, "_parameters", counted)
+        natural = self._with(NATURAL) if self.job.leaves_room else None
+        object.__setattr__(self, "_natural", natural)
+        routing = self.job.routing
+        is_law = isinstance(routing, ExpertLoads) and routing != BALANCED
+        object.__setattr__(self, "_even", self._with(BALANCED) if is_law else None)
         object.__setattr__(self, "_optimizer", self.target.optimizer(self.job.optimizer))
+
+    def _with(self, routing: ExpertLoads) -> "MemoryModel":
+        job = replace(self.job, routing=routing, leaves_room=False)
+        return MemoryModel(job=job, stages=self.stages, target=self.target)
 
     def peak(self, layout: FoldedLayout) -> RankMemory:
         """Return the memory of the pipeline rank that has most."""
@@ -156,13 +203,13 @@ class MemoryModel:
         """
         whole = self.stages.whole
         dense, experts = (one / layout.pp for one in self._parameters.of(layout, whole))
-        states = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
-        return LIBRARY_BYTES + sum(states)
+        states = self._states(layout, dense, experts, on_host)
+        return LIBRARY_BYTES + (1 + FRAGMENTATION) * sum(states)
 
     def states_of_blocks(self, layout: FoldedLayout, *, on_host: float) -> list[float]:
         """Return the bytes of the states of a block of each kind: least of them, as `least`."""
         every = (block_parameters(kind, layout) for kind in self.job.decoder.kinds)
-        return [sum(state_bytes(layout, self._optimizer, *one, on_host=on_host)) for one in every]
+        return [sum(self._states(layout, *one, on_host)) for one in every]
 
     def of_every_rank(self, layout: FoldedLayout) -> tuple[RankMemory, ...]:
         """Return the memory of each pipeline rank, in their order."""
@@ -181,9 +228,7 @@ class MemoryModel:
         parts, host = self._parts(layout, rank, layout.offload_optimizer)
         kept = self.kept(layout)
         modules: dict[str, float] = {}
-        for count, block in zip(
-            rank.blocks.counts, self._bytes_of_blocks(layout, layout.recompute), strict=True
-        ):
+        for count, block in self._counted(layout, rank.blocks):
             for name, size in block.modules.items():
                 modules[name] = modules.get(name, 0.0) + kept * rank.live * count * size
         return RankMemory(
@@ -210,26 +255,27 @@ class MemoryModel:
         if layout.offload_activations:
             host = offloaded_share(layout, self.job) * activations
             activations *= self.kept(layout)
-        states = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
-        states = states[0] + self._narrow * (dense + experts), *states[1:]
+        states = self._states(layout, dense, experts, on_host)
         host += on_host * HOST_OPTIMIZER_BYTES * updated
         copied = (1 - on_host) * self._optimizer.step_bytes * updated
-        return (
-            *states,
-            self._gathered(layout, rank),
-            activations,
-            workspace,
-            logits,
-            max(0.0, copied - activations - workspace - logits),
-            FRAGMENTATION * (activations + workspace),
-            LIBRARY_BYTES,
-        ), host
+        step = max(0.0, copied - activations - workspace - logits)
+        tensors = *states, self._gathered(layout, rank), activations, workspace, logits, step
+        uneven = rank.uneven * self.kept(layout)
+        lost = FRAGMENTATION + _FULL_GRAPH * (layout.cuda_graphs == "full")
+        libraries = LIBRARY_BYTES + exchange_bytes(self.job, layout)
+        return (*tensors, uneven, lost * sum(tensors), libraries), host
 
-    @property
-    def _narrow(self) -> float:
-        """Bytes of a parameter's 8-bit copies, one for each pass, that wait for the next batch."""
-        is_narrow = self.job.dtype != "bfloat16" and self.target.caches_narrow_weights
-        return 2 * GEMM_INPUT[self.job.dtype] * is_narrow
+    def _states(
+        self, layout: FoldedLayout, dense: float, experts: float, on_host: float
+    ) -> tuple[float, float, float]:
+        """Return the bytes of parameters, gradients and states, 8-bit weights among the first.
+
+        A weight has one copy for each pass, where they wait for the next micro-batch.
+        """
+        found = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
+        if self.job.dtype == "bfloat16" or not self.target.caches_narrow_weights:
+            return found
+        return found[0] + 2 * GEMM_INPUT[self.job.dtype] * (dense + experts), *found[1:]
 
     def _gathered(self, layout: FoldedLayout, rank: _RankBytes) -> float:
         """Return the bytes of what is sharded and yet whole for a while."""
@@ -269,18 +315,58 @@ class MemoryModel:
         dense, experts = self._parameters.of(layout, rank)
         fullest = max(rank.ranks, key=every_live.__getitem__)
         live = every_live[fullest]
-        blocks = self._bytes_of_blocks(layout, layout.recompute)
-        counted = [*zip(rank.counts, blocks, strict=True)]
+        activations, workspace = self._activations(layout, rank, live)
+        uneven = 0.0
+        if self._natural is not None:
+            uneven = self._natural.of_rows(layout, rank, live) - activations - workspace
         return _RankBytes(
             rank=fullest,
             live=live,
             dense=dense,
             experts=experts,
             blocks=rank,
-            activations=live * sum(count * block.total for count, block in counted),
-            workspace=max((block.workspace for count, block in counted if count), default=0.0),
+            activations=activations,
+            workspace=workspace,
             logits=self._logits(layout, rank),
+            uneven=max(0.0, uneven),
         )
+
+    def _activations(
+        self, layout: FoldedLayout, rank: RankBlocks, live: float
+    ) -> tuple[float, float]:
+        """Return the bytes of a rank's activations, and of its workspace."""
+        counted = self._counted(layout, rank)
+        kept = live * sum(count * block.total for count, block in counted)
+        return kept, max((block.workspace for count, block in counted if count), default=0.0)
+
+    def of_rows(self, layout: FoldedLayout, rank: RankBlocks, live: float) -> float:
+        """Return the bytes that depend on how many rows a rank gets: those of its activations.
+
+        Args:
+            live: micro-batches in work.
+        """
+        return sum(self._activations(layout, rank, live))
+
+    def _counted(self, layout: FoldedLayout, rank: RankBlocks) -> list[tuple[int, BlockBytes]]:
+        """Return the number and the bytes of each kind of block, those of predictions last.
+
+        Another rank is the fullest in each layer: of n layers' rows the fullest rank has beyond the
+        mean what it has of one layer's over √n, as sums of independent loads do.
+        """
+        blocks = self._bytes_of_blocks(layout, layout.recompute)
+        counted = [*zip(rank.counts, blocks, strict=True)]
+        if rank.has_predictions:
+            of_predictions = self._bytes_of_blocks(layout, layout.recompute, of_predictions=True)
+            counted += [(1, block) for block in of_predictions]
+        if self._even is None:
+            return counted
+        num = sum(itertools.compress(rank.counts, self.job.decoder.routed_kinds))
+        share = 1 / math.sqrt(max(1, num))
+        even = self._even._counted(layout, rank)  # noqa: SLF001 - of another job
+        return [
+            (count, one.towards(other, share))
+            for (count, one), (_, other) in zip(even, counted, strict=True)
+        ]
 
     def kept(self, layout: FoldedLayout) -> float:
         """Return the share of the activations that a device keeps, with the blocks in buffers."""
@@ -300,19 +386,36 @@ class MemoryModel:
     def sizes_of_blocks(
         self, layout: FoldedLayout, recomputes: Sequence[tuple[Recompute, ...]]
     ) -> list[list[BlockBytes]]:
-        """Return the bytes of each kind of block for one micro-batch with each recomputation."""
+        """Return the bytes of each kind of block for one micro-batch with each recomputation.
+
+        Of even rows, which are the least.
+        """
+        if self._even is not None:
+            return self._even.sizes_of_blocks(layout, recomputes)
         return [self._bytes_of_blocks(layout, one) for one in recomputes]
 
     def _bytes_of_blocks(
-        self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
+        self,
+        layout: FoldedLayout,
+        recompute: tuple[Recompute, ...],
+        *,
+        of_predictions: bool = False,
     ) -> list[BlockBytes]:
+        """Return the bytes of each kind of block, or of those of multi-token prediction."""
         splits = layout.order in SPLITTING
-        key = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, splits, recompute)
+        sizes = layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch
+        key = (*sizes, splits, recompute, of_predictions)
         found = self._blocks.get(key)
         if found is None:
             one = layout if recompute == layout.recompute else replace(layout, recompute=recompute)
             kinds = self.job.decoder.kinds
-            plain = self._bytes_of_blocks(layout, ()) if recompute else [None] * len(kinds)
+            if of_predictions:
+                kinds = tuple(
+                    block for step in self.job.decoder.predictions for block in step.blocks
+                )
+            plain: Sequence[BlockBytes | None] = [None] * len(kinds)
+            if recompute:
+                plain = self._bytes_of_blocks(layout, (), of_predictions=of_predictions)
             found = self._blocks[key] = [
                 self._of_block(kind, one, other) for kind, other in zip(kinds, plain, strict=True)
             ]

@@ -30,7 +30,7 @@ def selective_modules(
 
     Args:
         tokens: of a rank, cut over tensor ranks.
-        rows: of its experts.
+        rows: of its experts that exchanges bring, and are kept.
     """
     found = {"inputs": _ELEMENT * tokens * d_model}
     saves = True
@@ -40,8 +40,7 @@ def selective_modules(
             kept += _ELEMENT * tokens * width * saves
             saves = not saves
         if isinstance(part, RoutedExperts):
-            if layout.ep > 1:
-                kept += 2 * _ELEMENT * rows * part.d_expert
+            kept += 2 * _ELEMENT * rows * part.d_expert
         elif not isinstance(part, DenseFfn):
             heads: int = getattr(part, "num_heads", 0)
             kept += tokens * (_ELEMENT * part.widths.get("output", 0) + _FULL * heads)

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+from moetune.domain.training import FoldedLayout
 from moetune.domain.units import format_bytes
 from moetune.report.memory_figure import memory_parts_figure
-from moetune.report.section import Cell, Highlight, Section, Table, percent, plural
-from moetune.workflows.memory import USABLE, FittedLayout, MemoryAnswer
+from moetune.report.section import Cell, Highlight, Section, Table, plural
+from moetune.workflows.memory import FittedLayout, MemoryAnswer
 from moetune.workflows.training_plan import layout_words
+from moetune.workflows.views.training import host_words
 from moetune.workflows.views.words import largest_first
 
 SCHEMA = "moetune.memory/1"
@@ -51,14 +53,14 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
         if answer.fits
         else f"No layout of {job.decoder.name} on {gpus} fits"
     )
-    share, device = percent(USABLE, digits=0), format_bytes(question.device_bytes)
+    device = format_bytes(question.device_bytes)
     words = (
-        f"{what} into {limit}, {share} of {device} each. The "
-        f"{'plainest' if answer.fits else 'smallest'} takes {peak}: {layout_words(first.layout)}, "
-        f"ZeRO-{first.layout.zero}."
+        f"{what} into {limit}: the {device} that a process has of each, and its libraries. "
+        f"The {'plainest' if answer.fits else 'smallest'} takes {peak}: "
+        f"{layout_words(first.layout)}, ZeRO-{first.layout.zero}{_host(first.layout)}."
     )
     highlights = (
-        Highlight(name="GPUs", cell=Cell.count(job.world_size), note="the fewest of a power of two")
+        Highlight(name="GPUs", cell=Cell.count(job.world_size), note="the fewest")
         if question.world_size is None and answer.fits
         else Highlight(name="GPUs", cell=Cell.count(job.world_size)),
         Highlight(
@@ -76,6 +78,12 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
     )
 
 
+def _host(layout: FoldedLayout) -> str:
+    """Return what of a layout is in host memory, behind a comma; "" for nothing."""
+    words = host_words(layout)
+    return f", on the host {words}" if words else ""
+
+
 def _layouts(answer: MemoryAnswer) -> Table:
     more = max(0, answer.num_fitting - len(answer.found))
     return Table(
@@ -83,7 +91,7 @@ def _layouts(answer: MemoryAnswer) -> Table:
         header=("layout", "zero", "recompute", "memory", "states", "activations"),
         rows=tuple(
             (
-                Cell.words(layout_words(one.layout)),
+                Cell.words(layout_words(one.layout) + _host(one.layout)),
                 Cell.count(one.layout.zero),
                 Cell.words(", ".join(one.layout.recompute) or "none"),
                 Cell.size(round(one.memory.peak_bytes)),
@@ -121,7 +129,10 @@ def _layout_document(one: FittedLayout) -> dict[str, object]:
             "dp": layout.dp, "cp": layout.cp, "tp": layout.tp, "pp": layout.pp, "vpp": layout.vpp,
             "ep": layout.ep, "etp": layout.etp, "micro_batch": layout.micro_batch,
             "zero": layout.zero, "recompute": [*layout.recompute] or ["none"],
+            "offload_activations": layout.offload_activations,
+            "offload_optimizer": layout.offload_optimizer,
         },
+        "host_bytes": round(one.memory.host_bytes),
         "peak_bytes": round(one.memory.peak_bytes),
         "parts": {name: round(size) for name, size in one.memory.parts.items()},
         "activations": {

@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from moetune.domain.cluster import DEVICE_MEMORY
 from moetune.domain.corrections import corrections_words
 from moetune.domain.profile import Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
+from moetune.domain.site import site_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.index import index_of
 from moetune.fit.missing import group_name, launcher
@@ -157,6 +159,22 @@ def _command(profile: Profile) -> str:
     return f"{launcher((machine.num_devices, 0), machine)} --name {profile.name} --preset full"
 
 
+def host_words(profile: Profile) -> str:
+    """Return what a host of the machine has: devices, memory, network cards, and of a device."""
+    site, facts = site_of(profile), profile.fingerprint.hardware
+    memory = "memory that is not known"
+    if site.host_memory_bytes is not None:
+        memory = f"{format_bytes(site.host_memory_bytes)} of memory"
+    nics = "network cards that are not known"
+    if site.num_nics is not None:
+        nics = plural(site.num_nics, "network card")
+    words = f"A host has {plural(site.devices_per_node, 'device')}, {memory} and {nics}"
+    reported = facts.get(DEVICE_MEMORY, "")
+    if not reported.isdigit() or site.vendor == "cpu":
+        return f"{words}."
+    return f"{words}; {format_bytes(int(reported))} of each device are reported."
+
+
 def _head(found: FoundProfile) -> Section:
     profile = found.profile
     source = f" ({profile.citation})" if profile.citation else ""
@@ -167,7 +185,11 @@ def _head(found: FoundProfile) -> Section:
         name="profile",
         title=profile.name,
         scope=machine_scope(profile),
-        paragraphs=(f"{origin} {samples}, digest {found.digest[:8]}.", *quality_words(profile)),
+        paragraphs=(
+            f"{origin} {samples}, digest {found.digest[:8]}.",
+            host_words(profile),
+            *quality_words(profile),
+        ),
         notes=(
             *((_suspects(suspects, samples),) if suspects else ()),
             *(f"Corrected: {words}." for words in corrections_words(profile.corrections)),

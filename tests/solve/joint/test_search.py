@@ -360,9 +360,10 @@ def test_sizes_whose_states_are_too_large_change_no_answer(target: str, gib: flo
 def test_gradients_that_wait_for_their_products_take_memory() -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
     layout = FoldedLayout(dp=4, pp=2, vpp=2, ep=4, schedule="zero_bubble")
-    memory, kept = search_of(job).memory, find_target("moetune").kept_by_experts
+    memory, target = search_of(job).memory, find_target("moetune")
+    kept = target.kept_by_experts
     without, waiting = (
-        replace(memory, kept_by_experts=replace(kept, gradients_wait=one))
+        replace(memory, target=replace(target, kept_by_experts=replace(kept, gradients_wait=one)))
         .peak(layout)
         .parts["activations"]
         for one in (False, True)
