@@ -289,7 +289,8 @@ def test_how_sure_a_layout_is_comes_from_the_record_of_public_runs(cli: Cli) -> 
 def test_launches_that_hold_the_devices_up_are_named_with_what_helps(cli: Cli) -> None:
     pins = ("--tp", "2", "--pp", "1", "--ep", "8", "--micro-batch", "1", "--overlap", "none")
     shown = cli(*SEARCHED, *pins).out
-    assert "--cuda-graphs partial" in shown
+    assert "The host's launches bind" in shown
+    assert "--micro-batch 8 would save" in shown
     replayed = cli(*SEARCHED, *pins, "--cuda-graphs", "partial", "--json").document
     plain = cli(*SEARCHED, *pins, "--json").document
     assert replayed["predicted"]["step_seconds"] < plain["predicted"]["step_seconds"]
