@@ -41,7 +41,7 @@ def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
     """
     if name in MODELS:
         return _paper(MODELS[name], world_size)
-    if _is_there(name):
+    if is_file_of_model(name):
         found = read_model(Path(name).expanduser())
     elif resolve_name(name) is not None:
         found = named_model(name)
@@ -60,7 +60,7 @@ def is_decoder_name(name: str) -> bool:
     """Return whether a name is that of a Hugging Face model, and not one of the papers'."""
     if name in MODELS:
         return False
-    return resolve_name(name) is not None or _is_there(name)
+    return resolve_name(name) is not None or is_file_of_model(name)
 
 
 def check_known(name: str) -> None:
@@ -69,7 +69,7 @@ def check_known(name: str) -> None:
         raise _unknown(name)
 
 
-def _is_there(name: str) -> bool:
+def is_file_of_model(name: str) -> bool:
     """Return whether a name is a path; the empty one, which is the working directory's, is none."""
     return bool(name) and (Path(name).expanduser().exists() or name.endswith(".json"))
 
