@@ -21,8 +21,8 @@ class Recipe:
     dispatcher: TokenDispatcher | None = None
     overlap: Overlap | None = None
     recompute: tuple[Recompute, ...] | None = None
-    fuses_activations: bool = True
     vpp: int | None = None
+    fuses_activations: bool = True
 
 
 _MOONLIGHT = Recipe(

@@ -21,6 +21,10 @@ from moetune.domain.prediction_error import prediction_error
 
 _NEAR, _FAR = 0.10, 0.25
 """Relative errors: of memory that is right, and of steps that are far off."""
+_RUNTIMES: Mapping[str, frozenset[str]] = {
+    "Megatron and Bridge": frozenset({"megatron", "bridge"}),
+    "torchtitan": frozenset({"torchtitan"}),
+}
 _EXPLAINED = Path(__file__).parent / "explained.md"
 
 
@@ -81,14 +85,16 @@ def _summary(
     pairs = pairs_of_one_change(timed)
     right = sum(is_sign_right(one, other) for one, other, _ in pairs)
     yield f"- Pairs that differ in one thing: {right} of {len(pairs)} in the right order."
-    if len({row.run.job.decoder.name for row in timed}) > 1:
-        found = record_errors(timed)
-        yield (
-            f"- Measured over predicted seconds, without a factor, each set counted once: "
-            f"{found.p05_ratio:.2f} to {found.p95_ratio:.2f} (5 % and 95 %); between layouts of a "
-            f"set ±{found.own_spread:.2f} (logarithm). Ranges made without a run's model hold "
-            f"{share_inside(timed):.0%} of the runs."
-        )
+    for words, names in _RUNTIMES.items():
+        rows = [row for row in timed if row.run.target in names]
+        if len({row.run.job.decoder.name for row in rows}) > 1:
+            found = record_errors(rows)
+            yield (
+                f"- {words}, measured over predicted seconds without a factor, each set counted "
+                f"once: {found.p05_ratio:.2f} to {found.p95_ratio:.2f} (5 % and 95 %); between "
+                f"layouts of a set ±{found.own_spread:.2f} (logarithm). Ranges made without a "
+                f"run's model hold {share_inside(rows):.0%} of the {len(rows)} runs."
+            )
 
 
 def _groups(

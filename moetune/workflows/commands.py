@@ -8,7 +8,7 @@ from moetune.domain.constraint_texts import MEMORY_TAKEN, encode_constraints
 from moetune.domain.pipeline import stage_words
 from moetune.domain.request import PlanRequest
 from moetune.domain.routing import BALANCED
-from moetune.domain.training import LayoutRequest
+from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.workflows.training_plan import TrainingRequest
 
 _GIB = 2**30
@@ -38,7 +38,7 @@ def training_command(request: TrainingRequest, *, model: str, profile: str) -> s
         ("world-size", job.world_size), ("global-batch", job.global_batch), ("seq", job.length),
         ("dtype", job.dtype if job.dtype != "bfloat16" else None),
         ("optimizer", job.optimizer if job.optimizer != request.target.optimizers[0] else None),
-        ("routing", job.routing.name if job.routing != BALANCED else None),
+        ("routing", None if _is_usual(job) else job.routing.name),
         ("memory-limit", size_words(limit) if limit else None), *_pins(request.pins),
     ]  # fmt: skip
     return _command(found)
@@ -101,3 +101,9 @@ def _command(flags: list[tuple[str, object]]) -> str:
         if value is not True:
             words.append(shlex.quote(str(value)))
     return " ".join(words)
+
+
+def _is_usual(job: TrainingJob) -> bool:
+    """Return whether a job's routing is that of a command that names none."""
+    leaves_room = job.leaves_room or not job.decoder.num_moe_layers
+    return job.routing == BALANCED and leaves_room

@@ -110,13 +110,14 @@ class TrainingPlan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the profile does not have, of operations and of the host's memory."""
-        each = round(self.best.memory.host_bytes)
+        """What the profile does not have, of operations and host memory, and natural routing."""
+        each, known = round(self.best.memory.host_bytes), self.stand_ins.words
+        known += self._routing_words
         if not each or self.host_bytes < inf:
-            return self.stand_ins.words
+            return known
         needed = f"{format_bytes(each * self.ranks_per_host)} beside its system's"
         return (
-            *self.stand_ins.words,
+            *known,
             f"profile {self.profile} does not know its hosts' memory: each of them needs {needed}",
         )
 

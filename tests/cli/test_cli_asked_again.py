@@ -70,6 +70,7 @@ def test_a_models_command_asks_for_the_same_plan(
     job = training_job(
         named_model("olmoe").decoder, world_size=8, global_batch=32, length=2048, dtype=dtype,
         routing=routing, optimizer=optimizer, profile=H100,  # type: ignore[arg-type] # loads
+        leaves_room=not pins.ep,
     )  # fmt: skip
     asked = TrainingRequest(job=job, pins=pins, target=runtime, memory_limit_bytes=60 * 10**9)
     command = training_command(asked, model="olmoe", profile="h100-x8")

@@ -48,7 +48,7 @@ def least_bytes(
     )
     workspace = np.array([min(one.workspace for one in every) for every in blocks])
     live = np.array([_live(memory, one) for one in pipelines])[:, :, None, None] * activations
-    states = np.array([memory.states_of_blocks(one, on_host=share) for one, share in ways])
+    states = loss * np.array([memory.states_of_blocks(one, on_host=share) for one, share in ways])
     num = -(-num_layers // first.pp)
     taken = _cheapest(_LESS + num, counts, states[:, None, None, None] + live)
     fullest = np.maximum(taken[:, :, 0], taken[:, :, 1])

@@ -112,6 +112,7 @@ class DevicePrices:
 
     Args:
         sustained: share of its rate alone that a kernel reaches in a training step.
+        gap_seconds: between a GEMM and its neighbours, which a kernel alone does not have.
         slowdown: of a runtime's kernels (`RuntimeKernels`).
         posted_chunk_seconds: see `Network`.
         transfers: of dispatchers by their multiprocessors; None where nothing is known.
@@ -122,6 +123,7 @@ class DevicePrices:
     costs: Costs
     machine: Machine
     sustained: float = 1.0
+    gap_seconds: float = 0.0
     slowdown: float = 1.0
     posted_chunk_seconds: float = 0.0
     transfers: TransferTimes | None = None
@@ -174,7 +176,7 @@ class DevicePrices:
                 d_in=d_in, d_out=d_out,
             )  # fmt: skip
             self.trusts.note(estimate)
-            found = self._known[key] = estimate.seconds / self.reached
+            found = self._known[key] = estimate.seconds / self.reached + self.gap_seconds
         return found
 
     def _gemms(
@@ -191,7 +193,7 @@ class DevicePrices:
             dtype=dtype, product=product, num_experts=num_experts, rows=array_of(rows),
             d_in=d_in, d_out=d_out,
         )  # fmt: skip
-        return every.seconds / self.reached
+        return every.seconds / self.reached + self.gap_seconds
 
     def collective(self, op: CollectiveOp, span: RankSpan, num_bytes: float) -> float:
         """Return the seconds of a collective; 0 in a group of one."""
@@ -288,4 +290,4 @@ class DevicePrices:
     def _macs_per_second(self) -> float:
         """Rate of a large GEMM."""
         seconds = self.gemm("forward", rows=_LARGE, d_in=_LARGE, d_out=_LARGE)
-        return self.gemm_factor * _LARGE**3 / seconds
+        return self.gemm_factor * _LARGE**3 / (seconds - self.gap_seconds)

@@ -203,13 +203,13 @@ class MemoryModel:
         """
         whole = self.stages.whole
         dense, experts = (one / layout.pp for one in self._parameters.of(layout, whole))
-        states = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
-        return LIBRARY_BYTES + sum(states)
+        states = self._states(layout, dense, experts, on_host)
+        return LIBRARY_BYTES + (1 + FRAGMENTATION) * sum(states)
 
     def states_of_blocks(self, layout: FoldedLayout, *, on_host: float) -> list[float]:
         """Return the bytes of the states of a block of each kind: least of them, as `least`."""
         every = (block_parameters(kind, layout) for kind in self.job.decoder.kinds)
-        return [sum(state_bytes(layout, self._optimizer, *one, on_host=on_host)) for one in every]
+        return [sum(self._states(layout, *one, on_host)) for one in every]
 
     def of_every_rank(self, layout: FoldedLayout) -> tuple[RankMemory, ...]:
         """Return the memory of each pipeline rank, in their order."""
@@ -255,8 +255,7 @@ class MemoryModel:
         if layout.offload_activations:
             host = offloaded_share(layout, self.job) * activations
             activations *= self.kept(layout)
-        states = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
-        states = states[0] + self._narrow * (dense + experts), *states[1:]
+        states = self._states(layout, dense, experts, on_host)
         host += on_host * HOST_OPTIMIZER_BYTES * updated
         copied = (1 - on_host) * self._optimizer.step_bytes * updated
         step = max(0.0, copied - activations - workspace - logits)
@@ -266,11 +265,17 @@ class MemoryModel:
         libraries = LIBRARY_BYTES + exchange_bytes(self.job, layout)
         return (*tensors, uneven, lost * sum(tensors), libraries), host
 
-    @property
-    def _narrow(self) -> float:
-        """Bytes of a parameter's 8-bit copies, one for each pass, that wait for the next batch."""
-        is_narrow = self.job.dtype != "bfloat16" and self.target.caches_narrow_weights
-        return 2 * GEMM_INPUT[self.job.dtype] * is_narrow
+    def _states(
+        self, layout: FoldedLayout, dense: float, experts: float, on_host: float
+    ) -> tuple[float, float, float]:
+        """Return the bytes of parameters, gradients and states, 8-bit weights among the first.
+
+        A weight has one copy for each pass, where they wait for the next micro-batch.
+        """
+        found = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
+        if self.job.dtype == "bfloat16" or not self.target.caches_narrow_weights:
+            return found
+        return found[0] + 2 * GEMM_INPUT[self.job.dtype] * (dense + experts), *found[1:]
 
     def _gathered(self, layout: FoldedLayout, rank: _RankBytes) -> float:
         """Return the bytes of what is sharded and yet whole for a while."""

@@ -60,7 +60,7 @@ def _error_words(origin: PlanOrigin, target: TargetName) -> str:
     if target in UNRECORDED:
         return (
             f"Nobody has published steps of {target} with their batch: {low} to {high} times "
-            f"{such} is a guess, half as wide again as torchtitan's error."
+            f"{such} is a guess, twice as wide as torchtitan's error."
         )
     runs = f"public runs of {RECORDED.get(target, 'Megatron')}"
     return f"Nine in ten {runs} took {low} to {high} times {such}."

@@ -19,7 +19,7 @@ from moetune.solve.joint.ties import PricedLayout
 
 LISTS: tuple[tuple[Recompute, ...], ...] = (
     (), ("moe_act", "norm"), ("moe_act", "norm", "mlp", "shared_experts", "mla_up_proj"),
-    ("moe", "norm"), ("full",),
+    ("moe", "norm"), ("selective",), ("full",),
 )  # fmt: skip
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
@@ -113,10 +113,8 @@ def _stored(
 def fitting(search: FoldedSearch, every: Iterable[FoldedLayout]) -> list[PricedLayout]:
     """Return those of some layouts that fit, priced."""
     found = []
-    per_node = min(search.job.world_size, search.prices.device.per_node)
     for layout in every:
         memory = search.memory.peak(layout)
-        on_host = memory.host_bytes * per_node
-        if memory.peak_bytes <= search.limit_bytes and on_host <= search.host_bytes:
+        if memory.peak_bytes <= search.limit_bytes and memory.host_bytes <= search.host_bytes:
             found.append(search.priced(layout))
     return found

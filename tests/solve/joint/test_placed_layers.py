@@ -110,7 +110,7 @@ def apart_search(job: TrainingJob, *, gib: float = 70.0) -> FoldedSearch:
     """Return the search with the mean of the layers, and each layer's own for whole layouts."""
     target = find_target("moetune")
     mean, own = (
-        replace(one, memory=replace(one.memory, kept_by_experts=target.kept_by_experts))
+        replace(one, memory=replace(one.memory, target=target))
         for one in (search_of(each, target="moetune", gib=gib) for each in (job.alike, job))
     )
     return replace(mean, apart=(own.prices, own.memory))
