@@ -85,6 +85,7 @@ def show_model(
             "d_model": decoder.d_model,
             "vocab_size": decoder.vocab_size,
             "is_tied": decoder.is_tied,
+            "uncounted": decoder.uncounted,
         }
     document |= {"layer": found.layer, "seq": length, **decoder_document(decoder, length)}
     sections = () if decoder is None else decoder_sections(found, length=length)

@@ -1,6 +1,5 @@
 """`moetune plan --model` with a Hugging Face model: the layout of its training."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,6 @@ def print_decoder(
 ) -> None:
     """Plan a Hugging Face model's training, print the plan and save it."""
     from moetune.workflows.files import write_text
-    from moetune.workflows.models import is_file_of_model
     from moetune.workflows.plan_flags import plan_decoder
     from moetune.workflows.views.training import training_sections
 
@@ -47,6 +45,4 @@ def print_decoder(
         screen.note(f"Plan {short} saved.")
     else:
         screen.line(f"Plan {short} saved. Explain it: moetune explain {short}")
-        model = flags.model or ""
-        given = f" --model {shlex.quote(model)}" if is_file_of_model(model) else ""
-        screen.line(f"Write it for {target}: moetune export {short} --to {target}{given}")
+        screen.line(f"Write it for {target}: moetune export {short} --to {target}")

@@ -6,7 +6,7 @@ causal mask; multi-token prediction with its own logits; no router, norm, activa
 recomputation.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -154,6 +154,7 @@ class Decoder:
         predictions: steps of multi-token prediction.
         uncounted: what towers beside the language model are for, such as "vision": they are not
             counted.
+        path: absolute path of the configuration, "" for a model that is known by its name.
 
     Raises:
         InputError: a size below 1.
@@ -167,10 +168,11 @@ class Decoder:
     norms: int
     is_tied: bool = False
     embedding_extra: int = 0
-    tables: int = 0
+    tables: int = field(default=0, repr=False)
     head_biases: int = 0
     predictions: tuple[Prediction, ...] = ()
-    uncounted: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = field(default=(), repr=False)
+    path: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_positive(self, "d_model", "vocab_size", "num_layers")
@@ -179,6 +181,27 @@ class Decoder:
     def num_layers(self) -> int:
         """Blocks, without those of multi-token prediction."""
         return len(self.blocks)
+
+    @cached_property
+    def identity(self) -> str:
+        """Its sizes in words, for digests: plans that were stored earlier keep theirs.
+
+        What decoders had from the first is in `repr`; the rest is added where there is some.
+        """
+        scorers = (
+            mixer.indexer for mixer in self.mixers if isinstance(mixer, GroupedQueryAttention)
+        )
+        later = [repr(scorer) for scorer in scorers if scorer is not None]
+        return " ".join([repr(self), *later, *([str(self.tables)] if self.tables else [])])
+
+    @property
+    def uncounted_words(self) -> tuple[str, ...]:
+        """A sentence about towers that are not counted; () where there are none."""
+        if not self.uncounted:
+            return ()
+        what = " and ".join(filter(None, (", ".join(self.uncounted[:-1]), self.uncounted[-1])))
+        towers = "tower is" if len(self.uncounted) == 1 else "towers are"
+        return (f"The {what} {towers} not counted: sizes and times are the language model's.",)
 
     @cached_property
     def num_moe_layers(self) -> int:

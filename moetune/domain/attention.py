@@ -7,7 +7,7 @@ and `widths`: the elements of one token's tensors inside it, which a backward pa
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from moetune.domain.errors import InputError, check_positive
 
@@ -59,7 +59,7 @@ class GroupedQueryAttention:
     norm_parameters: int = 0
     num_sinks: int = 0
     has_value_projection: bool = True
-    indexer: "Indexer | None" = None
+    indexer: "Indexer | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_positive(
@@ -129,7 +129,7 @@ class Indexer:
     head_dim: int
     top_k: int
     norm_parameters: int = 0
-    has_weights: bool = True
+    has_weights: bool = field(default=True, repr=False)
 
     @property
     def parameters(self) -> int:

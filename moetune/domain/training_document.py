@@ -41,6 +41,7 @@ class TrainingInputs:
         memory_limit_bytes: usable memory of a device.
         search_trials: layouts that were tried beyond branch and bound.
         leaves_room: whether memory has room for natural routing beside balanced one.
+        model_path: the configuration that the model was read from; "" for a name.
     """
 
     model: str
@@ -57,6 +58,7 @@ class TrainingInputs:
     routing: str = "balanced"
     search_trials: int = field(default=0, metadata=UNLESS_DEFAULT)
     leaves_room: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    model_path: str = field(default="", metadata=UNLESS_DEFAULT)
 
     @property
     def tokens_per_rank(self) -> int:

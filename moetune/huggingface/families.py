@@ -1,75 +1,18 @@
-"""Families of models by `model_type`: one row of traits each (see `family.Family`).
+"""Families of models with experts by `model_type`, and with the dense ones `FAMILIES`.
 
-Source: the configuration and model classes of transformers 5.24.0; those without a class
-name their source.
+One row of traits each (see `family.Family`). Source: the configuration and model classes of
+transformers 5.24.0; those without a class name their source.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from moetune.huggingface import attention, kinds, recurrent, sparse
+from moetune.huggingface.dense_families import DENSE_FAMILIES
 from moetune.huggingface.family import Family
 
 _EXPERTS_ALONE = ("intermediate_size",)
 _ROWS = (
-    Family(
-        types=("llama", "mistral"),
-        attention=attention.grouped,
-        needs_kv_heads=False,
-        needs_head_dim=False,
-        kinds=kinds.windowed,
-        sparse=sparse.nowhere,
-        mlp_bias="mlp_bias",
-    ),
-    Family(
-        types=("qwen2", "mimo"),
-        attention=attention.grouped,
-        needs_head_dim=False,
-        kinds=kinds.qwen_window,
-        sparse=sparse.nowhere,
-        qkv_bias=True,
-        out_bias=False,
-        only={"attention_bias": (True,)},
-    ),
-    Family(
-        types=("seed_oss",),
-        attention=attention.grouped,
-        sparse=sparse.nowhere,
-        has_bias_by_default=True,
-        out_bias="attention_out_bias",
-        mlp_bias="mlp_bias",
-    ),
-    Family(
-        types=("nemotron",),
-        attention=attention.grouped,
-        needs_kv_heads=False,
-        needs_head_dim=False,
-        sparse=sparse.nowhere,
-        mlp_bias="mlp_bias",
-        is_gated=False,
-        norms=4,
-        has_norm_biases=True,
-    ),
-    Family(
-        types=("gpt2",),
-        attention=attention.grouped,
-        needs_kv_heads=False,
-        needs_head_dim=False,
-        sparse=sparse.nowhere,
-        qkv_bias=True,
-        mlp_bias=True,
-        dense_width=("n_inner",),
-        dense_ratio=4,
-        is_gated=False,
-        norms=4,
-        has_norm_biases=True,
-        positions=("n_positions", "max_position_embeddings"),
-        is_tied=True,
-        harmless=(
-            "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
-            "summary_type", "summary_use_proj",
-        ),
-    ),
     Family(
         types=("grok-1",),
         attention=attention.grouped,
@@ -78,14 +21,6 @@ _ROWS = (
         expert_width=_EXPERTS_ALONE,
         norms=4,
         is_tied=True,
-    ),
-    Family(
-        types=("qwen3", "qwen3_vl_text"),
-        attention=attention.grouped,
-        needs_head_dim=False,
-        kinds=kinds.qwen_window,
-        sparse=sparse.nowhere,
-        qk_norm="head",
     ),
     Family(
         types=("mixtral",),
@@ -118,6 +53,17 @@ _ROWS = (
         score="softmax_of_top_k",
     ),
     Family(
+        types=("granitemoe_swa",),
+        attention=attention.grouped,
+        needs_kv_heads=False,
+        needs_head_dim=False,
+        sinks=("full", "sliding"),
+        expert_width=_EXPERTS_ALONE,
+        shared="optional_width",
+        shared_width=("shared_intermediate_size",),
+        score="softmax_of_top_k",
+    ),
+    Family(
         types=("gpt_oss",),
         attention=attention.grouped,
         has_bias_by_default=True,
@@ -129,7 +75,7 @@ _ROWS = (
         score="softmax_of_top_k",
     ),
     Family(
-        types=("minimax",),
+        types=("minimax", "minimax_text_01"),
         attention=attention.grouped,
         needs_head_dim=False,
         linear=recurrent.lightning,
@@ -192,16 +138,6 @@ _ROWS = (
         only={"attn_output_gate": (True,)},
     ),
     Family(
-        types=("qwen3_5_text",),
-        attention=attention.grouped,
-        linear=recurrent.gated_delta,
-        kinds=kinds.interval,
-        sparse=sparse.nowhere,
-        qk_norm="head",
-        gate="full",
-        only={"attn_output_gate": (True,)},
-    ),
-    Family(
         types=("flint",),
         attention=attention.grouped,
         sparse=sparse.qwen,
@@ -241,6 +177,14 @@ _ROWS = (
         qk_norm="full",
         expert_width=_EXPERTS_ALONE,
     ),
+    Family(  # modeling_deepseek.py of deepseek-ai/deepseek-moe-16b-base
+        types=("deepseek",),
+        attention=attention.grouped,
+        needs_kv_heads=False,
+        needs_head_dim=False,
+        sparse=sparse.after_dense,
+        shared="count",
+    ),
     Family(
         types=("deepseek_v2",),
         attention=attention.latent,
@@ -253,6 +197,25 @@ _ROWS = (
         attention=attention.latent,
         needs_groups=True,
         sparse=sparse.after_dense,
+        shared="count",
+        score="sigmoid",
+        has_balance_bias=True,
+    ),
+    Family(
+        types=("sarvam_mla",),
+        attention=attention.latent,
+        needs_query_rank=False,
+        sparse=sparse.after_dense,
+        shared="count",
+        score="sigmoid",
+        has_balance_bias=True,
+    ),
+    Family(
+        types=("sarvam_moe",),
+        attention=attention.grouped,
+        sparse=sparse.after_dense,
+        qk_norm="head",
+        qk_norm_flag="use_qk_norm",
         shared="count",
         score="sigmoid",
         has_balance_bias=True,
@@ -288,7 +251,7 @@ _ROWS = (
         types=("deepseek_v4",),
         attention=attention.compressed,
         kinds=kinds.ratios,
-        shared="count",
+        shared="one",
         score="sqrtsoftplus",
         has_balance_bias=True,
         streams="full",
@@ -425,7 +388,8 @@ _ROWS = (
         router_parameters=1,
         is_tied=True,
         head_bias="use_bias",
-        harmless=("moe_norm_min",),
+        only={"moe_gate": ("topk",), "use_rmsnorm": (True,)},
+        harmless=("moe_norm_min", "moe_capacity", "moe_use_aux_free"),
     ),
     Family(
         types=("llama4_text",),
@@ -523,7 +487,7 @@ _ROWS = (
         score="sigmoid",
         has_balance_bias=True,
         is_tied=True,
-        harmless=("use_expert_bias", "conv_bias"),
+        harmless=("use_expert_bias",),
     ),
     Family(
         types=("cohere2_moe",),
@@ -547,14 +511,13 @@ _ROWS = (
         sparse=sparse.after_dense,
         mlp_bias="mlp_bias",
         gate="head",
-        shared="width",
+        shared="count",
         shared_width=("shared_experts_intermediate_size",),
         score="sigmoid",
         has_balance_bias=True,
-        harmless=("n_shared_experts",),
     ),
     Family(
-        types=("hy_v4",),
+        types=("hy_v4", "hy_v4_vl_text"),
         attention=attention.hunyuan_latent,
         kinds=kinds.indexed,
         sparse=sparse.after_dense,
@@ -619,5 +582,5 @@ _ROWS = (
     ),
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {name: family for family in _ROWS for name in family.types}
+    {name: family for family in (*DENSE_FAMILIES, *_ROWS) for name in family.types}
 )

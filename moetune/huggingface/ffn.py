@@ -10,8 +10,8 @@ TOP_K = (
     "top_k_experts", "experts_per_token",
 )  # fmt: skip
 SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
-GROUPS = ("n_group", "num_expert_group", "n_expert_groups")
-TOP_GROUPS = ("topk_group", "n_limited_groups")
+GROUPS = ("n_group", "num_expert_group", "n_expert_groups", "num_expert_groups")
+TOP_GROUPS = ("topk_group", "n_limited_groups", "num_limited_groups")
 SCORES = (
     "scoring_func", "score_func", "score_function", "moe_router_activation",
     "moe_router_activation_func",
@@ -94,11 +94,12 @@ def _shared(fields: Fields, family: Family, width: int) -> DenseFfn | None:
         return _ffn(fields, family, width)
     if family.shared in {"width", "optional_width"}:
         default = 0 if family.shared == "optional_width" else None
-        own = fields.count(*family.shared_width, default=default, least=0)
-        return _ffn(fields, family, own) if own else None
+        stated = fields.count(*family.shared_width, default=default, least=0)
+        return _ffn(fields, family, stated) if stated else None
     count = fields.or_null(*SHARED, null=0, least=0)
-    each = fields.count(*family.shared_width, default=width) if family.shared_width else width
-    return _ffn(fields, family, count * each) if count else None
+    if family.shared_width:
+        width = fields.count(*family.shared_width, default=width)
+    return _ffn(fields, family, count * width) if count else None
 
 
 def _listed(fields: Fields, name: str) -> list[object]:

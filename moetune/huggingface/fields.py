@@ -158,24 +158,24 @@ class Fields:
             )  # fmt: skip
         return self.parts[name]
 
-    def of_block(self, at: int) -> "Fields":
-        """Return the fields of block `at`, counted from 0: with its own values where it has some.
+    def of_block(self, number: int) -> "Fields":
+        """Return the fields of block `number`, from 0 on: with its own values where it has some.
 
         Keys of its own are accounted for as fields of the model are.
         """
-        own: dict[str, object] = {}
+        changed: dict[str, object] = {}
         blocks = self.nested("per_layer_config")
         if blocks is not None:
-            block = blocks.nested(str(at)) or blocks.nested(f"{at:02d}")
+            block = blocks.nested(str(number)) or blocks.nested(f"{number:02d}")
             if block is not None:
                 block.read = self.read
-                own |= block.values
-        heads = self.of_layers("num_attention_heads_per_layer", at + 1)
+                changed |= block.values
+        heads = self.of_layers("num_attention_heads_per_layer", number + 1)
         if heads is not None:
-            own["num_attention_heads"] = heads[at]
-        if not own:
+            changed["num_attention_heads"] = heads[number]
+        if not changed:
             return self
-        return replace(self, values={**self.values, **own}, overrides=own)
+        return replace(self, values={**self.values, **changed}, overrides=changed)
 
     def skip(self, *names: str) -> None:
         """Count fields as read that change neither size nor cost in this family."""
@@ -188,8 +188,8 @@ class Fields:
         if value is not None and value not in allowed:
             words = " or ".join(_written(word) for word in allowed)
             self.report(
-                f"{self.path}{name} {_written(value)} is not supported, {words} alone",
-                f"take a model with {name} {words}",
+                f"{self.path}{name} is {_written(value)}, and only {words} is supported",
+                f"take a model whose {name} is {words}: others have other sizes",
             )
 
     def missing(self, *names: str) -> None:
@@ -207,7 +207,7 @@ class Fields:
 
         None of something, null, zero, false or empty, is as good as its absence.
         """
-        nobodys = {
+        unknown = {
             f"{self.path}{name}": value
             for name, value in sorted(self.values.items())
             if name not in self.read
@@ -215,8 +215,8 @@ class Fields:
             and not is_harmless(name, value)
         }
         for part in self.parts.values():
-            nobodys |= part.unread()
-        return nobodys
+            unknown |= part.unread()
+        return unknown
 
     def _value(self, names: Sequence[str]) -> tuple[str, object]:
         self.read.update(names)

@@ -220,6 +220,12 @@ def mimo(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     return _split(listed, true="sliding", false="full")
 
 
+def gemma3(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
+    """Full attention in every `sliding_window_pattern`-th block, else in every sixth (Gemma 3)."""
+    every = fields.count("sliding_window_pattern", "_sliding_window_pattern", default=6)
+    return _split(((at + 1) % every == 0 for at in range(num_layers)), false="sliding")
+
+
 def gemma(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     """Full attention in every sixth block, and in the last one (Gemma 4)."""
     del fields

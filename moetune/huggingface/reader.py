@@ -11,7 +11,7 @@ from moetune.huggingface import refusals
 from moetune.huggingface.attention import HEAD_WIDTH, compressed
 from moetune.huggingface.families import FAMILIES
 from moetune.huggingface.family import Family, has_bias
-from moetune.huggingface.ffn import dense_ffn, routed_experts
+from moetune.huggingface.ffn import EXPERTS, TOP_K, dense_ffn, routed_experts
 from moetune.huggingface.fields import HEADS, KEY_HEADS, WIDTH, Fields
 from moetune.huggingface.hybrid import hybrid_blocks, hybrid_predictions
 from moetune.huggingface.kinds import MixerKind, mixer_kinds
@@ -61,8 +61,8 @@ def _family_name(values: Mapping[str, object], stated: str) -> str | None:
 def _class_of(values: Mapping[str, object]) -> str:
     """Return the name of the model's class without what it is for; "" without one."""
     classes = values.get("architectures")
-    found = _CLASS.match(str(classes[0])) if isinstance(classes, list) and classes else None
-    return "" if found is None else found[1]
+    match = _CLASS.match(str(classes[0])) if isinstance(classes, list) and classes else None
+    return "" if match is None else match[1]
 
 
 def _readings(values: Mapping[str, object]) -> dict[str, tuple[Fields, Decoder | None]]:
@@ -150,6 +150,8 @@ def _blocks(fields: Fields, family: Family, *, streams: int) -> tuple[Block, ...
     kinds = mixer_kinds(fields, family.kinds)
     sparse = blocks_with_experts(fields, family.sparse)
     mixers: dict[tuple[MixerKind, str], Part] = {}
+    ffns: dict[tuple[bool, str, str], Part] = {}
+    lists = _expert_lists(fields, family)
     _skip_unused(fields, family, kinds=kinds, sparse=sparse)
     norms = family.norms * d_model + 2 * _residual_norms(fields, family)
     if family.streams != "one":
@@ -157,23 +159,34 @@ def _blocks(fields: Fields, family: Family, *, streams: int) -> tuple[Block, ...
         mixing = streams * (2 + streams if is_full else 2)
         norms += 2 * (mixing * (streams * d_model + 1) + (3 if is_full else 2))
     blocks = []
-    for at, (kind, has_experts) in enumerate(zip(kinds, sparse, strict=True)):
-        own = fields.of_block(at)
-        key = kind, repr(own.overrides)
+    for number, (kind, has_experts) in enumerate(zip(kinds, sparse, strict=True)):
+        block = fields.of_block(number)
+        key = kind, repr(block.overrides)
         if key not in mixers:
-            mixers[key] = _built(fields, partial(_mixer, own, family, kind))
+            mixers[key] = _built(fields, partial(_mixer, block, family, kind))
         mixer = mixers[key]
-        experts = partial(routed_experts, own, family, at)
-        ffn = _built(fields, experts if has_experts else partial(dense_ffn, own, family))
+        entries = [values[number : number + 1] for values in lists]
+        width = has_experts, key[1], repr(entries) if has_experts and lists else ""
+        if width not in ffns:
+            experts = partial(routed_experts, block, family, number)
+            build = experts if has_experts else partial(dense_ffn, block, family)
+            ffns[width] = _built(fields, build)
+        ffn = ffns[width]
         extra = d_model * family.norms_of_experts if has_experts else 0
         parts: tuple[Part, ...] = (mixer, ffn)
         if family.has_dense_beside and has_experts:
-            parts = (mixer, dense_ffn(own, family), ffn)
+            parts = (mixer, dense_ffn(block, family), ffn)
         if family.has_shortcut:  # experts run while the second attention does
             dense = dense_ffn(fields, family)
             parts, extra = (mixer, ffn, dense, mixer, dense), norms
         blocks.append(Block(parts=parts, norms=norms + extra, streams=streams))
     return tuple(blocks)
+
+
+def _expert_lists(fields: Fields, family: Family) -> list[list[object]]:
+    """Return the lists that have every block's experts, choices or widths."""
+    values = (fields.values.get(name) for name in (*EXPERTS, *TOP_K, *family.expert_width))
+    return [value for value in values if isinstance(value, list)]
 
 
 def _built(fields: Fields, build: Callable[[], Part]) -> Part:

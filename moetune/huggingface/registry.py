@@ -7,7 +7,7 @@ published, and the `config`, which is read like a user's file.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from moetune.huggingface.reader import read_decoder
 
 _FOLDER = Path(__file__).resolve().parent / "models"
 _SUFFIX = re.compile(
-    r"-(instruct|base|chat|hf|it|pt|fp8|bf16|nvfp4|mxfp4|thinking|original|16e|128e|17b"
-    r"|v0\.[0-9]+|v1|exp|speciale|[0-9]{4})$"
+    r"-(instruct|base|pretrain|chat|hf|it|pt|fp8|bf16|nvfp4|mxfp4|thinking|original|16e|128e|17b"
+    r"|v0\.[0-9]+|v1|exp|speciale|terminus|[0-9]{4})$"
 )
 _PREFIX = re.compile(r"^(meta-|nvidia-)")
 
@@ -138,10 +138,10 @@ def read_model(path: Path) -> PublishedModel:
             f"configuration {file} is not an object of fields", "give a Hugging Face config.json"
         )
     check_fields(document, f"configuration {file}", "give the config.json beside it")
-    name = path.name if path.is_dir() else file.parent.resolve().name
-    return PublishedModel(
-        title=name, source=str(file), decoder=read_decoder(document, name=name, where=str(file))
-    )
+    full = file.resolve()
+    name = full.parent.name if full.name == "config.json" else full.stem
+    decoder = read_decoder(document, name=name, where=str(file))
+    return PublishedModel(title=name, source=str(file), decoder=replace(decoder, path=str(full)))
 
 
 def _entry(name: str) -> dict[str, Any]:

@@ -19,6 +19,10 @@ def blocks_with_experts(fields: Fields, rule: SparseRule) -> tuple[bool, ...]:
     A list that has unknown entries or too few, or contradicts another field, is reported.
     """
     num_layers = fields.count(*LAYERS)
+    flags = fields.of_layers("is_moe_layer", num_layers)
+    if flags is not None:
+        fields.skip("first_last_k_dense_replace", "first_k_dense_replace")
+        return tuple(flag is True for flag in flags)
     ruled = rule(fields, num_layers)
     listed = fields.of_layers("mlp_layer_types", num_layers)
     if listed is None:

@@ -71,7 +71,8 @@ _MODELS: Mapping[str, tuple[Keys, ...]] = {
         ),
         Keys({
             "name": str, "title": str, "source": str, "published": str, "family": str,
-            "d_model": int, "vocab_size": int, "is_tied": bool, **_DECODER, **_SECTIONS,
+            "d_model": int, "vocab_size": int, "is_tied": bool, "uncounted": _Texts,
+            **_DECODER, **_SECTIONS,
         }),
     ),
     "models/1": (

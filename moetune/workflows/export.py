@@ -11,7 +11,7 @@ from moetune.domain.training import TrainingJob
 from moetune.domain.training_document import TrainingDocument
 from moetune.export.planned import Export, Planned
 from moetune.export.targets import export_layout
-from moetune.workflows.models import find_decoder_model
+from moetune.workflows.models import find_planned_model
 from moetune.workflows.profiles import find_profile
 from moetune.workflows.training_files import MAKE_ONE, folded_layout
 from moetune.workflows.training_plan import TrainingPlan
@@ -76,7 +76,7 @@ def export_plan(
         InfeasiblePlanError: the target cannot run the layout.
     """
     target, inputs, name = find_target(to), plan.inputs, f"plan {plan.id[:6]}"
-    found = find_decoder_model(model or inputs.model, world_size=inputs.world_size)
+    found = find_planned_model(inputs, given=model)
     if found.decoder is None:
         raise InputError(f"{name}: {inputs.model} is a layer, not a model", MAKE_ONE)
     if found.decoder.name != inputs.model:

@@ -9,6 +9,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS, Model
 from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.spelling import nearest_then
+from moetune.domain.training_document import TrainingInputs
 from moetune.huggingface.registry import model_names, named_model, read_model, resolve_name
 
 
@@ -41,7 +42,7 @@ def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
     """
     if name in MODELS:
         return _paper(MODELS[name], world_size)
-    if is_file_of_model(name):
+    if _is_there(name):
         found = read_model(Path(name).expanduser())
     elif resolve_name(name) is not None:
         found = named_model(name)
@@ -56,11 +57,27 @@ def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
     )
 
 
+def find_planned_model(inputs: TrainingInputs, *, given: str | None) -> FoundModel:
+    """Return the model of a plan: the one that is given, else its configuration, else its name.
+
+    Raises:
+        InputError: there is none, or its configuration is wrong or not understood.
+    """
+    path, name = inputs.model_path, inputs.model
+    is_lost = not Path(path).is_file() if path else name not in MODELS and not is_decoder_name(name)
+    if given is None and is_lost:
+        raise InputError(
+            f"the configuration of {name}, {path or 'which has no path in the plan'}, is not there",
+            "name it with --model, such as --model path/to/config.json",
+        )
+    return find_decoder_model(given or path or name, world_size=inputs.world_size)
+
+
 def is_decoder_name(name: str) -> bool:
     """Return whether a name is that of a Hugging Face model, and not one of the papers'."""
     if name in MODELS:
         return False
-    return resolve_name(name) is not None or is_file_of_model(name)
+    return resolve_name(name) is not None or _is_there(name)
 
 
 def check_known(name: str) -> None:
@@ -69,7 +86,7 @@ def check_known(name: str) -> None:
         raise _unknown(name)
 
 
-def is_file_of_model(name: str) -> bool:
+def _is_there(name: str) -> bool:
     """Return whether a name is a path; the empty one, which is the working directory's, is none."""
     return bool(name) and (Path(name).expanduser().exists() or name.endswith(".json"))
 

@@ -14,7 +14,7 @@ from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingDocument
 from moetune.workflows import wiring
 from moetune.workflows.files import is_plan_path
-from moetune.workflows.models import find_decoder_model
+from moetune.workflows.models import find_planned_model
 from moetune.workflows.plan_view import TrainingPlanView
 from moetune.workflows.training_files import find_any_plan, folded_layout
 
@@ -215,7 +215,7 @@ def _either(layers: Sequence[tuple[int, ...]]) -> str:
 def _decoder(plan: TrainingDocument) -> Decoder | None:
     """Return the plan's model, None where its name alone does not find it."""
     try:
-        found = find_decoder_model(plan.inputs.model, world_size=plan.inputs.world_size).decoder
+        found = find_planned_model(plan.inputs, given=None).decoder
     except InputError:
         return None
     return found if found is not None and found.name == plan.inputs.model else None

@@ -8,7 +8,7 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
 from moetune.solve.joint.placed_layers import PlacedLayers
-from moetune.workflows.models import find_decoder_model
+from moetune.workflows.models import find_planned_model
 from moetune.workflows.placed_training import placed_request, replicated_request
 from moetune.workflows.routing_files import read_routing
 from moetune.workflows.training_files import MAKE_ONE, folded_layout
@@ -45,7 +45,7 @@ def read_planned_training(
         InputError: its model or routing is another one.
     """
     inputs, name = plan.inputs, f"plan {plan.id[:6]}"
-    decoder = find_decoder_model(model or inputs.model, world_size=inputs.world_size).decoder
+    decoder = find_planned_model(inputs, given=model).decoder
     if decoder is None:
         raise InputError(f"{name}: {inputs.model} is a layer, not a model", MAKE_ONE)
     decoder, routing = read_routing(inputs.routing, decoder)

@@ -132,7 +132,8 @@ class TrainingPlan:
     def id(self) -> str:
         """Digest of the inputs, with what their names stand for."""
         job = self.request.job
-        return _id_of({**self.inputs, "decoder": repr(job.decoder), "loads": _loads(job.routing)})
+        asked = {key: value for key, value in self.inputs.items() if key != "model_path"}
+        return _id_of({**asked, "decoder": job.decoder.identity, "loads": _loads(job.routing)})
 
     def tokens_per_second(self, one: PricedLayout) -> float:
         """Return the tokens a second of one device with a layout."""
@@ -165,6 +166,7 @@ class TrainingPlan:
             "memory_limit_bytes": self.limit_bytes,
             **({"search_trials": trials} if trials else {}),
             **({"leaves_room": True} if job.leaves_room else {}),
+            **({"model_path": job.decoder.path} if job.decoder.path else {}),
         }
 
     @property
@@ -181,7 +183,7 @@ class TrainingPlan:
             fits=self.fits,
             trust=self.trust,
             profile_quality=self.quality,
-            warnings=self.warnings,
+            warnings=(*self.request.job.decoder.uncounted_words, *self.warnings),
             alternatives=tuple(map(self._answer, self.found[1:])),
             front=tuple(map(self._answer, self.front)),
             placement=self.placement,

@@ -1,5 +1,6 @@
 """The command after a plan works where it is printed."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from moetune.cli.next_step import num_devices
 from tests.cli.running import Cli
+from tests.huggingface.configs import QWEN3
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -34,3 +36,28 @@ def test_verify_is_for_here_where_there_is_room(cli: Cli, ranks: int, nodes: int
     there = re.search(rf"on its {ranks} ranks.*\n.*--nnodes (\d+) --nproc-per-node 8 ", said)
     assert (here is None) == bool(nodes)
     assert int(there[1] if there else 0) == nodes
+
+
+def test_the_next_steps_of_a_configurations_plan_work_from_any_folder(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    vision = {"model_type": "qwen3_vl_moe", "text_config": QWEN3, "vision_config": {"depth": 27}}
+    (folder / "ours.json").write_text(json.dumps(vision), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    asked = ("--profile", "h100-x8", "--world-size", "8", "--global-batch", "64", "--seq", "512")
+    said = cli("plan", "--model", "configs/ours.json", *asked, "--target", "megatron").out
+    assert "ours on 8 ranks" in said
+    assert "The vision tower is not counted" in said
+    steps = [found.split() for found in re.findall(r"moetune ((?:explain|export) .*)", said)]
+    assert [step[0] for step in steps] == ["explain", "export"]
+    monkeypatch.chdir("/")
+    for step in (*steps, [*steps[0], "--layout", "ep=4"]):
+        assert cli(*step).code == 0, step
+    moved = folder.rename(tmp_path / "moved") / "ours.json"
+    lost = cli(*steps[1])
+    assert lost.code == 2
+    assert "configs/ours.json" in lost.err.replace("\n", "")
+    assert "--model" in lost.err
+    assert cli(*steps[1], "--model", str(moved)).code == 0

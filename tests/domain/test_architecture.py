@@ -234,6 +234,25 @@ def test_tables_are_counted_and_not_met_by_every_token() -> None:
     assert tabled.active_parameters.total == plain.active_parameters.total + 10
 
 
+def test_towers_that_are_not_counted_are_named_in_a_sentence() -> None:
+    plain = _decoder(GROUPED)
+    assert plain.uncounted_words == ()
+    (vision,) = replace(plain, uncounted=("vision",)).uncounted_words
+    assert vision.startswith("The vision tower is not counted")
+    (three,) = replace(plain, uncounted=("vision", "audio", "speech")).uncounted_words
+    assert three.startswith("The vision, audio and speech towers are not counted")
+
+
+def test_digests_of_decoders_keep_while_none_has_what_came_later() -> None:
+    plain = _decoder(GROUPED)
+    assert plain.identity == repr(plain)
+    assert replace(plain, path="/a/config.json", uncounted=("audio",)).identity == plain.identity
+    assert replace(plain, tables=8).identity != plain.identity
+    scored = _decoder(replace(GROUPED, indexer=INDEXER))
+    assert scored.identity != plain.identity
+    assert "indexer" not in plain.identity
+
+
 def test_a_decoder_states_what_layout_rules_ask_of_its_mixers() -> None:
     delta = GatedDeltaNet(
         d_model=64, num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=8, kernel=4,

@@ -78,12 +78,12 @@ def test_fields_of_a_nested_configuration_are_accounted_for() -> None:
 @pytest.mark.parametrize(
     ("base", "changes", "word"),
     [
-        (QWEN3, {"use_qk_norm": False}, "use_qk_norm false"),
+        (QWEN3, {"use_qk_norm": False}, "use_qk_norm is false"),
         ({**QWEN3, "model_type": "hunyuan_v1_moe", "moe_topk": 2},
-         {"use_cla": True}, "use_cla true"),
+         {"use_cla": True}, "use_cla is true"),
         ({**QWEN3, "model_type": "hunyuan_v1_moe", "moe_topk": 2},
          {"num_shared_expert": [2, 1, 1, 1]}, "num_shared_expert"),
-        ({**QWEN3, "model_type": "step3p5"}, {"moe_every_n_layer": 2}, "moe_every_n_layer 2"),
+        ({**QWEN3, "model_type": "step3p5"}, {"moe_every_n_layer": 2}, "moe_every_n_layer is 2"),
         (QWEN3, {"position_embedding_type": "absolute"}, "position_embedding_type"),
     ],
 )  # fmt: skip

@@ -272,6 +272,7 @@ def test_a_pasted_configuration_is_planned_and_shared_by_its_address(
     Path("pasted").mkdir()
     Path("pasted/config.json").write_text(json.dumps(CONFIG))
     plan = json.loads(cli(*command_in(found), "--json", "--no-save").out)
+    assert plan["inputs"].pop("model_path") == str(Path("pasted/config.json").resolve())
     assert rows(found)[0][2] == format_seconds(plan["predicted"]["step_seconds"])
     moved = post(steady, "/new", fields)
     assert moved.status_code == 303

@@ -139,6 +139,8 @@ def plan_page(library: Library, plan_id: str) -> Page:
 def _training_page(library: Library, plan: TrainingDocument) -> Page:
     sections, inputs = training_page(plan), plan.inputs
     known = resolve_name(inputs.model)
+    # A pasted configuration has no path: the page says to save it under the model's name.
+    model = "" if known or inputs.model_path else f" --model {inputs.model}/config.json"
     can_trace = known and library.planner.profile_if_known(plan) is not None
     return Page(
         template="training.html",
@@ -156,10 +158,10 @@ def _training_page(library: Library, plan: TrainingDocument) -> Page:
             "new_address": _asked_anew(library, plan, known) if known else "",
             "commands": {
                 f"Give it to {inputs.target}": (
-                    f"moetune export {plan.id[:12]} --to {inputs.target}"
+                    f"moetune export {plan.id[:12]} --to {inputs.target}{model}"
                 ),
-                "Ask why, and why not another layout": f"moetune explain {plan.id[:12]}",
-                "See what the step depends on": f"moetune sensitivity {plan.id[:12]}",
+                "Ask why, and why not another layout": f"moetune explain {plan.id[:12]}{model}",
+                "See what the step depends on": f"moetune sensitivity {plan.id[:12]}{model}",
             },
         },
     )

@@ -68,7 +68,9 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
         ),
     )
     return (
-        Section(name="answer", paragraphs=(words,), highlights=highlights),
+        Section(
+            name="answer", paragraphs=(words, *job.decoder.uncounted_words), highlights=highlights
+        ),
         Section(
             name="layouts",
             title="What fits, the plainest first" if answer.fits else "The smallest layout",

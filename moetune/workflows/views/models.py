@@ -98,8 +98,12 @@ def decoder_sections(found: FoundModel, *, length: int) -> tuple[Section, ...]:
     )
     if found.published:
         rows.append(("published", found.published))
-    sizes = facts("model", rows)
-    overview = Section(name="model", title=f"{found.title} ({found.source})", tables=(sizes,))
+    overview = Section(
+        name="model",
+        title=f"{found.title} ({found.source})",
+        paragraphs=decoder.uncounted_words,
+        tables=(facts("model", rows),),
+    )
     return overview, _blocks_section(decoder), _parts_section(decoder, length)
 
 
