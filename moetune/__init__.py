@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         full_state_dict,
         load_full_state_dict,
     )
-    from moetune.workflows.notebook import load_plan, plan
+    from moetune.workflows.notebook import load_plan, memory, plan
     from moetune.workflows.parallelize import parallelize
     from moetune.workflows.planbook import open_planbook
 
@@ -99,6 +99,7 @@ __all__ = [
     "full_state_dict",
     "load_full_state_dict",
     "load_plan",
+    "memory",
     "model_chunks",
     "no_sync",
     "open_planbook",
@@ -136,6 +137,7 @@ _HOMES = {
     "full_state_dict": "moetune.runtime.sharded.state",
     "load_full_state_dict": "moetune.runtime.sharded.state",
     "load_plan": "moetune.workflows.notebook",
+    "memory": "moetune.workflows.notebook",
     "model_chunks": "moetune.runtime.sharded.model_chunks",
     "no_sync": "moetune.runtime.parallel.replicate",
     "open_planbook": "moetune.workflows.planbook",

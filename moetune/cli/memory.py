@@ -1,17 +1,13 @@
 """`moetune memory`: what fits where, without a profile."""
 
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
 from moetune.cli.completers import model_names
 from moetune.cli.session import All, Json, command_again, example, session_of
-from moetune.domain.cluster import process_bytes
-from moetune.domain.errors import InfeasiblePlanError, InputError
+from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.targets import TARGETS
-from moetune.domain.training import LayoutRequest, ZeroStage
-from moetune.domain.units import full_dtype, parse_count
-from moetune.workflows.flags import modules_of, parsed
 
 EPILOG = example("moetune memory qwen3-30b-a3b --device-memory 80GB --world-size 64")
 
@@ -55,35 +51,17 @@ def memory(
     json: Json = False,
 ) -> None:
     """Say which layouts of a model's training fit, and where the memory goes."""
-    from moetune.domain.targets import find_target
-    from moetune.workflows.memory import MOST_LAYOUTS, MemoryQuestion, fit_memory
-    from moetune.workflows.models import find_decoder_model
-    from moetune.workflows.training import check_names
+    from moetune.workflows.memory import MOST_LAYOUTS, fit_memory
+    from moetune.workflows.memory_flags import MemoryFlags
     from moetune.workflows.views.memory import memory_document, memory_sections
 
     session = session_of(context, all_rows=all_)
-    runtime = find_target(target)
-    decoder = find_decoder_model(model, world_size=world_size or 1).decoder
-    if decoder is None:
-        raise InputError(
-            f"{model} is a single layer of a paper, not a whole model",
-            f"plan it:  moetune plan --model {model}",
-        )
-    known_dtype, known_optimizer = check_names(
-        full_dtype(dtype), optimizer or runtime.optimizers[0]
-    )
-    question = MemoryQuestion(
-        decoder=decoder, world_size=world_size, global_batch=global_batch,
-        length=parsed(seq, parse_count, "--seq") or 0, dtype=known_dtype,
-        optimizer=known_optimizer,
-        pins=LayoutRequest(
-            tp=tp, cp=cp, pp=pp, ep=ep, micro_batch=micro_batch,
-            zero=cast("ZeroStage | None", zero),
-            recompute=None if recompute is None else modules_of(recompute),
-        ),
-        target=runtime,
-        device_bytes=parsed(device_memory, process_bytes, "--device-memory") or 0,
+    flags = MemoryFlags(
+        model=model, device_memory=device_memory, world_size=world_size,
+        global_batch=global_batch, seq=seq, micro_batch=micro_batch, tp=tp, cp=cp, pp=pp, ep=ep,
+        zero=zero, recompute=recompute, optimizer=optimizer, dtype=dtype, target=target,
     )  # fmt: skip
+    question = flags.question()
     answer = fit_memory(question, most_layouts=None if all_ else MOST_LAYOUTS)
     session.screen.answer(memory_sections(answer), memory_document(answer), as_json=json)
     if not answer.fits:

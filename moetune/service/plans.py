@@ -21,6 +21,7 @@ from moetune.service.describe import Limit, PlanCursor
 from moetune.service.workers import KnownPlans, WorkerPools
 from moetune.workflows.files import plan_to_json
 from moetune.workflows.plan import InputsDocument
+from moetune.workflows.training_whatif import whatif_training
 from moetune.workflows.views.training_explanation import TrainingExplanation
 from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf
 from moetune.workflows.why_not import WhyNot
@@ -189,10 +190,14 @@ def _add_whatif(app: FastAPI, pools: WorkerPools) -> None:
     async def whatif(request: Request) -> Response:
         """Plan again with other inputs or speeds; nothing is stored."""
         question = question_in(await read_document(request, pools, schema=WHATIF_SCHEMA))
-        if question.plan_id is not None:
-            await _require(pools, question.plan_id)
-        found = await pools.solve(pools.planner.whatif, question)
-        return document(found.document)
+        if question.plan_id is None:
+            return document((await pools.solve(pools.planner.whatif, question)).document)
+        await _require(pools, question.plan_id)
+        training = await pools.read(pools.planner.reading.training_plan, question.plan_id)
+        if training is None:
+            return document((await pools.solve(pools.planner.whatif, question)).document)
+        changed = await pools.solve(whatif_training, pools.planner, training, question)
+        return document(changed.document)
 
 
 def _add_list(app: FastAPI, pools: WorkerPools) -> None:

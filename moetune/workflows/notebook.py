@@ -1,4 +1,4 @@
-"""`moetune.plan` and `moetune.load_plan`: plans for programs and notebooks.
+"""`moetune.plan`, `moetune.load_plan`, `moetune.memory`: plans for programs and notebooks.
 
 Arguments are the flags of `moetune plan`, and go the same way: see `plan_flags`.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from moetune.config import Settings
+from moetune.domain.document import decode
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.training_document import AnyPlan, TrainingDocument
@@ -18,9 +19,11 @@ from moetune.workflows import wiring
 from moetune.workflows.arguments import named_as_arguments, read_flags
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import is_plan_path
+from moetune.workflows.memory import fit_memory
+from moetune.workflows.memory_flags import MemoryFlags
 from moetune.workflows.open_planner import local_planner
 from moetune.workflows.plan_flags import PlanFlags, plan_decoder, plan_layer
-from moetune.workflows.plan_view import PlanView, TrainingPlanView
+from moetune.workflows.plan_view import MemoryView, PlanView, TrainingPlanView
 from moetune.workflows.staleness import stale_note
 from moetune.workflows.training_files import find_any_plan
 
@@ -69,6 +72,30 @@ def plan(
         if note := stale_note(machine):
             _LOGGER.warning(note)
         return PlanView.of(explain_plan(planned.plan, profile=machine))
+
+
+def memory(
+    model: str | os.PathLike[str],
+    *,
+    seq: str | int = "4k",
+    **options: object,
+) -> MemoryView:
+    """Return the layouts of a model's training that fit into memory, as `moetune memory` does.
+
+    Args:
+        model: a named model or the path of a `config.json`.
+        seq: tokens of a sequence.
+        options: other flags of `moetune memory` with underscores, such as `world_size=64` or
+            `device_memory="80GB"`.
+
+    Raises:
+        InputError: an argument is unknown, its value is wrong, or the pins break a rule.
+    """
+    with named_as_arguments():
+        flags = decode(
+            MemoryFlags, {"model": os.fspath(model), "seq": str(seq), **options}, "memory"
+        )
+        return MemoryView(answer=fit_memory(flags.question()))
 
 
 def load_plan(

@@ -32,12 +32,14 @@ from moetune.workflows.arguments import named_as_arguments
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.export import ExportDocument, export_plan
 from moetune.workflows.files import plan_to_json, write_text
+from moetune.workflows.memory import MemoryAnswer
 from moetune.workflows.open_planner import local_planner
 from moetune.workflows.planner import Planner
 from moetune.workflows.training_files import nothing_to_export
 from moetune.workflows.training_whatif import whatif_training
 from moetune.workflows.views.comparison import training_whatif_sections
 from moetune.workflows.views.explanation import explanation_sections, reasons
+from moetune.workflows.views.memory import memory_document, memory_page, memory_sections
 from moetune.workflows.views.plan import page_sections, plan_sections
 from moetune.workflows.views.training import training_sections
 from moetune.workflows.views.training_explanation import (
@@ -107,6 +109,28 @@ class ExplanationView(Drawn):
 
     def _page(self) -> tuple[str, tuple[Section, ...], tuple[Section, ...]]:
         return f"explanation-{self.plan_id[:12]}", self.sections, ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryView(Drawn):
+    """Layouts of a model's training that fit, as `moetune memory` prints them."""
+
+    answer: MemoryAnswer
+
+    @property
+    def fits(self) -> bool:
+        """Whether any layout fits."""
+        return self.answer.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values that `moetune memory --json` prints, without its sections."""
+        return cast("dict[str, Any]", encode(memory_document(self.answer)))
+
+    def _printed(self) -> tuple[Section, ...]:
+        return memory_sections(self.answer)
+
+    def _page(self) -> tuple[str, tuple[Section, ...], tuple[Section, ...]]:
+        return "memory", memory_page(self.answer), ()
 
 
 class PlanView(Drawn, Plan):

@@ -101,7 +101,7 @@ def _options(plan: TrainingDocument, own: Profile | None) -> dict[str, object]:
     inputs, pins = plan.inputs, plan.inputs.pins
     is_default = own is not None and usable_bytes(own.machine) == inputs.memory_limit_bytes
     return {
-        "model": inputs.model, "world_size": inputs.world_size,
+        "model": inputs.model_path or inputs.model, "world_size": inputs.world_size,
         "global_batch": inputs.global_batch, "seq": inputs.seq, "dtype": inputs.dtype,
         "routing": None if inputs.leaves_room else inputs.routing,
         "optimizer": inputs.optimizer, "target": inputs.target,

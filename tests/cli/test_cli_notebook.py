@@ -138,6 +138,19 @@ def test_a_training_plan_answers_questions_as_the_command_line_does(cli: Cli) ->
         plan.whatif(tpp=2)
 
 
+def test_memory_is_that_of_the_command_line(cli: Cli) -> None:
+    found = moetune.memory("olmoe", world_size=16, device_memory="40GB", ep=4, seq=2048)
+    flags = ("olmoe", "--world-size", "16", "--device-memory", "40GB", "--ep", "4", "--seq", "2k")
+    answer = cli("memory", *flags, "--json").document
+    assert found.to_dict() == {key: answer[key] for key in answer if key != "sections"}
+    assert found.fits
+    assert f"{found}\n" == cli("memory", *flags).out
+    with pytest.raises(moetune.InputError, match="tensor"):
+        moetune.memory("olmoe", tensor=2)
+    with pytest.raises(moetune.InputError, match="single layer"):
+        moetune.memory("gpt-xl")
+
+
 def test_an_id_finds_what_was_saved(cli: Cli, database: Path) -> None:
     kept = moetune.plan(**LAYER, save=False)
     assert not database.exists()

@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from moetune.solve.joint.uncertainty import OWN_SPREAD
 from tests.cli.running import Cli, Planned
 
 XL = ("--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
@@ -158,7 +159,7 @@ def test_a_training_plans_other_layout_is_the_plan_with_those_pins(
     assert found["other"]["needed_bytes"] == pinned["memory"]["peak_bytes"]
     assert sum(found["difference"]["parts"].values()) == pytest.approx(other - own, rel=1e-6)
     # Two errors of 5 % each, independent: their difference has √2 times that.
-    chance = NormalDist().cdf(math.log(own / other) / (0.05 * math.sqrt(2)))
+    chance = NormalDist().cdf(math.log(own / other) / (OWN_SPREAD * math.sqrt(2)))
     assert found["probability_faster"] == pytest.approx(chance, abs=2e-3)
     refused = why(cli, "plan.json", "--layout", "tp=3")
     assert (refused["verdict"], refused["other"]) == ("refused", None)

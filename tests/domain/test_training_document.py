@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from moetune.domain.errors import InputError
+from moetune.domain.plan import plan_from_json
 from moetune.domain.training_document import is_training_document, training_from_document
 from tests.training_plans import TRAINING, training_plan
 
@@ -82,3 +83,24 @@ def test_a_plan_tells_whether_its_experts_are_placed_and_have_replicas(
     assert plan.placement.layers[0].num_replicas == replicas
     assert training_from_document(json.loads(json.dumps(plan.document)), "plan") == plan
     assert not training_plan().is_placed
+
+
+def test_layouts_are_compared_by_parts_on_the_mean_of_their_ranks() -> None:
+    piped = training_plan().best
+    assert piped.layout.pp == 2
+    assert piped.mean_parts == {}  # an older plan has those of the slowest rank alone
+    mean = {"experts": 1.0, "bubble and sends": 1.0}
+    known = training_plan(predicted=TRAINING["predicted"] | {"mean_parts": mean}).best
+    assert known.mean_parts == mean
+    flat = training_plan(layout=TRAINING["layout"] | {"pp": 1, "dp": 8}).best
+    assert flat.mean_parts == flat.predicted.parts
+
+
+def test_a_training_plan_where_one_of_a_layer_is_wanted_says_what_runs_it() -> None:
+    text = training_plan().text
+    with pytest.raises(InputError, match="is the plan of a model's training") as found:
+        plan_from_json(text, "plan.json")
+    assert "moetune export plan.json --to megatron" in found.value.hint
+    broken = '{"schema": "moetune.training-plan/1", "inputs": []}'
+    with pytest.raises(InputError, match="is the plan of a model's training"):
+        plan_from_json(broken, "plan.json")

@@ -460,6 +460,10 @@ def test_what_if_of_a_training_is_the_plan_of_the_changed_flags(tmp_path: Path) 
             answer = words(client.get(f"/whatif?plan={now.id}&flags=tp=2"))
             assert "With --tp 2." in answer
             assert f"It takes {then.best.words} instead of {now.best.words}." in answer
+            body = {"plan_id": now.id, "changes": {"constraints": {"tp": "2"}}}
+            found = client.post("/v1/whatif", {"schema": "moetune.whatif/1", **body}).json()
+            assert found["schema"] == "moetune.training-whatif/1"
+            assert found["after"] == then.document
             for flags in ("tp", "tpp=2", "tp=3"):
                 assert client.get(f"/whatif?plan={now.id}&flags={flags}").status_code in {409, 422}
 

@@ -74,10 +74,9 @@ class Savings:
         if self.pins.recompute is not None or not self.best.layout.recompute:
             return
         plain = self.best.layout.changed(recompute=(), degree=None)
-        if not self.search.space.is_allowed(plain):
-            return
         priced = self.search.priced(plain)
-        if priced.step.seconds < self._most and not self.search.fits(plain):
+        saves = priced.step.seconds < self._most and self.search.space.is_allowed(plain)
+        if saves and not self.search.fits(plain):
             yield FoundSaving(change="--recompute none", found=priced)
 
     def _below(self, pins: LayoutRequest, name: str = "") -> FoundSaving | None:

@@ -26,7 +26,7 @@ _NAMED_SHARE = 0.1
 """Of a step, from which on what binds second is said."""
 _MOST = 0.5
 """Of a step, from which on launches bind it, though devices wait for a part of them alone."""
-_NAMED_SAVINGS = 2
+_NAMED_SAVINGS = 3
 _TIMES = 2.0
 """Of steps' ratios, from which on they are said as such, and not in percent."""
 _SOURCES: Mapping[Provenance, str] = MappingProxyType({
@@ -60,7 +60,7 @@ def _error_words(origin: PlanOrigin, target: TargetName) -> str:
     if target in UNRECORDED:
         return (
             f"Nobody has published steps of {target} with their batch: {low} to {high} times "
-            f"{such} is a guess, half as wide again as torchtitan's error."
+            f"{such} is a guess, twice as wide as torchtitan's error."
         )
     runs = f"public runs of {RECORDED.get(target, 'Megatron')}"
     return f"Nine in ten {runs} took {low} to {high} times {such}."
@@ -92,8 +92,9 @@ def saving_words(plan: TrainingDocument) -> Iterator[str]:
     step, limit = plan.predicted.step_seconds, plan.inputs.memory_limit_bytes
     fitting = [one for one in plan.savings if one.peak_bytes <= limit]
     if fitting:
-        said = [f"{one.change} would save {_saved(one, step)}" for one in fitting[:_NAMED_SAVINGS]]
-        yield f"Changed alone, {', and '.join(said)}."
+        first, *rest = [(one.change, _saved(one, step)) for one in fitting[:_NAMED_SAVINGS]]
+        said = [f"{first[0]} would save {first[1]}", *(f"{flag} {share}" for flag, share in rest)]
+        yield f"Changed alone, {', '.join(said)}."
     for one in plan.savings:
         if one.peak_bytes > limit:
             yield (

@@ -65,3 +65,18 @@ def test_a_pin_that_the_best_layout_has_not_is_left_out(search: FoldedSearch) ->
 
 def test_a_question_without_pins_has_no_free_layout_beside_it(search: FoldedSearch) -> None:
     assert savings_of(search, LayoutRequest()).free() is None
+
+
+@pytest.mark.parametrize("share", [0.95, 1.05])
+def test_a_step_without_recomputation_is_named_where_memory_alone_forbids_it(
+    search: FoldedSearch, share: float
+) -> None:
+    pins = LayoutRequest(tp=1, pp=1, ep=1, micro_batch=4, zero=1, overlap="none",
+                         offload_activations=0.0, offload_optimizer=0.0)  # fmt: skip
+    plain = BestLayouts(search, replace(pins, recompute=())).best()
+    tight = replace(search, limit_bytes=share * plain.memory.peak_bytes)
+    changes = {one.change: one.found for one in savings_of(tight, pins).of_flags()}
+    assert ("--recompute none" in changes) == (share < 1)
+    if share < 1:
+        assert changes["--recompute none"].step.seconds == plain.step.seconds
+        assert changes["--recompute none"].memory.peak_bytes > tight.limit_bytes
