@@ -17,6 +17,7 @@ from moetune.domain.recurrent import GatedDeltaNet, StateSpace
 from moetune.domain.targets import MegatronCore, Target
 
 _FIRST: MegatronCore = (0, 16)
+_HYBRID_PREDICTIONS: MegatronCore = (0, 17)
 FAMILIES: MappingProxyType[str, MegatronCore] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -54,6 +55,11 @@ def megatron_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
         yield target.refusal(
             f"{decoder.name}, whose family {decoder.family} has arguments from core {release} on",
             f"--target megatron@{release}", "megatron/training/arguments.py",
+        )  # fmt: skip
+    elif decoder.has_mamba and decoder.predictions and core < _HYBRID_PREDICTIONS:
+        yield target.refusal(
+            f"{decoder.name}: multi-token prediction of a hybrid with Mamba", "--target "
+            "megatron@0.17", "core/models/mamba/mamba_model.py",
         )  # fmt: skip
     elif problem := _problem(decoder):
         yield target.refusal(f"{decoder.name}: {problem}", instead, "gpt_builders.py")

@@ -146,8 +146,16 @@ def _graphs(planned: Planned) -> dict[str, Value]:
         case "full" if not by_module:
             return {"cuda_graph_impl": "local", scope: ("full_iteration",)}
         case _:
-            stash = _STASH if planned.decoder.num_moe_layers else {}
-            return {"cuda_graph_impl": "full_iteration", **stash}
+            return {"cuda_graph_impl": "full_iteration", **_stash(planned)}
+
+
+def _stash(planned: Planned) -> dict[str, Value]:
+    """Return what bounds and keeps the rows of experts in graphs of whole steps."""
+    routed = next((part for part in planned.decoder.routed_kinds if part is not None), None)
+    if routed is None:
+        return {}
+    is_squared = routed.function == "relu2"
+    return {**_STASH, **({"use_fused_weighted_squared_relu": True} if is_squared else {})}
 
 
 def _exchanged_sequence(planned: Planned) -> dict[str, Value]:

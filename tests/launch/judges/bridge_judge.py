@@ -17,7 +17,7 @@ from common import judge_all, seem_like, stub_gpus  # noqa: E402
 
 sys.path.pop(0)
 stub_gpus()
-if len(sys.argv) > 2:  # noqa: PLR2004
+if len(sys.argv) > 2:
     sys.path[:0] = sys.argv[2].split(os.pathsep)
 
 

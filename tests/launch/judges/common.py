@@ -11,6 +11,7 @@ import io
 import json
 import sys
 import traceback
+import typing
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -40,7 +41,7 @@ class EmptyModule(ModuleType):
         if name[:1].isupper():
             value: Any = type(name, (), {
                 "__class_getitem__": classmethod(lambda cls, _: cls),
-                "__init__": lambda self, *_, **__: None,
+                "__init__": lambda *_, **__: None,
             })  # fmt: skip
         else:
             value = EmptyModule(f"{self.__name__}.{name}")
@@ -71,8 +72,10 @@ class EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def stub_gpus() -> None:
-    """Let packages of GPUs seem to be there."""
+    """Let packages of GPUs seem to be there, and names of Python 3.12 that runtimes import."""
     sys.meta_path.insert(0, EmptyModules())
+    if not hasattr(typing, "override"):
+        typing.override = lambda method: method  # type: ignore[attr-defined,assignment]
 
 
 def seem_like(chip: str | None) -> None:

@@ -15,10 +15,10 @@ from typing import Any, get_args, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from common import judge_all, seem_like, stub_gpus  # noqa: E402
+from common import judge_all, seem_like, stub_gpus
 
 stub_gpus()
-SOURCE = sys.argv[2] if len(sys.argv) > 2 else ""  # noqa: PLR2004
+SOURCE = sys.argv[2] if len(sys.argv) > 2 else ""
 if SOURCE:
     sys.path.insert(0, SOURCE)
 DATA = (

@@ -1,0 +1,216 @@
+"""What Megatron and Megatron-Bridge refuse of layouts and models, by version and by machine."""
+
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.architecture import Block, Decoder
+from moetune.domain.attention import GroupedQueryAttention
+from moetune.domain.recurrent import ShortConvolution
+from moetune.domain.site import Site
+from moetune.domain.target_rules import model_rules, target_rules
+from moetune.domain.targets import find_target, planned_target
+from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.huggingface.registry import named_model
+
+H100 = Site(
+    vendor="nvidia", chip="h100", generation="hopper", capability=(9, 0), devices_per_node=8,
+    nvlink_peers=8, num_nics=8, nic_bytes_per_second=5e10, host_memory_bytes=2**40,
+)  # fmt: skip
+GB200 = replace(H100, chip="gb200", capability=(10, 0), devices_per_node=4, nvlink_peers=72)
+PCIE = replace(H100, chip="a100", capability=(8, 0), devices_per_node=4, nvlink_peers=0)
+AMD = replace(H100, vendor="amd", chip="mi300x", generation="cdna3", capability=None,
+              nvlink_peers=0)  # fmt: skip
+
+
+def refusals(
+    target: str, model: str, sizes: dict[str, object], site: Site | None = None, **job: object
+) -> str:
+    """Return all that a runtime refuses of a layout."""
+    layout = FoldedLayout(**sizes)  # type: ignore[arg-type] # of many types
+    asked = TrainingJob(
+        decoder=named_model(model).decoder, world_size=layout.world_size,
+        global_batch=512, length=4096, **job,  # type: ignore[arg-type]
+    )  # fmt: skip
+    found = target_rules(layout, find_target(target), asked, site)
+    return "; ".join(f"{broken.what} | {broken.hint}" for broken in found)
+
+
+@pytest.mark.parametrize(
+    ("target", "model", "sizes", "word"),
+    [
+        ("megatron", "glm-4.5-air", {"tp": 3}, "tp 3 with 8 key-value heads"),
+        ("megatron", "glm-4.5-air", {"tp": 3}, "--tp 2 or 4"),
+        ("megatron@0.17", "qwen3-next-80b-a3b", {"cp": 2}, "cp 2 with gated delta nets"),
+        ("megatron", "qwen3-next-80b-a3b", {"tp": 4, "cp": 8}, "tp·cp 32 with 16 heads"),
+        ("megatron@0.18", "deepseek-v3.2", {"cp": 2}, "an indexer of keys"),
+        ("megatron", "gpt-oss-20b", {"cp": 2, "tp": 8}, "windows or sinks"),
+        ("megatron", "nemotron-3-nano", {"tp": 16}, "tp 16 with 8 Mamba groups"),
+        ("megatron", "nemotron-3-nano", {"tp": 8, "cp": 16}, "with 64 Mamba heads"),
+        ("megatron", "nemotron-3-nano", {"cp": 3}, "cp 3 with 8 Mamba groups a rank"),
+        ("megatron", "nemotron-3-nano", {"pp": 2, "vpp": 2}, "virtual stages of a Mamba hybrid"),
+        ("megatron", "nemotron-3-nano", {"dp": 8, "ep": 8, "overlap": "batch"},
+         "has no schedule plan"),
+        ("megatron", "nemotron-3-nano", {"offload_activations": 0.5}, "of a Mamba hybrid"),
+        ("megatron", "nemotron-3-nano", {"pp": 5}, "layers of a Mamba hybrid"),
+        ("megatron@0.17", "deepseek-v3", {"dp": 8, "ep": 8, "overlap": "batch"},
+         "multi-token prediction and pp 1"),
+        ("megatron", "minimax-m2", {"dp": 8, "ep": 8, "overlap": "batch"},
+         "with 3 steps of multi-token prediction"),
+        ("megatron", "qwen3-30b-a3b",
+         {"dp": 8, "ep": 8, "overlap": "batch", "zero": 3, "cuda_graphs": "partial"},
+         "partial CUDA graphs with overlap batch and Megatron-FSDP"),
+        ("megatron", "glm-4.5-air",
+         {"dp": 8, "ep": 8, "overlap": "batch", "cuda_graphs": "partial"},
+         "biases of attention"),
+        ("megatron@0.17", "qwen3-30b-a3b", {"cuda_graphs": "full"}, "no paged stash keeps"),
+        ("megatron", "qwen3-30b-a3b", {"cuda_graphs": "full"}, "all_to_all and ep 1"),
+        ("megatron", "qwen3-30b-a3b",
+         {"tp": 2, "dp": 8, "ep": 8, "etp": 2, "dispatcher": "hybrid_ep", "cuda_graphs": "full"},
+         "experts with etp 2"),
+        ("megatron", "qwen3-30b-a3b",
+         {"dp": 8, "ep": 8, "dispatcher": "hybrid_ep", "cuda_graphs": "full",
+          "recompute": ("moe",)}, "recomputation of moe"),
+        ("megatron", "gpt-oss-20b", {"tp": 2, "etp": 2}, "experts that add biases"),
+        ("megatron", "qwen3-30b-a3b", {"dp": 24, "ep": 6, "dispatcher": "deepep"},
+         "deepep with ep·etp 6"),
+        ("torchtitan", "qwen3-30b-a3b", {"dp": 48, "ep": 24, "dispatcher": "deepep"},
+         "deepep with ep·etp 24"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_on_any_machine(
+    target: str, model: str, sizes: dict[str, object], word: str
+) -> None:
+    assert word in refusals(target, model, sizes)
+
+
+@pytest.mark.parametrize(
+    ("target", "model", "sizes"),
+    [
+        ("megatron", "qwen3-30b-a3b", {"tp": 8}),  # 4 key heads divide 8 ranks
+        ("megatron", "qwen3-next-80b-a3b", {"tp": 2, "cp": 2}),
+        ("megatron", "deepseek-v3.2", {"cp": 2}),
+        ("megatron", "gpt-oss-20b", {"cp": 2, "tp": 2}),
+        ("megatron", "nemotron-3-nano", {"pp": 4, "tp": 8}),
+        ("megatron", "deepseek-v3", {"dp": 8, "ep": 8, "overlap": "batch", "zero": 3}),
+        ("megatron", "llama-3-8b", {"dp": 8, "cuda_graphs": "full"}),
+        ("megatron", "qwen3-30b-a3b", {"dp": 8, "cuda_graphs": "partial"}),
+        ("megatron@0.16", "llama-3-8b", {"dp": 8, "cuda_graphs": "full"}),
+        ("megatron", "qwen3-30b-a3b",
+         {"dp": 8, "ep": 8, "dispatcher": "hybrid_ep", "cuda_graphs": "full", "overlap": "batch"}),
+        ("bridge", "deepseek-v3", {"dp": 16, "ep": 16, "dispatcher": "deepep"}),
+    ],
+)  # fmt: skip
+def test_what_runs(target: str, model: str, sizes: dict[str, object]) -> None:
+    assert not refusals(target, model, sizes, H100)
+
+
+@pytest.mark.parametrize(
+    ("site", "dispatcher", "ep", "word"),
+    [
+        (GB200, "deepep", 4, "deepep on gb200"),
+        (GB200, "hybrid_ep", 64, ""),
+        (PCIE, "deepep", 4, "deepep without NVLink"),
+        (PCIE, "hybrid_ep", 4, "hybrid_ep without NVLink"),
+        (AMD, "deepep", 8, "deepep without NVIDIA GPUs"),
+        (replace(PCIE, nvlink_peers=4), "deepep", 16, "over nodes of 4 GPUs"),
+        (replace(PCIE, nvlink_peers=4), "deepep", 8, "across nodes of 4 GPUs"),
+        (replace(PCIE, nvlink_peers=4), "deepep", 4, ""),
+        (PCIE, "deepep", 1, ""),
+        (H100, "deepep", 64, ""),
+        (None, "deepep", 64, ""),
+    ],
+)
+def test_dispatchers_by_machine(site: Site | None, dispatcher: str, ep: int, word: str) -> None:
+    sizes = {"dp": 64, "ep": ep, "dispatcher": dispatcher}
+    found = refusals("bridge", "qwen3-30b-a3b", sizes, site)
+    assert word in found
+    assert bool(word) == bool(found)
+
+
+def test_narrow_formats_are_refused_where_the_devices_have_none() -> None:
+    found = refusals("megatron", "qwen3-30b-a3b", {"dp": 8}, PCIE, dtype="fp8")
+    assert "the dtype fp8 on a100" in found
+    assert not refusals("megatron", "qwen3-30b-a3b", {"dp": 8}, H100, dtype="fp8")
+
+
+@pytest.mark.parametrize(
+    ("target", "model", "word"),
+    [
+        ("megatron", "llama-4-scout", "do not describe the family llama4_text"),
+        ("megatron", "deepseek-v4-flash", "the family deepseek_v4"),
+        ("megatron@0.16", "gpt-oss-20b", "has arguments from core 0.19 on"),
+        ("megatron@0.16", "nemotron-3-super", "multi-token prediction of a hybrid"),
+        ("bridge", "mixtral-8x7b", "no bridge of the family mixtral"),
+        ("bridge@0.4", "deepseek-v4-flash", "deepseek_v4 has a bridge from 0.5 on"),
+        ("megatron", "gpt-oss-20b", ""),
+        ("megatron", "deepseek-v3", ""),
+        ("bridge@0.5", "deepseek-v4-flash", ""),
+        ("torchtitan", "deepseek-v3", ""),
+    ],
+)
+def test_models_by_version(target: str, model: str, word: str) -> None:
+    found = [broken.what for broken in model_rules(named_model(model).decoder, find_target(target))]
+    assert word in "".join(found)
+    assert bool(word) == bool(found)
+
+
+def changed(decoder: Decoder, block: Block) -> Decoder:
+    """Return a decoder whose first block is another one."""
+    return replace(decoder, blocks=(block, *decoder.blocks[1:]))
+
+
+def test_blocks_that_no_argument_says_are_named() -> None:
+    decoder, target = named_model("qwen3-30b-a3b").decoder, find_target("megatron")
+    first = decoder.blocks[0]
+    attention = first.parts[0]
+    experts = first.routed
+    assert isinstance(attention, GroupedQueryAttention)
+    assert experts is not None
+    odd = {
+        "blocks of 4 residual streams": replace(first, streams=4),
+        "experts that return their input":
+            replace(first, parts=(attention, replace(experts, num_zero_experts=8))),
+        "values of another width":
+            replace(first, parts=(replace(attention, v_head_dim=64), experts)),
+        "attention, chunks of 64": replace(first, parts=(replace(attention, chunk=64), experts)),
+        "a block of convolution":
+            replace(first, parts=(ShortConvolution(d_model=2048, kernel=3), experts)),
+        "experts that differ": replace(first, parts=(attention, replace(experts, d_hidden=64))),
+        "attention whose sizes differ":
+            replace(first, parts=(replace(attention, num_heads=16), experts)),
+    }  # fmt: skip
+    for word, block in odd.items():
+        [broken] = model_rules(changed(decoder, block), target)
+        assert word in broken.what
+    dense = named_model("llama-3-8b").decoder
+    ffn = dense.blocks[0].parts[1]
+    other = replace(dense.blocks[0], parts=(dense.blocks[0].parts[0], replace(ffn, d_hidden=64)))
+    [broken] = model_rules(changed(dense, other), target)
+    assert "dense FFNs that differ" in broken.what
+
+
+def test_graphs_of_whole_steps_need_fused_experts() -> None:
+    decoder, target = named_model("qwen3-30b-a3b").decoder, find_target("megatron")
+    experts = decoder.blocks[0].routed
+    assert experts is not None
+    block = replace(
+        decoder.blocks[0],
+        parts=(decoder.blocks[0].parts[0], replace(experts, is_gated=False, function="gelu")),
+    )
+    job = TrainingJob(
+        decoder=replace(decoder, blocks=(block,) * 4), world_size=8, global_batch=8, length=128
+    )
+    layout = FoldedLayout(dp=8, ep=8, dispatcher="hybrid_ep", cuda_graphs="full")
+    [broken] = target_rules(layout, target, job)
+    assert "full CUDA graphs of experts with gelu" in broken.what
+
+
+def test_versions_have_names_and_old_plans_the_first() -> None:
+    target = find_target("megatron@0.17")
+    assert (target.number, target.release, target.spec) == ("0.17.1", "0.17", "megatron@0.17")
+    assert find_target("megatron@0.17.1") is target
+    assert planned_target("megatron", "").number == "0.16.1"
+    assert planned_target("bridge", "0.5.1").core == (0, 18)
+    assert find_target("moetune").spec == "moetune"
+    assert "PyPI does not have" in find_target("bridge").source
