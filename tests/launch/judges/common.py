@@ -76,7 +76,7 @@ def stub_gpus() -> None:
     """Let packages of GPUs seem to be there, and names of Python 3.12 that runtimes import."""
     sys.meta_path.insert(0, EmptyModules())
     if not hasattr(typing, "override"):
-        typing.override = lambda method: method  # type: ignore[attr-defined,assignment]
+        typing.override = lambda method: method  # type: ignore[attr-defined]
 
 
 def seem_like(chip: str | None) -> None:
