@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: quickstart test test-thorough check checks docs netlab gpu bench setup postgres chromium
+.PHONY: launch launch-oracle
 
 setup: $(READY)
 
@@ -18,6 +19,14 @@ postgres:
 
 chromium:
 	@bash tests/install_chromium.sh
+
+# Runtimes whose own checks judge plans, in an environment of their own.
+launch: $(READY)
+	@bash tests/launch/install.sh
+
+# N free plans of drawn questions, put through the runtimes' own checks.
+launch-oracle: launch
+	$(BIN)/python -m tests.launch --draws $(or $(N),200)
 
 # LAB=1 adds two ranks joined by a limited wire; as root.
 quickstart: $(READY)
@@ -39,14 +48,14 @@ docs: $(READY)
 PURE := moetune/domain/*,moetune/fit/*,moetune/solve/*
 BY_FILE := --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
-test: $(READY) postgres chromium check
+test: $(READY) postgres chromium launch check
 	$(BIN)/pytest -n 3 $(BY_FILE) --cov=moetune.domain --cov=moetune.fit --cov=moetune.solve \
 	    --cov-report=
 	$(BIN)/coverage report --include='$(PURE)' --fail-under=100
 
 # All cases of every test, also those of which the gate keeps fewer; of all lines nine of ten are
 # run, not counting ranks, which are processes of their own.
-test-thorough: $(READY) postgres chromium
+test-thorough: $(READY) postgres chromium launch
 	$(BIN)/pytest -n 3 $(BY_FILE) -m 'not gpu' --cov --cov-context=test --cov-report=
 	$(BIN)/coverage report --fail-under=90 --format=total
 

@@ -59,21 +59,21 @@ def test_a_layers_command_asks_for_its_inputs(cli: Cli, request_: PlanRequest) -
          "adam"),
         ("megatron", BALANCED, LayoutRequest(recompute=("moe_act", "norm"), ep=8), None,
          "adam-bf16"),
-        ("torchtitan", BALANCED, LayoutRequest(pp=2, vpp=1, stages=("E" + "t" * 8, "t" * 8 + "L")),
-         None, "adam"),
+        ("torchtitan", BALANCED,
+         LayoutRequest(pp=2, vpp=1, stages=("E" + "t" * 18, "t" * 18 + "L")), None, "adam"),
     ],
 )  # fmt: skip
 def test_a_models_command_asks_for_the_same_plan(
     cli: Cli, target: str, routing: object, pins: LayoutRequest, dtype: str | None, optimizer: str
 ) -> None:
-    runtime = find_target(target)
+    runtime, model = find_target(target), "qwen3-8b" if target == "torchtitan" else "olmoe"
     job = training_job(
-        named_model("olmoe").decoder, world_size=8, global_batch=32, length=2048, dtype=dtype,
+        named_model(model).decoder, world_size=8, global_batch=32, length=2048, dtype=dtype,
         routing=routing, optimizer=optimizer, profile=H100,  # type: ignore[arg-type] # loads
         leaves_room=not pins.ep,
     )  # fmt: skip
     asked = TrainingRequest(job=job, pins=pins, target=runtime, memory_limit_bytes=60 * 10**9)
-    command = training_command(asked, model="olmoe", profile="h100-x8")
+    command = training_command(asked, model=model, profile="h100-x8")
     found = cli(*shlex.split(command)[1:], "--json")
     assert found.code == 0, found.err
     assert json.loads(found.out)["id"] == plan_training(asked, H100).id

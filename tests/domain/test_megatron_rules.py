@@ -6,6 +6,7 @@ import pytest
 
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.attention import GroupedQueryAttention
+from moetune.domain.experts import DenseFfn
 from moetune.domain.recurrent import ShortConvolution
 from moetune.domain.site import Site
 from moetune.domain.target_rules import model_rules, target_rules
@@ -185,6 +186,7 @@ def test_blocks_that_no_argument_says_are_named() -> None:
         assert word in broken.what
     dense = named_model("llama-3-8b").decoder
     ffn = dense.blocks[0].parts[1]
+    assert isinstance(ffn, DenseFfn)
     other = replace(dense.blocks[0], parts=(dense.blocks[0].parts[0], replace(ffn, d_hidden=64)))
     [broken] = model_rules(changed(dense, other), target)
     assert "dense FFNs that differ" in broken.what

@@ -93,7 +93,8 @@ def test_a_layer_has_the_numbers_of_its_command(
 @pytest.mark.parametrize(
     "change",
     [
-        {}, {"world_size": "16", "global_batch": "64"}, {"target": "torchtitan"},
+        {}, {"world_size": "16", "global_batch": "64"},
+        {"target": "torchtitan", "decoder": "deepseek-v2-lite"},
         {"memory_limit": "40GiB"}, {"pp": "2", "micro_batch": "1"}, {"training_dtype": "fp8"},
     ],
 )  # fmt: skip

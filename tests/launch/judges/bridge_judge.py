@@ -13,7 +13,11 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).parent)
 
-from common import judge_all, seem_like, stub_gpus  # noqa: E402
+from common import (  # type: ignore[import-not-found] # noqa: E402
+    judge_all,
+    seem_like,
+    stub_gpus,
+)
 
 sys.path.pop(0)
 stub_gpus()

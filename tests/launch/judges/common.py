@@ -24,6 +24,7 @@ ABSENT = (
     "mamba_ssm", "causal_conv1d", "megatron_energon", "nv_grouped_gemm", "qwen_vl_utils",
     "open_clip", "timm", "fla", "mlflow", "deep_ep", "flash_attn", "flash_attn_3", "comet_ml",
     "wandb", "multistorageclient", "tensorstore", "emerging_optimizers", "nemo_run",
+    "triton", "datasets", "google", "tensorboard",
 )  # fmt: skip
 CAPABILITIES = {"a100": (8, 0), "b200": (10, 0), "b300": (10, 3), "gb200": (10, 0),
                 "gb300": (10, 3)}  # fmt: skip
@@ -75,7 +76,7 @@ def stub_gpus() -> None:
     """Let packages of GPUs seem to be there, and names of Python 3.12 that runtimes import."""
     sys.meta_path.insert(0, EmptyModules())
     if not hasattr(typing, "override"):
-        typing.override = lambda method: method  # type: ignore[attr-defined,assignment]
+        typing.override = lambda method: method  # type: ignore[attr-defined]
 
 
 def seem_like(chip: str | None) -> None:

@@ -96,7 +96,8 @@ def trained(job: dict[str, Any]) -> str | None:
     import torch
 
     plain, ranks = small(job)
-    context, port = torch.multiprocessing.get_context("spawn"), random.randint(20_000, 60_000)
+    context, port = torch.multiprocessing.get_context("forkserver"), random.randint(20_000, 60_000)
+    context.set_forkserver_preload(["torch", "transformers", "deepspeed"])
     answers = context.Queue()
     workers = [
         context.Process(

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from common import judge_all, seem_like, stub_gpus
+from common import judge_all, seem_like, stub_gpus  # type: ignore[import-not-found]
 
 stub_gpus()
 SOURCE = sys.argv[2] if len(sys.argv) > 2 else ""

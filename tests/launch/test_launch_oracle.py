@@ -1,0 +1,44 @@
+"""Free plans of drawn questions are put through the runtimes' own checks: none is refused.
+
+`make launch-oracle N=1000` draws more, for all versions whose sources are there.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch.__main__ import verdicts
+from tests.launch.draw import Drawn, answered, questions
+
+PYTHON = Path(".venv-launch/bin/python")
+GATE, NIGHTLY = 20, 200
+TARGETS = ("megatron@0.16", "bridge@0.3")
+
+
+def refused(count: int, *, seed: int) -> tuple[list[str], int]:
+    """Return what runtimes or exports refuse of so many drawn plans, and the plans judged."""
+    drawn = [answered(question) for question in questions(count, seed=seed, targets=TARGETS)]
+    found = verdicts([one.job for one in drawn if one.job], python=str(PYTHON), folder="")
+    wrong = [words for one in drawn if (words := _words(one, found))]
+    return wrong, len(found)
+
+
+def _words(one: Drawn, found: dict[int, str]) -> str:
+    what = one.refused if one.is_refused_by_export else found.get(one.question.number, "")
+    return what and f"{one.question.command}: {what}"
+
+
+@pytest.mark.unmeasured
+@pytest.mark.skipif(not PYTHON.is_file(), reason="no .venv-launch: run make launch")
+def test_no_drawn_plan_is_refused() -> None:
+    wrong, num_judged = refused(GATE, seed=51)
+    assert not wrong
+    assert num_judged >= GATE // 3
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not PYTHON.is_file(), reason="no .venv-launch: run make launch")
+def test_no_plan_of_many_is_refused() -> None:
+    wrong, num_judged = refused(NIGHTLY, seed=510)
+    assert not wrong
+    assert num_judged >= NIGHTLY // 3
