@@ -148,6 +148,7 @@ def _model(planned: Planned, values: MegatronValues) -> Iterator[str]:
 def _optimizer(values: MegatronValues) -> Iterator[str]:
     """Yield the lines of the optimizer; a recipe may have set another one."""
     given = values.optimizer
+    yield 'cfg.optimizer.optimizer = "adam"'
     yield f"cfg.optimizer.use_precision_aware_optimizer = {bool(given)}"
     yield f"cfg.optimizer.optimizer_cpu_offload = {'optimizer_cpu_offload' in given}"
     for name in ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"):
