@@ -140,7 +140,7 @@ def work(
             loss = engine(input_ids=ids, labels=ids).loss
             engine.backward(loss)
             engine.step()
-        assert torch.isfinite(loss)
+            assert torch.isfinite(loss)
     except Exception as error:  # noqa: BLE001 - of any kind: it is what the user would see
         answers.put(f"{type(error).__name__}: {error}")
     else:

@@ -17,7 +17,7 @@ from unittest.mock import MagicMock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import common
+import common  # type: ignore[import-not-found]
 
 ON_A_CPU = ("--comm.mode", "fake_backend", "--parallelism.spmd_backend", "partial_dtensor")
 """torchtitan's default, spmd_types, needs FSDP of torch 2.15, of which there is no CPU build."""
@@ -44,7 +44,7 @@ def prepare() -> None:
     trainer.utils.get_local_device = lambda: torch.device("cpu")
     trainer.utils.device_module = MagicMock()
     trainer.utils.device_type = "cpu"
-    torch.nn.Module.to_empty = lambda self, **_: self  # type: ignore[method-assign,assignment]
+    torch.nn.Module.to_empty = lambda self, **_: self  # type: ignore[method-assign]
     BaseModel.init_weights = lambda *_, **__: None
 
 
