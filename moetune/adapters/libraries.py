@@ -56,6 +56,14 @@ def _is_spread(model: object) -> bool:
     return isinstance(model, nn.Module) and any(True for _ in spread_layers(model))
 
 
+def _trains_experts(model: object) -> bool:
+    return isinstance(model, nn.Module) and any(
+        parameter.requires_grad
+        for _, layer in spread_layers(model)
+        for parameter in layer.experts.parameters()
+    )
+
+
 def _save_pretrained(method: Callable[..., Any], *args: Any, **options: Any) -> None:
     """Write all ranks' experts; all ranks call this.
 
@@ -76,7 +84,7 @@ def _save_pretrained(method: Callable[..., Any], *args: Any, **options: Any) -> 
             "omit it, on every rank",
         )
     more = bound.arguments.get("kwargs", {})
-    given = {key: each for key, each in bound.arguments.items() if key not in {"self", "kwargs"}}
+    given = {key: value for key, value in bound.arguments.items() if key not in {"self", "kwargs"}}
     save_whole(model, method, {**given, **more})
 
 
@@ -88,7 +96,7 @@ def _refuse_to_save(
 
     models = [*accelerator._models, *args, *options.values()]  # noqa: SLF001 - has no public name
     is_sharded = accelerator.distributed_type == DistributedType.FSDP
-    if not is_sharded and any(_is_spread(each) for each in models):
+    if not is_sharded and any(_is_spread(model) for model in models):
         raise InputError(
             f"accelerate's {method.__name__} would write the experts of the first rank alone", _SAVE
         )
@@ -115,7 +123,7 @@ def _trainer_check(library: Any) -> type:
         ) -> None:
             del state, control
             writes = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
-            if writes and not args.save_only_model and not args.fsdp and _is_spread(model):
+            if writes and not args.save_only_model and not args.fsdp and _trains_experts(model):
                 raise InputError(
                     f"the Trainer with save_strategy={str(args.save_strategy.value)!r} would write "
                     "the optimizer's states of the first rank's experts alone",

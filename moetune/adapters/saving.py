@@ -43,10 +43,10 @@ _Owners: TypeAlias = dict[int, tuple[PlannedLayer, str]]
 def _owners(model: nn.Module) -> _Owners:
     """Return the layer of each parameter of experts, and its name in their module."""
     return {
-        id(each): (layer, own_name)
+        id(parameter): (layer, name)
         for layer in model.modules()
         if isinstance(layer, PlannedLayer)
-        for own_name, each in layer.experts.module.named_parameters(recurse=False)
+        for name, parameter in layer.experts.module.named_parameters(recurse=False)
     }
 
 
@@ -57,22 +57,24 @@ def _whole(
     if is_dtensor(value):
         on_mesh: Any = value.detach().to(value.device_mesh.device_type)
         if owner is not None:
-            layer, own_name = owner
-            on_mesh = layer.experts.placement.in_pieces(on_mesh, own_name)
+            layer, short = owner
+            on_mesh = layer.experts.placement.in_pieces(on_mesh, short)
         whole: torch.Tensor = on_mesh.full_tensor()
         return whole.cpu()
     if owner is None:
         return value.detach()
-    layer, own_name = owner
+    layer, short = owner
     parts = layer.communicator.gather(value.detach(), f"the experts of {name}")
-    return layer.experts.placement.whole(own_name, parts) if parts else None
+    return layer.experts.placement.whole(short, parts) if parts else None
 
 
 def is_whole(model: nn.Module, state: Mapping[str, object]) -> bool:
     """Return whether a state dict has no part of a model's experts for all of them."""
     owners = _owners(model)
     names = {
-        name: owners[id(each)] for name, each in model.named_parameters() if id(each) in owners
+        name: owners[id(parameter)]
+        for name, parameter in model.named_parameters()
+        if id(parameter) in owners
     }
     return not any(
         is_dtensor(value) or len(value) != names[name][0].shape.num_experts

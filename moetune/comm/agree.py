@@ -132,11 +132,11 @@ def raise_on_all(communicator: Communicator, problem: InputError | None, what: s
     if not vote(communicator, problem is not None, f"the agreement on {what}")():
         return
     mine = ("", "") if problem is None else (problem.what, problem.hint)
-    told = communicator.all_gather_object(mine, f"the exchange of problems with {what}")
-    if problem is not None and all(text for text, _ in told):
+    problems = communicator.all_gather_object(mine, f"the exchange of problems with {what}")
+    if problem is not None and all(text for text, _ in problems):
         raise problem
-    lines = "\n".join(f"  rank {rank}: {text or 'fine'}" for rank, (text, _) in enumerate(told))
-    hint = next(hint for text, hint in told if text)
+    lines = "\n".join(f"  rank {rank}: {text or 'fine'}" for rank, (text, _) in enumerate(problems))
+    hint = next(hint for text, hint in problems if text)
     raise RankMismatchError(f"some ranks cannot take part in {what}\n{lines}", hint)
 
 

@@ -27,6 +27,7 @@ from tests.adapters.tiny_models import tiny, tokens_of
 from tests.adapters.workers import (
     TOLERANCE,
     check_states,
+    layers_of,
     raised,
     rank_of,
     same_on_all,
@@ -213,6 +214,11 @@ def trains_in_a_trainer(folder: str) -> None:
         adapted = moetune.prepare_ddp(moetune.adapt(tiny("Qwen3Moe")))
         refused = raised(lambda: Trainer(adapted, TrainingArguments(folder, **options)))
         assert 'set save_only_model=True or save_strategy="no"' in same_on_all(refused)
+        frozen = moetune.adapt(tiny("Qwen3Moe"))
+        for layer in layers_of(frozen):
+            for parameter in layer.experts.parameters():
+                parameter.requires_grad = False
+        Trainer(frozen, TrainingArguments(folder, **options))  # of which no state is of one rank
         arguments = TrainingArguments(folder, save_only_model=True, **options)
         trainer = Trainer(adapted, arguments, train_dataset=[text] * 3 * num_ranks)
         trainer.train()

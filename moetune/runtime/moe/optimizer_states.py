@@ -114,11 +114,11 @@ class _OptimizerWatch:
 
     def ranks_of(self, optimizer: Optimizer) -> list[Communicator]:
         """Return the ranks that share the optimizer's experts, each group once."""
-        mine = {id(each) for each in _parameters(optimizer)}
+        mine = {id(parameter) for parameter in _parameters(optimizer)}
         groups = [
             placement.group
             for experts, placement in self.placements.items()
-            if any(id(each) in mine for each in experts.parameters(recurse=False))
+            if any(id(parameter) in mine for parameter in experts.parameters(recurse=False))
         ]
         return [communicator_of(group) for group in dict.fromkeys(groups) if group is not None]
 

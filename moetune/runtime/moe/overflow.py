@@ -33,24 +33,24 @@ def agree_on_overflow(ranks_of: _Ranks) -> None:
         optimizer: Optimizer,
         *args: Any,  # noqa: ANN401 - as torch passes them
     ) -> dict[torch.device, torch.Tensor]:
-        found = find(self, optimizer, *args)
+        flags = find(self, optimizer, *args)
         for communicator in ranks_of(optimizer):
-            _agree(communicator, found)
-        return found
+            _agree(communicator, flags)
+        return flags
 
     GradScaler._unscale_grads_ = agreed  # type: ignore[assignment,method-assign]
 
 
-def _agree(communicator: Communicator, found: dict[torch.device, torch.Tensor]) -> None:
-    """Replace what was found on each device by the maximum over the ranks.
+def _agree(communicator: Communicator, flags: dict[torch.device, torch.Tensor]) -> None:
+    """Replace the flags of overflow by their maximum over the ranks.
 
     Args:
-        found: 0 or 1 by device; empty on a rank without gradients.
+        flags: 0 or 1 by device; empty on a rank without gradients.
     """
-    mine = max((float(each) for each in found.values()), default=0.0)
+    mine = max((float(flag) for flag in flags.values()), default=0.0)
     values = torch.tensor([mine], dtype=torch.float32, device="cpu")
     agreed = communicator.all_reduce_values(values, "the agreement on overflow", op="max")
-    for each in found.values():
-        each.fill_(float(agreed))
-    if not found:
-        found[communicator.device] = agreed.to(communicator.device)
+    for flag in flags.values():
+        flag.fill_(float(agreed))
+    if not flags:
+        flags[communicator.device] = agreed.to(communicator.device)

@@ -59,7 +59,7 @@ def _check_meshes(grads: Iterable[torch.Tensor], owners: Mapping[int, ExpertPlac
     """Raise InputError where experts and the rest are sharded over meshes that torch cannot mix."""
     sharded = [grad for grad in grads if is_dtensor(grad)]
     if len({grad.device_mesh for grad in sharded}) > 1 and any(
-        id(each) in owners for each in grads
+        id(grad) in owners for grad in grads
     ):
         raise InputError(
             "experts under FSDP2 are sharded over other ranks than the rest, and torch's "

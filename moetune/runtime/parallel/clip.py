@@ -52,7 +52,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
             "parameters are experts of one rank",
             "give it the model itself",
         )
-    if any(isinstance(each, ChunkedParameter) for each in model.parameters()):
+    if any(isinstance(parameter, ChunkedParameter) for parameter in model.parameters()):
         return _chunks(model).clip_grad_norm_(max_norm)
     cut = next(
         (name for name, each in model.named_modules() if isinstance(each, TensorParallelModule)),
@@ -141,19 +141,19 @@ def _parts(model: nn.Module) -> Collection[_Part]:
 
 def _groups_of(mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[Communicator, ...]:
     """Return the groups of the mesh's dimensions over which a DTensor is cut."""
-    dims = [dim for dim, each in enumerate(placements) if not each.is_replicate()]
+    dims = [dim for dim, cut in enumerate(placements) if not cut.is_replicate()]
     return tuple(communicator_of(mesh.get_group(dim)) for dim in dims)
 
 
 def _owners(model: nn.Module) -> _Owners:
     """Return the ranks of each parameter of experts over several, whose layer may be outside."""
     communicator = functools.cache(communicator_of)
-    found = {
+    owners = {
         key: (communicator(placement.group), placement)
         for key, placement in spread_parameters().items()
         if placement.group is not None
     }
     for _, layer in spread_layers(model):
         owner = layer.communicator, layer.experts.placement
-        found |= {id(each): owner for each in layer.experts.parameters()}
-    return found
+        owners |= {id(parameter): owner for parameter in layer.experts.parameters()}
+    return owners
