@@ -18,8 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from common import judge_all
-from small_models import small_config
+from common import judge_all  # type: ignore[import-not-found]
+from small_models import small_config  # type: ignore[import-not-found]
 
 _SECONDS = 200.0
 _NOTES = "_plan"
@@ -140,7 +140,7 @@ def work(
             loss = engine(input_ids=ids, labels=ids).loss
             engine.backward(loss)
             engine.step()
-        assert torch.isfinite(loss)
+            assert torch.isfinite(loss)
     except Exception as error:  # noqa: BLE001 - of any kind: it is what the user would see
         answers.put(f"{type(error).__name__}: {error}")
     else:

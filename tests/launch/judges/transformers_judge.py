@@ -15,8 +15,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from common import judge_all
-from small_models import small_config
+from common import judge_all  # type: ignore[import-not-found]
+from small_models import small_config  # type: ignore[import-not-found]
 
 CHECKPOINTS = tempfile.TemporaryDirectory()
 
