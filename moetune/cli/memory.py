@@ -54,6 +54,7 @@ def memory(
     json: Json = False,
 ) -> None:
     """Say which layouts of a model's training fit, and where the memory goes."""
+    from moetune.domain.target_rules import model_rules
     from moetune.domain.targets import find_target
     from moetune.workflows.memory import MOST_LAYOUTS, MemoryQuestion, fit_memory
     from moetune.workflows.models import find_decoder_model
@@ -90,7 +91,10 @@ def memory(
             fewest = command_again(session, without=("--world-size",))
             session.screen.note(f"How many GPUs it takes:  {fewest}")
         raise typer.Exit(InfeasiblePlanError.exit_code)
-    if not json:
+    broken = next(model_rules(decoder, runtime), None)
+    if broken is not None:
+        session.screen.note(f"{broken.what}: its memory is that of such a runtime")
+    elif not json:
         session.screen.note(
             f"Plan it:  moetune plan --model {model} --profile h100-x8 "
             f"--world-size {answer.job.world_size} --global-batch {answer.job.global_batch} "

@@ -36,6 +36,11 @@ def dispatcher_rules(
         )
     if layout.dispatcher == "all_gather":
         yield from _gather_rules(layout, target)
+    if layout.cuda_graphs == "full" and layout.ep > 1 and layout.dispatcher != "hybrid_ep":
+        yield target.refusal(
+            f"full CUDA graphs of experts with {layout.dispatcher}", "--dispatcher hybrid_ep",
+            "transformer/transformer_config.py",
+        )  # fmt: skip
     if layout.dispatcher not in DEFAULT_SMS:
         return
     if layout.dispatcher == "deepep":

@@ -210,10 +210,9 @@ def _full_rules(layout: FoldedLayout, target: Target, decoder: Decoder) -> Itera
         yield target.refusal(what, "a version with core 0.18 or later, or --cuda-graphs partial",
                              _CONFIG)  # fmt: skip
         return
-    if layout.dispatcher != "hybrid_ep" or layout.ep == 1:
-        what = f"full CUDA graphs of experts with {layout.dispatcher} and ep {layout.ep}"
-        yield target.refusal(what, f"--dispatcher hybrid_ep and --ep above 1, or {instead}",
-                             _CONFIG)  # fmt: skip
+    if layout.ep == 1:
+        what = "full CUDA graphs of experts with ep 1"
+        yield target.refusal(what, f"--ep above 1, or {instead}", _CONFIG)
     if layout.etp > 1:
         yield target.refusal(
             f"full CUDA graphs of experts with etp {layout.etp}", f"--etp 1, or {instead}",

@@ -31,6 +31,8 @@ _RESET: MappingProxyType[str, Value] = MappingProxyType({
 })  # fmt: skip
 """Fields that a recipe may have set and that the layout may not need."""
 _GRAPHS_BY_MODULE: MegatronCore = (0, 18)
+_SEQUENCE_LENGTH: MegatronCore = (0, 17)
+"""First core whose Bridge keeps a data set's length as `seq_length`."""
 _USE = (
     "configuration() returns the recipe's configuration in the planned layout; set its data, its "
     "tokenizer and its checkpoints there. The program trains on mock data as it is."
@@ -98,7 +100,8 @@ def _statements(planned: Planned) -> Iterator[str]:
     values, layout, job = megatron_values(planned), planned.layout, planned.job
     yield from _model(planned, values)
     yield f"cfg.model.seq_length = {job.length}"
-    yield f"cfg.dataset.sequence_length = {job.length}"
+    length = "seq_length" if planned.core >= _SEQUENCE_LENGTH else "sequence_length"
+    yield f"cfg.dataset.{length} = {job.length}"
     yield f"cfg.train.micro_batch_size = {layout.micro_batch}"
     yield f"cfg.train.global_batch_size = {job.global_batch}"
     for name, value in values.ddp.items():
@@ -111,6 +114,7 @@ def _statements(planned: Planned) -> Iterator[str]:
     if layout.cuda_graphs == "full":
         yield "cfg.rerun_state_machine.check_for_nan_in_loss = False"
         yield "cfg.ddp.check_for_nan_in_grad = False"
+        yield "cfg.model.offload_modules = []"
     if layout.cuda_graphs != "none":
         yield "cfg.rng.te_rng_tracker = True"
         yield "cfg.model.use_te_rng_tracker = True"
@@ -132,7 +136,10 @@ def _model(planned: Planned, values: MegatronValues) -> Iterator[str]:
     """Yield the lines of the model's own fields."""
     layout, decoder = planned.layout, planned.decoder
     unset = dict(_RESET)
-    unset["cuda_graph_modules" if planned.core >= _GRAPHS_BY_MODULE else "cuda_graph_scope"] = ()
+    if planned.core >= _GRAPHS_BY_MODULE:
+        unset |= {"cuda_graph_scope": None, "cuda_graph_modules": ()}
+    else:
+        unset["cuda_graph_scope"] = ()
     if decoder.predictions:
         unset["mtp_num_layers"] = len(decoder.predictions)
     for name, value in (unset | values.model).items():
@@ -148,6 +155,7 @@ def _model(planned: Planned, values: MegatronValues) -> Iterator[str]:
 def _optimizer(values: MegatronValues) -> Iterator[str]:
     """Yield the lines of the optimizer; a recipe may have set another one."""
     given = values.optimizer
+    yield 'cfg.optimizer.optimizer = "adam"'
     yield f"cfg.optimizer.use_precision_aware_optimizer = {bool(given)}"
     yield f"cfg.optimizer.optimizer_cpu_offload = {'optimizer_cpu_offload' in given}"
     for name in ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"):

@@ -205,7 +205,7 @@ def _plainest(space: LayoutSpace, pins: LayoutRequest) -> FoldedLayout:
     sharers = sizes["cp"] * sizes["tp"] * sizes["pp"]
     return FoldedLayout(
         dp=max(1, space.job.world_size // sharers), recompute=pins.recompute or (),
-        dispatcher=pins.dispatcher or space.target.dispatchers[0],
+        dispatcher=pins.dispatcher or space.first_dispatcher(pins),
         overlap=pins.overlap or "none", zero=space.zeros(pins, sizes["pp"], sizes["tp"])[0],
         cuda_graphs=pins.cuda_graphs or "none",
         schedule=pins.schedule, stages=pins.stages,

@@ -77,7 +77,7 @@ class LayoutSpace:
                     continue
                 layout = FoldedLayout(
                     dp=dp, cp=cp, tp=tp, pp=pp, ep=ep, etp=etp, micro_batch=batch,
-                    zero=self.zeros(pins, pp, tp)[0], dispatcher=self.target.dispatchers[0],
+                    zero=self.zeros(pins, pp, tp)[0], dispatcher=self.first_dispatcher(pins),
                     cuda_graphs=pins.cuda_graphs or "none", stages=pins.stages,
                     offload_activations=pins.offload_activations or 0.0,
                     offload_optimizer=pins.offload_optimizer or 0.0,
@@ -161,6 +161,12 @@ class LayoutSpace:
         if pins.micro_batch:
             return (pins.micro_batch,)
         return [2**one for one in range(_LARGEST_MICRO_BATCH.bit_length())]
+
+    def first_dispatcher(self, pins: LayoutRequest) -> TokenDispatcher:
+        """Return the plainest dispatcher that goes with graphs of whole steps, where pinned."""
+        able = self.target.dispatchers
+        needs_static = pins.cuda_graphs == "full" and self.job.decoder.num_moe_layers > 0
+        return "hybrid_ep" if needs_static and "hybrid_ep" in able else able[0]
 
     def _with_dispatcher(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
         """Return the layout with the pinned multiprocessors, which need their dispatcher."""

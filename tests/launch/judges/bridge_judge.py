@@ -52,13 +52,17 @@ def check(job: dict[str, Any]) -> None:
 def from_configuration(config: dict[str, Any]) -> None:
     """Let bridges read a configuration instead of the Hub's."""
     from megatron.bridge import AutoBridge
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PretrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     def made(*_: object, **__: object) -> Any:
         fields = dict(config)
         kind = fields.pop("model_type")
-        found = AutoConfig.for_model(kind, **fields)
+        if kind in CONFIG_MAPPING_NAMES:
+            found = AutoConfig.for_model(kind, **fields)
+        else:  # whose class comes with the model
+            found = type("Config", (PretrainedConfig,), {"model_type": kind})(**fields)
         found.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, ARCHITECTURES.get(kind))]
         return AutoBridge.from_hf_config(found)
 

@@ -22,7 +22,7 @@ from unittest.mock import MagicMock
 ABSENT = (
     "transformer_engine", "transformer_engine_torch", "nvidia_resiliency_ext", "modelopt",
     "mamba_ssm", "causal_conv1d", "megatron_energon", "nv_grouped_gemm", "qwen_vl_utils",
-    "open_clip", "timm", "fla", "mlflow", "deep_ep", "flash_attn", "flash_attn_3", "comet_ml",
+    "open_clip", "timm", "fla", "mlflow", "deep_ep", "comet_ml", "diffusers", "webdataset",
     "wandb", "multistorageclient", "tensorstore", "emerging_optimizers", "nemo_run",
     "triton", "datasets", "google", "tensorboard",
 )  # fmt: skip
