@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: quickstart test test-thorough check checks docs netlab gpu bench setup postgres chromium
-.PHONY: launch launch-oracle
+.PHONY: launch launch-torch launch-oracle
 
 setup: $(READY)
 
@@ -25,8 +25,12 @@ launch: $(READY)
 	@bash tests/launch/install.sh
 
 # N free plans of drawn questions, put through the runtimes' own checks.
-launch-oracle: launch
-	$(BIN)/python -m tests.launch --draws $(or $(N),200)
+launch-oracle: launch launch-torch
+	$(BIN)/python -m tests.launch --draws $(or $(N),200) $(foreach one,$(TARGETS),--target $(one))
+
+# Judges of torchtitan and DeepSpeed; about 250 MB.
+launch-torch: $(READY)
+	@bash tests/launch/install_torch.sh
 
 # LAB=1 adds two ranks joined by a limited wire; as root.
 quickstart: $(READY)

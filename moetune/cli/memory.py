@@ -51,6 +51,7 @@ def memory(
     json: Json = False,
 ) -> None:
     """Say which layouts of a model's training fit, and where the memory goes."""
+    from moetune.domain.target_rules import model_rules
     from moetune.workflows.memory import MOST_LAYOUTS, fit_memory
     from moetune.workflows.memory_flags import MemoryFlags
     from moetune.workflows.views.memory import memory_document, memory_sections
@@ -69,7 +70,10 @@ def memory(
             fewest = command_again(session, without=("--world-size",))
             session.screen.note(f"How many GPUs it takes:  {fewest}")
         raise typer.Exit(InfeasiblePlanError.exit_code)
-    if not json:
+    broken = next(model_rules(question.decoder, question.target), None)
+    if broken is not None:
+        session.screen.note(f"{broken.what}: its memory is that of such a runtime")
+    elif not json:
         session.screen.note(
             f"Plan it:  moetune plan --model {model} --profile h100-x8 "
             f"--world-size {answer.job.world_size} --global-batch {answer.job.global_batch} "

@@ -24,8 +24,9 @@ from tests.launch.draw import Drawn, answered, questions
 JUDGES = Path(__file__).parent / "judges"
 PACKAGED = {"megatron": "0.16.1", "bridge": "0.3.1"}
 """Versions that the package registry has."""
-PYTHONS = {"transformers": sys.executable}
-"""Judges that need no other packages than the tests; DeepSpeed's needs an older transformers."""
+_TORCH = os.environ.get("MOETUNE_LAUNCH_TORCH", ".venv-launch-torch/bin/python")
+PYTHONS = {"transformers": sys.executable, "torchtitan": _TORCH, "deepspeed": _TORCH}
+"""Other environments than Megatron's: that of the tests, and the one of `make launch-torch`."""
 CORES = {"0.3.1": "0.16.1", "0.4.2": "0.17.1", "0.5.1": "0.18.2", "0.6.0": "0.19.0"}
 """Megatron-Core that each version of Megatron-Bridge pins."""
 
@@ -48,14 +49,15 @@ def verdicts(jobs: Sequence[dict[str, Any]], *, python: str, folder: str) -> dic
     for target, version in sorted(groups):
         sources = sources_of(target, version, folder)
         judge = JUDGES / f"{target}_judge.py"
-        if sources is None or not judge.is_file():
+        runs = PYTHONS.get(target, python)
+        if sources is None or not judge.is_file() or not Path(runs).is_file():
             continue
         mine = [job for job in jobs if (job["target"], job["version"]) == (target, version)]
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
             file.writelines(json.dumps(job) + "\n" for job in mine)
             file.flush()
             done = subprocess.run(
-                [PYTHONS.get(target, python), "-W", "ignore", str(judge), file.name, *sources],
+                [runs, "-W", "ignore", str(judge), file.name, *sources],
                 capture_output=True, text=True, check=False,
                 env={**os.environ, "PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""},
             )  # fmt: skip

@@ -21,15 +21,16 @@ def small_config(config: dict[str, Any]) -> Any:
 
     plain = {**config, **(config.get("text_config") or {})}
     plain = {key: value for key, value in plain.items() if not isinstance(value, dict)}
-    [counts] = [key for key in ("num_hidden_layers", "num_layers", "n_layer") if key in plain]
-    kept = kept_layers(plain, plain[counts])
+    counts = [key for key in ("num_hidden_layers", "num_layers", "n_layer") if key in plain]
+    layers = plain[counts[0]] if counts else len(plain["layers_block_type"])
+    kept = kept_layers(plain, layers)
     for key, value in plain.items():
-        if isinstance(value, (list, str)) and len(value) == plain[counts]:
+        if isinstance(value, (list, str)) and len(value) == layers:
             picked = [value[layer] for layer in kept]
             plain[key] = "".join(picked) if isinstance(value, str) else picked
         elif key in SMALL and isinstance(value, int):
             plain[key] = SMALL[key]
-    plain[counts] = len(kept)
+    plain |= dict.fromkeys(counts, len(kept))
     heads = plain.get("num_attention_heads") or plain["n_head"]
     for key in ("hidden_size", "n_embd"):
         if key in plain:

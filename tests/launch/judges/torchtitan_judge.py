@@ -6,12 +6,13 @@ model, cuts it into stages, shards it and makes its schedule and optimizer. Weig
 never there.
 """
 
+import importlib.machinery
 import os
 import shlex
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -27,20 +28,39 @@ class ReachedError(Exception):
     """Everything before the tokenizer was built."""
 
 
+class PretendedModules(common.EmptyModules):  # type: ignore[misc]
+    """Import packages of kernels and images as mocks, whose every value does what it is asked."""
+
+    absent = ("fla", "torchvision", "av", "deep_ep")
+
+    def find_spec(
+        self, name: str, _path: object, _target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] not in self.absent:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module: Any = MagicMock(name=spec.name)
+        module.__path__, module.__spec__, module.__name__ = [], spec, spec.name
+        return module  # type: ignore[no-any-return]
+
+
 def prepare() -> None:
     """Let torchtitan take the CPU for its accelerator, and a Blackwell GPU for what it asks."""
-    common.ABSENT += ("torchvision", "av", "PIL", "einops")
-    common.stub_gpus()
+    sys.meta_path.insert(0, PretendedModules())
     import torch
 
     torch._utils._get_available_device_type = lambda: "cpu"
+    if not hasattr(torch._library.opaque_object, "CustomClassBase"):  # of torch 2.15
+        torch._library.opaque_object.CustomClassBase = type("CustomClassBase", (), {})
     from torchtitan import trainer
     from torchtitan.components.quantization import mx
     from torchtitan.protocols.model import BaseModel
 
     mx.has_cuda_capability = lambda *_: True
     mx.MXFP8Linear = narrow_linear()
-    common.ABSENT += ("torchao",)  # after torchtitan, whose own layers would be its heirs
+    PretendedModules.absent += ("torchao",)  # after torchtitan, whose layers would be its heirs
     trainer.utils.get_local_device = lambda: torch.device("cpu")
     trainer.utils.device_module = MagicMock()
     trainer.utils.device_type = "cpu"
