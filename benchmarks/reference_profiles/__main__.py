@@ -64,13 +64,15 @@ def profile_of(folder: Path, fact: Fact, numbers: network.Numbers) -> tuple[Prof
 
 
 def _copies(fact: Fact, launch: float) -> list[CopyLine]:
+    one_way = fact.host_bytes_per_second
+    rates = {False: one_way, True: fact.both_ways_bytes_per_second or one_way}
     return [
         CopyLine(
             direction=direction,
             pinned=True,
             both_ways=both_ways,
             alpha_seconds=launch,
-            beta_seconds_per_byte=float(f"{1 / fact.host_bytes_per_second:.4g}"),
+            beta_seconds_per_byte=float(f"{1 / rates[both_ways]:.4g}"),
         )
         for direction in ("h2d", "d2h")
         for both_ways in (False, True)

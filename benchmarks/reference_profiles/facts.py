@@ -15,8 +15,11 @@ P4DE_HOST, P5_HOST, P6_HOST = 1152 * GIB, 2048 * GIB, 2048 * GIB
 torchx/specs/named_resources_aws.py); an H800's is taken to be an H100's."""
 GB200_HOST, GB300_HOST = 900 * 10**9, 960 * GIB
 """Memory of a host of four: Azure's ND GB200 v6, and Google's A4X Max (NVIDIA/aicr#1985)."""
-C2C = 450e9
-"""NVLink-C2C between a Grace CPU and its GPUs, one way."""
+HALF_C2C, HALF_C2C_BOTH_WAYS = 210e9, 87e9
+"""Between a Grace CPU and one of its two GPUs, one way, and each way while both are used.
+
+225 GB/s are the half of NVLink-C2C, of which a GB300 reached 210. One GPU with a Grace of its own
+got 175 and 172 GB/s both ways (stas00/ml-engineering, network: LPDDR5X binds): two have half."""
 NVLINK_H100, NVLINK_H800 = 900e9, 400e9
 MAMF_B200, MAMF_B300 = 1745.0, 1769.0
 """TFLOP/s of the best bfloat16 matmul found (ml-engineering, MAMF)."""
@@ -36,6 +39,7 @@ class Fact:
         host_memory_bytes: of one host; None where none was found.
         hbm_bytes_per_second, host_bytes_per_second: of a device's memory, and between it and the
             host, one way.
+        both_ways_bytes_per_second: of the latter each way while both are used; 0 for as much.
         nic_bytes_per_second: of a device's share of its node's network cards, one way.
         nvfp4_rate: dense, over that of bfloat16; 0 where the device has neither that nor mxfp8.
     """
@@ -51,6 +55,7 @@ class Fact:
     hbm_bytes_per_second: float
     host_bytes_per_second: float
     nic_bytes_per_second: float
+    both_ways_bytes_per_second: float = 0.0
     has_fp8: bool = True
     nvfp4_rate: float = 0.0
 
@@ -116,13 +121,15 @@ MACHINES = (
     Fact(
         name="gb200-nvl72", device="NVIDIA GB200", ranks=72, gemm="GB200",
         nccl="gb200", nccl_version="2.29.2", seen_gib=184.31, host_memory_bytes=GB200_HOST,
-        hbm_bytes_per_second=8e12, host_bytes_per_second=C2C, nic_bytes_per_second=50e9,
+        hbm_bytes_per_second=8e12, host_bytes_per_second=HALF_C2C,
+        both_ways_bytes_per_second=HALF_C2C_BOTH_WAYS, nic_bytes_per_second=50e9,
         nvfp4_rate=4.0,
     ),
     Fact(
         name="gb300-nvl72", device="NVIDIA GB300", ranks=72, gemm="GB200",
         nccl="gb300", nccl_version="2.29.2", seen_gib=276.5, host_memory_bytes=GB300_HOST,
-        hbm_bytes_per_second=8e12, host_bytes_per_second=C2C, nic_bytes_per_second=100e9,
+        hbm_bytes_per_second=8e12, host_bytes_per_second=HALF_C2C,
+        both_ways_bytes_per_second=HALF_C2C_BOTH_WAYS, nic_bytes_per_second=100e9,
         nvfp4_rate=6.0,
     ),
 )  # fmt: skip

@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from moetune.domain.cluster import NUM_NICS, Group, Machine, nodes_of
+from moetune.domain.cluster import (
+    HOST_MEMORY,
+    NUM_NICS,
+    NVLINK_PEERS,
+    Group,
+    Machine,
+    nodes_of,
+)
 from moetune.domain.errors import InputError
 from moetune.domain.profile import CollectiveLine, LinkBurst, Profile
 from moetune.domain.reference import GemmTable, Rows, Table
@@ -193,13 +200,21 @@ def without_foreign(
 
 
 def _with_facts(profile: Profile, base: Profile, facts: Mapping[str, str]) -> Profile:
-    """Return the profile with its own facts, and those of a base whose node is the same."""
+    """Return the profile with its own facts, and those of a base with the same device.
+
+    Of a base's node and host they hold where the machine's has as many devices.
+    """
     here, there = profile.machine, base.machine
-    known: dict[str, str] = {}
-    if (here.device, here.devices_per_node) == (there.device, there.devices_per_node):
-        known.update(base.fingerprint.hardware)
-        if _nic_rate(profile) != _nic_rate(base):
-            known.pop(NUM_NICS, None)
+    known = dict(base.fingerprint.hardware) if here.device == there.device else {}
+    is_node = here.devices_per_node == there.devices_per_node
+    is_host = site_of(profile).devices_per_node == site_of(base).devices_per_node
+    for name, holds in (
+        (NUM_NICS, is_node and _nic_rate(profile) == _nic_rate(base)),
+        (NVLINK_PEERS, is_node),
+        (HOST_MEMORY, is_host),
+    ):
+        if not holds:
+            known.pop(name, None)
     fingerprint = replace(profile.fingerprint, hardware={**known, **facts})
     return replace(profile, fingerprint=fingerprint)
 

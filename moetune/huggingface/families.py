@@ -299,7 +299,9 @@ _ROWS = (
         shared="count",
         score="sigmoid",
         has_balance_bias=True,
-        harmless=("enable_moe_fp32_combine",),
+        expert_width=("moe_intermediate_size", "expert_hidden_dim"),
+        only={"moe_router_use_sigmoid": (True,)},
+        harmless=("moe_router_enable_expert_bias",),
     ),
     Family(
         types=("mimo_v2_flash",),
@@ -447,11 +449,11 @@ _ROWS = (
         expert_width=("moe_intermediate_size", "intermediate_size"),
         shared="one",
         is_tied=True,
-        only={"use_cla": (False,), "norm_type": ("rms",)},
-        harmless=(
-            "intermediate_size", "use_mixed_mlp_moe", "moe_layer_num_skipped", "cla_share_factor",
-            "group_limited_greedy",
-        ),
+        only={
+            "use_cla": (False,), "use_mixed_mlp_moe": (True,), "moe_layer_num_skipped": (0,),
+            "norm_type": ("rms",),
+        },
+        harmless=("intermediate_size", "cla_share_factor", "group_limited_greedy"),
     ),
     Family(
         types=("jamba",),

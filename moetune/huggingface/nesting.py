@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
+from moetune.huggingface.harmless import is_harmless
+
 _NESTED = (
     "text_config", "thinker_config", "llm_config", "language_config", "language_model",
     "llm_text_config",
@@ -32,18 +34,19 @@ _TOWERS: Mapping[str, str] = {
 
 
 def language_model(document: Mapping[str, object]) -> tuple[Mapping[str, object], tuple[str, ...]]:
-    """Return the fields of the language model, and what the towers beside it are for.
+    """Return the fields of the language model, and what the parts beside it are for.
 
-    A vision-language model nests its language model; the towers, such as ("vision", "audio"), are
-    no part of the fields that are returned.
+    A vision-language model nests its language model. Configurations next to it are of towers, such
+    as ("vision", "audio"), and no part of the fields that are returned.
     """
     values, towers = document, dict.fromkeys(_towers_of(document))
     for _ in range(2):
-        inner = next((values[key] for key in _NESTED if isinstance(values.get(key), Mapping)), None)
+        name = next((key for key in _NESTED if isinstance(values.get(key), Mapping)), "")
+        inner = values.get(name)
         if isinstance(inner, Mapping):
+            towers |= dict.fromkeys((*_others_of(values), *_towers_of(inner)))
             outer = {key: values[key] for key in _SHARED if values.get(key) is not None}
             values = {**outer, **inner}
-            towers |= dict.fromkeys(_towers_of(inner))
     if values.get("model_type") == "dbrx":
         values = _flattened(values)
     return {key: value for key, value in values.items() if key not in _TOWERS}, tuple(towers)
@@ -51,6 +54,14 @@ def language_model(document: Mapping[str, object]) -> tuple[Mapping[str, object]
 
 def _towers_of(values: Mapping[str, object]) -> Iterator[str]:
     return (_TOWERS[key] for key in values if key in _TOWERS and values[key])
+
+
+def _others_of(values: Mapping[str, object]) -> Iterator[str]:
+    """Return names of nested configurations that are neither the language model nor known."""
+    for key, value in values.items():
+        is_named = key in _NESTED or key in _TOWERS or is_harmless(key, value)
+        if isinstance(value, Mapping) and value and key.endswith("_config") and not is_named:
+            yield key.removesuffix("_config").replace("_", " ")
 
 
 def _flattened(values: Mapping[str, object]) -> Mapping[str, object]:

@@ -23,6 +23,7 @@ from moetune.workflows.files import bundled_profiles, toml_value
 from moetune.workflows.profile_toml import parse_toml, profile_in_toml, reference_profile
 
 _NODES_OF = re.compile(r"(\w+)-(?:x4|x8|nvl72)")
+_SXM = re.compile(r"[ -]?sxm\d?$")
 _FASTEST_PCIE = 64e9
 """Bytes a second, one way, that no link of PCI Express 5 reaches."""
 _ADAM_BYTES = 30
@@ -91,9 +92,9 @@ def reference_of(gpu: str) -> Profile:
     Raises:
         InputError: no reference machine has it; the hint says which there are.
     """
-    known = gpus()
-    name, chip = gpu.strip().lower().removeprefix("nvidia "), chip_of(gpu)
-    if chip is not None and not chip.is_slower_board:
+    known, chip = gpus(), chip_of(gpu)
+    name = _SXM.sub("", gpu.strip().lower().removeprefix("nvidia "))
+    if chip is not None and chip.name in known and _is_named(gpu, chip, known):
         name = chip.name
     if name not in known:
         there = f"known: {', '.join(known)}\n  or {_SIZES}"
@@ -102,6 +103,14 @@ def reference_of(gpu: str) -> Profile:
             f"no reference machine has the GPU {gpu!r}", nearest_then(there, name, near)
         )
     return _reference(known[name])
+
+
+def _is_named(gpu: str, chip: Chip, known: Mapping[str, str]) -> bool:
+    """Return whether a text is a chip's name, or its device's: other words may be other boards."""
+    text = re.sub(r"[^a-z0-9]", "", gpu.lower())
+    device = re.sub(r"[^a-z0-9]", "", _reference(known[chip.name]).machine.device.lower())
+    short = chip.name.removesuffix("x").removeprefix("rtx")
+    return text in {chip.name, short, device, device.removeprefix("nvidia")}
 
 
 def _of_generation(chip: Chip, known: Iterable[str]) -> list[str]:
@@ -217,7 +226,7 @@ def _stand_ins(description: Description, base: Profile) -> Iterator[str]:
     if not description.memory:
         yield f"memory of a GPU, {format_bytes(machine.memory_bytes)} for a process"
     host = site_of(base).host_memory_bytes
-    if host is not None and not description.host_memory and _is_node_of(description, base):
+    if host is not None and not description.host_memory and _is_host_of(description, base):
         yield f"memory of a host, {format_bytes(host)}"
     if base.network is not None and description.nics is None:
         nic_rate = format_rate(base.network.nic_bytes_per_second)
@@ -226,9 +235,12 @@ def _stand_ins(description: Description, base: Profile) -> Iterator[str]:
         yield "start-up of a network, and the share of its cards' rate that it reaches"
 
 
-def _is_node_of(description: Description, base: Profile) -> bool:
-    """Return whether a node has the GPUs of the reference's, whose facts it then has."""
-    return not description.tflops and description.gpus_per_node == base.machine.devices_per_node
+def _is_host_of(description: Description, base: Profile) -> bool:
+    """Return whether a host has the GPUs of the reference's, whose memory it then has."""
+    hosts = site_of(base).devices_per_node
+    is_domain = base.machine.devices_per_node > hosts  # of NVLink, over several hosts
+    here = min(description.gpus_per_node, hosts) if is_domain else description.gpus_per_node
+    return not description.tflops and here == hosts
 
 
 def _lines(description: Description, base: Profile, stand_ins: tuple[str, ...]) -> Iterator[str]:

@@ -43,12 +43,13 @@ def test_models_of_the_papers_and_of_hugging_face(complete: Cli, before: tuple[s
 
 
 def test_profiles_of_the_store_come_before_the_references(complete: Cli, cli: Cli) -> None:
-    assert complete("plan", "--profile", "h100").out.split() == ["h100-x8", "h100-x8-efa"]
+    references = ["h100-96gb-x8", "h100-x8", "h100-x8-efa"]
+    assert complete("plan", "--profile", "h100").out.split() == references
     assert complete("profiles", "remove", "").out == "\n"
     Path("lab.toml").write_text(cli("profiles", "export", "h100-x8").out, encoding="utf-8")
     assert cli("profiles", "import", "lab.toml", "--name", "h100-lab").code == 0
     found = complete("profiles", "show", "h100").out.split()
-    assert found == ["h100-lab", "h100-x8", "h100-x8-efa"]
+    assert found == ["h100-lab", *references]
     assert complete("profiles", "remove", "").out.split() == ["h100-lab"]
 
 
@@ -129,4 +130,4 @@ def test_a_real_shell_completes(tmp_path: Path, shell: str) -> None:
         },
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
-    assert done.stdout.split() == ["h100-x8", "h100-x8-efa"]
+    assert done.stdout.split() == ["h100-96gb-x8", "h100-x8", "h100-x8-efa"]

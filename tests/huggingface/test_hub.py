@@ -120,6 +120,14 @@ def test_keys_that_layers_share_are_refused() -> None:
         read_decoder({**HUNYUAN, "use_cla": True}, name="x", where="config.json")
 
 
+@pytest.mark.parametrize(
+    "changes", [{"use_mixed_mlp_moe": False}, {"moe_layer_num_skipped": 1}, {"norm_type": "layer"}]
+)
+def test_variants_of_hunyuan_are_refused_by_name(changes: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=next(iter(changes))):
+        read_decoder({**HUNYUAN, **changes}, name="x", where="config.json")
+
+
 def test_names_of_other_software_are_translated() -> None:
     megatron = {
         "model_type": "qwen3_moe", "hidden_size": 2048, "num_layers": 48,

@@ -29,6 +29,20 @@ def test_a_vision_language_model_is_read_from_its_text_config() -> None:
     assert decoder(deeper) == read
 
 
+def test_what_stands_beside_a_language_model_is_said() -> None:
+    nested = {
+        "model_type": "qwen3_vl_moe", "text_config": QWEN3, "vision_config": {"depth": 27},
+        "audio_config": {"encoder_layers": 32}, "speech_config": None, "engram_config": {"n": 3},
+        "quantization_config": {"bits": 8}, "image_token_id": 9,
+    }  # fmt: skip
+    read = decoder(nested)
+    assert read.uncounted == ("vision", "audio", "engram")
+    assert read.blocks == decoder(QWEN3).blocks
+    flat = decoder(QWEN3, vision_config={"depth": 27})
+    assert flat.uncounted == ("vision",)
+    assert decoder(QWEN3).uncounted == ()
+
+
 def test_version_5_spells_the_number_of_experts_otherwise() -> None:
     assert decoder(QWEN3, num_experts=..., num_local_experts=8) == decoder(QWEN3)
 

@@ -111,6 +111,28 @@ def test_only_a_gpu_of_the_same_generation_is_proposed(gpu: str, near: str | Non
     assert near is None or f"did you mean {near}?" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        ("H100 SXM5", "h100-x8"),
+        ("NVIDIA H100 80GB HBM3", "h100-x8"),
+        ("GeForce RTX 4090", "rtx4090-x8"),
+        ("4090", "rtx4090-x8"),
+        ("AMD Instinct MI300X", "mi300x-x8"),
+        ("mi355", "mi355x-x8"),
+        ("GH200", "gh200-x4"),
+    ],
+)
+def test_a_gpu_is_known_by_what_people_and_torch_call_it(gpu: str, name: str) -> None:
+    assert reference_of(gpu).name == name
+
+
+@pytest.mark.parametrize("gpu", ["A100-SXM4-40GB", "H200 NVL", "RTX 4090 D", "GH200 480GB"])
+def test_another_board_of_a_chip_is_not_taken_for_it(gpu: str) -> None:
+    with pytest.raises(InputError, match="no reference machine has"):
+        reference_of(gpu)
+
+
 def test_links_of_pci_express_are_no_nvlink() -> None:
     slow = describe(replace(OTHER, link_rate="28GB/s")).profile
     assert site_of(slow).nvlink_peers == 0
@@ -123,6 +145,10 @@ def test_a_hosts_memory_is_the_references_where_a_node_is() -> None:
     assert site_of(describe(OURS).profile).host_memory_bytes == 2048 * 2**30
     assert site_of(describe(replace(OURS, gpus_per_node=4)).profile).host_memory_bytes is None
     assert site_of(describe(OTHER).profile).host_memory_bytes is None
+    for count, known in ((4, 900 * 10**9), (36, 900 * 10**9), (2, None)):
+        rack = describe(replace(OURS, gpu="gb200", gpus_per_node=count))
+        assert site_of(rack.profile).host_memory_bytes == known
+        assert ("memory of a host, 838 GiB" in rack.stand_ins) == (known is not None)
     described = describe(replace(OTHER, host_memory="1TiB"))
     assert site_of(described.profile).host_memory_bytes == 2**40
     assert "memory of a host" not in " ".join(described.stand_ins)

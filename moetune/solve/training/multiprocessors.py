@@ -6,18 +6,14 @@ goes between nodes is the network's. While an exchange is hidden, its multiproce
 the computation; what the dispatcher's own number takes is in the share that overlap hides.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Protocol
 
+from moetune.domain.chips import chip_of
 from moetune.domain.reference import TransferPhase
 from moetune.domain.training import DEFAULT_SMS, FoldedLayout
 
-_DEVICE_SMS: Mapping[str, int] = MappingProxyType(
-    {"A100": 108, "A800": 108, "GB200": 152, "GB300": 152, "B200": 148, "B300": 148}
-)
 _HOPPER_SMS = 132
-"""Of H100, H200 and H800 with SXM; other devices are taken to be alike."""
+"""Of an H100 with SXM; devices whose number is not known are taken to be alike."""
 
 
 class TransferTimes(Protocol):
@@ -58,5 +54,6 @@ def hidden_share(layout: FoldedLayout, device: str) -> float:
     """
     if layout.has_usual_sms:
         return 1.0
-    every = next((sms for name, sms in _DEVICE_SMS.items() if name in device), _HOPPER_SMS)
+    chip = chip_of(device)
+    every = chip.num_sms if chip and chip.num_sms else _HOPPER_SMS
     return (every - layout.sms) / (every - DEFAULT_SMS[layout.dispatcher])

@@ -96,7 +96,9 @@ def test_posted_chunks_have_a_channel_for_two_multiprocessors() -> None:
     ) == 3 * 4 * 1  # fmt: skip
 
 
-@pytest.mark.parametrize(("device", "sms"), [("NVIDIA H100 80GB HBM3", 132), ("NVIDIA B200", 148)])
+@pytest.mark.parametrize(
+    ("device", "sms"), [("NVIDIA H100 80GB HBM3", 132), ("NVIDIA H20", 78), ("NVIDIA B200", 148)]
+)
 def test_hidden_exchanges_leave_fewer_multiprocessors_to_compute(device: str, sms: int) -> None:
     for count in (8, 20, 24):
         layout = replace(INSIDE, dispatcher_sms=count)

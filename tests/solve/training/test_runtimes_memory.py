@@ -8,10 +8,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from moetune.domain.routing import NATURAL
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
+from moetune.domain.training_rules import broken_rules
 from moetune.huggingface.registry import named_model
 from moetune.solve.training.activations import block_modules, exchange_bytes
 from moetune.solve.training.memory import MemoryModel, RankMemory
@@ -215,3 +217,67 @@ def test_a_graph_of_the_whole_step_reserves_more() -> None:
     full = memory_of("megatron", replace(LAYOUT, cuda_graphs="full"))
     assert full.allocated_bytes == plain.allocated_bytes
     assert full.reserved_bytes == pytest.approx(1.23 / 1.03 * plain.reserved_bytes)
+
+
+def saved_by_policy(widths: list[tuple[int, int]], tokens: int) -> int:
+    """Return the bytes that every second matrix product saves under torch's own checkpointing.
+
+    Args:
+        widths: inputs and outputs of the block's products, in their order.
+    """
+    saved: list[int] = []
+
+    def policy(context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        del context, kwargs
+        if func != torch.ops.aten.mm.default:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        left, right = args
+        is_saved = len(saved) % 2 == 0
+        saved.append(left.shape[0] * right.shape[1] * left.itemsize if is_saved else 0)
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    caching, _ = create_selective_checkpoint_contexts(policy)
+    with caching:
+        for inputs, outputs in widths:
+            x = torch.zeros(tokens, inputs, dtype=torch.bfloat16)
+            x @ torch.zeros(inputs, outputs, dtype=torch.bfloat16)
+    assert len(saved) == len(widths)
+    return sum(saved)
+
+
+def test_selective_recomputation_keeps_what_torchs_policy_saves() -> None:
+    dense = named_model("llama-3-8b").decoder
+    block, tokens = dense.blocks[0], 8
+    job = replace(JOB, decoder=dense, length=tokens)
+    found = block_modules(block, job, FoldedLayout(recompute=("selective",)))
+    width, keys, hidden = 4096, 1024, 14336
+    products = [
+        (width, width), (width, keys), (width, keys), (width, width),
+        (width, hidden), (width, hidden), (hidden, width),
+    ]  # fmt: skip
+    attention = tokens * (2 * width + 4 * 32)
+    wanted = saved_by_policy(products, tokens) + attention + 2 * tokens * width
+    assert sum(found.values()) == wanted
+
+
+def test_latent_attention_and_tensor_ranks_keep_their_own_under_selective_recomputation() -> None:
+    decoder = named_model("deepseek-v3").decoder
+    job = replace(JOB, decoder=decoder, length=64)
+    one, two = (
+        block_modules(decoder.blocks[0], job, FoldedLayout(tp=tp, recompute=("selective",)))
+        for tp in (1, 2)
+    )
+    latent, heads, width = (1536, 512 + 64), 128, 7168
+    # Products of q_a, q_b, kv_a, kv_b, o: the first, third and fifth are kept, then w3's.
+    kept = 2 * (sum(latent) + width) + 2 * heads * 128 + 4 * heads
+    assert one["latent attention"] == 64 * kept
+    assert one["mlp"] == 64 * 2 * 18432
+    reduced = 2 * 32 * width
+    assert two["mlp"] == one["mlp"] / 2 + reduced
+    assert two["latent attention"] == one["latent attention"] / 2 + reduced
+
+
+def test_selective_recomputation_goes_with_no_other() -> None:
+    layout = FoldedLayout(dp=8, ep=8, recompute=("norm", "selective"))
+    broken = [one.what for one in broken_rules(layout, JOB)]
+    assert broken == ["selective recomputation goes with no other"]
