@@ -62,7 +62,7 @@ def device_prices(profile: Profile, costs: Costs | None = None) -> DevicePrices:
 
 def sustained_by(device: str) -> float:
     """Return the share of published kernels' rates that a device sustains in a step."""
-    return next((one for name, one in _SUSTAINED_ON.items() if name in device), _SUSTAINED)
+    return next((rate for name, rate in _SUSTAINED_ON.items() if name in device), _SUSTAINED)
 
 
 def step_prices(

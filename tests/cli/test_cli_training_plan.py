@@ -306,6 +306,7 @@ def test_launches_that_hold_the_devices_up_are_named_with_what_helps(cli: Cli) -
     pins = ("--tp", "2", "--pp", "1", "--ep", "8", "--micro-batch", "1", "--overlap", "none")
     shown = " ".join(cli(*SEARCHED, *pins).out.split())
     assert "The host's launches bind" in shown
+    assert "--micro-batch 8 would save" in shown
     assert "--cuda-graphs partial" in shown
     replayed = cli(*SEARCHED, *pins, "--cuda-graphs", "partial", "--json").document
     plain = cli(*SEARCHED, *pins, "--json").document

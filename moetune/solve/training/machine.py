@@ -140,7 +140,7 @@ class DevicePrices:
     @property
     def host_seconds(self) -> float:
         """Seconds of the host for one of an x86 host of H100."""
-        return _GRACE_SECONDS if any(one in self.machine.device for one in _GRACE) else 1.0
+        return _GRACE_SECONDS if any(chip in self.machine.device for chip in _GRACE) else 1.0
 
     @property
     def per_node(self) -> int:

@@ -110,10 +110,10 @@ def _launches(part: Part, layout: FoldedLayout, target: Target, dtype: TrainingD
     if isinstance(part, RoutedExperts):
         kernels = target.kernels_per_expert[dtype != "bfloat16"] * part.num_experts // layout.ep
         shared = _HOST_SECONDS["dense"] * (part.shared is not None)
-        own = _of_part("routed", layout)
+        routed = _of_part("routed", layout)
         if not is_plain:
-            own -= _HOST_SECONDS["routed"] - _ROUTED_IN_A_GRAPH
-        return own + shared + _EXPERT_KERNEL_SECONDS * kernels
+            routed -= _HOST_SECONDS["routed"] - _ROUTED_IN_A_GRAPH
+        return routed + shared + _EXPERT_KERNEL_SECONDS * kernels
     if isinstance(part, DenseFfn):
         return _of_part("dense", layout) if is_plain else _HOST_SECONDS["dense"]
     if not is_plain:

@@ -103,8 +103,8 @@ class UpdatePrices:
         if not self.target.kernels.copies:
             return shown
         summed = optimizer_of(self.job.optimizer).gradient_bytes
-        each = 2 * (ELEMENT + ELEMENT) + ELEMENT + summed
-        return shown + self.device.moved(each * (held.dense + held.experts))
+        copied = 2 * (ELEMENT + ELEMENT) + ELEMENT + summed
+        return shown + self.device.moved(copied * (held.dense + held.experts))
 
     def shares_link(self, layout: FoldedLayout) -> bool:
         """Return whether ZeRO stage 3 gathers over the link that exchanges tokens."""

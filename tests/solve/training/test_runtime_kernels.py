@@ -18,8 +18,8 @@ LAYOUT = FoldedLayout(dp=64, ep=8, micro_batch=2)
 
 
 def device_named(profile: str) -> DevicePrices:
-    found = load_profile_file(bundled_profiles()[profile])
-    return DevicePrices(costs=costs_of(found, allow_modelled=True), machine=found.machine)
+    machine = load_profile_file(bundled_profiles()[profile])
+    return DevicePrices(costs=costs_of(machine, allow_modelled=True), machine=machine.machine)
 
 
 def step_on(prices: DevicePrices, name: str, layout: FoldedLayout) -> StepSeconds:
@@ -41,8 +41,8 @@ def test_attention_on_blackwell_is_cudnns(
     seconds = device_named(profile).attention_core(
         1e12, head_dim=160, length=length, backward=backward
     )
-    found = (2.5 if backward else 1.0) * 2e12 / seconds / 1e12
-    assert found == pytest.approx(published, rel=0.02)
+    teraflops = (2.5 if backward else 1.0) * 2e12 / seconds / 1e12
+    assert teraflops == pytest.approx(published, rel=0.02)
 
 
 def test_kernels_that_are_not_fused_read_and_write_more() -> None:
@@ -103,9 +103,9 @@ def test_hosts_of_grace_launch_slower() -> None:
 
 def test_the_fullest_rank_of_natural_routing_is_less_full_on_the_mean_than_memory_needs() -> None:
     job = replace(job_of("qwen3-235b-a22b"), routing=NATURAL)
-    [part] = {one for one in job.decoder.routed_kinds if one is not None}
-    found = job.skew(part, 8)
-    assert found.p99 == NATURAL.skew(128, 8.0, 8)
-    assert found.mean - 1 == pytest.approx(0.75 * (found.p99 - 1))
+    [part] = {routed for routed in job.decoder.routed_kinds if routed is not None}
+    skew = job.skew(part, 8)
+    assert skew.p99 == NATURAL.skew(128, 8.0, 8)
+    assert skew.mean - 1 == pytest.approx(0.75 * (skew.p99 - 1))
     balanced = replace(job, routing=BALANCED).skew(part, 8)
     assert balanced.mean == balanced.p99 == 1

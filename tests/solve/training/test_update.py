@@ -115,13 +115,13 @@ def test_one_block_ahead_hides_what_fits_beside_its_neighbour(target: str, share
             clock += max(computed, sent)
         walked += clock + computed + behind
     shown = walked - room.forward - room.backward
-    found = prices_of(target).update.gradients(layout, room, num_micro_batches=1)
+    priced = prices_of(target).update.gradients(layout, room, num_micro_batches=1)
     copied = (
         14 * sum(count for count in prices_of(target).update._most_parameters(layout)[:2])
         if target == "torchtitan"
         else 0
     )
-    assert found == pytest.approx(shown + device_of(target).moved(copied, kernels=0), rel=1e-3)
+    assert priced == pytest.approx(shown + device_of(target).moved(copied, kernels=0), rel=1e-3)
 
 
 def test_gathers_share_the_link_of_exchanges_between_nodes_or_inside_them() -> None:
