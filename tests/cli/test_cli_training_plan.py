@@ -162,8 +162,8 @@ def test_exchanges_in_chunks_have_degrees_that_the_layers_plan_gets(
     cli: Cli, tmp_path: Path
 ) -> None:
     file = tmp_path / "plan.json"
-    pinned = (*QWEN, "--world-size", "16", "--ep", "8", "--pp", "2", "--micro-batch", "1")
-    pinned = (*pinned, "--routing", "balanced")
+    pinned = (*QWEN, "--world-size", "16", "--ep", "8", "--pp", "2", "--micro-batch", "1",
+              "--routing", "balanced")  # fmt: skip
     chunked = cli(*pinned, "--overlap", "chunks", "--output", str(file), "--json").document
     plain = cli(*pinned, "--overlap", "none", "--json").document
     degree, found = chunked["layout"]["degree"], chunked["predicted"]
