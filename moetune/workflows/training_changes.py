@@ -23,6 +23,9 @@ def input_differences(first: TrainingDocument, second: TrainingDocument) -> Iter
         was, now = getattr(left, name), getattr(right, name)
         if was != now:
             yield f"{name.replace('_', ' ')} {now} instead of {was}"
+    prints = {left.profile_fingerprint, right.profile_fingerprint} - {""}
+    if left.profile == right.profile and len(prints) > 1:
+        yield f"profile {right.profile} as it is now"
     if left.memory_limit_bytes != right.memory_limit_bytes:
         was, now = map(format_bytes, (left.memory_limit_bytes, right.memory_limit_bytes))
         yield f"{now} of a device's memory instead of {was}"

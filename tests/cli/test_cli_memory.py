@@ -64,10 +64,8 @@ def test_the_default_batch_has_a_micro_batch_on_each_gpu(cli: Cli) -> None:
 
 
 def test_higher_zero_stages_are_tried_where_lower_ones_do_not_fit(cli: Cli) -> None:
-    asked = (
-        "memory", "olmoe", "--device-memory", "23029MiB", "--pp", "1", "--tp", "1",
-        "--target", "torchtitan", "--recompute", "full", "--ep", "1",
-    )  # fmt: skip
+    asked = ("memory", "olmoe", "--device-memory", "23029MiB", "--pp", "1", "--tp", "1",
+             "--target", "torchtitan", "--recompute", "full", "--ep", "1")  # fmt: skip
     by_stage = [cli(*asked, "--zero", str(stage), "--json").document for stage in (2, 3)]
     found = cli(*asked, "--json").document
     fewest = min(one["inputs"]["world_size"] for one in by_stage if one["fits"])

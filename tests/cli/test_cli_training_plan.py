@@ -151,10 +151,8 @@ def test_exchanges_in_chunks_have_degrees_that_the_layers_plan_gets(
     cli: Cli, tmp_path: Path
 ) -> None:
     file = tmp_path / "plan.json"
-    pinned = (
-        *QWEN, "--world-size", "16", "--ep", "8", "--pp", "2", "--micro-batch", "1",
-        "--routing", "balanced",
-    )  # fmt: skip
+    pinned = (*QWEN, "--world-size", "16", "--ep", "8", "--pp", "2", "--micro-batch", "1",
+              "--routing", "balanced")  # fmt: skip
     chunked = cli(*pinned, "--overlap", "chunks", "--output", str(file), "--json").document
     plain = cli(*pinned, "--overlap", "none", "--json").document
     degree, found = chunked["layout"]["degree"], chunked["predicted"]
@@ -297,6 +295,7 @@ def test_launches_that_hold_the_devices_up_are_named_with_what_helps(cli: Cli) -
     pins = ("--tp", "2", "--pp", "1", "--ep", "8", "--micro-batch", "1", "--overlap", "none")
     shown = " ".join(cli(*SEARCHED, *pins).out.split())
     assert "The host's launches bind" in shown
+    assert "--micro-batch 8 would save" in shown
     assert "--cuda-graphs partial" in shown
     replayed = cli(*SEARCHED, *pins, "--cuda-graphs", "partial", "--json").document
     plain = cli(*SEARCHED, *pins, "--json").document
