@@ -80,7 +80,7 @@ def _problem(decoder: Decoder) -> str:
                 return "experts that return their input"
             if not isinstance(part, DenseFfn | RoutedExperts) and (odd := _odd(part)):
                 return odd
-    if len({block.routed for block in decoder.kinds if block.routed}) > 1:
+    if len({block.with_record(None).routed for block in decoder.kinds if block.routed}) > 1:
         return "experts that differ from layer to layer"
     if len(_sizes_of_mixers(decoder)) > len({type(mixer) for mixer in decoder.mixers}):
         return "attention whose sizes differ from layer to layer"
