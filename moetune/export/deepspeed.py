@@ -70,7 +70,8 @@ def _not_expressed(planned: Planned) -> Iterator[str]:
         yield "recomputation of full: call model.gradient_checkpointing_enable() in the script"
     if layout.tp > 1:
         yield "sequence parallelism beside tp, which AutoTP does not have"
-        yield "vocabularies in parts, which AutoTP leaves whole"
+        if planned.decoder.num_moe_layers:
+            yield "vocabularies in parts, which AutoTP leaves whole"
     if planned.decoder.predictions:
         yield "multi-token prediction, which is the model's own"
     yield f"sequences of {planned.job.length} tokens: the script's data has them"

@@ -31,7 +31,7 @@ class ReachedError(Exception):
 class PretendedModules(common.EmptyModules):  # type: ignore[misc]
     """Import packages of kernels and images as mocks, whose every value does what it is asked."""
 
-    absent = ("fla", "torchvision", "av", "deep_ep")
+    absent: tuple[str, ...] = ("fla", "torchvision", "av", "deep_ep")
 
     def find_spec(
         self, name: str, _path: object, _target: object = None
@@ -52,8 +52,9 @@ def prepare() -> None:
     import torch
 
     torch._utils._get_available_device_type = lambda: "cpu"
-    if not hasattr(torch._library.opaque_object, "CustomClassBase"):  # of torch 2.15
-        torch._library.opaque_object.CustomClassBase = type("CustomClassBase", (), {})
+    opaque: Any = torch._library.opaque_object
+    if not hasattr(opaque, "CustomClassBase"):  # of torch 2.15
+        opaque.CustomClassBase = type("CustomClassBase", (), {})
     from torchtitan import trainer
     from torchtitan.components.quantization import mx
     from torchtitan.protocols.model import BaseModel
