@@ -12,7 +12,10 @@ from moetune.domain.site import Site
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
 
-ABSENT = frozenset({"kimi_k2", "grok-1"})
+ABSENT = frozenset({
+    "bailing_moe", "bailing_moe_v2", "deepseek", "grok-1", "kimi_k2", "longcat_flash_ngram", "mimo",
+    "minimax_m3", "minimax_text_01",
+})  # fmt: skip
 """Families without a class of their own: their configurations name code on the Hub."""
 CUTS_ATTENTION = frozenset({
     "llama", "mistral", "nemotron", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe",

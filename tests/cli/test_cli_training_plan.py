@@ -300,7 +300,7 @@ def test_launches_that_hold_the_devices_up_are_named_with_what_helps(cli: Cli) -
     shown = " ".join(cli(*SEARCHED, *pins).out.split())
     assert "The host's launches bind" in shown
     assert "--micro-batch 8 would save" in shown
-    assert "--cuda-graphs partial" in shown
+    assert "--cuda-graphs full" in shown
     replayed = cli(*SEARCHED, *pins, "--cuda-graphs", "partial", "--json").document
     plain = cli(*SEARCHED, *pins, "--json").document
     assert replayed["predicted"]["step_seconds"] < plain["predicted"]["step_seconds"]

@@ -69,7 +69,7 @@ def test_a_job_takes_the_record_of_a_layer_or_one_routing_for_all() -> None:
     assert job.alike.skew(part, 4).mean == pytest.approx(1.5)
     other = TrainingJob(decoder=SMALL, world_size=2, global_batch=2, length=8, routing=NATURAL)
     skew = other.skew(part, 4)
-    assert skew.mean == skew.p99 == NATURAL.skew(part.num_experts, part.mean_top_k, 4)
+    assert 1 < skew.mean < skew.p99 == NATURAL.skew(part.num_experts, part.mean_top_k, 4)
 
 
 def test_a_placement_says_what_it_saves_and_has_every_expert() -> None:
