@@ -1,6 +1,7 @@
 """Published training runs against the planner: `python -m benchmarks.public_runs FOLDER`.
 
-FOLDER has `layouts.csv`, `megatron_bridge.csv` and `runs.csv`. Writes docs/results/public-runs.md.
+FOLDER has `layouts.csv`, `megatron_bridge.csv`, `runs.csv` and `operations.csv`. Writes
+docs/results/public-runs.md.
 """
 
 import argparse
@@ -9,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from benchmarks.public_runs import operations
 from benchmarks.public_runs.page import lines
 from benchmarks.public_runs.rows import PublicRun, Skipped, read_failed, read_runs
 from benchmarks.public_runs.runs import read_more
@@ -86,12 +88,13 @@ def scored_runs(folder: Path) -> tuple[list[Scored], list[Skipped]]:
 
 
 def main() -> None:
-    """Score all rows and write the page."""
+    """Score all rows and operations, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--output", type=Path, default=RESULT)
     given = parser.parse_args()
-    text = "\n".join(lines(*scored_runs(given.folder))) + "\n"
+    page = [*lines(*scored_runs(given.folder)), *operations.section(given.folder)]
+    text = "\n".join(page) + "\n"
     given.output.write_text(text)
     print(f"written to {given.output}")
 

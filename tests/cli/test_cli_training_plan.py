@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.solve.joint.uncertainty import OWN_SPREAD, P05_RATIO, P95_RATIO
+from moetune.solve.joint.uncertainty import OWN_SPREAD, P05_RATIO, P95_RATIO, public_ratios
 from tests.cli.running import Cli
 
 QWEN = ("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--global-batch", "1024",
@@ -287,8 +287,12 @@ def test_how_sure_a_layout_is_comes_from_the_record_of_public_runs(cli: Cli) -> 
     assert 0 < sure["probability_best"] < 1
     assert sure["expected_regret"] > 0
     page = (ROOT / "docs/results/public-runs.md").read_text()
-    for number in (P05_RATIO, P95_RATIO, OWN_SPREAD):
-        assert f"{number:.2f}" in page
+    for words, (low, high) in {
+        "Megatron and Bridge": (P05_RATIO, P95_RATIO), "torchtitan": public_ratios("torchtitan")
+    }.items():  # fmt: skip
+        [line] = [line for line in page.splitlines() if line.startswith(f"- {words}, measured")]
+        assert f"{low:.2f} to {high:.2f} (5 % and 95 %)" in line
+        assert words == "torchtitan" or f"±{OWN_SPREAD:.2f}" in line
 
 
 def test_launches_that_hold_the_devices_up_are_named_with_what_helps(cli: Cli) -> None:
