@@ -7,7 +7,9 @@ the version's own `validate()`.
 from collections.abc import Iterator
 from types import MappingProxyType
 
+from moetune.domain.architecture import Decoder
 from moetune.domain.bridge_models import recipe_of
+from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.targets import MegatronCore
 from moetune.export.megatron_model import Value
 from moetune.export.megatron_values import MegatronValues, megatron_values, stage_letters
@@ -150,6 +152,14 @@ def _model(planned: Planned, values: MegatronValues) -> Iterator[str]:
     stages = stage_letters(planned) if layout.pp > 1 and not decoder.has_mamba else None
     yield f"cfg.model.pipeline_model_parallel_layout = {stages!r}"
     yield "cfg.model.pipeline_dtype = torch.bfloat16"
+    if all(part.is_gated and not part.biases for part in _ffns(decoder)):
+        # The plan's memory has it; providers of Qwen and Mixtral leave it off.
+        yield "cfg.model.bias_activation_fusion = True"
+
+
+def _ffns(decoder: Decoder) -> Iterator[DenseFfn | RoutedExperts]:
+    for block in decoder.kinds:
+        yield from (part for part in block.parts if isinstance(part, DenseFfn | RoutedExperts))
 
 
 def _optimizer(values: MegatronValues) -> Iterator[str]:
