@@ -111,6 +111,9 @@ def bridge_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
             f"{decoder.name}: {decoder.family} has a bridge from {version} on",
             f"--target bridge@{version}", _BRIDGES,
         )  # fmt: skip
+    elif decoder.uncounted and recipe_of(decoder, target) is None:
+        what = f"{decoder.name} from its configuration, which has towers beyond the language model"
+        yield target.refusal(what, "a model of text alone", "megatron/bridge/models/*_vl")
     elif decoder.has_mamba and decoder.predictions and core < (0, 17):
         yield target.refusal(
             f"{decoder.name}: multi-token prediction of a hybrid with Mamba", "--target bridge@0.4",

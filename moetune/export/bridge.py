@@ -11,6 +11,7 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.bridge_models import recipe_of
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.targets import MegatronCore
+from moetune.domain.transformers_rules import ABSENT
 from moetune.export.megatron_model import Value
 from moetune.export.megatron_values import MegatronValues, megatron_values, stage_letters
 from moetune.export.planned import Export, Planned, remarks
@@ -61,9 +62,11 @@ def apply_layout(cfg: ConfigContainer) -> None:
 if __name__ == "__main__":
     pretrain(config=configuration(), forward_step_func=forward_step)
 """
+_CODE_ON_THE_HUB = ABSENT | {"nemotron_h"}
+"""Families whose class comes with the model in the transformers that Bridge 0.3 pins, 4.57."""
 _FROM_CONFIGURATION = """\
     cfg = _pretrain_common()
-    bridge = AutoBridge.from_hf_pretrained({name!r})
+    bridge = AutoBridge.from_hf_pretrained({name!r}{trust})
     cfg.model = bridge.to_megatron_provider(load_weights=False)
     cfg.tokenizer.tokenizer_model = {name!r}
 """
@@ -93,7 +96,8 @@ def _recipe(planned: Planned) -> tuple[str, str]:
             "from megatron.bridge.recipes.common import _pretrain_common\n"
         )
         name = planned.hub_name or "PATH_OF_THE_MODEL"
-        return imports, _FROM_CONFIGURATION.format(name=name)
+        trust = ", trust_remote_code=True" if planned.decoder.family in _CODE_ON_THE_HUB else ""
+        return imports, _FROM_CONFIGURATION.format(name=name, trust=trust)
     imports = f"from megatron.bridge.recipes.{recipe.package} import {recipe.function}\n"
     return imports, f"    cfg = {recipe.function}()\n"
 
@@ -166,6 +170,7 @@ def _optimizer(values: MegatronValues) -> Iterator[str]:
     """Yield the lines of the optimizer; a recipe may have set another one."""
     given = values.optimizer
     yield 'cfg.optimizer.optimizer = "adam"'
+    yield f"cfg.optimizer.use_distributed_optimizer = {values.ddp['use_distributed_optimizer']}"
     yield f"cfg.optimizer.use_precision_aware_optimizer = {bool(given)}"
     yield f"cfg.optimizer.optimizer_cpu_offload = {'optimizer_cpu_offload' in given}"
     for name in ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"):

@@ -148,6 +148,7 @@ def test_narrow_formats_are_refused_where_the_devices_have_none() -> None:
         ("megatron@0.16", "nemotron-3-super", "multi-token prediction of a hybrid"),
         ("bridge@0.3", "nemotron-3-super", "multi-token prediction of a hybrid"),
         ("bridge", "mixtral-8x7b", "no bridge of the family mixtral"),
+        ("bridge@0.3", "kimi-k2.5", "which has towers beyond the language model"),
         ("bridge@0.4", "deepseek-v4-flash", "deepseek_v4 has a bridge from 0.5 on"),
         ("megatron", "gpt-oss-20b", ""),
         ("megatron", "deepseek-v3", ""),

@@ -9,6 +9,8 @@ the ranks, and is flat elsewhere.
 Where hosts post the messages, DeepEP and HybridEP are taken to send the same chunks (`posted`).
 """
 
+import math
+
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.reference import TransferPhase
 from moetune.domain.routing import reached
@@ -24,13 +26,15 @@ DEDUPLICATING = frozenset({"deepep", "hybrid_ep"})
 def reached_nodes(part: RoutedExperts, nodes: int) -> float:
     """Return the expected nodes, of n, that a token's experts are on.
 
-    Experts are drawn independently, n·(1 − (1 − 1/n)^k), of at most the nodes that the chosen
-    groups of experts are on where routing is limited to groups (DeepSeek-V3, §2.1.2).
+    Experts are drawn independently, n·(1 − (1 − 1/n)^k), of the nodes that the chosen groups of
+    experts are on where routing is limited to groups (DeepSeek-V3, §2.1.2): n·g/G where a group is
+    on one node or several, and n·(1 − C(G − G/n, g) / C(G, g)) where a node has several groups.
     """
-    router = part.router
-    allowed = float(nodes)
-    if router.num_groups > 1:
-        allowed = min(allowed, max(1.0, nodes * router.top_groups / router.num_groups))
+    groups, chosen = part.router.num_groups, part.router.top_groups
+    allowed = nodes * chosen / groups
+    if groups > nodes:
+        outside = (max(0.0, 1 - groups / nodes / (groups - taken)) for taken in range(chosen))
+        allowed = nodes * (1 - math.prod(outside))
     return reached(part.mean_top_k, allowed)
 
 

@@ -63,6 +63,7 @@ def from_configuration(config: dict[str, Any]) -> None:
             found = AutoConfig.for_model(kind, **fields)
         else:  # whose class comes with the model
             found = type("Config", (PretrainedConfig,), {"model_type": kind})(**fields)
+            found.auto_map = {"AutoModelForCausalLM": f"modeling.{ARCHITECTURES.get(kind)}"}
         found.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, ARCHITECTURES.get(kind))]
         return AutoBridge.from_hf_config(found)
 

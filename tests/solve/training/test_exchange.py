@@ -31,6 +31,21 @@ def test_groups_limit_the_nodes() -> None:
     assert reached_nodes(part, 1) == 1
 
 
+@pytest.mark.parametrize("nodes", [2, 4, 8, 16])
+def test_groups_that_share_a_node_reach_as_many_nodes_as_drawn_routing(nodes: int) -> None:
+    part = named_model("deepseek-v3").decoder.blocks[-1].routed
+    assert part is not None
+    router, rng = part.router, np.random.default_rng(0)
+    drawn = []
+    for _ in range(2000):
+        scores = rng.random((router.num_groups, part.num_experts // router.num_groups))
+        best_two = np.sort(scores, axis=1)[:, -2:].sum(axis=1)
+        scores[np.argsort(best_two)[: -router.top_groups]] = -1.0
+        chosen = np.argsort(scores.ravel())[-part.top_k :]
+        drawn.append(len(set(chosen * nodes // part.num_experts)))
+    assert reached_nodes(part, nodes) == pytest.approx(np.mean(drawn), rel=0.1)
+
+
 @pytest.mark.parametrize("phase", ["dispatch", "combine"])
 @pytest.mark.parametrize("dispatcher", ["all_to_all", "hierarchical"])
 def test_rows_to_shards_travel_in_one_exchange_over_all_ranks(
