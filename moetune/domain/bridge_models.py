@@ -111,6 +111,11 @@ def bridge_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
             f"{decoder.name}: {decoder.family} has a bridge from {version} on",
             f"--target bridge@{version}", _BRIDGES,
         )  # fmt: skip
+    elif decoder.has_mamba and decoder.predictions and core < (0, 17):
+        yield target.refusal(
+            f"{decoder.name}: multi-token prediction of a hybrid with Mamba", "--target bridge@0.4",
+            "megatron/core/models/mamba/mamba_model.py",
+        )  # fmt: skip
 
 
 def recipe_of(decoder: Decoder, target: Target) -> BridgeRecipe | None:

@@ -1,8 +1,9 @@
 """moetune's own runtime: groups, layers of experts, stages and optimizer, for the user's model."""
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
+from moetune.domain.pipeline import usual_schedule
 from moetune.domain.training import FoldedLayout
 from moetune.export.planned import Export, Planned, refuse, remarks
 
@@ -90,6 +91,8 @@ def layer_export(planned: Planned) -> Export:
 def _written(layout: FoldedLayout) -> str:
     """Return the layout as an expression, without what is as by default."""
     plain = FoldedLayout()
+    if layout.order == usual_schedule(layout.vpp):
+        layout = replace(layout, schedule=None)  # plans' documents name it all the same
     values = (
         (one.name, getattr(layout, one.name))
         for one in fields(FoldedLayout)

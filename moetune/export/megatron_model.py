@@ -28,7 +28,7 @@ _GPT_OSS: Mapping[str, Value] = {
 }  # fmt: skip
 """Of gpt-oss (Megatron-Bridge, `models/gpt_oss/gpt_oss_bridge.py`)."""
 _YARN: Mapping[str, Value] = {
-    "yarn_rotary_scaling_factor": 32.0, "yarn_original_max_position_embeddings": 4096,
+    "rotary_scaling_factor": 32.0, "yarn_original_max_position_embeddings": 4096,
     "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0,
 }  # fmt: skip
 

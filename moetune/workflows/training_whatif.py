@@ -104,7 +104,7 @@ def _options(plan: TrainingDocument, own: Profile | None) -> dict[str, object]:
         "model": inputs.model_path or inputs.model, "world_size": inputs.world_size,
         "global_batch": inputs.global_batch, "seq": inputs.seq, "dtype": inputs.dtype,
         "routing": None if inputs.leaves_room else inputs.routing,
-        "optimizer": inputs.optimizer, "target": inputs.target,
+        "optimizer": inputs.optimizer, "target": inputs.runtime,
         "search_trials": inputs.search_trials or None,
         "memory_limit": None if is_default else inputs.memory_limit_bytes,
         **{name: _pin(pins, name) for name in pinned(pins)},

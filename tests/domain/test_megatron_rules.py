@@ -6,6 +6,8 @@ import pytest
 
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.attention import GroupedQueryAttention
+from moetune.domain.bridge_models import recipe_of
+from moetune.domain.errors import InputError
 from moetune.domain.experts import DenseFfn
 from moetune.domain.recurrent import ShortConvolution
 from moetune.domain.site import Site
@@ -144,10 +146,13 @@ def test_narrow_formats_are_refused_where_the_devices_have_none() -> None:
         ("megatron", "deepseek-v4-flash", "the family deepseek_v4"),
         ("megatron@0.16", "gpt-oss-20b", "has arguments from core 0.19 on"),
         ("megatron@0.16", "nemotron-3-super", "multi-token prediction of a hybrid"),
+        ("bridge@0.3", "nemotron-3-super", "multi-token prediction of a hybrid"),
         ("bridge", "mixtral-8x7b", "no bridge of the family mixtral"),
         ("bridge@0.4", "deepseek-v4-flash", "deepseek_v4 has a bridge from 0.5 on"),
         ("megatron", "gpt-oss-20b", ""),
         ("megatron", "deepseek-v3", ""),
+        ("megatron", "qwen3-next-80b-a3b", ""),
+        ("megatron", "nemotron-3-nano", ""),
         ("bridge@0.5", "deepseek-v4-flash", ""),
         ("torchtitan", "deepseek-v3", ""),
     ],
@@ -208,6 +213,23 @@ def test_graphs_of_whole_steps_need_fused_experts() -> None:
     layout = FoldedLayout(dp=8, ep=8, dispatcher="hybrid_ep", cuda_graphs="full")
     [broken] = target_rules(layout, target, job)
     assert "full CUDA graphs of experts with gelu" in broken.what
+
+
+def test_recipes_are_those_of_a_version() -> None:
+    flash, coder = named_model("deepseek-v4-flash").decoder, named_model("mixtral-8x7b").decoder
+    assert recipe_of(flash, find_target("bridge@0.4")) is None
+    recipe = recipe_of(flash, find_target("bridge@0.5"))
+    assert recipe is not None
+    assert (recipe.package, recipe.function) == ("deepseek", "deepseek_v4_flash_pretrain_config")
+    assert recipe_of(coder, find_target("bridge")) is None
+
+
+def test_a_version_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(InputError, match=r"version '0\.2' of megatron is unknown") as caught:
+        find_target("megatron@0.2")
+    assert "megatron@0.16, megatron@0.17" in caught.value.hint
+    with pytest.raises(InputError, match="version '' of moetune is unknown"):
+        find_target("moetune@")
 
 
 def test_versions_have_names_and_old_plans_the_first() -> None:

@@ -173,7 +173,7 @@ def test_partial_graphs_hold_all_but_exchanges_and_experts(
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"cuda_graphs": "full"}, "full CUDA graphs of a model with experts"),
+        ({"cuda_graphs": "full"}, "full CUDA graphs of experts with deepep"),
         (
             {"cuda_graphs": "partial", "overlap": "none", "recompute": ["moe"]},
             "partial CUDA graphs",

@@ -6,7 +6,6 @@ from itertools import compress
 from typing import NamedTuple
 
 from moetune.domain.buckets import bucket_ends
-from moetune.domain.optimizers import optimizer_of
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
@@ -102,7 +101,7 @@ class UpdatePrices:
         shown = 2 * gather + reduce + (num - 1) * later
         if not self.target.kernels.copies:
             return shown
-        summed = optimizer_of(self.job.optimizer).gradient_bytes
+        summed = self.target.optimizer(self.job.optimizer).gradient_bytes
         copied = 2 * (ELEMENT + ELEMENT) + ELEMENT + summed
         return shown + self.device.moved(copied * (held.dense + held.experts))
 
@@ -125,7 +124,7 @@ class UpdatePrices:
         """Return the seconds of so many parameters by themselves."""
         data = self.device.span(layout.dp * layout.cp, layout.tp)
         replicas = self.device.span(layout.edp, layout.ep * layout.etp)
-        summed = optimizer_of(self.job.optimizer).gradient_bytes
+        summed = self.target.optimizer(self.job.optimizer).gradient_bytes
         reduced = gathered = 0.0
         for count, span in ((dense, data), (experts, replicas)):
             reduced += self.device.collective("reduce_scatter", span, summed * count)
@@ -194,7 +193,7 @@ class UpdatePrices:
         """Return the optimizer's seconds with a share of it on the host."""
         dense, experts, *_ = self._most_parameters(layout)
         shards = (layout.dp * layout.cp, layout.edp) if layout.zero else (1, 1)
-        each = optimizer_of(self.job.optimizer).moved_bytes
+        each = self.target.optimizer(self.job.optimizer).moved_bytes
         count = dense / shards[0] + experts / shards[1]
         device = self.device.moved((1 - on_host) * each * count)
         return device + on_host * count * HOST_ADAM_SECONDS

@@ -6,6 +6,7 @@ model, cuts it into stages, shards it and makes its schedule and optimizer. Weig
 never there.
 """
 
+import importlib
 import importlib.machinery
 import os
 import shlex
@@ -54,7 +55,7 @@ def prepare() -> None:
     torch._utils._get_available_device_type = lambda: "cpu"
     opaque: Any = torch._library.opaque_object
     if not hasattr(opaque, "CustomClassBase"):  # of torch 2.15
-        opaque.CustomClassBase = type("CustomClassBase", (), {})
+        opaque.CustomClassBase = importlib.import_module("torch._opaque_base").OpaqueBase
     from torchtitan import trainer
     from torchtitan.components.quantization import mx
     from torchtitan.protocols.model import BaseModel
