@@ -80,7 +80,8 @@ def bridge_export(planned: Planned) -> Export:
         remarks=remarks(planned, (), planned.where_to_start, _USE), imports=imports, recipe=recipe,
         body="".join(f"    {line}\n" for line in _statements(planned)),
     )  # fmt: skip
-    launch = f"CUDA_DEVICE_MAX_CONNECTIONS={values.max_connections} {planned.torchrun} {_FILE}"
+    connections = f"CUDA_DEVICE_MAX_CONNECTIONS={values.max_connections}"
+    launch = f"{planned.asks_in_line}{connections} {planned.torchrun} {_FILE}"
     return Export(text=text, file_name=_FILE, launch=launch)
 
 

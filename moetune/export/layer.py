@@ -83,8 +83,8 @@ def layer_export(planned: Planned) -> Export:
         dtype=job.dtype,
     )  # fmt: skip
     return Export(
-        text=text, file_name=_FILE, launch=f"{planned.torchrun} YOUR_SCRIPT.py",
-        not_expressed=missing,
+        text=text, file_name=_FILE, not_expressed=missing,
+        launch=f"{planned.asks_in_line}{planned.torchrun} YOUR_SCRIPT.py",
     )  # fmt: skip
 
 

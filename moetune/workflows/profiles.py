@@ -148,11 +148,13 @@ def newest_measured(store: Store | None, *, for_models: bool = False) -> str:
         suspect.append(name)
     if suspect:
         return suspect[0]
-    what = "on GPUs, which train whole models" if for_models and names else "yet"
+    what, measure = "yet", "measure this one:  moetune profile --nproc 2"
+    if for_models and names:
+        what, measure = "on GPUs, which train whole models", "measure GPUs:      moetune profile"
     first = "h100-x8" if for_models else next(iter(bundled_profiles()), "FILE.toml")
     raise ProfileError(
         f"no profile is named, and none was measured {what}",
-        f"measure this one:  moetune profile --nproc 2\n  or name one:       --profile {first}",
+        f"{measure}\n  or name one:       --profile {first}",
     )
 
 

@@ -343,8 +343,18 @@ def _too_large(plan: TrainingPlan) -> LayoutTooLargeError:
         f"memory binds: {plan.request.job.decoder.name} needs "
         f"{format_bytes(round(peak))} per device with {layout_words(layout)} (most of it "
         f"{largest}), more than the {format_bytes(plan.limit_bytes)} there are",
-        "take more ranks, or leave more of the layout to the solver"
-        if "full" in layout.recompute
-        else "take more ranks, leave more of the layout to the solver, or recompute more",
+        _smaller(plan),
         plan.document,
     )
+
+
+def _smaller(plan: TrainingPlan) -> str:
+    """Return what takes less memory than the smallest layout with the pins."""
+    memory, pins = plan.best.memory, plan.request.pins
+    if memory.parts.get("gathered", 0) > plan.limit_bytes:  # whole, on however many ranks
+        ways = ["take devices with more memory, or another --target"]
+    else:
+        ways = ["take more ranks, or devices with more memory"]
+    if pins != LayoutRequest():
+        ways.append("leave more of the layout to the solver")
+    return "; ".join(ways)

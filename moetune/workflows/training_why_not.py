@@ -10,7 +10,6 @@ from moetune.domain.errors import (
     InfeasiblePlanError,
     InputError,
     LayoutTooLargeError,
-    PricedPlanError,
 )
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.profile import Profile
@@ -208,7 +207,7 @@ def _compare(planned: PlannedTraining, asked: _Asked) -> WhyNotAnswer:
         refused = Refusal(what=error.what, hint=error.hint)
         if isinstance(error, LayoutTooLargeError):
             refused = _blocking(planned, asked) or refused
-        if not isinstance(error, PricedPlanError) or error.plan is None:
+        if not isinstance(error, LayoutTooLargeError) or error.plan is None:
             return replace(answer, refused=refused)
         smallest = training_from_document(encode(error.plan), "the priced plan")
         return replace(answer, other=_own_choice(smallest), refused=refused)

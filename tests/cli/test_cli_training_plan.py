@@ -410,3 +410,33 @@ def test_a_search_of_layouts_is_for_whole_models_and_tries_at_least_one(cli: Cli
     refused = cli("plan", "--model", "gpt-xl", "--search-trials", "5")
     assert refused.code == 2
     assert "--search-trials is for Hugging Face models" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "hint"),
+    [
+        (
+            ("glm-4.5-air", "--profile", "rtx4090-x8"),
+            "take more ranks, or devices with more memory",
+        ),
+        (
+            ("glm-4.5-air", "--profile", "rtx4090-x8", "--recompute", "none"),
+            "take more ranks, or devices with more memory; leave more of the layout to the solver",
+        ),
+        (
+            ("longcat-flash", "--profile", "h200-x8"),
+            "take devices with more memory, or another --target",
+        ),
+    ],
+)
+def test_a_hint_of_memory_leaves_out_what_does_not_help(
+    cli: Cli, flags: tuple[str, ...], hint: str
+) -> None:
+    """Pins that are not there, and ranks where each gathers more than a device has."""
+    refused = cli(
+        "plan", "--target", "transformers", "--world-size", "16", "--global-batch", "32", "--seq",
+        "4k", "--model", *flags,
+    )  # fmt: skip
+    assert refused.code == 3
+    assert "memory binds" in refused.err
+    assert refused.err.rstrip().splitlines()[-1].strip() == hint

@@ -195,6 +195,20 @@ def test_a_layout_without_room_for_any_pins_names_the_memory(cli: Cli) -> None:
     assert found["refused"]["what"].startswith("memory binds: ")
 
 
+def test_a_layout_that_the_runtime_refuses_is_no_matter_of_memory(cli: Cli) -> None:
+    """The 96 heads of glm-4.5-air divide by tp 3, and its 8 key heads do not."""
+    cli(
+        "plan", "--model", "glm-4.5-air", "--profile", "h100-x8", "--world-size", "48",
+        "--global-batch", "96", "--seq", "6144", "--target", "megatron", "--output", "plan.json",
+    )  # fmt: skip
+    found = why(cli, "plan.json", "--layout", "tp=3")
+    assert (found["verdict"], found["other"]) == ("refused", None)
+    assert "tp 3" in found["refused"]["what"]
+    assert "as pinned a step would take" in found["refused"]["hint"]
+    assert found["words"][0].startswith("It cannot be had: megatron ")
+    assert not any("memory" in words for words in found["words"])
+
+
 def test_lists_of_modules_and_shares_of_the_host_are_asked_for(cli: Cli) -> None:
     flags = ("plan", *TRAINING, "--target", "megatron")
     cli(*flags, "--output", "plan.json")

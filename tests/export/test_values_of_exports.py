@@ -113,7 +113,18 @@ def test_connections_are_one_unless_streams_must_run_together(
     text = megatron(tmp_path, {**PIPELINE, **change})
     assert f"export CUDA_DEVICE_MAX_CONNECTIONS={connections}\n" in text
     bridge = exported(tmp_path, "bridge", plan_document({**PIPELINE, **change})).export
-    assert bridge.launch.startswith(f"CUDA_DEVICE_MAX_CONNECTIONS={connections} torchrun")
+    assert f" CUDA_DEVICE_MAX_CONNECTIONS={connections} torchrun" in bridge.launch
+
+
+@pytest.mark.parametrize("target", ["moetune", "bridge", "torchtitan"])
+@pytest.mark.parametrize("profile", ["h100-x8", "gone"])
+def test_a_launch_over_nodes_asks_for_an_address_first(
+    tmp_path: Path, target: str, profile: str
+) -> None:
+    """Without one torchrun's rendezvous has no host, and waits for minutes."""
+    launch = exported(tmp_path, target, plan_document(LAYOUT, profile=profile)).export.launch
+    assert launch.startswith(': "${MASTER_ADDR:?')
+    assert ("${NNODES:?" in launch) == (profile == "gone")
 
 
 def test_gradients_and_parameters_in_shards_are_megatrons_fsdp(tmp_path: Path) -> None:

@@ -347,8 +347,9 @@ def test_a_suspect_profile_and_one_of_a_cpu_are_no_default_where_there_are_other
         assert store is not None
         store.save_profile(replace(bad, name="bad", machine=cpu.machine))
         assert newest_measured(store) == "bad"
-        with pytest.raises(ProfileError, match="on GPUs"):
+        with pytest.raises(ProfileError, match="on GPUs") as caught:
             newest_measured(store, for_models=True)
+        assert "this one" not in caught.value.hint  # measured again it is no profile of GPUs
         store.save_profile(replace(good, name="good", machine=cpu.machine))
         store.save_profile(replace(bad, name="worse", machine=cpu.machine))
         assert newest_measured(store) == "good"
