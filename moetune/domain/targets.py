@@ -92,6 +92,7 @@ class Target:
         fuses_activations: whether a gated activation is one kernel, which keeps its input alone;
             else its factors are kept, too, and before the experts' weights their product.
         splits_sequence: whether tensor ranks share the sequence between their layers.
+        splits_logits: whether tensor ranks share the logits at the loss.
         saves_exchanges: whether selective recomputation keeps what exchanges of rows give.
         caches_narrow_weights: whether 8-bit copies of the weights are kept between micro-batches.
         offloads_optimizer: whether the host can keep and compute a share of the optimizer, with
@@ -142,6 +143,7 @@ class Target:
     vocabulary_multiple: int = 1
     fuses_activations: bool = True
     splits_sequence: bool = True
+    splits_logits: bool = True
     caches_narrow_weights: bool = False
     saves_exchanges: bool = True
     offloads_activations: bool = False
@@ -260,6 +262,8 @@ _TRANSFORMERS = Target(
     zero=(3,), dtypes=("bfloat16",), tp_divides_ep=True,
     kept_by_experts=_AS_TORCH, fuses_activations=False,
     adam=FLOAT32_ADAM, logit_bytes=14,  # loss/loss_utils.py, ForCausalLMLoss
+    splits_sequence=False,  # enable_sequence_parallel of configuration_utils.py
+    splits_logits=False,  # "lm_head": "colwise_gather_output" of each modeling_*.py
     largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=0,
 )  # fmt: skip
 _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
@@ -299,6 +303,7 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         dtypes=("bfloat16",), largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=1,
         kept_by_experts=_AS_TORCH, fuses_activations=False,
         adam=DEEPSPEED_ADAM, logit_bytes=14,  # the model's own loss, as transformers has it
+        splits_sequence=False, splits_logits=False,  # module_inject/auto_tp.py
     ),),
 })  # fmt: skip
 """Rows of each runtime, the oldest first: that is the one of plans that name no version."""

@@ -445,5 +445,6 @@ class MemoryModel:
         target, decoder = self.target, self.job.decoder
         tokens = layout.micro_batch * self.job.length / layout.cp
         padded = target.vocabulary_multiple * layout.tp
-        vocab = -(-decoder.vocab_size // padded) * padded / layout.tp
+        sharers = layout.tp if target.splits_logits else 1
+        vocab = -(-decoder.vocab_size // padded) * padded / sharers
         return num * target.logit_bytes * tokens * vocab / target.loss_chunks

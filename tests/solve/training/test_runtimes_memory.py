@@ -121,6 +121,13 @@ def test_weights_in_eight_bits_wait_beside_the_parameters() -> None:
     assert narrow == 2 * wide
 
 
+@pytest.mark.parametrize("name", ["transformers", "deepspeed"])
+def test_heads_that_gather_their_logits_have_all_of_them(name: str) -> None:
+    layout = replace(LAYOUT, dp=4, tp=2)
+    whole = 14 * layout.micro_batch * JOB.length * QWEN.vocab_size
+    assert memory_of(name, layout).parts["logits"] == pytest.approx(whole, rel=0.01)
+
+
 def test_tensor_ranks_without_sequence_parallelism_keep_every_token() -> None:
     block = named_model("llama-3-8b").decoder.blocks[0]
     job, layout = replace(JOB, decoder=named_model("llama-3-8b").decoder), FoldedLayout(dp=2, tp=4)
