@@ -120,6 +120,8 @@ def _latent(model: MegatronModel, mixer: LatentAttention) -> None:
         "qk_head_dim": mixer.nope_dim,
         "qk_pos_emb_head_dim": mixer.rope_dim,
         "v_head_dim": mixer.v_head_dim,
+        # Latent attention has no use for it; without it the heads must divide the width.
+        "kv_channels": mixer.v_head_dim,
         "qk_layernorm": True,
     }
     if mixer.indexer is not None:

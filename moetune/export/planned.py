@@ -94,7 +94,7 @@ class Planned:
         ranks, site = self.job.world_size, self.site
         if site is not None and ranks <= site.devices_per_node:
             return 'MASTER_ADDR="${MASTER_ADDR:-localhost}"\n'
-        lines = ': "${MASTER_ADDR:?set it to the address of one node, alike on all nodes}"\n'
+        lines = ': "${MASTER_ADDR:?set it to the address of one node, the same on all nodes}"\n'
         if site is None or ranks % site.devices_per_node:
             lines += ': "${NNODES:?set it to the number of nodes}"\n'
         return lines
