@@ -17,6 +17,14 @@ ABSENT = frozenset({
     "minimax_m3", "minimax_text_01",
 })  # fmt: skip
 """Families without a class of their own: their configurations name code on the Hub."""
+NO_CAUSAL_CLASS = frozenset({
+    "glm4v_moe_text", "glm5_next_text", "hy_v4_vl_text", "mistral4", "muse_spark_text",
+    "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_omni_moe_text", "qwen3_omni_moe_thinker",
+    "qwen3_vl_moe_text", "qwen3_vl_text", "step3p5", "step3p7",
+})  # fmt: skip
+"""Families whose configuration `AutoModelForCausalLM`, which the export calls, does not take."""
+_TOWERS_ON_THE_HUB = frozenset({"kimi_linear", "minimax_m3_vl_text", "nemotron_h"})
+"""Families of language models that have towers under types which transformers does not have."""
 CUTS_ATTENTION = frozenset({
     "llama", "mistral", "nemotron", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe",
     "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_thinker", "laguna", "mellum",
@@ -55,6 +63,10 @@ def transformers_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule
     if decoder.family in ABSENT:
         what = f"{decoder.name}: transformers has no class for {decoder.family}"
         yield target.refusal(what, "--target megatron", "models/auto/configuration_auto.py")
+    has_towers = decoder.uncounted and decoder.family in _TOWERS_ON_THE_HUB
+    if decoder.family in NO_CAUSAL_CLASS or has_towers:
+        what = f"{decoder.name}: AutoModelForCausalLM has no class for it"
+        yield target.refusal(what, "a model of text alone", "models/auto/modeling_auto.py")
 
 
 def key_head_rules(

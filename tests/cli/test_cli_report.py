@@ -33,7 +33,7 @@ def test_a_report_holds_the_profile_the_plans_and_what_was_observed(
     assert (result.code, result.err) == (0, "")
     document = result.document
     assert document["schema"] == "moetune.report/1"
-    assert document["profiles"] == ["lab-after"]
+    assert document["profiles"] == ["lab"], "the one that the plans name"
     assert set(document["plans"]) == {plan.id for plan in plans}
     file = home / "work" / "out.html"
     text = file.read_text(encoding="utf-8")

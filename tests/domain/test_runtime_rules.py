@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from moetune.domain.deepspeed_rules import CUTS_ATTENTION as AUTOTP
 from moetune.domain.deepspeed_rules import PRESETS
@@ -17,7 +18,12 @@ from moetune.domain.target_rules import model_rules, target_rules
 from moetune.domain.targets import find_target
 from moetune.domain.torchtitan_recipes import RECIPES, recipe_of
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.domain.transformers_rules import ABSENT, CUTS_ATTENTION, WITHOUT_EXPERT_PLAN
+from moetune.domain.transformers_rules import (
+    ABSENT,
+    CUTS_ATTENTION,
+    NO_CAUSAL_CLASS,
+    WITHOUT_EXPERT_PLAN,
+)
 from moetune.huggingface.families import FAMILIES
 from moetune.huggingface.registry import named_model
 
@@ -128,6 +134,7 @@ def test_transformers_has_the_plans_that_rules_name(family: str) -> None:
     assert (family in CONFIG_MAPPING) == (family not in ABSENT)
     if family in ABSENT:
         return
+    assert (family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) == (family not in NO_CAUSAL_CLASS)
     config = CONFIG_MAPPING[family]().get_text_config()
     tensor = config.base_model_tp_plan or {}
     mixers = {key: style for key, style in tensor.items() if MIXERS.search(key)}
@@ -153,3 +160,9 @@ def test_families_with_experts_and_no_plan_for_them_are_all_named() -> None:
     }
     assert without <= WITHOUT_EXPERT_PLAN
     assert set(PRESETS) <= set(families())
+
+
+@pytest.mark.parametrize("model", ["qwen3-vl-30b-a3b", "kimi-k3", "nemotron-3-nano-omni"])
+def test_transformers_has_no_causal_class_of_some_models_with_towers(model: str) -> None:
+    [rule] = model_rules(named_model(model).decoder, find_target("transformers"))
+    assert "AutoModelForCausalLM has no class for it" in rule.what

@@ -7,6 +7,7 @@ import pytest
 
 from moetune.domain.errors import InputError
 from moetune.domain.plan import plan_from_json
+from moetune.domain.targets import planned_target
 from moetune.domain.training_document import is_training_document, training_from_document
 from tests.training_plans import TRAINING, training_plan
 
@@ -25,6 +26,7 @@ def test_a_document_is_read_whole_and_written_again() -> None:
     assert [one.words for one in plan.alternatives] == ["dp 16 · micro-batch 1"]
     assert plan.best.predicted.parts["experts"] == 1.5
     assert plan.warnings == ("one stand-in",)
+    assert plan.inputs.facts == planned_target(plan.inputs.target, "")
 
 
 @pytest.mark.parametrize(

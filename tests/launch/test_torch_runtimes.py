@@ -23,7 +23,7 @@ def refused(target: str, count: int, *, seed: int) -> tuple[list[str], int]:
 
 @pytest.mark.unmeasured
 def test_transformers_starts_what_is_drawn() -> None:
-    wrong, num_judged = refused("transformers", 10, seed=3)
+    wrong, num_judged = refused("transformers", 16, seed=3)
     assert not wrong
     assert num_judged >= 4  # others are refused by name
 

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from moetune.config import Settings
+from moetune.domain.cluster import process_bytes
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Plan
 from moetune.domain.targets import find_target
@@ -478,7 +479,7 @@ def test_every_named_model_has_a_page_that_begins_with_what_fits(client: Client)
         MemoryQuestion(
             decoder=named_model("mixtral-8x7b").decoder, world_size=32, global_batch=None,
             length=4096, dtype="bfloat16", optimizer="adam", pins=LayoutRequest(micro_batch=1),
-            target=find_target("megatron"), device_bytes=141 * 10**9,
+            target=find_target("megatron"), device_bytes=process_bytes("141GB"),
         )
     )  # fmt: skip
     assert f"{asked.num_fitting} layouts of mixtral-8x7b on 32 GPUs fit" in text

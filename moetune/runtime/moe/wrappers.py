@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
 
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.local_parts import is_dtensor
@@ -94,13 +95,19 @@ def check_plain(module: nn.Module, names: Iterable[str]) -> None:
         InputError: one does.
     """
     for name in names:
-        if name not in module._parameters:  # noqa: SLF001 - torch has no public name
+        if name not in module._parameters and not _is_flattened(module):  # noqa: SLF001 - as above
             raise InputError(
                 f"{type(module).__name__}.{name} is computed from other parameters, as by LoRA, "
                 "for the experts of one rank alone",
                 'adapt the attention\'s modules alone, as LoraConfig(target_modules=["q_proj", '
                 '"v_proj"]), or train on one rank',
             )
+
+
+def _is_flattened(module: nn.Module) -> bool:
+    """Return whether FSDP1 has taken a module's parameters, which `WrapperCheck` refuses."""
+    is_managed: bool = getattr(module, "_is_fsdp_managed_module", False)
+    return is_managed and not parametrize.is_parametrized(module)
 
 
 class WrapperCheck:

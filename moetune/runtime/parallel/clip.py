@@ -148,10 +148,11 @@ def _groups_of(mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[Commu
 def _owners(model: nn.Module) -> _Owners:
     """Return the ranks of each parameter of experts over several, whose layer may be outside."""
     communicator = functools.cache(communicator_of)
+    mine = {id(parameter) for parameter in model.parameters()}
     owners = {
         key: (communicator(placement.group), placement)
         for key, placement in spread_parameters().items()
-        if placement.group is not None
+        if key in mine and placement.group is not None
     }
     for _, layer in spread_layers(model):
         owner = layer.communicator, layer.experts.placement

@@ -15,13 +15,26 @@ SMALL = {
 """Sizes of the small model; heads, experts and groups stay as they are."""
 
 
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+
+
+def language_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the language model's own part of a configuration, however deep it lies."""
+    if "text_config" not in config and any(key in config for key in (*LAYERS, "layers_block_type")):
+        return config
+    for part in config.values():
+        if isinstance(part, dict) and (found := language_of(part)):
+            return found
+    return {}
+
+
 def small_config(config: dict[str, Any]) -> Any:
     """Return a configuration of a few layers of the family, with its own heads and experts."""
     from transformers import AutoConfig
 
-    plain = {**config, **(config.get("text_config") or {})}
+    plain = {**config, **language_of(config)}
     plain = {key: value for key, value in plain.items() if not isinstance(value, dict)}
-    counts = [key for key in ("num_hidden_layers", "num_layers", "n_layer") if key in plain]
+    counts = [key for key in LAYERS if key in plain]
     layers = plain[counts[0]] if counts else len(plain["layers_block_type"])
     kept = kept_layers(plain, layers)
     for key, value in plain.items():
@@ -31,8 +44,8 @@ def small_config(config: dict[str, Any]) -> Any:
         elif key in SMALL and isinstance(value, int):
             plain[key] = SMALL[key]
     plain |= dict.fromkeys(counts, len(kept))
-    heads = plain.get("num_attention_heads") or plain["n_head"]
-    for key in ("hidden_size", "n_embd"):
+    heads = next(plain[key] for key in ("num_attention_heads", "n_head", "n_heads") if key in plain)
+    for key in ("hidden_size", "n_embd", "d_model"):
         if key in plain:
             plain[key] = 64 if "head_dim" in plain else 16 * heads
     for key in ("quantization_config", "eos_token_id", "bos_token_id", "pad_token_id"):

@@ -284,6 +284,28 @@ def test_latent_attention_and_tensor_ranks_keep_their_own_under_selective_recomp
     assert two["latent attention"] == one["latent attention"] / 2 + reduced
 
 
+def test_shared_experts_keep_results_of_their_own_under_selective_recomputation() -> None:
+    decoder = named_model("deepseek-v2-lite").decoder
+    job, layout = replace(JOB, decoder=decoder), FoldedLayout(recompute=("selective",))
+    block = decoder.blocks[-1]
+    assert block.routed is not None
+    alone = replace(block, parts=(*block.parts[:-1], replace(block.routed, shared=None)))
+    with_shared, without = (
+        block_modules(each, job, layout, find_target("torchtitan"))["experts"]
+        for each in (block, alone)
+    )
+    assert with_shared > without
+
+
+def test_blocks_have_at_least_what_even_rows_keep() -> None:
+    layout, plain = FoldedLayout(dp=8, ep=8), JOB
+    natural, even = (
+        MemoryModel(job=job, stages=DecoderStages(QWEN), target=find_target("megatron"))
+        for job in (replace(plain, routing=NATURAL, leaves_room=True), plain)
+    )
+    assert natural.sizes_of_blocks(layout, [()]) == even.sizes_of_blocks(layout, [()])
+
+
 def test_selective_recomputation_goes_with_no_other() -> None:
     layout = FoldedLayout(dp=8, ep=8, recompute=("norm", "selective"))
     broken = [one.what for one in broken_rules(layout, JOB)]
