@@ -62,6 +62,10 @@ def apply_layout(cfg: ConfigContainer) -> None:
 if __name__ == "__main__":
     pretrain(config=configuration(), forward_step_func=forward_step)
 """
+_TRUST = (
+    "The model's class is code in its repository on the Hugging Face Hub, which the program runs "
+    "(trust_remote_code): read it first."
+)
 _CODE_ON_THE_HUB = ABSENT | {"nemotron_h"}
 """Families whose class comes with the model in the transformers that Bridge 0.3 pins, 4.57."""
 _FROM_CONFIGURATION = """\
@@ -76,8 +80,10 @@ def bridge_export(planned: Planned) -> Export:
     """Return the program."""
     values = megatron_values(planned)
     imports, recipe = _recipe(planned)
+    trusts = (_TRUST,) if "trust_remote_code" in recipe else ()
     text = _TEXT.format(
-        remarks=remarks(planned, (), planned.where_to_start, _USE), imports=imports, recipe=recipe,
+        remarks=remarks(planned, (), planned.where_to_start, _USE, *trusts), imports=imports,
+        recipe=recipe,
         body="".join(f"    {line}\n" for line in _statements(planned)),
     )  # fmt: skip
     connections = f"CUDA_DEVICE_MAX_CONNECTIONS={values.max_connections}"
@@ -158,7 +164,7 @@ def _model(planned: Planned, values: MegatronValues) -> Iterator[str]:
     yield f"cfg.model.pipeline_model_parallel_layout = {stages!r}"
     yield "cfg.model.pipeline_dtype = torch.bfloat16"
     if all(part.is_gated and not part.biases for part in _ffns(decoder)):
-        # The plan's memory has it; providers of Qwen and Mixtral leave it off.
+        # The plan's memory has it, and Bridge's provider of Qwen leaves it off.
         yield "cfg.model.bias_activation_fusion = True"
 
 

@@ -579,3 +579,13 @@ def test_schedules_that_a_runtime_lacks_are_refused(
     }  # fmt: skip
     with pytest.raises(InfeasiblePlanError, match=what):
         exported(tmp_path, target, plan_document(layout))
+
+
+def test_bridge_says_when_a_programs_model_is_code_on_the_hub(tmp_path: Path) -> None:
+    layout = {**LAYOUT, "dp": 64, "ep": 1, "edp": 64, "recompute": []}
+    hybrid = {"model": "nemotron-h-56b", "world_size": 64, "global_batch": 256}
+    text = exported(tmp_path, "bridge", plan_document(layout, hybrid, target="bridge")).export.text
+    assert "trust_remote_code=True)" in text
+    assert "which the program runs" in text.partition("import torch")[0]
+    plain = exported(tmp_path, "bridge", plan_document(LAYOUT, target="bridge")).export.text
+    assert "trust_remote_code" not in plain
