@@ -192,7 +192,8 @@ def test_no_layout_needs_less_memory_than_its_bound(target: str, *, may_offload:
     job = TrainingJob(decoder=decoder, world_size=8, global_batch=16, length=2048)
     search, pins = search_of(job, target=target, gib=float("inf")), LayoutRequest(micro_batch=1)
     space, table = search.space, search.dispatchers(pins)
-    ratios = []
+    ratios: list[float] = []
+    loose: list[float] = []
     for sizes in space.sizes(pins):
         overlapped = [*space.overlapped(sizes, pins)]
         for one, bounds in search.pipelines(overlapped, pins, may_offload=may_offload):
@@ -209,6 +210,10 @@ def test_no_layout_needs_less_memory_than_its_bound(target: str, *, may_offload:
                             if share == 0 or to.zero == 1
                         )
                     assert bound <= least * SAME
-                    ratios.append(bound / least)
+                    # Overlap with sharded gradients has one bound for all of its ZeRO stages.
+                    (loose if cut.overlap == "batch" and cut.zero > 1 else ratios).append(
+                        bound / least
+                    )
     assert max(ratios) > 0.95
-    assert sum(ratios) / len(ratios) > 0.65
+    assert sum(ratios) / len(ratios) > 0.7
+    assert not loose or sum(loose) / len(loose) > 0.55
