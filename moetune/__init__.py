@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         InfeasiblePlanError,
         InputError,
         LayoutTooLargeError,
+        MissingPackageError,
         MoetuneError,
         NotAuthorisedError,
         NotFoundError,
@@ -75,6 +76,7 @@ __all__ = [
     "InfeasiblePlanError",
     "InputError",
     "LayoutTooLargeError",
+    "MissingPackageError",
     "MoELayer",
     "MoetuneError",
     "NotAuthorisedError",
@@ -162,7 +164,10 @@ def __getattr__(name: str) -> object:
     """Import a public name (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_HOMES.get(name, _ERRORS)), name)
+    from moetune.domain.extras import needed_by
+
+    with needed_by(f"moetune.{name}"):
+        value: object = getattr(importlib.import_module(_HOMES.get(name, _ERRORS)), name)
     globals()[name] = value
     return value
 

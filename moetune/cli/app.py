@@ -18,6 +18,7 @@ from moetune.cli.session import Session, session_of
 from moetune.cli.typed_flags import with_flag
 from moetune.config import environment
 from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.extras import needed_by
 
 INTERRUPTED = 130
 _LONG = frozenset({"profile", "verify", "serve"})
@@ -123,7 +124,8 @@ def main(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     try:
         app = program(session.arguments)
-        code = app(args=list(arguments), prog_name="moetune", standalone_mode=False, obj=session)
+        with needed_by(_command(arguments)):
+            code = app(args=[*arguments], prog_name="moetune", standalone_mode=False, obj=session)
     except MoetuneError as error:
         session.screen.error(with_flag(error, session.arguments), as_json=as_json)
         return error.exit_code
@@ -137,6 +139,11 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - users see a traceback with -vv only
         return _show_defect(session, error, as_json=as_json)
     return code if isinstance(code, int) else 0
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """Return the words of the command, for an error that names it."""
+    return f"moetune {next((word for word in arguments if word in COMMANDS), '')}".strip()
 
 
 def _complete() -> int:

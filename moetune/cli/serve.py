@@ -3,13 +3,11 @@
 import logging
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Literal
 
 import typer
 
 from moetune.cli.session import Json, example, session_of
-from moetune.domain.errors import MoetuneError
 from moetune.domain.units import parse_bytes, parse_seconds
 from moetune.workflows.flags import read_flag
 
@@ -60,7 +58,9 @@ def serve(
 ) -> None:
     """Serve the store to a team: API and pages."""
     session = session_of(context)
-    server = _server_module()
+    from moetune.service import server
+    from moetune.service.quotas import QuotaLimits
+
     options = server.ServerOptions(
         host=host, port=port,
         read_token_file=read_token_file, write_token_file=write_token_file,
@@ -70,7 +70,7 @@ def serve(
         level=logging.WARNING if session.quiet else logging.INFO,
         max_body_bytes=read_flag(max_body, parse_bytes, "--max-body"),
         deadline_seconds=read_flag(deadline, parse_seconds, "--deadline"),
-        quotas=server.QuotaLimits(
+        quotas=QuotaLimits(
             plans=plans_per_hour,
             observations=observations_per_hour,
             store_bytes=read_flag(max_store, parse_bytes, "--max-store"),
@@ -85,21 +85,3 @@ def serve(
         session.screen.note(f"moetune serves {url} (database {location})")
 
     server.serve(session.settings, options, ready=ready)
-
-
-def _server_module() -> ModuleType:
-    """Import the service's libraries, which only this command needs.
-
-    Raises:
-        MoetuneError: one of them is not installed.
-    """
-    try:
-        from moetune.service import server
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("moetune"):
-            raise
-        raise MoetuneError(
-            f"the service needs {error.name}, which is not installed",
-            "run `pip install 'moetune[serve]'`",
-        ) from None
-    return server

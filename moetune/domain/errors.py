@@ -88,6 +88,10 @@ def check_positive(owner: object, *names: str) -> None:
             raise InputError(f"{name} must be at least 1, got {value}")
 
 
+class MissingPackageError(MoetuneError):
+    """A package is missing that only some commands need; the hint has the line that installs it."""
+
+
 class NotFoundError(InputError):
     """Nothing has the given id."""
 

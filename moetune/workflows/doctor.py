@@ -10,7 +10,7 @@ from typing import TypeVar
 from moetune.config import Configuration, without_password
 from moetune.domain.cluster import Cluster
 from moetune.domain.document import encode
-from moetune.domain.errors import MoetuneError
+from moetune.domain.errors import MissingPackageError, MoetuneError
 from moetune.workflows import wiring
 
 T = TypeVar("T")
@@ -115,6 +115,8 @@ def _store_report(configuration: Configuration) -> StoreReport:
 def _attempt(work: Callable[[], T]) -> tuple[T | None, Finding | None]:
     try:
         return work(), None
+    except MissingPackageError as error:  # planning alone needs none of them
+        return None, Finding(error=error.what, hint=error.hint, exit_code=0)
     except MoetuneError as error:
         return None, Finding(error=error.what, hint=error.hint, exit_code=error.exit_code)
 

@@ -12,6 +12,7 @@ from moetune import config
 from moetune.config import Configuration, Settings
 from moetune.domain.cluster import Cluster
 from moetune.domain.errors import BadStoreError
+from moetune.domain.extras import needed_by
 from moetune.domain.ports import Store
 
 if TYPE_CHECKING:
@@ -111,8 +112,13 @@ def detect_cluster(
     num_ranks: int = 1,
     ranks_per_node: int | None = None,
 ) -> Cluster:
-    """Return this machine as so many ranks see it; loads torch."""
-    from moetune import hardware
+    """Return this machine as so many ranks see it.
+
+    Raises:
+        MissingPackageError: torch is not installed, which reads the machine.
+    """
+    with needed_by("reading this machine"):
+        from moetune import hardware
 
     return hardware.detect(
         num_ranks=num_ranks, ranks_per_node=ranks_per_node, environment=config.environment()
