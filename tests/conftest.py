@@ -6,6 +6,7 @@ theirs wait for a second thread longer than they take. No deadlines for drawn ex
 
 import gc
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from hypothesis import is_hypothesis_test, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts jobs in the background so, and commands that tests interrupt would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 MEASURED = ("domain", "fit", "solve", "workflows", "store")
