@@ -113,7 +113,6 @@ def _features(one: Held) -> Iterator[str]:
                 "split backward passes": layout.order in SPLITTING,
                 "ZeRO stage 1": layout.zero == 1,
                 "ZeRO stage 3": layout.zero == _SHARDS_ALL,
-                "hierarchical exchanges asked for": layout.dispatcher == "hierarchical",
             }.items()
         },
         **{f"schedule {name}": layout.order == name for name in SCHEDULES[1:]},
@@ -127,7 +126,6 @@ def _features(one: Held) -> Iterator[str]:
         "ZeRO stage 1": layout.zero == 1,
         "ZeRO stage 1 with tp": layout.zero == 1 and layout.tp > 1,
         "ZeRO stage 1 in stages": layout.zero == 1 and layout.pp > 1,
-        "hierarchical exchanges asked for": layout.dispatcher == "hierarchical",
         "clipped gradients": world.max_norm is not None,
         "AdamW": world.is_adam,
     }.items():

@@ -10,13 +10,13 @@ from moetune.cli.completers import model_names
 from moetune.cli.next_step import how_to_verify
 from moetune.cli.plan_decoder import print_decoder
 from moetune.cli.session import Json, ProfileOption, Session, example, saved_or_written, session_of
-from moetune.domain.constraints import DISPATCHERS, Order, Strategy
+from moetune.domain.constraints import Order, Strategy
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.optimizers import OPTIMIZERS
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.placement import PlacementRule
 from moetune.domain.targets import TARGETS
-from moetune.domain.training import CUDA_GRAPHS, OVERLAPS, RECOMPUTES
+from moetune.domain.training import CUDA_GRAPHS, OVERLAPS, RECOMPUTES, TOKEN_DISPATCHERS
 from moetune.domain.units import parse_bytes, parse_count
 from moetune.workflows.flags import parsed
 
@@ -224,9 +224,8 @@ def plan(
     dispatcher: Annotated[
         str | None,
         typer.Option(
-            metavar=f"[{'|'.join(DISPATCHERS)}]",
-            help="Pin the exchange: to all ranks at once, or across nodes, then inside them. "
-            "Default: the faster of those measured.",
+            metavar=f"[{'|'.join(TOKEN_DISPATCHERS)}]",
+            help="Pin the exchange of tokens of a Hugging Face model.",
         ),
     ] = None,
     dispatcher_sms: Annotated[

@@ -9,12 +9,10 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from moetune.domain.constraints import (
-    DISPATCHERS,
     SIZE_FLAGS,
     STRATEGIES,
     Bounds,
     Constraints,
-    Dispatcher,
     LayoutPins,
     Order,
     TransformerSizes,
@@ -25,7 +23,7 @@ from moetune.domain.layer import ExpertParallel
 from moetune.domain.placement import PlacementRule
 from moetune.domain.quantization import Quantization
 from moetune.domain.routing import LayerRouting
-from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range, nearest_or
+from moetune.domain.spelling import AS_KEYS, Spelling, check_range, nearest_or
 from moetune.domain.training import Overlap
 
 EXPERT_PARALLEL = "expert-parallel"
@@ -45,7 +43,6 @@ _PLACES: Mapping[str, tuple[_Part, str]] = MappingProxyType(
         "min-chunk-tokens": ("bounds", "min_chunk_tokens"),
         "order": ("bounds", "order"),
         "strategy": ("bounds", "strategy"),
-        "dispatcher": ("bounds", "dispatcher"),
         **{flag: ("sizes", name) for name, flag in SIZE_FLAGS.items()},
         "dp": ("pins", "dp"),
         "ep": ("pins", "ep"),
@@ -87,15 +84,6 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         EXPERT_PLACEMENT: get_args(PlacementRule),
     }
 )
-_NOT_RUN: Mapping[str, str] = MappingProxyType(
-    {
-        "symmetric_memory": "torch's all_to_all_vdev_2d has not been run with this runtime, and "
-        "writes what arrives into a buffer of fixed size without comparing the two",
-        "deep_ep": "DeepEP has not been run with this runtime, and adds up results itself, in "
-        "bfloat16, so that numbers would differ from the other dispatchers'",
-    }
-)
-"""Dispatchers of others, and why they are refused: decision 0068."""
 _MOST_DIGITS = 18
 
 
@@ -152,24 +140,6 @@ def _values(constraints: Constraints) -> Iterator[tuple[str, Any]]:
             yield flag, getattr(getattr(constraints, part) if part else constraints, name)
 
 
-def parse_dispatcher(text: str, spelling: Spelling = AS_FLAGS) -> Dispatcher:
-    """Return the dispatcher of that name.
-
-    Raises:
-        InputError: there is none, or it is one that others have and this runtime does not run.
-    """
-    for known in DISPATCHERS:
-        if text == known:
-            return known
-    if text in _NOT_RUN:
-        raise InputError(
-            f"{spelling('dispatcher')} {text} is not supported: {_NOT_RUN[text]}",
-            f"take {' or '.join(DISPATCHERS)}, or omit it for the faster of those measured",
-        )
-    names = ", ".join(DISPATCHERS)
-    raise InputError(f"{spelling('dispatcher')} must be one of {names}, got {shown(text)}")
-
-
 def parse_quantization(text: str) -> str:
     """Return the shortest text of a layer's quantization; "" for none.
 
@@ -197,8 +167,6 @@ def _text(value: object) -> str:
 
 
 def _value(flag: str, text: str, spelling: Spelling) -> int | bool | str:
-    if flag == "dispatcher":
-        return parse_dispatcher(text, spelling)
     if flag == QUANTIZATION:
         return parse_quantization(text)
     if flag == ROUTING:

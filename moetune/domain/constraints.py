@@ -14,9 +14,6 @@ from moetune.domain.spelling import AS_FLAGS, Spelling
 from moetune.domain.training import Overlap
 
 Order = Literal["dispatch_first", "interleaved"]
-Dispatcher = Literal["flat", "hierarchical"]
-"""Ways of rows to their experts: to all ranks at once, or across nodes and then inside them."""
-DISPATCHERS: tuple[Dispatcher, ...] = get_args(Dispatcher)
 Strategy = Literal["none", "S1", "S2", "S3", "S4"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
@@ -51,7 +48,6 @@ class Bounds:
     min_chunk_tokens: int = 1
     order: Order | None = None
     strategy: Strategy | None = None
-    dispatcher: Dispatcher | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens")

@@ -95,7 +95,6 @@ def _check_routing(request: Pinned) -> None:
 def _check_pins_of_model(request: Pinned) -> None:
     """Raise InputError where a whole model gets pins that only single layers are planned with."""
     spelling, constraints = request.spelling, request.constraints
-    _check_dispatcher(request)
     _check_overlap(request)
     if constraints.quantization:
         raise InputError(
@@ -106,17 +105,6 @@ def _check_pins_of_model(request: Pinned) -> None:
         raise InputError(
             f"{spelling('strategy')} {constraints.bounds.strategy} is not planned in a whole model",
             f"omit {spelling('strategy')}: where memory binds, blocks are recomputed",
-        )
-
-
-def _check_dispatcher(request: Pinned) -> None:
-    """Raise InputError where a whole model has a pin of the dispatcher: its layers are flat."""
-    spelling, pinned = request.spelling, request.constraints.bounds.dispatcher
-    if pinned not in {None, "flat"}:
-        raise InputError(
-            f"{spelling('dispatcher')} {pinned} is for one layer, and this is a whole model, whose "
-            "exchanges are flat",
-            f"omit it, or plan its layer: {spelling('layer')}",
         )
 
 
@@ -152,7 +140,6 @@ def _check_pins_of_layer(request: Pinned) -> None:
     reasons = {
         "strategy": (bounds.strategy, "nothing is dispatched and no memory reused"),
         "order": (bounds.order, "a chunk has one transfer"),
-        "dispatcher": (bounds.dispatcher, "nothing is dispatched"),
     }
     for flag, (value, reason) in reasons.items():
         if value not in {None, "none", "flat"}:
@@ -169,7 +156,6 @@ def _check_quantized(request: Pinned) -> None:
     kind = constraints.pins.expert_parallel
     reasons = {
         "strategy": (bounds.strategy, "gradients of weights are one product of all chunks"),
-        "dispatcher": (bounds.dispatcher, "rows in 8 bits travel to all ranks at once"),
         EXPERT_PARALLEL: (kind if kind == "tensor" else None, "no rows travel to their experts"),
     }
     for flag, (value, reason) in reasons.items():

@@ -269,7 +269,7 @@ _TRANSFORMERS = Target(
 _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
     "moetune": (Target(
         name="moetune", version="this one", source="moetune.runtime",
-        dispatchers=("all_to_all", "hierarchical"),
+        dispatchers=("all_to_all",),
         recompute=("core_attn", "norm", "mlp", "moe", "full"),
         overlaps=("none", "chunks"), zero=(0, 1, 3), dtypes=("bfloat16",),
         largest=_sizes(), zero_with_pp=3, zero_with_tp=1, zero_with_split=1,

@@ -14,7 +14,6 @@ from moetune.domain.samples import (
     HOST_CHUNKS,
     LAUNCHES,
     BurstPoint,
-    CollectiveOp,
     CollectivePoint,
     InterferencePoint,
     Point,
@@ -44,7 +43,7 @@ def layer_points(
                 yield from gemm_points(load.dtype, load.local_experts, rows, d_in, d_out)
         for group in groups:
             if group[0] == load.world_size:
-                yield from _exchanges("all_to_all", load, group, grid)
+                yield from _exchanges(load, group, grid)
         yield from _layer_rows(load, grid)
 
 
@@ -128,31 +127,17 @@ def _rows_of(op: str, load: Workload, dtype: str, width: int, grid: Grid) -> Ite
         yield RowsPoint(op=op, dtype=dtype, rows=max(load.rows // degree, 1), width=width)
 
 
-def two_level_points(
-    workloads: Sequence[Workload], groups: Sequence[Group], grid: Grid
-) -> Iterator[Point]:
-    """Yield the exchanges of `layer_points` in two steps.
-
-    Args:
-        groups: of several ranks on each of several nodes.
-    """
-    for load in workloads:
-        for group in groups:
-            if group[0] == load.world_size:
-                yield from _exchanges("all_to_all_2d", load, group, grid)
-
-
-def _exchanges(op: CollectiveOp, load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
+def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
     """Yield all-to-alls of the rows in chunks, alone and several at once, and their bursts."""
     group_size, num_nodes = group
     for degree in (*range(1, ALONE_CHUNKS + 1), _FEW_TOKENS):
-        yield collective(op, group, load.payload_bytes // degree)
+        yield collective("all_to_all", group, load.payload_bytes // degree)
     for degree in grid.queued_degrees:
-        yield collective(op, group, load.payload_bytes // degree, IN_FLIGHT)
+        yield collective("all_to_all", group, load.payload_bytes // degree, IN_FLIGHT)
     if group_size > STAGED:
-        queue = collective(op, group, load.payload_bytes // grid.queued_degrees[0])
+        queue = collective("all_to_all", group, load.payload_bytes // grid.queued_degrees[0])
         yield BurstPoint(
-            op=op, group_size=group_size, num_bytes=queue.num_bytes,
+            op="all_to_all", group_size=group_size, num_bytes=queue.num_bytes,
             in_flight=IN_FLIGHT, num_nodes=num_nodes,
         )  # fmt: skip
 

@@ -11,7 +11,6 @@ from moetune.domain.cluster import (
     DeviceKind,
     Group,
     Machine,
-    is_two_level,
     spread_groups,
 )
 from moetune.domain.errors import InputError
@@ -29,7 +28,6 @@ from moetune.measure.grid_points import (
     interference,
     rows_grid,
     sustained,
-    two_level_grid,
 )
 from moetune.measure.layer_points import (
     gate_points,
@@ -40,7 +38,6 @@ from moetune.measure.layer_points import (
     quantized_points,
     step_points,
     tensor_points,
-    two_level_points,
     uneven_points,
 )
 from moetune.measure.point_memory import memory_bytes
@@ -180,12 +177,6 @@ class _Scope:
         """Groups of consecutive ranks, and of ranks spread over nodes."""
         return [*((size, 0) for size in self.linked), *spread_groups(self.linked, self.machine)]
 
-    @property
-    def two_level(self) -> list[Group]:
-        """Groups of several ranks on each of several nodes."""
-        whole: list[Group] = [(size, 0) for size in self.linked]
-        return [group for group in whole if is_two_level(group, self.machine)]
-
     def needed(self) -> Iterator[Point]:
         """Yield the sizes of the layers and models."""
         workloads, grid = self.workloads, self.grid
@@ -197,7 +188,6 @@ class _Scope:
                     max_tokens=self.max_tokens, kind=self.machine.kind, grid=grid,
                 )  # fmt: skip
         yield from quantized_points(self.quantized, grid)
-        yield from two_level_points(self.of_layers, self.two_level, grid)
         if self.transformers:
             yield from collective_grid(self.groups, grid)
         if self.linked and workloads:
@@ -231,7 +221,6 @@ class _Scope:
         yield from tensor_points(workloads, self.groups, grid)
         if not self.transformers:
             yield from collective_grid(self.groups, grid)
-            yield from two_level_grid(self.two_level, grid)
         if self.linked and not workloads:
             group = (self.machine.num_devices, 0)
             yield from overlap_points(

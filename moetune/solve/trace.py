@@ -111,7 +111,7 @@ def layer_spans(
         costs: that the plan was made with.
     """
     workload, pipeline = plan.workload, plan.pipeline
-    layer = layer_costs(workload=workload, costs=costs, dispatcher=pipeline.dispatcher)
+    layer = layer_costs(workload=workload, costs=costs)
     rows_of_all = layer.rows(workload.tokens_per_rank)
     found = []
     start_seconds = 0.0

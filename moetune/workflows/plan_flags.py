@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from moetune.config import Settings
-from moetune.domain.constraint_texts import parse_dispatcher, parse_quantization
+from moetune.domain.constraint_texts import parse_quantization
 from moetune.domain.constraints import (
     Bounds,
     Constraints,
@@ -55,8 +55,8 @@ _OF_LAYERS = (
 )  # fmt: skip
 _OF_DECODERS = (
     "global_batch", "cp", "vpp", "etp", "recompute", "cuda_graphs", "target",
-    "offload_activations", "offload_optimizer", "optimizer", "schedule", "stages", "dispatcher_sms",
-    "front", "search_trials",
+    "offload_activations", "offload_optimizer", "optimizer", "schedule", "stages", "dispatcher",
+    "dispatcher_sms", "front", "search_trials",
 )  # fmt: skip
 _COUNTS = (
     "d_model", "d_hidden", "num_experts", "top_k", "world_size", "nodes", "batch", "num_layers",
@@ -250,7 +250,6 @@ class PlanFlags:
             max_degree=self.max_degree or settings.max_degree,
             min_chunk_tokens=self.min_chunk_tokens or settings.min_chunk_tokens,
             order=self.order, strategy=self.strategy,
-            dispatcher=parsed(self.dispatcher, parse_dispatcher, "--dispatcher"),
         )  # fmt: skip
 
     def _layer_pins(self) -> LayoutPins:

@@ -114,7 +114,6 @@ def test_a_workload_refuses_a_recipe_that_its_layer_cannot_have(
     ("constraints", "text"),
     [
         ({"quantization": "mxfp8", "strategy": "S1"}, "S1 excludes --quantization"),
-        ({"quantization": "mxfp8", "dispatcher": "hierarchical"}, "hierarchical excludes"),
         ({"quantization": "mxfp8", "expert-parallel": "tensor"}, "tensor excludes"),
         ({"quantization": "mxfp8", "num-layers": "2", "num-heads": "2", "seq": "8", "vocab": "9"},
          "is for one layer"),

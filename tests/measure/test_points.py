@@ -142,7 +142,6 @@ def test_under_several_nodes_ranks_of_different_nodes_are_measured_too(preset: P
             found.setdefault(point.op, set()).add(point.group)
     everywhere = {(2, 0), (4, 0), (8, 0), (2, 2), (4, 4)}
     assert found.pop("send") == everywhere - {(4, 4)}
-    assert found.pop("all_to_all_2d") == {(4, 0), (8, 0)}  # several ranks of several nodes
     assert set(found) == {"all_to_all", "all_reduce", "all_gather", "reduce_scatter"}
     assert all(groups == everywhere for groups in found.values())
 
@@ -284,20 +283,3 @@ def test_a_collective_takes_as_many_all_to_alls_as_it_sends_of_its_input(
     for in_flight in (1, 3):
         point = CollectivePoint(op=op, group_size=size, num_bytes=3000, in_flight=in_flight)
         assert operation_seconds(point, rates) == in_flight * (0.5 + 3.0 * sent)
-
-
-def test_exchanges_in_two_steps_are_measured_where_nodes_have_several_ranks() -> None:
-    layer = LayerShape(d_model=96, d_hidden=384, num_experts=8)
-
-    def two_step(kind: DeviceKind, per_node: int, *layers: LayerShape) -> set[tuple[int, int]]:
-        points = choose(
-            4, cluster=cluster_of(4, kind, per_node=per_node), layers=layers, max_tokens=256
-        )
-        collectives = [one for one in points if isinstance(one, (CollectivePoint, BurstPoint))]
-        found = [one for one in collectives if one.op == "all_to_all_2d"]
-        assert {one.in_flight for one in found} in (set(), {1, 4})
-        return {one.group for one in found}
-
-    assert two_step("cpu", 2, layer) == two_step("cpu", 2) == {(4, 0)}
-    assert two_step("cpu", 1, layer) == two_step("cpu", 4, layer) == set()
-    assert two_step("cuda", 2, layer) == {(4, 0)}

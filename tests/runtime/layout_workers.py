@@ -1,7 +1,6 @@
 """What ranks do with random layouts: train, and hold losses and parameters against one process."""
 
 import datetime as dt
-import os
 import pickle
 from pathlib import Path
 
@@ -54,7 +53,6 @@ def _meet_again(store: str) -> None:
 
 def difference(world: World, wanted: Trained) -> float:
     """Return the largest difference of any loss and parameter, on any rank."""
-    os.environ["LOCAL_WORLD_SIZE"] = str(world.ranks_per_node)
     stages = _train(world, wanted)
     worst = stages[1]
     for part in stages[0].parts:

@@ -34,7 +34,6 @@ class World:
     """A model's training and a layout of it.
 
     Args:
-        ranks_per_node: as torchrun would say it.
         is_adam: or SGD with momentum, whose steps grow with the gradients.
         max_norm: that gradients are clipped to; None without.
     """
@@ -42,7 +41,6 @@ class World:
     shape: Transformer
     layout: FoldedLayout
     global_batch: int
-    ranks_per_node: int
     is_adam: bool
     max_norm: float | None
     seed: int
@@ -89,7 +87,6 @@ def draw_worlds(num_ranks: int, rng: random.Random) -> Iterator[World]:
         assert space.is_allowed(layout)
         yield World(
             shape=shape, layout=layout, global_batch=job.global_batch,
-            ranks_per_node=rng.choice([one for one in (1, 2, 3, 6) if num_ranks % one == 0]),
             is_adam=rng.random() < 0.5, max_norm=rng.choice((None, 0.5)),
             seed=rng.randrange(1000),
         )  # fmt: skip

@@ -13,11 +13,11 @@ from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.request import PlanRequest
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.doubts import PROFILE, profile_command
-from moetune.solve.layer.parallelism import is_hierarchy_measured, layer_costs
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.plan import solve_plan
 from moetune.workflows.files import plan_to_json
-from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts, plan_inputs
+from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
 ROWS, D_MODEL, D_HIDDEN = 512.0, 64, 256
 ROUNDING = {"quantize": 1e-9, "quantize_matrix": 2e-9, "quantize_wire": 4e-9}
@@ -132,11 +132,8 @@ def test_a_layer_of_a_named_model_is_profiled_by_the_models_name() -> None:
     )
 
 
-def test_a_request_in_8_bits_is_in_bfloat16_and_flat() -> None:
+def test_a_request_in_8_bits_is_in_bfloat16() -> None:
     workload = workload_of("mxfp8")
-    two_step = replace(MEASURED, two_step_cost=ALL_TO_ALL, gemm_cost=GEMM)
-    assert not is_hierarchy_measured(workload=workload, costs=two_step)
-    assert is_hierarchy_measured(workload=replace(workload, quantization=""), costs=two_step)
     request = PlanRequest(
         layer=workload.layer, tokens_per_rank=8, constraints=Constraints(quantization="mxfp8")
     )

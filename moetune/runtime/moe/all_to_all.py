@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 
 from moetune.comm.agree import Opening, agree_on_tokens
-from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.placement import replicas_of
@@ -33,8 +32,6 @@ class AllToAllLayer(PlannedLayer):
     expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
     _has_met = False
     """Whether the ranks have compared their layers, whose shape is the size of an exchange."""
-    _counting: Communicator | None = None
-    """That of the last step: the next one's counts travel before the ranks agree on another."""
 
     def offload_with(self, copies: Copies) -> None:
         """Copy to and from the host with `copies` from now on."""
@@ -71,13 +68,12 @@ class AllToAllLayer(PlannedLayer):
         routing = None if opening.problem else route()
         cells = None if routing is None else self._cells(routing, degrees)
         sent = cells.counts_CPL if cells is not None else self._no_counts(x.device)
-        counting = self._counting or self.communicator
-        rows, counts = open_with_counts(opening, sent, degrees, counting)
+        rows, counts = open_with_counts(opening, sent, degrees, self.communicator)
         planned = self._decide(*opening.agree(rows, self.communicator), dtype)
         # A problem on any rank has raised on all.
         assert routing is not None  # noqa: S101
         assert cells is not None  # noqa: S101
-        if counts is None or degrees != self._degrees or counting is not self._exchanging:
+        if counts is None or degrees != self._degrees:
             cells, counts = self._cells(routing, self._degrees), None
         if len(self._expected) >= MOST_EXPECTED:
             self._expected.clear()
@@ -132,9 +128,8 @@ class AllToAllLayer(PlannedLayer):
         self, num_tokens: int, routing: Routing, cells: Cells, counts: RowCounts | None
     ) -> LayerStep:
         if counts is None:
-            counts = exchange_counts(cells.counts_CPL, self._exchanging)
+            counts = exchange_counts(cells.counts_CPL, self.communicator)
         self._record(counts.rows_CL)
-        self._counting = self._exchanging
         return LayerStep(
             num_tokens=num_tokens, routing=routing, policy=partial(self._policy, cells, counts)
         )

@@ -32,7 +32,6 @@ class LayerDecisions:
         key: of the layer; the step's dtype replaces its own.
         rank: this rank's index in the layer's group; the first one warns.
         pipeline, memory_reuse, plan, planbook, placement: as in `MoELayer`.
-        can_relay: False for a layer whose rows never travel in two steps.
         can_place: whether the layer can have its experts in another than the natural order.
         can_replicate: whether hot ones can have places on several ranks.
 
@@ -57,10 +56,9 @@ class LayerDecisions:
         planbook: PlanBook | None,
         placement: Sequence[int] | None = None,
         can_place: bool = True,
-        can_relay: bool = True,
         can_replicate: bool = True,
     ) -> None:
-        self._key, self._rank, self._can_relay = key, rank, can_relay
+        self._key, self._rank = key, rank
         self._pinned = _pinned_decision(pipeline)
         self._strategy = forced_strategy(memory_reuse)
         self.placement: tuple[int, ...] = ()
@@ -169,9 +167,7 @@ class LayerDecisions:
     def _plans_for(self, dtype: torch.dtype) -> LayerPlans | None:
         if dtype not in self._plans:
             key = replace(self._key, dtype=dtype_name(dtype))
-            plans = self._book.layer_plans(
-                key, memory_reuse=self._strategy, rank=self._rank, can_relay=self._can_relay
-            )
+            plans = self._book.layer_plans(key, memory_reuse=self._strategy, rank=self._rank)
             if plans is None:
                 recipe = f" --quantization {key.quantization}" if key.quantization else ""
                 warn_on_first(

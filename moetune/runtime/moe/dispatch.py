@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import torch
 
-from moetune.comm.relay import Counts, Relay
 from moetune.runtime.moe.counts import RowCounts
 from moetune.runtime.moe.products import RowPart, blocks_of
 
@@ -135,7 +134,6 @@ class PhaseOrder:
         rows_TK: the row of every pair; N or more for dropped pairs.
         chunk_pieces: bounds of the chunks, in pieces.
         send_counts, receive_counts: [chunk][rank] rows.
-        relayed_counts: [chunk] rows that pass through this rank; empty where none do.
         padding_N: True where a row is of no pair, with a capacity whose rows are always as many;
             None without such rows. Chunks are then of places at the experts, not of tokens.
     """
@@ -146,22 +144,7 @@ class PhaseOrder:
     chunk_pieces: tuple[int, ...]
     send_counts: tuple[tuple[int, ...], ...]
     receive_counts: tuple[tuple[int, ...], ...]
-    relayed_counts: tuple[Counts, ...] = ()
     padding_N: torch.Tensor | None = None
-
-    def relay(self, chunk: int, *, is_homeward: bool = False) -> Relay | None:
-        """Return the rows of a chunk that pass through this rank, None where none do."""
-        if not self.relayed_counts:
-            return None
-        return Relay(counts=self.relayed_counts[chunk], is_homeward=is_homeward)
-
-    def relay_of_all(self, *, is_homeward: bool = False) -> Relay | None:
-        """Return the rows of all chunks together that pass through this rank."""
-        if not self.relayed_counts:
-            return None
-        nodes = zip(*self.relayed_counts, strict=True)
-        counts = [[sum(chunks) for chunks in zip(*node, strict=True)] for node in nodes]
-        return Relay(counts=counts, is_homeward=is_homeward)
 
     @property
     def is_padded(self) -> bool:

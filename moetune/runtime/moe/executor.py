@@ -14,7 +14,6 @@ from typing import Literal, Protocol
 import torch
 
 from moetune.comm.group import Communicator, OneRank
-from moetune.comm.relay import Relay
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
@@ -200,7 +199,7 @@ class Executor:
         """Start sending a chunk's rows to their experts; its computation waits for them."""
         give, take = order.send_counts[chunk], order.receive_counts[chunk]
         transfer = self._all_to_all(
-            "dispatch", chunk, rows, into, give, take, order.relay(chunk), is_equal=order.is_padded
+            "dispatch", chunk, rows, into, give, take, is_equal=order.is_padded
         )
         self._arriving.setdefault(chunk, []).append(transfer)
         return transfer
@@ -210,9 +209,8 @@ class Executor:
     ) -> Transfer:
         """Start sending a chunk's results back."""
         give, take = order.receive_counts[chunk], order.send_counts[chunk]
-        relay = order.relay(chunk, is_homeward=True)
         return self._all_to_all(
-            "combine", chunk, results, into, give, take, relay, is_equal=order.is_padded
+            "combine", chunk, results, into, give, take, is_equal=order.is_padded
         )
 
     def start(
@@ -246,7 +244,6 @@ class Executor:
         into: torch.Tensor,
         give: tuple[int, ...],
         take: tuple[int, ...],
-        relay: Relay | None,
         *,
         is_equal: bool,
     ) -> Transfer:
@@ -256,8 +253,6 @@ class Executor:
         is_alone = self._degree <= ALONE_CHUNKS
         return self.start(
             step, chunk,
-            lambda name: exchange(
-                into, rows, outputs, inputs, name, is_alone=is_alone, relay=relay
-            ),
+            lambda name: exchange(into, rows, outputs, inputs, name, is_alone=is_alone),
             num_bytes=rows.nbytes,
         )  # fmt: skip

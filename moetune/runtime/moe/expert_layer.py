@@ -104,7 +104,7 @@ class ExpertLayer(PlannedLayer):
         decisions = LayerDecisions(
             key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
             plan=plan, planbook=planbook, placement=placement,
-            can_place=width is None, can_relay=not pad_to_capacity,
+            can_place=width is None,
             can_replicate=not pad_to_capacity,
         )  # fmt: skip
         # Experts behind an all-to-all get gradients from every rank's tokens: a wrapper must not

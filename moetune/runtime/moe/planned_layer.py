@@ -16,8 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.agree import Opening
 from moetune.comm.group import Communicator
-from moetune.comm.hierarchical import hierarchical_of
-from moetune.comm.launched import ranks_per_node
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
@@ -110,7 +108,6 @@ class PlannedLayer(nn.Module, ABC):
         self.in_shards = shape.in_shards(width.num_shards)
         self.sequence_parallel = sequence_parallel
         self.communicator, self.mesh = communicator, mesh
-        self._hierarchical: Communicator | None = None
         self._tracker, self._host_tracker = tracker, MemoryTracker("host")
         self.recorder: SpanRecorder = NoRecorder()
         self.gradient_queue: GradientQueue = NoGradients()
@@ -310,30 +307,13 @@ class PlannedLayer(nn.Module, ABC):
         if recorder is None or not isinstance(self.recorder, NoRecorder):
             recorder = self.recorder
         return PipelineContext(
-            communicator=self._exchanging, activation=self.shape.activation, recorder=recorder,
+            communicator=self.communicator, activation=self.shape.activation, recorder=recorder,
             workspace=self._workspaces[current_batch()], gradients=self.experts.gradients,
             quantization=self.quantization, gradient_queue=self.gradient_queue,
             turn=current_turn(), form=self.experts.form, weight_gradients=self.weight_gradients,
             replica_sums=self.replica_sums if self.sums_replicas else None,
             width=self.experts.placement.width,
         )  # fmt: skip
-
-    @property
-    def _exchanging(self) -> Communicator:
-        """The communicator of the step's dispatcher; the hierarchical one is made at its first."""
-        if self.decision.dispatcher == "flat":
-            return self.communicator
-        if self.pad_to_capacity:
-            raise InputError(
-                "rows that are padded to a capacity do not travel in two steps",
-                'pin or plan the dispatcher "flat", or leave pad_to_capacity out',
-            )
-        if self._hierarchical is None:
-            # All ranks have the same decision, so that they make its groups together.
-            self._hierarchical = hierarchical_of(
-                self.communicator, ranks_per_node=ranks_per_node(self.communicator.num_ranks)
-            )
-        return self._hierarchical
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
         """Return the number of tokens to look plans up by, from those of every rank."""

@@ -10,7 +10,7 @@ tokens.
 """
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -21,8 +21,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator, OneRank
-from moetune.comm.hierarchical import can_relay
-from moetune.comm.launched import ranks_per_node
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout, check_ranks, nearest_divisors
@@ -157,16 +155,11 @@ class ParallelGroups:
     def pin(self, layer: PlannedLayer) -> None:
         """Let a layer over this rank's group of experts run as a folded layout says."""
         if isinstance(self.layout, FoldedLayout):
-            layer.pin(_decision(self.layout, layer.communicator.members))
+            layer.pin(_decision(self.layout))
 
 
-def _decision(layout: FoldedLayout, members: Sequence[int]) -> Decision:
-    """Return how a layer exchanges its tokens.
-
-    Where its ranks are not several on each of several nodes, a hierarchical exchange is flat.
-
-    Args:
-        members: ranks that share the experts.
+def _decision(layout: FoldedLayout) -> Decision:
+    """Return in how many chunks a layer exchanges its tokens.
 
     Raises:
         InputError: overlap "chunks" without degrees, which the planner's answer has.
@@ -176,13 +169,7 @@ def _decision(layout: FoldedLayout, members: Sequence[int]) -> Decision:
         raise InputError(
             "overlap chunks without a degree", "give FoldedLayout(degree=…), as a plan has it"
         )
-    in_two_steps = layout.dispatcher == "hierarchical" and can_relay(
-        members, ranks_per_node=ranks_per_node(len(members))
-    )
-    return Decision(
-        forward_degree=degree.forward, backward_degree=degree.backward,
-        dispatcher="hierarchical" if in_two_steps else "flat",
-    )  # fmt: skip
+    return Decision(forward_degree=degree.forward, backward_degree=degree.backward)
 
 
 def join(

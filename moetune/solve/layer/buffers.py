@@ -19,7 +19,6 @@ from moetune.solve.layer.memory import (
 from moetune.solve.runtime import FULL_BYTES, StateBytes
 
 _INDEX_BYTES = 8
-_BUFFERS_UNDER_WAY = 3
 _ROUNDING_BYTES = 9
 """Of an element while it is rounded: in float32, that over its scale, and in 8 bits."""
 _COLUMN_BYTES = 11
@@ -118,16 +117,9 @@ class BufferCounts:
         buffers = self._under_way(backward=backward) + at_experts + self._regroups(backward)
         return chunk_rows * (buffers * layer.d_model + hidden + self._middle) * self._element
 
-    def relay_bytes(self, *, backward: bool) -> int:
-        """Return the bytes of rows between the two steps of exchanges: comm.steps.Buffers."""
-        rows = _BUFFERS_UNDER_WAY * self._under_way(backward=backward)
-        return rows * self._chunk_rows(backward=backward) * self._layer.d_model * self._element
-
     def _under_way(self, *, backward: bool) -> int:
-        """Return the most exchanges of a phase that were issued and not waited for."""
+        """Return the most exchanges, with reused memory, that were issued and not waited for."""
         degree = self._degrees[backward]
-        if not self._reuses:
-            return degree
         dispatches = 1 if self._keeps_input else 2
         return dispatches + (degree > 1) if backward else min(3, degree)
 

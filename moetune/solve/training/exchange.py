@@ -3,9 +3,7 @@
 A rank has t tokens, k experts each, over ep·etp ranks in n nodes. An all-to-all sends each (token,
 expert) pair: over ep ranks, with a gather over the etp ones that share an expert's width behind it,
 or over all of them, to every shard, where shards are experts of their own. DeepEP and HybridEP send
-a token once to each node, and inside it once to each rank, that has one of its experts; the
-hierarchical exchange sends pairs, across nodes, then inside, where the nodes have equally many of
-the ranks, and is flat elsewhere.
+a token once to each node, and inside it once to each rank, that has one of its experts.
 Where hosts post the messages, DeepEP and HybridEP are taken to send the same chunks (`posted`).
 """
 
@@ -51,11 +49,6 @@ def exchange_span(
     return device.span(layout.ep, layout.etp)
 
 
-def has_two_steps(span: RankSpan) -> bool:
-    """Return whether the hierarchical exchange of these ranks is another one than the flat one."""
-    return span.nodes > 1 and span.size % span.nodes == 0
-
-
 def exchange_seconds(
     device: DevicePrices,
     *,
@@ -87,9 +80,7 @@ def exchange_seconds(
         return seconds + device.collective("reduce_scatter", span, tokens * row_bytes * span.size)
     if layout.dispatcher in DEDUPLICATING:
         return seconds + _deduplicated(device, layout, part, tokens, phase)
-    if layout.dispatcher == "all_to_all" or not has_two_steps(span):
-        return seconds + device.collective("all_to_all", span, num_bytes)
-    return seconds + _in_two_steps(device, span, across_bytes=num_bytes, inside_bytes=num_bytes)
+    return seconds + device.collective("all_to_all", span, num_bytes)
 
 
 def _deduplicated(

@@ -71,7 +71,7 @@ def block_of(
 @pytest.mark.parametrize(
     "interference", [Interference(), DISTURBED, GAINING], ids=["alone", "disturbed", "gaining"]
 )
-@pytest.mark.parametrize("layout", [CHUNKED, replace(CHUNKED, ep=32, dispatcher="hierarchical")])
+@pytest.mark.parametrize("layout", [CHUNKED, replace(CHUNKED, ep=32)])
 def test_passes_in_chunks_end_when_their_simulated_events_do(
     layout: FoldedLayout, interference: Interference
 ) -> None:

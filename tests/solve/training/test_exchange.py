@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from moetune.domain.reference import TransferPhase
-from moetune.domain.training import FoldedLayout, TokenDispatcher
+from moetune.domain.training import FoldedLayout
 from moetune.huggingface.registry import named_model
 from moetune.solve.training.exchange import exchange_seconds, reached_nodes
 from moetune.workflows.files import bundled_profiles, load_profile_file
@@ -47,16 +47,15 @@ def test_groups_that_share_a_node_reach_as_many_nodes_as_drawn_routing(nodes: in
 
 
 @pytest.mark.parametrize("phase", ["dispatch", "combine"])
-@pytest.mark.parametrize("dispatcher", ["all_to_all", "hierarchical"])
 def test_rows_to_shards_travel_in_one_exchange_over_all_ranks(
-    phase: TransferPhase, dispatcher: TokenDispatcher
+    phase: TransferPhase,
 ) -> None:
     device = device_prices(load_profile_file(bundled_profiles()["h100-x8"]))
     part = named_model("qwen3-30b-a3b").decoder.blocks[-1].routed
     assert part is not None
 
     def seconds(tokens: float, ep: int, etp: int, *, shards_are_experts: bool) -> float:
-        layout = FoldedLayout(dp=64, ep=ep, etp=etp, dispatcher=dispatcher)
+        layout = FoldedLayout(dp=64, ep=ep, etp=etp)
         return exchange_seconds(
             device, layout=layout, part=part, tokens=tokens, phase=phase,
             shards_are_experts=shards_are_experts,

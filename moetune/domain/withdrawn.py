@@ -1,0 +1,60 @@
+"""Names of what was taken away, as files of before have them: the page "Withdrawn" has the rest."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Withdrawn(NamedTuple):
+    """A key of a document that no longer is one.
+
+    Args:
+        place: the class that had it.
+        since: the day from which on it is not read.
+        instead: what to do with a file that has it.
+    """
+
+    place: str
+    key: str
+    what: str
+    since: str
+    instead: str
+
+
+_AGAIN = "plan again: `moetune plan` makes a plan that runs"
+_HIERARCHICAL = "the hierarchical exchange, across the nodes and then inside them,"
+_KEYS = (
+    Withdrawn("Pipeline", "dispatcher", _HIERARCHICAL, "2026-11-28", _AGAIN),
+    Withdrawn("Choice", "dispatcher", _HIERARCHICAL, "2026-11-28", _AGAIN),
+    Withdrawn("Alternative", "dispatcher", _HIERARCHICAL, "2026-11-28", _AGAIN),
+    Withdrawn("Observation", "dispatcher", _HIERARCHICAL, "2026-11-28", "leave it out"),
+)
+_VALUES = (
+    Withdrawn("TrainingLayout", "hierarchical", _HIERARCHICAL, "2026-11-28", _AGAIN),
+)  # fmt: skip
+UNREAD_OPS = frozenset({"all_to_all_2d"})
+"""Operations of a profile's points and lines that are left out where they are read."""
+
+
+def withdrawn_key(place: str, key: object) -> Withdrawn | None:
+    """Return what was taken away of a class's documents by that key."""
+    return next((row for row in _KEYS if (row.place, row.key) == (place, key)), None)
+
+
+def withdrawn_value(value: object) -> Withdrawn | None:
+    """Return what was taken away that a document had that word for."""
+    return next((row for row in _VALUES if row.key == value), None)
+
+
+def without_unread_points(document: object) -> object:
+    """Return a profile's plain values without points and lines that are left out."""
+    if not isinstance(document, Mapping):
+        return document
+    return {
+        name: [row for row in rows if not _is_unread(row)] if isinstance(rows, list) else rows
+        for name, rows in document.items()
+    }
+
+
+def _is_unread(row: object) -> bool:
+    point = row.get("point", row) if isinstance(row, Mapping) else None
+    return isinstance(point, Mapping) and point.get("op") in UNREAD_OPS
