@@ -110,7 +110,6 @@ def measure_step(
             shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k,
             activation=shape.activation, bias=False, pipeline=degree, memory_reuse=strategy,
             dtype=dtype, capacity_factor=capacity_factor, pad_to_capacity=pad_to_capacity,
-            quantization=workload.recipe,
         )  # fmt: skip
         # One pass over the parameters, without temporaries of their size.
         optimizer = torch.optim.Adam(layer.parameters(), lr=1e-4, fused=True)

@@ -185,13 +185,6 @@ def plan(
         str | None,
         typer.Option(help="Element type. Default: bfloat16 on CUDA where measured, else float32."),
     ] = None,
-    quantization: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RECIPE",
-            help="A layer's experts in 8 bits: fp8_rowwise, mxfp8; +dispatch=FORMAT: the wire.",
-        ),
-    ] = None,
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -279,7 +272,6 @@ def plan(
         offload_optimizer=offload_optimizer, cuda_graphs=cuda_graphs, target=target,
         schedule=schedule, stages=stages, routing=routing, expert_placement=expert_placement,
         optimizer=optimizer, zero=zero, no_offload=no_offload, dtype=dtype,
-        quantization=quantization,
         memory_limit=parsed(memory_limit, parse_bytes, "--memory-limit"),
         memory_taken=parsed(memory_taken, parse_bytes, "--memory-taken"), strategy=strategy,
         forward_degree=forward_degree, backward_degree=backward_degree, max_degree=max_degree,

@@ -21,7 +21,6 @@ from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.placement import PlacementRule
-from moetune.domain.quantization import Quantization
 from moetune.domain.routing import LayerRouting
 from moetune.domain.spelling import AS_KEYS, Spelling, check_range, nearest_or
 from moetune.domain.training import Overlap
@@ -30,7 +29,6 @@ EXPERT_PARALLEL = "expert-parallel"
 SEQUENCE_PARALLEL = "sequence-parallel"
 MEMORY_TAKEN = "memory-taken"
 ALLOW_MODELLED = "allow-modelled"
-QUANTIZATION = "quantization"
 ROUTING = "routing"
 EXPERT_PLACEMENT = "expert-placement"
 NO_OFFLOAD = "no-offload"
@@ -57,7 +55,6 @@ _PLACES: Mapping[str, tuple[_Part, str]] = MappingProxyType(
         SEQUENCE_PARALLEL: ("", "sequence_parallel"),
         MEMORY_TAKEN: ("", "memory_taken_bytes"),
         ALLOW_MODELLED: ("", "allow_modelled"),
-        QUANTIZATION: ("", "quantization"),
         ROUTING: ("", "routing"),
         EXPERT_PLACEMENT: ("", "expert_placement"),
     }
@@ -140,15 +137,6 @@ def _values(constraints: Constraints) -> Iterator[tuple[str, Any]]:
             yield flag, getattr(getattr(constraints, part) if part else constraints, name)
 
 
-def parse_quantization(text: str) -> str:
-    """Return the shortest text of a layer's quantization; "" for none.
-
-    Raises:
-        InputError: there is no such format.
-    """
-    return str(Quantization.of(text) or "")
-
-
 def constraint_words(flag: str, text: str) -> str:
     """Return a constraint's value for readers: of recorded loads only how many there are."""
     if flag != ROUTING:
@@ -167,8 +155,6 @@ def _text(value: object) -> str:
 
 
 def _value(flag: str, text: str, spelling: Spelling) -> int | bool | str:
-    if flag == QUANTIZATION:
-        return parse_quantization(text)
     if flag == ROUTING:
         return str(LayerRouting.of(text))
     if flag in _CHOICES:

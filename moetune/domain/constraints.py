@@ -194,7 +194,6 @@ class Constraints:
         sequence_parallel: ranks of a tensor-parallel group have a shard of the tokens each.
         memory_taken_bytes: part of the memory limit that the rest of the model takes.
         allow_modelled: accept estimates for what was not measured.
-        quantization: text of a layer's `Quantization`; "" for none.
         routing: text of a `LayerRouting`; "" for balanced.
         expert_placement: "planned" by the loads of the routing, likewise with each expert "once",
             without replicas, or the "natural" order.
@@ -206,6 +205,5 @@ class Constraints:
     sequence_parallel: bool = False
     memory_taken_bytes: int = 0
     allow_modelled: bool = False
-    quantization: str = ""
     routing: str = ""
     expert_placement: PlacementRule = "planned"

@@ -27,7 +27,7 @@ from typing import (
 
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import nearest_or
-from moetune.domain.withdrawn import Withdrawn, withdrawn_key, withdrawn_value
+from moetune.domain.withdrawn import withdrawn_key, withdrawn_value
 
 T = TypeVar("T")
 _LONGEST_KEY = 60
@@ -141,7 +141,7 @@ def _decode(kind: Any, plain: object, where: str) -> object:  # noqa: ANN401 - a
         if plain in get_args(kind):
             return plain
         if (row := withdrawn_value(plain)) is not None:
-            raise _withdrawn(where, plain, row)
+            raise row.refusal(where)
         raise InputError(f"{where} must be one of {_names(get_args(kind))}, got {shown(plain)}")
     if origin is tuple:
         return _decode_tuple(get_args(kind), plain, where)
@@ -239,14 +239,10 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
 def _refuse_key(kind: type, key: object, where: str) -> NoReturn:
     """Raise InputError for a key that a class has no field for, or no longer."""
     if (row := withdrawn_key(kind.__name__, key)) is not None:
-        raise _withdrawn(where, key, row)
+        raise row.refusal(where)
     names = [item.name for item in dataclasses.fields(kind)]
     hint = nearest_or(f"known keys: {_names(names)}", key, names)
     raise InputError(f"{where} has the unknown key {shown(key)}", hint)
-
-
-def _withdrawn(where: str, name: object, row: Withdrawn) -> InputError:
-    return InputError(f"{where} has {name!r}: {row.what} was withdrawn on {row.since}", row.instead)
 
 
 def _names(values: object) -> str:

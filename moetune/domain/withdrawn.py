@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from moetune.domain.errors import InputError
+
 
 class Withdrawn(NamedTuple):
     """A key of a document that no longer is one.
@@ -19,10 +21,19 @@ class Withdrawn(NamedTuple):
     since: str
     instead: str
 
+    def refusal(self, where: str) -> InputError:
+        """Return the error of a document that has the name in that place."""
+        return InputError(
+            f"{where} has {self.key!r}: {self.what} was withdrawn on {self.since}", self.instead
+        )
+
 
 _AGAIN = "plan again: `moetune plan` makes a plan that runs"
 _HIERARCHICAL = "the hierarchical exchange, across the nodes and then inside them,"
+_NARROW = "experts in 8 bits in a layer of moetune"
 _KEYS = (
+    Withdrawn("PlanInputs", "quantization", _NARROW, "2026-11-28", _AGAIN),
+    Withdrawn("Workload", "quantization", _NARROW, "2026-11-28", _AGAIN),
     Withdrawn("Pipeline", "dispatcher", _HIERARCHICAL, "2026-11-28", _AGAIN),
     Withdrawn("Choice", "dispatcher", _HIERARCHICAL, "2026-11-28", _AGAIN),
     Withdrawn("Alternative", "dispatcher", _HIERARCHICAL, "2026-11-28", _AGAIN),
@@ -31,8 +42,9 @@ _KEYS = (
 _VALUES = (
     Withdrawn("TrainingLayout", "hierarchical", _HIERARCHICAL, "2026-11-28", _AGAIN),
 )  # fmt: skip
-UNREAD_OPS = frozenset({"all_to_all_2d"})
+UNREAD_OPS = frozenset({"all_to_all_2d", "quantize", "quantize_matrix", "quantize_wire"})
 """Operations of a profile's points and lines that are left out where they are read."""
+UNREAD_DTYPES = frozenset({"fp8_rowwise_emulated", "mxfp8_emulated"})
 
 
 def withdrawn_key(place: str, key: object) -> Withdrawn | None:
@@ -57,4 +69,11 @@ def without_unread_points(document: object) -> object:
 
 def _is_unread(row: object) -> bool:
     point = row.get("point", row) if isinstance(row, Mapping) else None
-    return isinstance(point, Mapping) and point.get("op") in UNREAD_OPS
+    if not isinstance(point, Mapping):
+        return False
+    workload = point.get("workload")
+    return (
+        point.get("op") in UNREAD_OPS
+        or point.get("dtype") in UNREAD_DTYPES
+        or (isinstance(workload, Mapping) and "quantization" in workload)
+    )

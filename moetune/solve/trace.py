@@ -104,8 +104,7 @@ def layer_spans(
 ) -> list[TraceSpan]:
     """Return the bars of a layer's predicted step, backward last.
 
-    Bytes are those that a chunk's transfer was priced by, of the fullest rank: with a quantized
-    wire the mean of dispatch and combine.
+    Bytes are those that a chunk's transfer was priced by, of the fullest rank.
 
     Args:
         costs: that the plan was made with.

@@ -269,12 +269,6 @@ def test_nodes_and_ranks_together_are_refused() -> None:
         PlanRequest(layer=SHAPE, tokens_per_rank=64, num_nodes=2, world_size=16)
 
 
-def test_a_format_of_products_is_no_dtype_of_a_step() -> None:
-    with pytest.raises(InputError, match="a format of products") as caught:
-        PlanRequest(layer=SHAPE, tokens_per_rank=64, dtype="fp8_rowwise")
-    assert "--quantization fp8_rowwise" in str(caught.value.hint)
-
-
 @pytest.mark.parametrize("value", [0, -1, True])
 def test_sizes_of_a_layer_are_whole_numbers(value: int) -> None:
     with pytest.raises(InputError, match="d_hidden must be a whole number of at least 1"):

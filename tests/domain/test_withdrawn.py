@@ -6,11 +6,11 @@ import pytest
 
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import plan_from_document
 from moetune.domain.profile import CollectiveLine, profile_from_document
 from moetune.domain.records import Observation
-from moetune.domain.samples import CollectivePoint, Sample
+from moetune.domain.samples import CollectivePoint, GemmPoint, RowsPoint, Sample, StepPoint
 from moetune.domain.training_document import TrainingLayout
 from moetune.domain.withdrawn import without_unread_points
 from tests.report.lab import lab_profile
@@ -28,6 +28,13 @@ def test_a_plan_of_the_hierarchical_exchange_is_refused_by_name() -> None:
     assert "plan again" in str(seen.value.hint)
 
 
+def test_a_plan_in_8_bits_is_refused_by_name() -> None:
+    document = encode(small_plan(layer=LAYER))
+    document["inputs"]["constraints"]["quantization"] = "fp8_rowwise"
+    with pytest.raises(InputError, match=f"has 'quantization': experts in 8 bits.*{WITHDRAWN}"):
+        plan_from_document(document)
+
+
 def test_a_plan_that_pinned_flat_exchanges_is_read() -> None:
     plan = small_plan(layer=LAYER, constraints={"dispatcher": "flat"})
     assert plan_from_document(encode(plan)) == plan
@@ -43,7 +50,7 @@ def test_a_layout_and_an_observation_with_it_are_refused_by_name() -> None:
         decode(Observation, {"dispatcher": "hierarchical"}, "it")
 
 
-def test_a_profile_is_read_without_what_only_that_exchange_asked_for() -> None:
+def test_a_profile_is_read_without_what_only_withdrawn_things_asked_for() -> None:
     line = CollectiveLine(
         op="all_to_all", group_size=4, alpha_seconds=1e-5, beta_seconds_per_byte=1e-9
     )
@@ -55,5 +62,14 @@ def test_a_profile_is_read_without_what_only_that_exchange_asked_for() -> None:
     of_old = encode(sample)
     of_old["point"]["op"] = "all_to_all_2d"
     document["samples"].append(of_old)
-    assert profile_from_document(document) == profile
+    gemm = Sample(point=GemmPoint(dtype="mxfp8", rows=8, d_in=64, d_out=64), seconds=(0.5,))
+    rounding = RowsPoint(op="quantize", dtype="mxfp8", rows=8, width=64)
+    emulated = replace(gemm.point, dtype="mxfp8_emulated")  # type: ignore[type-var]
+    workload = Workload(layer=LAYER, world_size=2, tokens_per_rank=8)
+    step = encode(replace(sample, point=StepPoint(workload=workload, degree=2)))
+    step["point"]["workload"]["quantization"] = "mxfp8"
+    document["samples"] += [
+        encode(gemm), step, *(encode(replace(sample, point=one)) for one in (rounding, emulated))
+    ]  # fmt: skip
+    assert profile_from_document(document) == replace(profile, samples=(sample, gemm))
     assert without_unread_points("no table") == "no table"

@@ -1,13 +1,10 @@
 """Which points are chosen, and how long they are estimated to take."""
 
-from dataclasses import replace
-
 import pytest
 
 from moetune.domain.cluster import Cluster, DeviceKind, Fingerprint, Machine
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.quantization import Format, Quantization
 from moetune.domain.samples import (
     BurstPoint,
     CollectiveOp,
@@ -17,7 +14,6 @@ from moetune.domain.samples import (
     InterferencePoint,
     Point,
     RowsPoint,
-    StepPoint,
 )
 from moetune.measure.estimate import (
     Rates,
@@ -223,36 +219,6 @@ def test_a_gpus_layers_have_uneven_loads_gates_and_launches() -> None:
     assert added("cuda", "bfloat16") == (forms, {4}, launches)
     assert added("cuda", "float32") == (set(), {4}, launches)  # one GEMM for each expert
     assert added("cpu", "bfloat16") == (set(), set(), set())
-
-
-def test_products_in_8_bits_are_those_of_the_layers() -> None:
-    cluster = cluster_of(2, "cuda")
-    layer = LayerShape(d_model=64, d_hidden=128, num_experts=4)
-    plain = set(choose(cluster=cluster, layers=[layer], dtypes=["bfloat16"]))
-    forms: list[Format] = ["fp8_rowwise", "mxfp8"]
-    recipes = [recipe for form in forms if (recipe := Quantization.of(f"{form}+dispatch={form}"))]
-    more = set(choose(cluster=cluster, layers=[layer], dtypes=["bfloat16"], quantizations=recipes))
-    added = more - plain
-    assert plain < more
-    for form, products in zip(forms, (3, 2), strict=True):
-        mine = [one for one in added if isinstance(one, GemmPoint) and one.dtype == form]
-        assert len({one.product for one in mine}) == products
-        for one in mine:
-            assert replace(one, dtype="bfloat16") in plain
-            assert memory_bytes(one) > memory_bytes(replace(one, dtype="bfloat16"))
-        rounded = {one.op for one in added if isinstance(one, RowsPoint) and one.dtype == form}
-        assert rounded == {"quantize", "quantize_matrix", "quantize_wire"}
-    steps = {one.workload.quantization for one in added if isinstance(one, StepPoint)}
-    assert steps == {str(recipe) for recipe in recipes}
-    with pytest.raises(InputError, match="measured on a GPU"):
-        choose(layers=[layer], dtypes=["bfloat16"], quantizations=recipes)
-    with pytest.raises(InputError, match="add --dtype bfloat16"):
-        choose(layers=[layer], dtypes=["float32"], quantizations=recipes)
-    narrow = LayerShape(d_model=40, d_hidden=128, num_experts=4)
-    with pytest.raises(InputError, match=r"d_model \(40\) is no multiple of 16"):
-        choose(cluster=cluster, layers=[narrow], dtypes=["bfloat16"], quantizations=recipes)
-    with pytest.raises(InputError, match="in the shapes of a layer"):
-        choose(cluster=cluster, quantizations=recipes)
 
 
 def test_no_point_takes_the_memory_away() -> None:

@@ -109,11 +109,6 @@ def test_padding_needs_a_capacity() -> None:
         MoELayer(8, 16, 4, pad_to_capacity=True)
 
 
-def test_what_padding_does_not_go_with_is_named() -> None:
-    with pytest.raises(InputError, match="8 bits"):
-        MoELayer(64, 64, 4, capacity_factor=1.0, pad_to_capacity=True, quantization="fp8_rowwise")
-
-
 def test_plans_are_looked_up_by_the_rows_that_are_computed() -> None:
     shape = LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=2, activation="gelu")
     layer = MoELayer(

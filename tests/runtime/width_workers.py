@@ -235,7 +235,6 @@ def refuse_by_name() -> None:
         ("cut over ranks", {"communicator": OneRank()}),
         ("must be a DeviceMesh .* got int", {"width": 2}),
         ("has dimensions", {"width": init_device_mesh("cpu", (2,), mesh_dim_names=("all",))}),
-        (r"d_hidden \(16\)", {"quantization": "mxfp8", "d_hidden": 32, "d_model": 32}),
     ):
         given: dict[str, Any] = {
             "d_model": 8, "d_hidden": 12, "num_experts": 4, "width": both, **options,

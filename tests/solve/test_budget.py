@@ -149,7 +149,6 @@ def test_the_smallest_plan_of_an_error_is_that_of_all_pairs(strategy: Strategy, 
 @pytest.mark.parametrize(
     ("pins", "flags"),
     [
-        ({"quantization": "fp8_rowwise"}, "--quantization fp8_rowwise"),
         ({"expert_parallel": "tensor", "sequence_parallel": True},
          "--expert-parallel tensor --sequence-parallel"),
     ],

@@ -177,8 +177,8 @@ def test_what_was_measured_of_the_hierarchical_exchange_goes_and_the_rest_stays(
                 ),
                 row,
             )
-        for tokens, dispatcher in ((40, None), (41, "hierarchical"), (42, "flat")):
-            row = {"tokens": tokens, "dispatcher": dispatcher}
+        for tokens, other in ((40, None), (41, "hierarchical"), (42, "flat")):
+            row = {"tokens": tokens, "dispatcher": other}
             connection.execute(
                 text(
                     "INSERT INTO observations (plan_id, forward_degree, backward_degree, "

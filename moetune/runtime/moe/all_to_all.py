@@ -139,8 +139,7 @@ class AllToAllLayer(PlannedLayer):
     ) -> MemoryPolicy:
         bias = self.experts.b1 is not None
         grouped = None
-        is_scaled = self.quantization is not None and self.quantization.multiplies
-        if is_scaled or has_grouped(x_TD, self.experts.w1):
+        if has_grouped(x_TD, self.experts.w1):
             num_rows = sum(map(sum, counts.rows_CL))
             on_device_CL = counts.receive_PCL.sum(0)
             grouped = GroupedRows.of(on_device_CL, num_rows, like=x_TD, bias=bias)

@@ -169,10 +169,9 @@ class LayerDecisions:
             key = replace(self._key, dtype=dtype_name(dtype))
             plans = self._book.layer_plans(key, memory_reuse=self._strategy, rank=self._rank)
             if plans is None:
-                recipe = f" --quantization {key.quantization}" if key.quantization else ""
                 warn_on_first(
                     f"no plan for {key.layer} in {key.dtype} on {key.num_ranks} ranks: "
-                    f"running one chunk. Make one with `moetune plan{recipe}`.",
+                    f"running one chunk. Make one with `moetune plan`.",
                     rank=self._rank,
                 )
             self._plans[dtype] = plans
@@ -290,12 +289,6 @@ def _shortened(placement: tuple[int, ...]) -> str:
 
 def _check_plan(plan: Plan, wanted: LayerKey) -> None:
     found = plan.workload.key
-    if found.quantization != wanted.quantization:
-        raise InputError(
-            f"plan {plan.id[:6]} is for experts quantized as {found.quantization or 'none'}, "
-            f"this layer's are {wanted.quantization or 'none'}",
-            f"make one with `moetune plan --quantization {wanted.quantization or 'none'}`",
-        )
     if (found.layer, found.num_ranks) != (wanted.layer, wanted.num_ranks):
         raise InputError(
             f"plan {plan.id[:6]} is for {found.layer} on {found.num_ranks} ranks, "

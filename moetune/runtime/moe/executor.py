@@ -17,7 +17,6 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
-from moetune.domain.quantization import Quantization
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.dispatch import PhaseOrder
@@ -136,7 +135,6 @@ class PipelineContext:
     recorder: SpanRecorder
     workspace: Workspace
     gradients: GradientMean = field(default_factory=GradientMean)
-    quantization: Quantization | None = None
     gradient_queue: GradientQueue = field(default_factory=NoGradients)
     turn: BatchTurn | None = None
     replica_sums: ReplicaSums | None = None

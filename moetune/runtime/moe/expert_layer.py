@@ -22,15 +22,13 @@ from moetune.domain.layer import (
     check_sequence_parallel,
 )
 from moetune.domain.plan import Plan
-from moetune.domain.quantization import Quantization
 from moetune.runtime.moe.balance import BalanceLosses
-from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
+from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
 from moetune.runtime.moe.expert_module import WIDTH_DIMS, Experts
 from moetune.runtime.moe.gate import Gate, Routing
 from moetune.runtime.moe.inputs import check_padding, expert_group
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.moe.quantized import checked_quantization
 from moetune.runtime.moe.width import WHOLE, ExpertWidth
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.plans.book import PlanBook
@@ -69,13 +67,12 @@ class ExpertLayer(PlannedLayer):
         dtype: torch.dtype | None = None,
         communicator: Communicator | None = None,
         sequence_parallel: bool = False,
-        quantization: Quantization | str | None = None,
         pad_to_capacity: bool = False,
         width: DeviceMesh | None = None,
         shared_experts: nn.Module | None = None,
     ) -> None:
         if pad_to_capacity:
-            check_padding(capacity_factor, quantization)
+            check_padding(capacity_factor)
         check_sequence_parallel(self.expert_parallel, sequence_parallel=sequence_parallel)
         shape = LayerShape(
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
@@ -83,7 +80,6 @@ class ExpertLayer(PlannedLayer):
         )  # fmt: skip
         cut = WHOLE if width is None else _cut(width, mesh, placement)
         in_shards = shape.in_shards(cut.num_shards)
-        recipe = checked_quantization(quantization, in_shards, forced_strategy(memory_reuse))
         if mesh is not None:
             group = expert_group(mesh, group if communicator is None else communicator)
         if communicator is None:
@@ -99,7 +95,6 @@ class ExpertLayer(PlannedLayer):
             layer=in_shards, num_ranks=communicator.num_ranks,
             dtype=dtype_name(dtype or torch.get_default_dtype()),
             expert_parallel=self.expert_parallel, sequence_parallel=sequence_parallel,
-            quantization=str(recipe or ""),
         )  # fmt: skip
         decisions = LayerDecisions(
             key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
@@ -116,7 +111,7 @@ class ExpertLayer(PlannedLayer):
         )  # fmt: skip
         super().__init__(
             shape, experts, communicator, decisions=decisions, tracker=tracker, mesh=mesh,
-            sequence_parallel=sequence_parallel, quantization=recipe,
+            sequence_parallel=sequence_parallel,
         )  # fmt: skip
         self.pad_to_capacity = pad_to_capacity
         self._balance_losses = BalanceLosses()

@@ -65,8 +65,6 @@ class MoELayer(AllToAllLayer, ExpertLayer):
         shared_experts: a module that every token passes beside its experts, whose output is added.
             It runs while the first rows travel, and its backward pass while the last ones do. Its
             parameters are dense ones, equal on all ranks.
-        quantization: "fp8_rowwise", "mxfp8" or a `moetune.Quantization`: experts multiply in 8
-            bits. All activations are kept, and plans do not know such layers yet.
 
     Attributes:
         aux_loss: balance loss of the last forward pass, a scalar.

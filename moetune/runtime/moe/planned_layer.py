@@ -19,7 +19,6 @@ from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
-from moetune.domain.quantization import Quantization
 from moetune.domain.routing_record import RoutingRecord
 from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.runtime.delayed import WeightGradients
@@ -31,7 +30,6 @@ from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.inputs import input_dtype, input_problem, is_capturing
 from moetune.runtime.moe.loads import LoadRecorder
-from moetune.runtime.moe.quantized import check_keeps
 from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.moe.shards import to_shards
 from moetune.runtime.moe.shared_work import SharedWork, WorkBeside
@@ -75,7 +73,6 @@ class PlannedLayer(nn.Module, ABC):
         in_shards: the layer of the experts' shards, whose rows and products the ranks have.
         expert_parallel: the kind of expert parallelism, as in its plans.
         sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
-        quantization: of the experts' products and of the rows on the wire; None for neither.
         gradient_queue: of dense gradients, sent between the exchanges of backward phases.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
         replica_sums: of hot experts' gradients; None without replicas. `sums_replicas` tells
@@ -98,13 +95,12 @@ class PlannedLayer(nn.Module, ABC):
         tracker: MemoryTracker,
         mesh: DeviceMesh | None = None,
         sequence_parallel: bool = False,
-        quantization: Quantization | None = None,
     ) -> None:
         super().__init__()
         width = experts.placement.width
         width.check_members(communicator.members)
         check_divisible(shape.num_experts, communicator.num_ranks // width.num_shards)
-        self.shape, self.quantization = shape, quantization
+        self.shape = shape
         self.in_shards = shape.in_shards(width.num_shards)
         self.sequence_parallel = sequence_parallel
         self.communicator, self.mesh = communicator, mesh
@@ -159,7 +155,7 @@ class PlannedLayer(nn.Module, ABC):
         opening = Opening(
             num_tokens=x.numel() // width if width else 0, signature=self._signature(x, dtype),
             problem=problem or input_problem(
-                x, dtype, shape=self.shape, experts=self.experts, quantization=self.quantization
+                x, dtype, shape=self.shape, experts=self.experts
             ),
             note=self._decisions.note(dtype),
         )  # fmt: skip
@@ -195,13 +191,7 @@ class PlannedLayer(nn.Module, ABC):
         self._decisions.agree(self.communicator, 0)
 
     def pin(self, decision: Decision | None) -> None:
-        """Run with `decision` from now on, on all ranks alike; None goes back to the plan.
-
-        Raises:
-            InputError: it reuses memory, and the experts are quantized.
-        """
-        if self.quantization is not None and decision is not None:
-            check_keeps(decision.strategy)
+        """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""
         self._decisions.pin(decision)
 
     @property
@@ -309,7 +299,7 @@ class PlannedLayer(nn.Module, ABC):
         return PipelineContext(
             communicator=self.communicator, activation=self.shape.activation, recorder=recorder,
             workspace=self._workspaces[current_batch()], gradients=self.experts.gradients,
-            quantization=self.quantization, gradient_queue=self.gradient_queue,
+            gradient_queue=self.gradient_queue,
             turn=current_turn(), form=self.experts.form, weight_gradients=self.weight_gradients,
             replica_sums=self.replica_sums if self.sums_replicas else None,
             width=self.experts.placement.width,
@@ -321,7 +311,7 @@ class PlannedLayer(nn.Module, ABC):
 
     def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
         return (
-            f"{self.shape}, {self.in_shards}, {dtype}, {self.quantization}, "
+            f"{self.shape}, {self.in_shards}, {dtype}, "
             f"{self._decisions.version}, gradients {torch.is_grad_enabled()}, "
             f"of the input {x.requires_grad}"
         )

@@ -16,7 +16,6 @@ from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import best_degree, makespan
 from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES
-from moetune.solve.layer.quantized import dispatched_bytes, once_a_phase, quantized_chunk
 from moetune.solve.layer.timeline import Task, pipeline_tasks
 from moetune.solve.layer.totals import total
 from moetune.solve.runtime import StateBytes
@@ -38,10 +37,8 @@ class AllToAllCosts(LayerCosts):
 
     @property
     def bytes_per_row(self) -> float:
-        """One row's M values; with a quantized wire the mean of dispatch and combine."""
-        combined = self.layer.d_model * dtype_bytes(self.dtype)
-        packed = None if self.quantization is None else dispatched_bytes(self, self.quantization)
-        return combined if packed is None else (packed + combined) / 2
+        """One row's M values."""
+        return self.layer.d_model * dtype_bytes(self.dtype)
 
     @property
     def sorts_rows(self) -> bool:
@@ -95,25 +92,17 @@ class AllToAllCosts(LayerCosts):
 
         The backward pass evaluates the activation again: the layer saves pre-activations.
         """
-        recipe, sorting = self.quantization, self.sorting(rows)
-        if recipe is None:
-            gemms = self.gemms(phase, rows)
-        else:
-            gemms = quantized_chunk(self, recipe, phase, rows=rows)
-        return total(*gemms, self.activation(phase, rows), sorting, sorting)
+        sorting = self.sorting(rows)
+        return total(*self.gemms(phase, rows), self.activation(phase, rows), sorting, sorting)
 
     def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return gate and permutation, forward the opening exchanges, backward replicas' sums."""
         rows = tokens * self.layer.top_k
         ends = self.opening(tokens=tokens) if phase == "forward" else self.replica_sums()
-        once: tuple[Estimate, ...] = ()
-        if self.quantization is not None:
-            once = tuple(once_a_phase(self, self.quantization, phase, rows=self.rows(tokens)))
         return total(
             self.gate(phase, tokens=tokens),
             *(self.rows_op(op, rows, self.layer.d_model) for op in ROW_MOVES),
             ends,
-            *once,
         )
 
     def opening(self, *, tokens: float) -> Estimate:

@@ -41,8 +41,8 @@ class MemoryBudget:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether no memory is reused: in a tensor-parallel group, and with experts in 8 bits."""
-        return self.workload.expert_parallel == "tensor" or bool(self.workload.quantization)
+        """Whether no memory is reused: in a tensor-parallel group."""
+        return self.workload.expert_parallel == "tensor"
 
     def peak(self, *, strategy: Strategy, degrees: Degrees, tokens: int | None = None) -> Peak:
         """Return the peak of a step, for the workload's tokens or for others."""

@@ -27,7 +27,6 @@ def layer_costs(*, workload: Workload, costs: Costs, num_nodes: int = 0) -> Laye
         dtype=workload.dtype,
         costs=costs,
         num_nodes=num_nodes,
-        quantization=workload.recipe,
         skew=workload.skew.mean,
         expert_shares=workload.skew.shares,
         places=workload.local_experts,

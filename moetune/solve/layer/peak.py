@@ -14,7 +14,6 @@ from moetune.domain.units import pinned_bytes
 from moetune.solve.layer.buffers import (
     BufferCounts,
     GroupedCounts,
-    QuantizedCounts,
     TensorParallelCounts,
 )
 from moetune.solve.layer.costs import LayerCosts
@@ -83,8 +82,6 @@ def peak_bytes(
         is_grouped: one kernel of the device takes the rows of all local experts.
     """
     kind: type[BufferCounts] = GroupedCounts if is_grouped else BufferCounts
-    if workload.recipe is not None and workload.recipe.multiplies:
-        kind = QuantizedCounts
     if workload.expert_parallel == "tensor":
         kind = TensorParallelCounts
     share = 1.0 if capacity_factor is None else capacity_factor

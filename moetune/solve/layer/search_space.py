@@ -120,7 +120,7 @@ def _strategies(
     workload: Workload,
     limit_bytes: int | None,
 ) -> tuple[Strategy, ...]:
-    if workload.expert_parallel == "tensor" or workload.quantization:
+    if workload.expert_parallel == "tensor":
         return ("none",)
     if memory_reuse is not None or "strategy" in plan.inputs.constraints:
         return (seed.strategy,)
