@@ -62,9 +62,10 @@ def test_a_profile_is_read_without_what_only_withdrawn_things_asked_for() -> Non
     of_old = encode(sample)
     of_old["point"]["op"] = "all_to_all_2d"
     document["samples"].append(of_old)
-    gemm = Sample(point=GemmPoint(dtype="mxfp8", rows=8, d_in=64, d_out=64), seconds=(0.5,))
+    product = GemmPoint(dtype="mxfp8", rows=8, d_in=64, d_out=64)
+    gemm = replace(sample, point=product)
     rounding = RowsPoint(op="quantize", dtype="mxfp8", rows=8, width=64)
-    emulated = replace(gemm.point, dtype="mxfp8_emulated")  # type: ignore[type-var]
+    emulated = replace(product, dtype="mxfp8_emulated")
     workload = Workload(layer=LAYER, world_size=2, tokens_per_rank=8)
     step = encode(replace(sample, point=StepPoint(workload=workload, degree=2)))
     step["point"]["workload"]["quantization"] = "mxfp8"

@@ -158,23 +158,6 @@ def test_the_host_stops_once_a_layer_and_batch_for_the_sizes_of_exchanges_alone(
     on_every_rank(program, backends=NCCL)
 
 
-def test_the_host_never_stops_for_rows_that_are_padded_to_a_capacity(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def program(cuda: FakeCuda) -> None:
-        torch.cuda.set_device(GPU)
-        experts = MoELayer(WIDTH, 16, 4, capacity_factor=1.0, pad_to_capacity=True)
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), experts).to(GPU, torch.float64)
-        overlap, batches = in_turns(model), two_batches()
-        overlap(batches)
-        cuda.syncs.clear()
-        with _no_synchronization(cuda, monkeypatch):
-            overlap(batches)
-        assert cuda.syncs == []
-
-    on_every_rank(program, backends=NCCL)
-
-
 def test_products_of_weights_may_wait_until_both_batches_have_ended() -> None:
     def program(_: FakeCuda) -> None:
         found = []

@@ -196,9 +196,7 @@ class Executor:
     ) -> Transfer:
         """Start sending a chunk's rows to their experts; its computation waits for them."""
         give, take = order.send_counts[chunk], order.receive_counts[chunk]
-        transfer = self._all_to_all(
-            "dispatch", chunk, rows, into, give, take, is_equal=order.is_padded
-        )
+        transfer = self._all_to_all("dispatch", chunk, rows, into, give, take)
         self._arriving.setdefault(chunk, []).append(transfer)
         return transfer
 
@@ -207,9 +205,7 @@ class Executor:
     ) -> Transfer:
         """Start sending a chunk's results back."""
         give, take = order.receive_counts[chunk], order.send_counts[chunk]
-        return self._all_to_all(
-            "combine", chunk, results, into, give, take, is_equal=order.is_padded
-        )
+        return self._all_to_all("combine", chunk, results, into, give, take)
 
     def start(
         self, step: str, chunk: int, issue: Callable[[str], Transfer], *, num_bytes: int
@@ -242,15 +238,12 @@ class Executor:
         into: torch.Tensor,
         give: tuple[int, ...],
         take: tuple[int, ...],
-        *,
-        is_equal: bool,
     ) -> Transfer:
         exchange = self._context.communicator.all_to_all
-        outputs, inputs = (None, None) if is_equal else (take, give)
         # Receives first are faster up to this many chunks, and slower above it: see comm/gloo.py.
         is_alone = self._degree <= ALONE_CHUNKS
         return self.start(
             step, chunk,
-            lambda name: exchange(into, rows, outputs, inputs, name, is_alone=is_alone),
+            lambda name: exchange(into, rows, take, give, name, is_alone=is_alone),
             num_bytes=rows.nbytes,
         )  # fmt: skip

@@ -26,7 +26,7 @@ from moetune.runtime.moe.balance import BalanceLosses
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
 from moetune.runtime.moe.expert_module import WIDTH_DIMS, Experts
 from moetune.runtime.moe.gate import Gate, Routing
-from moetune.runtime.moe.inputs import check_padding, expert_group
+from moetune.runtime.moe.inputs import expert_group
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.width import WHOLE, ExpertWidth
@@ -67,12 +67,9 @@ class ExpertLayer(PlannedLayer):
         dtype: torch.dtype | None = None,
         communicator: Communicator | None = None,
         sequence_parallel: bool = False,
-        pad_to_capacity: bool = False,
         width: DeviceMesh | None = None,
         shared_experts: nn.Module | None = None,
     ) -> None:
-        if pad_to_capacity:
-            check_padding(capacity_factor)
         check_sequence_parallel(self.expert_parallel, sequence_parallel=sequence_parallel)
         shape = LayerShape(
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
@@ -100,7 +97,6 @@ class ExpertLayer(PlannedLayer):
             key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
             plan=plan, planbook=planbook, placement=placement,
             can_place=width is None,
-            can_replicate=not pad_to_capacity,
         )  # fmt: skip
         # Experts behind an all-to-all get gradients from every rank's tokens: a wrapper must not
         # average them. Tensor-parallel experts have data-parallel replicas, as dense layers do.
@@ -113,7 +109,6 @@ class ExpertLayer(PlannedLayer):
             shape, experts, communicator, decisions=decisions, tracker=tracker, mesh=mesh,
             sequence_parallel=sequence_parallel,
         )  # fmt: skip
-        self.pad_to_capacity = pad_to_capacity
         self._balance_losses = BalanceLosses()
         self.gate, self.experts = gate, experts
         self.shared_experts = shared_experts

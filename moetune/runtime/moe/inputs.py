@@ -16,12 +16,6 @@ _MESH_DIMS = 2
 """Replicas and experts."""
 
 
-def check_padding(capacity_factor: float | None) -> None:
-    """Raise InputError where experts' rows cannot be as many as a capacity."""
-    if capacity_factor is None:
-        raise InputError("pad_to_capacity needs a capacity", "give capacity_factor, as 1.25")
-
-
 def expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
     """Return the ranks of a mesh that the experts are spread over.
 

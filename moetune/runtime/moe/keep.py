@@ -79,9 +79,7 @@ class _KeepPhase(ABC):
     ) -> dict[str, Shape]:
         width = inputs.values_TD.shape[1]
         received = dispatch.num_received, width
-        order = self._order
-        num_rows = len(order.pairs_N) if order.is_padded else order.num_pairs
-        shapes: dict[str, Shape] = {"rows": (num_rows, width)}
+        shapes: dict[str, Shape] = {"rows": (self._order.num_pairs, width)}
         if self._places_R is not None:
             shapes["wire"] = received
         if is_backward and not self._waits:

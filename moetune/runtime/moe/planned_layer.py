@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.agree import Opening
 from moetune.comm.group import Communicator
-from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.routing_record import RoutingRecord
@@ -81,7 +80,6 @@ class PlannedLayer(nn.Module, ABC):
 
     expert_parallel: ClassVar[ExpertParallel]
     experts: LocalExperts
-    pad_to_capacity = False
     weight_gradients: WeightGradients | None = None
     sums_replicas = True
 
@@ -109,7 +107,7 @@ class PlannedLayer(nn.Module, ABC):
         self.gradient_queue: GradientQueue = NoGradients()
         self.decision = SAFE_DECISION
         self._asked: tuple[int, torch.dtype] | None = None
-        self._num_dropped: int | torch.Tensor = 0
+        self._num_dropped = 0
         self._decisions = decisions
         self._workspaces = [Workspace(tracker) for _ in range(BATCHES_IN_TURNS)]
         self._loads = LoadRecorder(experts.local_experts)
@@ -211,7 +209,7 @@ class PlannedLayer(nn.Module, ABC):
     @property
     def num_dropped(self) -> int:
         """Pairs over the capacity in the last forward pass."""
-        return int(self._num_dropped)
+        return self._num_dropped
 
     @property
     def memory(self) -> MemoryUse:
@@ -233,15 +231,9 @@ class PlannedLayer(nn.Module, ABC):
         Counts that the host reads anyway are summed, so that recording costs no exchange.
 
         Raises:
-            InputError: no step was recorded, or rows are padded to a capacity, which the host does
-                not count; on all ranks.
+            InputError: no step was recorded; on all ranks.
             CollectiveError: the exchange failed.
         """
-        if self.pad_to_capacity:
-            raise InputError(
-                "a layer that pads to its capacity has no counts to record",
-                "record with pad_to_capacity=False",
-            )
         placement = self.experts.placement
         record = self._loads.record(
             self.communicator, top_k=self.shape.top_k, shards=placement.width.num_shards

@@ -151,7 +151,6 @@ def _spread(layer: MoELayer, ranks: ParallelGroups, experts: Sequence[int]) -> E
         layer.shape, placement=experts or None,
         bias=layer.experts.b1 is not None, dtype=weight.dtype, device="meta",
         capacity_factor=layer.gate.capacity_factor, normalize_topk=layer.gate.normalize_topk,
-        pad_to_capacity=layer.pad_to_capacity,
     )  # fmt: skip
     spread.train(layer.training)
     for old, new in zip(layer.experts.parameters(), spread.experts.parameters(), strict=True):

@@ -28,7 +28,6 @@ class BufferCounts:
     Args:
         bias: whether experts add biases (swiglu never does).
         share: of the balanced rows that experts take.
-        is_padded: as many rows are sent as the experts can take.
     """
 
     def __init__(
@@ -40,7 +39,6 @@ class BufferCounts:
         *,
         bias: bool,
         share: float,
-        is_padded: bool,
     ) -> None:
         self._workload, self._layer = workload, workload.layer
         self._degrees = forward_degree, backward_degree
@@ -54,7 +52,6 @@ class BufferCounts:
         self._local_experts = workload.local_experts
         self._pairs = workload.rows
         self._rows = math.ceil(workload.rows * share * self._skew)
-        self._sent = self._rows if is_padded else self._pairs
 
     @property
     def parameters(self) -> int:
@@ -91,7 +88,7 @@ class BufferCounts:
         if self._reuses:
             return 2 * self._tokens_bytes
         regroups = self._regroups(0) or self._regroups(1)
-        rows = self._sent + self._rows * (2 if regroups else 1)
+        rows = self._pairs + self._rows * (2 if regroups else 1)
         return 2 * self._tokens_bytes + rows * self._layer.d_model * self._element
 
     def gradient_sum_bytes(self, states: StateBytes) -> int:
@@ -155,7 +152,7 @@ class GroupedCounts(BufferCounts):
         if self._reuses:
             return super().buffer_bytes()
         layer = self._layer
-        rows = self._sent + 2 * self._rows  # what arrives, and what leaves
+        rows = self._pairs + 2 * self._rows  # what arrives, and what leaves
         by_expert = 0
         if max(self._degrees) > 1:
             by_expert = self._rows * (self._middle + layer.d_model)

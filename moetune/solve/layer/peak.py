@@ -57,7 +57,6 @@ def peak_bytes(
     strategy: Strategy = "none",
     bias: bool = True,
     capacity_factor: float | None = None,
-    pad_to_capacity: bool = False,
     states: StateBytes | None = None,
     pins_host: bool = False,
     is_grouped: bool = False,
@@ -76,7 +75,6 @@ def peak_bytes(
     Args:
         bias: whether experts add biases (swiglu never does).
         capacity_factor: as the layer's; above 1 it drops nothing of balanced rows.
-        pad_to_capacity: as the layer's; rows are those that the experts can take.
         states: of one parameter; default, those of a layer by itself.
         pins_host: host memory is page-locked.
         is_grouped: one kernel of the device takes the rows of all local experts.
@@ -87,7 +85,7 @@ def peak_bytes(
     share = 1.0 if capacity_factor is None else capacity_factor
     counts = kind(
         workload, forward_degree, backward_degree, strategy, bias=bias,
-        share=share if pad_to_capacity else min(1.0, share), is_padded=pad_to_capacity,
+        share=min(1.0, share),
     )  # fmt: skip
     return _peak(counts, states or StateBytes.of_layer(workload.dtype), pins_host=pins_host)
 
