@@ -1,6 +1,6 @@
 """The MoE layer to plan for, and its workload: ranks and tokens per rank."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from moetune.domain.document import UNLESS_DEFAULT
@@ -50,27 +50,6 @@ class LayerShape:
     def num_gemms(self) -> int:
         """Number of GEMMs of one expert's forward pass: 2, or 3 for swiglu."""
         return 3 if self.activation == "swiglu" else 2
-
-    def in_shards(self, shards: int) -> "LayerShape":
-        """Return the layer whose experts are the shards of this one's, cut by their hidden width.
-
-        A token goes to every shard of its experts, whose outputs add up to the expert's.
-
-        Raises:
-            InputError: the shards would be of different widths.
-        """
-        if shards == 1:
-            return self
-        if self.d_hidden % shards:
-            raise InputError(
-                f"d_hidden ({self.d_hidden}) does not divide by the {shards} ranks that share an "
-                "expert's width",
-                "use etp 1, or an etp that divides it",
-            )
-        return replace(
-            self, d_hidden=self.d_hidden // shards, num_experts=self.num_experts * shards,
-            top_k=self.top_k * shards,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,10 @@ class Withdrawn(NamedTuple):
 _AGAIN = "plan again: `moetune plan` makes a plan that runs"
 _HIERARCHICAL = "the hierarchical exchange, across the nodes and then inside them,"
 _NARROW = "experts in 8 bits in a layer of moetune"
+ETP = Withdrawn(
+    "TrainingLayout", "etp", "experts' width over ranks (etp) in a layer of moetune",
+    "2026-11-28", "plan again: `moetune plan` with --etp 1, or for another --target",
+)  # fmt: skip
 _KEYS = (
     Withdrawn("PlanInputs", "quantization", _NARROW, "2026-11-28", _AGAIN),
     Withdrawn("Workload", "quantization", _NARROW, "2026-11-28", _AGAIN),

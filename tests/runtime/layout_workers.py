@@ -99,7 +99,7 @@ def _pairs(part: nn.Module, wanted: Trained) -> list[tuple[str, torch.Tensor, to
         if isinstance(module, TensorParallelModule) and last in module.cut:
             whole = _cut(whole, module, last)
         elif parent.endswith(".experts") and isinstance(experts, MoELayer):
-            whole = experts.experts.placement.own(last, whole)
+            whole = experts.experts.placement.own(whole)
         own = parameter.detach()
         if is_dtensor(own):
             every = wanted.parameters[name]

@@ -170,7 +170,7 @@ def _pins(rng: random.Random) -> LayoutRequest:
     """Return what a user may ask for, and a search would leave out.
 
     Core attention keeps as much where it is computed again, sequences are too short for context
-    parallelism, experts are cut no further than attention, and ZeRO stage 1 is never slower than 0.
+    parallelism, and ZeRO stage 1 is never slower than 0.
     """
     return LayoutRequest(
         cp=rng.choice((None, None, 2, 3)),
@@ -179,7 +179,6 @@ def _pins(rng: random.Random) -> LayoutRequest:
         vpp=rng.choice((None, None, None, 2)),
         schedule=rng.choice((None,) * 6 + tuple(sorted(SPLITTING))),
         recompute=rng.choice((None, None, None, ("core_attn",), ("core_attn", "moe"))),
-        etp=rng.choice((None, None, None, None, 2, 3)),
     )
 
 

@@ -149,7 +149,7 @@ class AllToAllLayer(PlannedLayer):
         self, dispatch: Dispatch, x_TD: torch.Tensor, context: PipelineContext
     ) -> MemoryPolicy:
         decision = self.decision
-        self._num_dropped = dispatch.num_dropped // self.experts.placement.width.num_shards
+        self._num_dropped = dispatch.num_dropped
         self._tracker.add(*dispatch.tensors)
         if dispatch.is_single_chunk or decision.strategy == "none":
             return KeepActivations(context=context, dispatch=dispatch, order=decision.order)
@@ -159,7 +159,7 @@ class AllToAllLayer(PlannedLayer):
                 'use the strategy "none" with a schedule that splits the backward pass',
             )
         offload = Offload(
-            decision.strategy, self._host, num_rows=dispatch.num_received, layer=self.in_shards,
+            decision.strategy, self._host, num_rows=dispatch.num_received, layer=self.shape,
             like=x_TD, is_needed=torch.is_grad_enabled(), is_fused=self.experts.form is not None,
         )  # fmt: skip
         return ReuseBuffers(context=context, dispatch=dispatch, offload=offload)

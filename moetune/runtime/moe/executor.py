@@ -23,7 +23,6 @@ from moetune.runtime.moe.dispatch import PhaseOrder
 from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.moe.turns import BatchTurn
-from moetune.runtime.moe.width import WHOLE, ExpertWidth
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 
@@ -127,7 +126,6 @@ class PipelineContext:
         replica_sums: of the gradients of hot experts; None without replicas.
         form: of fused experts, in place of the activation.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
-        width: of experts that are cut over ranks.
     """
 
     communicator: Communicator
@@ -140,7 +138,6 @@ class PipelineContext:
     replica_sums: ReplicaSums | None = None
     form: FusedForm | None = None
     weight_gradients: WeightGradients | None = None
-    width: ExpertWidth = WHOLE
 
     @property
     def tracker(self) -> MemoryTracker:

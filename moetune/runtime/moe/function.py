@@ -214,7 +214,7 @@ def parameter_grads(
     if waiting is not None:
         waiting.put(partial(_add_later, policy, phase.grads, ctx.parameters))
         return (None,) * _NUM_PARAMETERS
-    grads = policy.context.width.without_zeros(phase.grads.totals())
+    grads = tuple(phase.grads.totals())
     if policy.context.replica_sums is not None:
         policy.context.replica_sums.add_up(grads)
     policy.context.gradients.sum_replicas(grads)
@@ -226,7 +226,7 @@ def _add_later(
 ) -> None:
     """Make the gradients of the parameters, and add them to theirs."""
     made.finish()
-    grads = policy.context.width.without_zeros(made.totals())
+    grads = tuple(made.totals())
     policy.context.gradients.sum_replicas(grads)
     for parameter, grad in zip(parameters, grads, strict=True):
         if parameter is not None and grad is not None:
@@ -236,8 +236,7 @@ def _add_later(
 def _cast(policy: MemoryPolicy, parameters: Sequence[Any], dtype: torch.dtype) -> ExpertWeights:
     """Return the parameters in the dtype of a step; copies are counted."""
     context = policy.context
-    own = context.width.with_zeros(parameters)
-    weights = ExpertWeights.of(context.activation, own, dtype, context.form)
+    weights = ExpertWeights.of(context.activation, parameters, dtype, context.form)
     pairs = zip(weights.parameters, parameters, strict=True)
     copies = [cast for cast, each in pairs if cast is not None and cast.dtype != each.dtype]
     if copies:

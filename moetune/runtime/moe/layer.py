@@ -38,9 +38,6 @@ class MoELayer(AllToAllLayer, ExpertLayer):
         device, dtype: of the parameters.
         communicator: in place of the group's, for example one that models a slower wire.
         sequence_parallel: False; see `TensorExpertLayer`.
-        width: the group's ranks as a mesh ("experts", "width"): each expert's d_hidden is cut over
-            the last dimension, and experts are spread over the first. A token's rows go to all
-            shards of its experts, and plans are of the layer of these: see `LayerShape.in_shards`.
         shared_experts: a module that every token passes beside its experts, whose output is added.
             It runs while the first rows travel, and its backward pass while the last ones do. Its
             parameters are dense ones, equal on all ranks.

@@ -30,7 +30,6 @@ from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.inputs import input_dtype, input_problem, is_capturing
 from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.replica_sums import ReplicaSums
-from moetune.runtime.moe.shards import to_shards
 from moetune.runtime.moe.shared_work import SharedWork, WorkBeside
 from moetune.runtime.moe.turns import current_batch, current_turn
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
@@ -62,14 +61,12 @@ class PlannedLayer(nn.Module, ABC):
     """Experts that are spread over the ranks of a group, without their gate.
 
     Args:
-        shape: of the layer, as plans have it. Plans of a layer whose ranks share an expert's width
-            are of its shards (`in_shards`), experts of their own.
+        shape: of the layer, as plans have it.
         experts: of this rank; kinds of layers register them as a module, or leave that to others.
         decisions: of the layer.
         tracker: of the device's memory.
 
     Attributes:
-        in_shards: the layer of the experts' shards, whose rows and products the ranks have.
         expert_parallel: the kind of expert parallelism, as in its plans.
         sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
         gradient_queue: of dense gradients, sent between the exchanges of backward phases.
@@ -95,11 +92,8 @@ class PlannedLayer(nn.Module, ABC):
         sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
-        width = experts.placement.width
-        width.check_members(communicator.members)
-        check_divisible(shape.num_experts, communicator.num_ranks // width.num_shards)
+        check_divisible(shape.num_experts, communicator.num_ranks)
         self.shape = shape
-        self.in_shards = shape.in_shards(width.num_shards)
         self.sequence_parallel = sequence_parallel
         self.communicator, self.mesh = communicator, mesh
         self._tracker, self._host_tracker = tracker, MemoryTracker("host")
@@ -158,8 +152,7 @@ class PlannedLayer(nn.Module, ABC):
             note=self._decisions.note(dtype),
         )  # fmt: skip
         with self._tracker.explain("a forward pass"):
-            placement = self.experts.placement
-            step = self._prepare(x, opening, dtype, lambda: to_shards(route(), placement))
+            step = self._prepare(x, opening, dtype, route)
             routing = step.routing
             x_TD = routing.x_TD.to(dtype)
             watch: Watch = NoWatch()
@@ -234,11 +227,8 @@ class PlannedLayer(nn.Module, ABC):
             InputError: no step was recorded; on all ranks.
             CollectiveError: the exchange failed.
         """
-        placement = self.experts.placement
-        record = self._loads.record(
-            self.communicator, top_k=self.shape.top_k, shards=placement.width.num_shards
-        )
-        return record.in_order_of(placement.order)
+        record = self._loads.record(self.communicator, top_k=self.shape.top_k)
+        return record.in_order_of(self.experts.placement.order)
 
     def forget_routing(self) -> None:
         """Begin the record of the routing anew, on all ranks alike."""
@@ -294,7 +284,6 @@ class PlannedLayer(nn.Module, ABC):
             gradient_queue=self.gradient_queue,
             turn=current_turn(), form=self.experts.form, weight_gradients=self.weight_gradients,
             replica_sums=self.replica_sums if self.sums_replicas else None,
-            width=self.experts.placement.width,
         )  # fmt: skip
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
@@ -303,7 +292,7 @@ class PlannedLayer(nn.Module, ABC):
 
     def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
         return (
-            f"{self.shape}, {self.in_shards}, {dtype}, "
+            f"{self.shape}, {dtype}, "
             f"{self._decisions.version}, gradients {torch.is_grad_enabled()}, "
             f"of the input {x.requires_grad}"
         )

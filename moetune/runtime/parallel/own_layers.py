@@ -102,9 +102,9 @@ def spread_experts(
             spread = _spread(layer, ranks, experts)
             with torch.no_grad():
                 named = spread.experts.named_parameters()
-                for (own, parameter), values in zip(named, whole, strict=True):
+                for (_, parameter), values in zip(named, whole, strict=True):
                     if values is not None:
-                        parameter.copy_(spread.experts.placement.own(own, values))
+                        parameter.copy_(spread.experts.placement.own(values))
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, spread)
 
