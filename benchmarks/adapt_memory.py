@@ -3,7 +3,7 @@
     python -m benchmarks.adapt_memory
 
 First the model is built and adapted, then its checkpoint is loaded into one without memory; with
-experts spread over the ranks, and with each expert's width cut over them. Bytes
+experts spread over the ranks. Bytes
 are those of the process's own memory (RssAnon of Linux), above what it has before the model; those
 of parameters that stay pages of the checkpoint's file are not counted.
 """
@@ -69,21 +69,21 @@ def configuration() -> Qwen3MoeConfig:
     )  # fmt: skip
 
 
-def join(rank: int, folder: str, name: str, etp: int) -> tuple[int, DeviceMesh]:
+def join(rank: int, folder: str, name: str) -> tuple[int, DeviceMesh]:
     """Return the bytes of a rank that has imported and made what is made once, and its mesh."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/{name}", rank=rank, world_size=_RANKS
     )
-    mesh = init_device_mesh("cpu", (_RANKS // etp, etp), mesh_dim_names=("experts", "width"))
+    mesh = init_device_mesh("cpu", (_RANKS,), mesh_dim_names=("experts",))
     moetune.adapt(small(), mesh=mesh)
     gc.collect()
     return own_bytes(), mesh
 
 
-def adapts(rank: int, folder: str, etp: int) -> None:
+def adapts(rank: int, folder: str) -> None:
     """Adapt a model that has memory, and write its checkpoint before."""
-    level, mesh = join(rank, folder, f"adapts {etp}", etp)
+    level, mesh = join(rank, folder, "adapts")
     model = Qwen3MoeForCausalLM(configuration())
     size = num_bytes(model)
     model.save_pretrained(f"{folder}/model")
@@ -91,19 +91,19 @@ def adapts(rank: int, folder: str, etp: int) -> None:
     gc.collect()
     with Peak(level) as peak:
         moetune.adapt(model, mesh=mesh)
-    show(rank, f"adapt, etp {etp}", peak.num_bytes, size, model)
+    show(rank, "adapt", peak.num_bytes, size, model)
     dist.destroy_process_group()
 
 
-def loads(rank: int, folder: str, etp: int) -> None:
+def loads(rank: int, folder: str) -> None:
     """Fill a model that has none."""
-    level, mesh = join(rank, folder, f"loads {etp}", etp)
+    level, mesh = join(rank, folder, "loads")
     with torch.device("meta"):
         model = Qwen3MoeForCausalLM(configuration())
     size = num_bytes(model)
     with Peak(level) as peak:
         moetune.adapt(model, mesh=mesh, checkpoint=f"{folder}/model")
-    show(rank, f"adapt(checkpoint=…), etp {etp}", peak.num_bytes, size, model)
+    show(rank, "adapt(checkpoint=…)", peak.num_bytes, size, model)
     dist.destroy_process_group()
 
 
@@ -130,8 +130,8 @@ def show(rank: int, what: str, peak: int, size: int, model: torch.nn.Module) -> 
 if __name__ == "__main__":
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed goes back to the system at once
     with tempfile.TemporaryDirectory() as made:
-        for etp, work in itertools.product((1, 2), (adapts, loads)):
-            ranks = [SPAWN.Process(target=work, args=(rank, made, etp)) for rank in range(_RANKS)]
+        for work in (adapts, loads):
+            ranks = [SPAWN.Process(target=work, args=(rank, made)) for rank in range(_RANKS)]
             for rank in ranks:
                 rank.start()
             for rank in ranks:

@@ -29,17 +29,16 @@ PACKAGES = ("moetune/comm", "moetune/runtime")
 TESTS = (
     ("tests/comm/test_gpu_*.py", "tests/runtime/test_gpu_*.py", "tests/workflows/test_gpu_*.py"),
     # Sums that a rank adds up itself are gloo's. Waits of chunks on a CPU start what a GPU has
-    # begun by then: its streams need some less. Exchanges in two steps have threads there.
+    # begun by then: its streams need some less.
     (
         "tests/runtime/test_late_transfers.py",
         "tests/runtime/test_chunked_alone.py",
-        "tests/comm/test_hierarchical.py",
     ),
 )
 """Tests of the kit, and for what they let through those that run on the CPU."""
 FIRST = {
-    "moe": "streams", "parallel": "parallel", "sharded": "chunks", "comm": "hierarchical",
-    "plans": "times", "runtime": "times",
+    "moe": "streams", "parallel": "parallel", "sharded": "chunks", "plans": "times",
+    "runtime": "times",
 }  # fmt: skip
 """Tests that most probably notice what is removed from a package."""
 WAITS = frozenset({
@@ -188,8 +187,8 @@ _PREFACE = """# Waits taken out
 Would the test kit of fake GPUs notice a missing wait? `python -m benchmarks.cuda_waits` takes out
 one wait for a stream, an event, a transfer or a thread at a time, or the record of an event, the
 stream that work is put on, or the device whose stream is asked for, and runs the kit's tests until
-the first one fails. What those let through, some tests on a CPU get to see: of chunks, of exchanges
-in two steps, and of transfers that end only when they are waited for.
+the first one fails. What those let through, some tests on a CPU get to see: of chunks, and
+of transfers that end only when they are waited for.
 
 """
 

@@ -88,7 +88,6 @@ def ways(profile: str, model: str, ep: int, sequences: int) -> tuple[Mapping[str
     )  # fmt: skip
     prices = BlockPrices(
         job=job, layout=layout, device=steps.device, repeats_activations=True,
-        shards_are_experts=True,
     )  # fmt: skip
     kinds = job.decoder.kinds
     at = next(place for place, kind in enumerate(kinds) if kind.routed is not None)

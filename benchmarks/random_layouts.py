@@ -93,29 +93,14 @@ def _features(one: Held) -> Iterator[str]:
     """Yield what a world's layout has."""
     layout, world = one.world.layout, one.world
     yield f"{one.num_ranks} ranks"
-    for name in ("dp", "cp", "tp", "pp", "ep", "etp"):
+    for name in ("dp", "cp", "tp", "pp", "ep"):
         if getattr(layout, name) > 1:
             yield f"{name} above 1"
     for what, has in {
         "experts over tensor-parallel ranks": layout.tp > 1 and layout.ep > 1,
         "experts over context-parallel ranks": layout.cp > 1 and layout.ep > 1,
-        "ep·etp beyond dp": layout.ep * layout.etp > layout.dp,
-        "replicas of experts": layout.ep * layout.etp > 1 and layout.edp > 1,
-        **{
-            f"etp with {name}": layout.etp > 1 and has
-            for name, has in {
-                "ep": layout.ep > 1,
-                "tp": layout.tp > 1,
-                "cp": layout.cp > 1,
-                "pp": layout.pp > 1,
-                "replicas": layout.edp > 1,
-                "chunks": layout.overlap == "chunks",
-                "split backward passes": layout.order in SPLITTING,
-                "ZeRO stage 1": layout.zero == 1,
-                "ZeRO stage 3": layout.zero == _SHARDS_ALL,
-                "hierarchical exchanges asked for": layout.dispatcher == "hierarchical",
-            }.items()
-        },
+        "ep beyond dp": layout.ep > layout.dp,
+        "replicas of experts": layout.ep > 1 and layout.edp > 1,
         **{f"schedule {name}": layout.order == name for name in SCHEDULES[1:]},
         "split backward passes with tp": layout.order in SPLITTING and layout.tp > 1,
         "split backward passes with ep": layout.order in SPLITTING and layout.ep > 1,
@@ -127,7 +112,6 @@ def _features(one: Held) -> Iterator[str]:
         "ZeRO stage 1": layout.zero == 1,
         "ZeRO stage 1 with tp": layout.zero == 1 and layout.tp > 1,
         "ZeRO stage 1 in stages": layout.zero == 1 and layout.pp > 1,
-        "hierarchical exchanges asked for": layout.dispatcher == "hierarchical",
         "clipped gradients": world.max_norm is not None,
         "AdamW": world.is_adam,
     }.items():

@@ -46,7 +46,7 @@ def main() -> int:
 
 def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name in ("dp", "cp", "tp", "pp", "vpp", "ep", "etp"):
+    for name in ("dp", "cp", "tp", "pp", "vpp", "ep"):
         parser.add_argument(f"--{name}", type=int, default=1)
     parser.add_argument("--zero", type=int, choices=(0, 1), default=1, help="default: 1")
     parser.add_argument("--schedule", choices=SCHEDULES, help="of a pipeline; default: 1F1B")
@@ -127,7 +127,7 @@ def layout_of(arguments: argparse.Namespace, batch: int) -> Layout | FoldedLayou
         )
     return FoldedLayout(
         dp=arguments.dp, cp=arguments.cp, tp=arguments.tp, pp=arguments.pp, vpp=arguments.vpp,
-        ep=arguments.ep, etp=arguments.etp, zero=arguments.zero, micro_batch=micro_batch,
+        ep=arguments.ep, zero=arguments.zero, micro_batch=micro_batch,
         recompute=tuple(arguments.recompute), schedule=arguments.schedule,
     )  # fmt: skip
 

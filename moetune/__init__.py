@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from moetune.domain.gradients import GradientPiece, GradientSchedule
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
-    from moetune.domain.quantization import Quantization
     from moetune.runtime.elastic.checkpoints import Checkpoint, Checkpoints
     from moetune.runtime.elastic.stop import StopRequest
     from moetune.runtime.moe.layer import MoELayer
@@ -89,7 +88,6 @@ __all__ = [
     "Profile",
     "ProfileError",
     "QualityError",
-    "Quantization",
     "RankMismatchError",
     "RefusedLayoutError",
     "SchemaMismatchError",
@@ -132,7 +130,6 @@ _HOMES = {
     "Plan": "moetune.domain.plan",
     "PlanBook": "moetune.runtime.plans.book",
     "Profile": "moetune.domain.profile",
-    "Quantization": "moetune.domain.quantization",
     "ShardedStates": "moetune.runtime.sharded.state",
     "StopRequest": "moetune.runtime.elastic.stop",
     "TensorExpertLayer": "moetune.runtime.moe.tensor_layer",

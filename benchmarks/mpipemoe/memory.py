@@ -95,22 +95,14 @@ def measure_table(
                     yield _row(model, workload, degree, strategy, none)
 
 
-def measure_step(
-    workload: Workload,
-    degree: int,
-    strategy: Strategy,
-    *,
-    capacity_factor: float | None = None,
-    pad_to_capacity: bool = False,
-) -> Measured:
+def measure_step(workload: Workload, degree: int, strategy: Strategy) -> Measured:
     """Return the peak of a step behind a warm one, with Adam's states there."""
     shape, dtype = workload.layer, getattr(torch, workload.dtype)
     with live_tensors() as live:
         layer = MoELayer(
             shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k,
             activation=shape.activation, bias=False, pipeline=degree, memory_reuse=strategy,
-            dtype=dtype, capacity_factor=capacity_factor, pad_to_capacity=pad_to_capacity,
-            quantization=workload.recipe,
+            dtype=dtype,
         )  # fmt: skip
         # One pass over the parameters, without temporaries of their size.
         optimizer = torch.optim.Adam(layer.parameters(), lr=1e-4, fused=True)

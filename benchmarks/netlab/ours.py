@@ -15,12 +15,6 @@ def degree_step(cell: Cell, degree: int) -> Step:
     return _step(cell, pipeline=degree, plan=None)
 
 
-def hierarchical_step(cell: Cell, degree: int) -> Step:
-    """Return the step of our layer in `degree` chunks that travel across nodes, then inside."""
-    decision = Decision(forward_degree=degree, backward_degree=degree, dispatcher="hierarchical")
-    return _step(cell, pipeline=True, plan=None, decision=decision)
-
-
 def reused_step(cell: Cell, strategy: str, degree: int) -> Step:
     """Return the step of our layer with reused memory in `degree` chunks."""
     return _step(cell, pipeline=degree, plan=None, memory_reuse=strategy)

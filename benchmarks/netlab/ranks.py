@@ -1,7 +1,6 @@
 """The program of one rank: time every variant of every cell, interleaved, in one process.
 
-Variants: `ours:DEGREE`, `hierarchical:DEGREE`, `reused:STRATEGY:DEGREE`, `plain` (one
-chunk over gloo's own all-to-all),
+Variants: `ours:DEGREE`, `reused:STRATEGY:DEGREE`, `plain` (one chunk over gloo's own all-to-all),
 `planned:FOLDER` (of plans named TOKENS.json; so `limited:FOLDER`), `deepspeed`, `bare`,
 `ffn`, `bare_collectives`, `bare_gemms`, `chunked_forward:DEGREE`. Each round runs all of them in
 another order, so that what drifts meets all alike. Rank 0 prints one JSON line per cell and
@@ -33,7 +32,7 @@ _TIMEOUT = timedelta(minutes=2)
 _WARM_UP_ROUNDS = 2
 _SEED = 20261121
 _PLANNED = ("planned", "limited")
-_LAYERS = ("ours", "hierarchical", "reused", "plain", *_PLANNED, "deepspeed")
+_LAYERS = ("ours", "reused", "plain", *_PLANNED, "deepspeed")
 
 
 def main() -> None:
@@ -82,7 +81,6 @@ def make_step(variant: str, cell: Cell) -> Step:
     name, _, argument = variant.partition(":")
     makers: dict[str, Callable[[], Step]] = {
         "ours": lambda: ours.degree_step(cell, int(argument)),
-        "hierarchical": lambda: ours.hierarchical_step(cell, int(argument)),
         "reused": lambda: ours.reused_step(cell, *_strategy_and_degree(argument)),
         **dict.fromkeys(
             _PLANNED, lambda: ours.planned_step(cell, Path(argument, f"{cell.tokens}.json"))

@@ -5,7 +5,6 @@ from typing import TypeAlias
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.adapters.families import ExpertsFamily
 from moetune.adapters.ranks import ExpertRanks
@@ -69,20 +68,6 @@ def check_dtype(plan: AnyPlan, dtype: torch.dtype) -> None:
     )
 
 
-def check_width(
-    experts: nn.Module, family: ExpertsFamily, shape: LayerShape, width: DeviceMesh | None
-) -> None:
-    """Raise InputError unless the ranks that share an expert's width divide all that is cut.
-
-    Args:
-        width: those ranks, as in `ExpertRanks`.
-    """
-    cut = family.names.width(family.form(experts), width)
-    shape.in_shards(cut.num_shards)
-    for name in family.names.all:
-        cut.local_shape(name, experts.get_parameter(name).shape)
-
-
 def routed_layer(
     experts: nn.Module,
     family: ExpertsFamily,
@@ -98,9 +83,7 @@ def routed_layer(
         are_wrapped: the model's library cuts and wraps them itself.
     """
     names, form = family.names, family.form(experts)
-    placement = ExpertPlacement.of(
-        ranks.communicator, shape.num_experts, width=names.width(form, ranks.width)
-    )
+    placement = ExpertPlacement.of(ranks.communicator, shape.num_experts)
     own = BorrowedExperts(experts, names, form, placement, are_wrapped=are_wrapped)
     layer = RoutedLayer.of_any_plan(shape, own, ranks.communicator, plan, mesh=ranks.mesh)
     return layer, own

@@ -15,7 +15,6 @@ from moetune.adapters.input_weights import weigh_inputs
 from moetune.adapters.layers import (
     AnyPlan,
     check_dtype,
-    check_width,
     dtype_of,
     routed_layer,
     shape_of,
@@ -59,8 +58,6 @@ def adapt(
     that it knows run while the rows of the others travel. Experts are spread over the
     ranks, rank r of P keeping experts r·E/P … (r+1)·E/P − 1 of each layer; parameters keep their
     names, and are cut in place, before an optimizer is made. Every rank has tokens of its own.
-    Consecutive ranks can share an expert's width, too (expert tensor parallelism): each then has a
-    slice of the hidden values of its experts, whose rows go to all of these ranks.
     Gradients of experts are sums over all ranks' tokens: see `moetune.prepare_ddp`. State dicts
     have DTensors of all experts, and `save_pretrained`, which all ranks then call together, writes
     what it would write of the model before.
@@ -68,17 +65,15 @@ def adapt(
     Args:
         model: of transformers 5.20 or newer, equal on all ranks, which all call this.
         plan: of the model's expert layers, the path of a plan file, or a book of plans; None runs
-            one chunk and reuses no memory. Where S ranks share an expert's width, it is of layers
-            with S times the experts and choices, of an S-th of the width.
+            one chunk and reuses no memory.
         mesh: experts are spread over its last dimension, and a first one has their replicas;
-            default all ranks. A last dimension named "width" has the ranks that share an expert's
-            width, behind those of the experts: ("experts", "width").
+            default all ranks.
         checkpoint: a folder of safetensors to fill a model with that was built on the meta device;
             each rank reads its own experts alone.
 
     Raises:
         InputError: it is no module, has no experts, or some of a class that is not supported; it is
-            adapted already; the ranks do not divide the experts or their widths; the plan is for
+            adapted already; the ranks do not divide the experts; the plan is for
             another layer, dtype or number of ranks, or places experts; the mesh has not this rank;
             or the checkpoint is not the model's, or the model has memory already.
         RankMismatchError: the ranks have different models or plans, or only some can adapt theirs.
@@ -103,7 +98,7 @@ def adapt_over(
     found = do_together(
         communicator,
         lambda: _usable(model, plan, checkpoint, ranks),
-        lambda found: _described(found, ranks),
+        _described,
     )
     layers = [routed_layer(each.experts, each.family, each.shape, plan, ranks) for each in found]
     for layer, _ in layers:
@@ -164,8 +159,7 @@ def _usable(
         )
     for each in found:
         _check_plain(each.experts)
-        check_divisible(each.shape.num_experts, ranks.communicator.num_ranks // ranks.num_shards)
-        check_width(each.experts, each.family, each.shape, ranks.width)
+        check_divisible(each.shape.num_experts, ranks.communicator.num_ranks)
         check_dtype(plan, dtype_of(each.experts, each.family))
     with_memory = [name for name, each in model.named_parameters() if not each.is_meta]
     if checkpoint is not None and with_memory:
@@ -187,10 +181,9 @@ def _check_plain(experts: nn.Module) -> None:
             )
 
 
-def _described(found: Sequence[_Found], ranks: ExpertRanks) -> str:
+def _described(found: Sequence[_Found]) -> str:
     layers = {f"{each.shape} in {dtype_of(each.experts, each.family)}" for each in found}
-    shared = f", each expert on {ranks.num_shards} ranks" if ranks.num_shards > 1 else ""
-    return f"{len(found)} layers, {'; '.join(sorted(layers))}{shared}"
+    return f"{len(found)} layers, {'; '.join(sorted(layers))}"
 
 
 def _found(model: nn.Module) -> Iterator[_Found]:

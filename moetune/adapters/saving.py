@@ -56,16 +56,13 @@ def _whole(
     """Return a whole tensor on the first rank; all ranks call this."""
     if is_dtensor(value):
         on_mesh: Any = value.detach().to(value.device_mesh.device_type)
-        if owner is not None:
-            layer, short = owner
-            on_mesh = layer.experts.placement.in_pieces(on_mesh, short)
         whole: torch.Tensor = on_mesh.full_tensor()
         return whole.cpu()
     if owner is None:
         return value.detach()
-    layer, short = owner
+    layer, _ = owner
     parts = layer.communicator.gather(value.detach(), f"the experts of {name}")
-    return layer.experts.placement.whole(short, parts) if parts else None
+    return torch.cat(parts) if parts else None
 
 
 def is_whole(model: nn.Module, state: Mapping[str, object]) -> bool:

@@ -13,7 +13,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "What is planned": (
             "model", "d_model", "d_hidden", "num_experts", "top_k", "activation", "num_layers",
             "num_heads", "vocab", "moe_every", "tokens", "batch", "seq", "global_batch", "routing",
-            "optimizer", "dtype", "quantization",
+            "optimizer", "dtype",
         ),
         "Machine and its memory": (
             "profile", "world_size", "nodes", "target", "memory_limit", "memory_taken",
@@ -35,7 +35,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "How much is measured": ("preset", "budget", "plan_only", "resume", "for_"),
         "What is measured": (
             "model", "d_model", "d_hidden", "num_experts", "top_k", "activation", "tokens",
-            "num_layers", "num_heads", "seq", "vocab", "moe_every", "dtype", "quantization",
+            "num_layers", "num_heads", "seq", "vocab", "moe_every", "dtype",
         ),
         "Ranks and the profile's name": ("nproc", "oversubscribe", "group_sizes", "name", "base"),
     },

@@ -10,13 +10,13 @@ from moetune.cli.completers import model_names
 from moetune.cli.next_step import how_to_verify
 from moetune.cli.plan_decoder import print_decoder
 from moetune.cli.session import Json, ProfileOption, Session, example, saved_or_written, session_of
-from moetune.domain.constraints import DISPATCHERS, Order, Strategy
+from moetune.domain.constraints import Order, Strategy
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.optimizers import OPTIMIZERS
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.placement import PlacementRule
 from moetune.domain.targets import TARGETS
-from moetune.domain.training import CUDA_GRAPHS, OVERLAPS, RECOMPUTES
+from moetune.domain.training import CUDA_GRAPHS, OVERLAPS, RECOMPUTES, TOKEN_DISPATCHERS
 from moetune.domain.units import parse_bytes, parse_count
 from moetune.workflows.flags import parsed
 
@@ -185,13 +185,6 @@ def plan(
         str | None,
         typer.Option(help="Element type. Default: bfloat16 on CUDA where measured, else float32."),
     ] = None,
-    quantization: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RECIPE",
-            help="A layer's experts in 8 bits: fp8_rowwise, mxfp8; +dispatch=FORMAT: the wire.",
-        ),
-    ] = None,
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -224,9 +217,8 @@ def plan(
     dispatcher: Annotated[
         str | None,
         typer.Option(
-            metavar=f"[{'|'.join(DISPATCHERS)}]",
-            help="Pin the exchange: to all ranks at once, or across nodes, then inside them. "
-            "Default: the faster of those measured.",
+            metavar=f"[{'|'.join(TOKEN_DISPATCHERS)}]",
+            help="Pin the exchange of tokens of a Hugging Face model.",
         ),
     ] = None,
     dispatcher_sms: Annotated[
@@ -280,7 +272,6 @@ def plan(
         offload_optimizer=offload_optimizer, cuda_graphs=cuda_graphs, target=target,
         schedule=schedule, stages=stages, routing=routing, expert_placement=expert_placement,
         optimizer=optimizer, zero=zero, no_offload=no_offload, dtype=dtype,
-        quantization=quantization,
         memory_limit=parsed(memory_limit, parse_bytes, "--memory-limit"),
         memory_taken=parsed(memory_taken, parse_bytes, "--memory-taken"), strategy=strategy,
         forward_degree=forward_degree, backward_degree=backward_degree, max_degree=max_degree,

@@ -15,7 +15,6 @@ from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation
 from moetune.domain.model import find_model
-from moetune.domain.quantization import Quantization
 from moetune.domain.samples import Point
 from moetune.domain.units import full_dtype, parse_count, parse_seconds
 from moetune.measure.grid import Preset
@@ -55,12 +54,6 @@ def profile(
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Element types, such as float32,bfloat16.")
-    ] = None,
-    quantization: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RECIPES", help="Layers with experts in 8 bits, too: fp8_rowwise,mxfp8."
-        ),
     ] = None,
     group_sizes: Annotated[
         str | None,
@@ -137,8 +130,7 @@ def profile(
     budget_seconds = parsed(limit, parse_seconds, "--budget")
     if for_ is not None:
         given = {
-            "--name": name, "--nproc": nproc, "--dtype": dtype,
-            "--quantization": quantization, "--group-sizes": group_sizes,
+            "--name": name, "--nproc": nproc, "--dtype": dtype, "--group-sizes": group_sizes,
             "--model": model, "--d-model": d_model, "--d-hidden": d_hidden,
             "--num-experts": num_experts, "--top-k": top_k, "--activation": activation,
             "--tokens": tokens, "--num-layers": num_layers, "--num-heads": num_heads,
@@ -176,7 +168,6 @@ def profile(
         transformers=() if transformer is None else (transformer,),
         max_tokens=parse_count(tokens) if tokens else default_tokens,
         budget_seconds=budget_seconds,
-        quantizations=_recipes(quantization),
         base=_base(session, base) if setting.is_writer else None,
     )
     if not setting.is_writer:
@@ -327,11 +318,6 @@ def _planned(request: "ProfileRequest") -> str:
         f"--d-model {layer.d_model} --d-hidden {layer.d_hidden} --num-experts {layer.num_experts} "
         f"--top-k {layer.top_k} --activation {layer.activation} --tokens {request.max_tokens}"
     )
-
-
-def _recipes(text: str | None) -> tuple[Quantization, ...]:
-    found = (Quantization.of(word) for word in _words(text))
-    return tuple(recipe for recipe in found if recipe is not None)
 
 
 def _words(text: str | None) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ import torch.distributed as dist
 from moetune.comm.group import Communicator, OneRank
 from moetune.comm.member_groups import group_of_members
 from moetune.comm.process_group import GroupCommunicator
-from moetune.comm.relay import Relay
 from moetune.comm.transfer import SummedTransfer, Transfer
 
 _NUM_TAGS = 2**20
@@ -48,7 +47,6 @@ class ReceivesFirst(GroupCommunicator):
         name: str,
         *,
         is_alone: bool = False,
-        relay: Relay | None = None,  # noqa: ARG002 - nothing passes through in a flat exchange
     ) -> Transfer:
         """Post all receives, then all sends, of CPU tensors with no other exchange behind them."""
         if not is_alone or rows.device.type != "cpu":

@@ -11,7 +11,6 @@ from typing import Literal, TypeVar
 
 import torch
 
-from moetune.comm.relay import Relay
 from moetune.comm.transfer import Done, Transfer
 
 T = TypeVar("T")
@@ -56,7 +55,6 @@ class Communicator(ABC):
         name: str,
         *,
         is_alone: bool = False,
-        relay: Relay | None = None,
     ) -> Transfer:
         """Start one all-to-all of rows.
 
@@ -66,7 +64,6 @@ class Communicator(ABC):
             output_splits: rows from every rank; None for equal parts.
             input_splits: rows to every rank; None for equal parts.
             is_alone: whether no other exchange is queued behind it.
-            relay: rows that pass through this rank, where `relayed_blocks` has any.
         """
 
     @abstractmethod
@@ -134,14 +131,6 @@ class Communicator(ABC):
         received = torch.empty_like(blocks)
         self.all_to_all(received, blocks, None, None, name).wait()
         return received
-
-    def relayed_blocks(self, blocks: torch.Tensor, name: str) -> torch.Tensor | None:  # noqa: ARG002 - of those that relay
-        """Return the `blocks` (num_ranks, …) that pass through this rank on their way out.
-
-        Returns:
-            (nodes, ranks of a node, …), see `hierarchical`; None where no rows do.
-        """
-        return None
 
     def all_gather_values(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """Return every rank's equally large `values` (…) as (num_ranks, …); blocking."""

@@ -1,4 +1,4 @@
-"""A launcher's word on how many ranks it started, and how many on each node."""
+"""A launcher's word on how many ranks it started."""
 
 import os
 
@@ -24,12 +24,3 @@ def check_joined(what: str) -> None:
         "process group yet",
         "call torch.distributed.init_process_group() before",
     )
-
-
-def ranks_per_node(num_ranks: int) -> int:
-    """Return the ranks of each node, as torchrun has started them.
-
-    Args:
-        num_ranks: all on one node, where the launcher says nothing.
-    """
-    return int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))  # noqa: TID251 - the launcher's

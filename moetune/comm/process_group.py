@@ -14,7 +14,6 @@ from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
 
 from moetune.comm.exit import exit_cleanly
 from moetune.comm.group import Communicator, ReduceOp
-from moetune.comm.relay import Relay
 from moetune.comm.transfer import GroupRank, GroupTransfer, Transfer
 from moetune.domain.errors import InputError
 
@@ -75,7 +74,6 @@ class GroupCommunicator(Communicator):
         name: str,
         *,
         is_alone: bool = False,  # noqa: ARG002 - NCCL orders both alike
-        relay: Relay | None = None,  # noqa: ARG002 - nothing passes through in a flat exchange
     ) -> Transfer:
         """Start one all_to_all_single."""
         into = None if output_splits is None else list(output_splits)

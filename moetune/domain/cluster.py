@@ -127,14 +127,6 @@ def nodes_of(group: Group, machine: Machine) -> int:
     return num_nodes or math.ceil(size / machine.devices_per_node)
 
 
-def is_two_level(group: Group, machine: Machine) -> bool:
-    """Return whether the group has equally many ranks, several, on each of several nodes."""
-    size, num_nodes = group
-    nodes = nodes_of(group, machine)
-    is_even = num_nodes > 0 or size % machine.devices_per_node == 0
-    return nodes > 1 and is_even and size > nodes
-
-
 def canonical(group: Group, machine: Machine) -> Group:
     """Return the canonical form: 0 nodes where consecutive ranks span as many."""
     size, num_nodes = group

@@ -9,12 +9,10 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from moetune.domain.constraints import (
-    DISPATCHERS,
     SIZE_FLAGS,
     STRATEGIES,
     Bounds,
     Constraints,
-    Dispatcher,
     LayoutPins,
     Order,
     TransformerSizes,
@@ -23,16 +21,14 @@ from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.placement import PlacementRule
-from moetune.domain.quantization import Quantization
 from moetune.domain.routing import LayerRouting
-from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range, nearest_or
+from moetune.domain.spelling import AS_KEYS, Spelling, check_range, nearest_or
 from moetune.domain.training import Overlap
 
 EXPERT_PARALLEL = "expert-parallel"
 SEQUENCE_PARALLEL = "sequence-parallel"
 MEMORY_TAKEN = "memory-taken"
 ALLOW_MODELLED = "allow-modelled"
-QUANTIZATION = "quantization"
 ROUTING = "routing"
 EXPERT_PLACEMENT = "expert-placement"
 NO_OFFLOAD = "no-offload"
@@ -45,7 +41,6 @@ _PLACES: Mapping[str, tuple[_Part, str]] = MappingProxyType(
         "min-chunk-tokens": ("bounds", "min_chunk_tokens"),
         "order": ("bounds", "order"),
         "strategy": ("bounds", "strategy"),
-        "dispatcher": ("bounds", "dispatcher"),
         **{flag: ("sizes", name) for name, flag in SIZE_FLAGS.items()},
         "dp": ("pins", "dp"),
         "ep": ("pins", "ep"),
@@ -60,7 +55,6 @@ _PLACES: Mapping[str, tuple[_Part, str]] = MappingProxyType(
         SEQUENCE_PARALLEL: ("", "sequence_parallel"),
         MEMORY_TAKEN: ("", "memory_taken_bytes"),
         ALLOW_MODELLED: ("", "allow_modelled"),
-        QUANTIZATION: ("", "quantization"),
         ROUTING: ("", "routing"),
         EXPERT_PLACEMENT: ("", "expert_placement"),
     }
@@ -87,15 +81,6 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         EXPERT_PLACEMENT: get_args(PlacementRule),
     }
 )
-_NOT_RUN: Mapping[str, str] = MappingProxyType(
-    {
-        "symmetric_memory": "torch's all_to_all_vdev_2d has not been run with this runtime, and "
-        "writes what arrives into a buffer of fixed size without comparing the two",
-        "deep_ep": "DeepEP has not been run with this runtime, and adds up results itself, in "
-        "bfloat16, so that numbers would differ from the other dispatchers'",
-    }
-)
-"""Dispatchers of others, and why they are refused: decision 0068."""
 _MOST_DIGITS = 18
 
 
@@ -152,33 +137,6 @@ def _values(constraints: Constraints) -> Iterator[tuple[str, Any]]:
             yield flag, getattr(getattr(constraints, part) if part else constraints, name)
 
 
-def parse_dispatcher(text: str, spelling: Spelling = AS_FLAGS) -> Dispatcher:
-    """Return the dispatcher of that name.
-
-    Raises:
-        InputError: there is none, or it is one that others have and this runtime does not run.
-    """
-    for known in DISPATCHERS:
-        if text == known:
-            return known
-    if text in _NOT_RUN:
-        raise InputError(
-            f"{spelling('dispatcher')} {text} is not supported: {_NOT_RUN[text]}",
-            f"take {' or '.join(DISPATCHERS)}, or omit it for the faster of those measured",
-        )
-    names = ", ".join(DISPATCHERS)
-    raise InputError(f"{spelling('dispatcher')} must be one of {names}, got {shown(text)}")
-
-
-def parse_quantization(text: str) -> str:
-    """Return the shortest text of a layer's quantization; "" for none.
-
-    Raises:
-        InputError: there is no such format.
-    """
-    return str(Quantization.of(text) or "")
-
-
 def constraint_words(flag: str, text: str) -> str:
     """Return a constraint's value for readers: of recorded loads only how many there are."""
     if flag != ROUTING:
@@ -197,10 +155,6 @@ def _text(value: object) -> str:
 
 
 def _value(flag: str, text: str, spelling: Spelling) -> int | bool | str:
-    if flag == "dispatcher":
-        return parse_dispatcher(text, spelling)
-    if flag == QUANTIZATION:
-        return parse_quantization(text)
     if flag == ROUTING:
         return str(LayerRouting.of(text))
     if flag in _CHOICES:

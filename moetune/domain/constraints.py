@@ -14,9 +14,6 @@ from moetune.domain.spelling import AS_FLAGS, Spelling
 from moetune.domain.training import Overlap
 
 Order = Literal["dispatch_first", "interleaved"]
-Dispatcher = Literal["flat", "hierarchical"]
-"""Ways of rows to their experts: to all ranks at once, or across nodes and then inside them."""
-DISPATCHERS: tuple[Dispatcher, ...] = get_args(Dispatcher)
 Strategy = Literal["none", "S1", "S2", "S3", "S4"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
@@ -51,7 +48,6 @@ class Bounds:
     min_chunk_tokens: int = 1
     order: Order | None = None
     strategy: Strategy | None = None
-    dispatcher: Dispatcher | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens")
@@ -198,7 +194,6 @@ class Constraints:
         sequence_parallel: ranks of a tensor-parallel group have a shard of the tokens each.
         memory_taken_bytes: part of the memory limit that the rest of the model takes.
         allow_modelled: accept estimates for what was not measured.
-        quantization: text of a layer's `Quantization`; "" for none.
         routing: text of a `LayerRouting`; "" for balanced.
         expert_placement: "planned" by the loads of the routing, likewise with each expert "once",
             without replicas, or the "natural" order.
@@ -210,6 +205,5 @@ class Constraints:
     sequence_parallel: bool = False
     memory_taken_bytes: int = 0
     allow_modelled: bool = False
-    quantization: str = ""
     routing: str = ""
     expert_placement: PlacementRule = "planned"

@@ -1,12 +1,11 @@
 """The MoE layer to plan for, and its workload: ranks and tokens per rank."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.placement import busiest_sum, check_places, most_replicas
-from moetune.domain.quantization import Quantization
 from moetune.domain.routing import EVEN, LayerRouting, RankSkew
 from moetune.domain.units import dtype_bytes
 
@@ -17,8 +16,6 @@ ExpertParallel = Literal["all_to_all", "tensor"]
 and the experts' outputs are summed (PPMoE §3.3)."""
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-QUANTIZED_STEP = "bfloat16"
-"""Dtype of 8-bit products, and so of a step that is planned with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -54,27 +51,6 @@ class LayerShape:
         """Number of GEMMs of one expert's forward pass: 2, or 3 for swiglu."""
         return 3 if self.activation == "swiglu" else 2
 
-    def in_shards(self, shards: int) -> "LayerShape":
-        """Return the layer whose experts are the shards of this one's, cut by their hidden width.
-
-        A token goes to every shard of its experts, whose outputs add up to the expert's.
-
-        Raises:
-            InputError: the shards would be of different widths.
-        """
-        if shards == 1:
-            return self
-        if self.d_hidden % shards:
-            raise InputError(
-                f"d_hidden ({self.d_hidden}) does not divide by the {shards} ranks that share an "
-                "expert's width",
-                "use etp 1, or an etp that divides it",
-            )
-        return replace(
-            self, d_hidden=self.d_hidden // shards, num_experts=self.num_experts * shards,
-            top_k=self.top_k * shards,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKey:
@@ -84,7 +60,6 @@ class LayerKey:
         num_ranks: ranks that share the layer's experts, not all that a plan is for.
         dtype: of the experts' computation, as torch names it.
         sequence_parallel: with "tensor", whether each rank has only a shard of the tokens.
-        quantization: of the experts' products and of the wire, as text; "" for none.
     """
 
     layer: LayerShape
@@ -92,7 +67,6 @@ class LayerKey:
     dtype: str
     expert_parallel: ExpertParallel = "all_to_all"
     sequence_parallel: bool = False
-    quantization: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -103,15 +77,13 @@ class Workload:
         tokens_per_rank: each rank's own, or with "tensor" those that every rank computes.
         sequence_parallel: with "tensor", whether each rank has only a shard of those tokens
             around the layer.
-        quantization: text of a `Quantization`; "" for none.
         routing: text of a `LayerRouting`; "" for balanced.
         placement: expert of each place in the order of the ranks, hot ones with replicas; empty
             for the natural order.
 
     Raises:
         InputError: a size below 1, an unknown dtype, experts that do not divide by the ranks,
-            a placement of other experts, shards without "tensor", or a quantization that the layer
-            cannot have.
+            a placement of other experts, or shards without "tensor".
     """
 
     layer: LayerShape
@@ -120,7 +92,6 @@ class Workload:
     dtype: str = "float32"
     expert_parallel: ExpertParallel = "all_to_all"
     sequence_parallel: bool = False
-    quantization: str = field(default="", metadata=UNLESS_DEFAULT)
     routing: str = field(default="", metadata=UNLESS_DEFAULT)
     placement: tuple[int, ...] = field(default=(), metadata=UNLESS_DEFAULT)
 
@@ -131,21 +102,6 @@ class Workload:
         if self.placement:
             check_places(self.placement, self.layer.num_experts, self.world_size)
         check_sequence_parallel(self.expert_parallel, sequence_parallel=self.sequence_parallel)
-        if self.recipe is not None:
-            self._check_recipe(self.recipe)
-
-    def _check_recipe(self, recipe: Quantization) -> None:
-        recipe.check_widths(d_model=self.layer.d_model, d_hidden=self.layer.d_hidden)
-        if self.expert_parallel == "tensor":
-            raise InputError(
-                "quantization is not available in a tensor-parallel group",
-                "use expert_parallel all_to_all, or no quantization",
-            )
-        if self.dtype != QUANTIZED_STEP:
-            raise InputError(
-                f"8-bit products give {QUANTIZED_STEP}, the step is in {self.dtype}",
-                f"use dtype {QUANTIZED_STEP}, or no quantization",
-            )
 
     @property
     def skew(self) -> RankSkew:
@@ -158,11 +114,6 @@ class Workload:
         )  # fmt: skip
 
     @property
-    def recipe(self) -> Quantization | None:
-        """Formats of the experts' products and of the wire; None where nothing is quantized."""
-        return Quantization.of(self.quantization)
-
-    @property
     def key(self) -> LayerKey:
         """The layers that a plan for this workload serves."""
         return LayerKey(
@@ -171,7 +122,6 @@ class Workload:
             dtype=self.dtype,
             expert_parallel=self.expert_parallel,
             sequence_parallel=self.sequence_parallel,
-            quantization=self.quantization,
         )
 
     @property

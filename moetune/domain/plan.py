@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from moetune.domain.constraints import Dispatcher, Order, Strategy
+from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Trust
 from moetune.domain.document import UNLESS_DEFAULT, decode_schema, refuse_pointer
 from moetune.domain.errors import InputError
@@ -39,7 +39,6 @@ class Pipeline:
     backward_degree: int
     order: Order
     ranges: tuple[Range, ...]
-    dispatcher: Dispatcher = field(default="flat", metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +106,13 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Degrees, order, strategy and dispatcher that could be chosen, with their predicted step."""
+    """Degrees, order and strategy that could be chosen, with their predicted step."""
 
     forward_degree: int
     backward_degree: int
     order: Order
     strategy: Strategy
     step_seconds: float
-    dispatcher: Dispatcher = field(default="flat", metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,13 +147,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Degrees, order, memory strategy and dispatcher of a layer for one number of tokens."""
+    """Degrees, order and memory strategy of a layer for one number of tokens."""
 
     forward_degree: int
     backward_degree: int
     order: Order = "dispatch_first"
     strategy: Strategy = "none"
-    dispatcher: Dispatcher = field(default="flat", metadata=UNLESS_DEFAULT)
 
 
 SAFE_DECISION = Decision(forward_degree=1, backward_degree=1)
@@ -238,7 +235,6 @@ class Plan:
             backward_degree=backward,
             order=pipeline.order,
             strategy=self.memory.strategy,
-            dispatcher=pipeline.dispatcher,
         )
 
 

@@ -16,6 +16,7 @@ from moetune.domain.reference import Network, Table
 from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample
 from moetune.domain.step_errors import StepRecord
 from moetune.domain.turns import TurnsRecord
+from moetune.domain.withdrawn import without_unread_points
 
 PROFILE_SCHEMA = 1
 Provenance = Literal["measured", "published", "modelled"]
@@ -255,7 +256,7 @@ def profile_from_document(document: object) -> Profile:
     """
     return decode_schema(
         Profile,
-        document,
+        without_unread_points(document),
         "profile",
         schemas=(PROFILE_SCHEMA,),
         hint="export it again with this version of moetune",

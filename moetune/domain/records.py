@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 from moetune.domain.cluster import DeviceKind
-from moetune.domain.constraints import Dispatcher, Strategy
+from moetune.domain.constraints import Strategy
 from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.operations import OperationTimes
@@ -106,7 +106,7 @@ class Observation:
         source: who measured ("verify", "quickstart", "training", "search").
         operations: times of the steps' operations; empty where they were not observed.
         device_id: of the machine, see `Fingerprint`; "" where the sender does not know it.
-        strategy, dispatcher: None for the plan's.
+        strategy: None for the plan's.
         overlap: None for times of one layer's call; else of two batches in whole, so overlapped.
 
     Raises:
@@ -123,7 +123,6 @@ class Observation:
     operations: tuple[OperationTimes, ...] = ()
     device_id: str = ""
     strategy: Strategy | None = field(default=None, metadata=UNLESS_DEFAULT)
-    dispatcher: Dispatcher | None = field(default=None, metadata=UNLESS_DEFAULT)
     overlap: StepOverlap | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from moetune.domain.constraint_texts import (
-    QUANTIZATION,
     check_constraint_sizes,
     encode_constraints,
     recorded_constraints,
@@ -13,14 +12,14 @@ from moetune.domain.constraint_texts import (
 from moetune.domain.constraints import Constraints, LayoutPins
 from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
-from moetune.domain.layer import QUANTIZED_STEP, ExpertParallel, LayerShape, Workload
+from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer, find_model
 from moetune.domain.profile import Profile
-from moetune.domain.quantization import FORMATS
 from moetune.domain.request_rules import check_pins
 from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
 from moetune.domain.units import DTYPE_BYTES
+from moetune.domain.withdrawn import withdrawn_key
 
 LARGEST_RANKS = 2**20
 LARGEST_TOKENS = 2**31
@@ -59,11 +58,6 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         _check_subject(self)
-        if self.dtype in FORMATS:
-            raise InputError(
-                f"{self.dtype} is a format of products, not the dtype of a step",
-                f"plan with {self.spelling(QUANTIZATION)} {self.dtype}",
-            )
         if self.world_size is not None and self.num_nodes is not None:
             raise InputError(
                 f"{self.spelling('num_nodes')} and {self.spelling('world_size')} both say how many "
@@ -110,15 +104,12 @@ class PlanRequest:
             layer=layer,
             world_size=world_size,
             tokens_per_rank=tokens,
-            dtype=self.dtype or self._default_dtype(profile),
+            dtype=self.dtype or default_dtype(profile),
             memory_limit_bytes=self.memory_limit_bytes,
             profile=profile.name,
             profile_fingerprint=fingerprint or profile.digest,
             constraints=encode_constraints(self._recorded_constraints()),
         )
-
-    def _default_dtype(self, profile: Profile) -> str:
-        return QUANTIZED_STEP if self.constraints.quantization else default_dtype(profile)
 
     def _layer_and_tokens(self, world_size: int) -> tuple[LayerShape, int]:
         if self.layer is not None and self.tokens_per_rank is not None:
@@ -144,6 +135,9 @@ class PlanInputs:
         tokens_per_rank: each rank's own; of a tensor-parallel group those that all ranks
             compute, whether each has all of them or a shard.
         constraints: what the caller pinned or bounded, by flag name; empty when nothing.
+
+    Raises:
+        InputError: something was pinned that was withdrawn since.
     """
 
     model: str | None
@@ -155,6 +149,11 @@ class PlanInputs:
     profile: str
     profile_fingerprint: str
     constraints: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        for flag in self.constraints:
+            if (row := withdrawn_key("PlanInputs", flag)) is not None:
+                raise row.refusal("inputs.constraints")
 
     @property
     def plan_id(self) -> str:
@@ -214,7 +213,6 @@ class PlanInputs:
             dtype=self.dtype,
             expert_parallel=layout.expert_parallel,
             sequence_parallel=self.pinned.sequence_parallel,
-            quantization=self.pinned.quantization,
             routing=self.pinned.routing,
             placement=placement,
         )
@@ -256,7 +254,7 @@ def default_dtype(profile: Profile) -> str:
     known = list(dict.fromkeys(line.dtype for line in profile.gemm))
     known += [s.point.dtype for s in profile.samples if s.point.kind == "gemm"]
     known += [table.dtype for table in profile.tables if table.kind == "gemm"]
-    known = [dtype for dtype in known if dtype in DTYPE_BYTES]  # not those of quantized products
+    known = [dtype for dtype in known if dtype in DTYPE_BYTES]  # not narrow formats
     wanted = ("bfloat16", "float32") if profile.machine.kind == "cuda" else ("float32",)
     return next((dtype for dtype in (*wanted, *known) if dtype in known), "float32")
 

@@ -7,7 +7,6 @@ from moetune.domain.constraint_texts import (
     EXPERT_PARALLEL,
     EXPERT_PLACEMENT,
     NO_OFFLOAD,
-    QUANTIZATION,
     ROUTING,
     SEQUENCE_PARALLEL,
     encode_constraints,
@@ -95,28 +94,11 @@ def _check_routing(request: Pinned) -> None:
 def _check_pins_of_model(request: Pinned) -> None:
     """Raise InputError where a whole model gets pins that only single layers are planned with."""
     spelling, constraints = request.spelling, request.constraints
-    _check_dispatcher(request)
     _check_overlap(request)
-    if constraints.quantization:
-        raise InputError(
-            f"{spelling(QUANTIZATION)} is for one layer, and this is a whole model",
-            f"omit it, or plan its layer: {spelling('layer')}",
-        )
     if constraints.bounds.strategy not in {None, "none"}:
         raise InputError(
             f"{spelling('strategy')} {constraints.bounds.strategy} is not planned in a whole model",
             f"omit {spelling('strategy')}: where memory binds, blocks are recomputed",
-        )
-
-
-def _check_dispatcher(request: Pinned) -> None:
-    """Raise InputError where a whole model has a pin of the dispatcher: its layers are flat."""
-    spelling, pinned = request.spelling, request.constraints.bounds.dispatcher
-    if pinned not in {None, "flat"}:
-        raise InputError(
-            f"{spelling('dispatcher')} {pinned} is for one layer, and this is a whole model, whose "
-            "exchanges are flat",
-            f"omit it, or plan its layer: {spelling('layer')}",
         )
 
 
@@ -144,37 +126,16 @@ def _check_pins_of_layer(request: Pinned) -> None:
                 f"name a whole model (ppmoe-6.7b), or give {spelling('num-layers')}, "
                 f"{spelling('num-heads')}, {spelling('seq')} and {spelling('vocab')}",
             )
-    if constraints.quantization:
-        _check_quantized(request)
     if constraints.pins.expert_parallel != "tensor":
         return
     bounds, experts = constraints.bounds, spelling(EXPERT_PARALLEL)
     reasons = {
         "strategy": (bounds.strategy, "nothing is dispatched and no memory reused"),
         "order": (bounds.order, "a chunk has one transfer"),
-        "dispatcher": (bounds.dispatcher, "nothing is dispatched"),
     }
     for flag, (value, reason) in reasons.items():
-        if value not in {None, "none", "flat"}:
+        if value not in {None, "none"}:
             raise InputError(
                 f"{spelling(flag)} {value} excludes {experts} tensor, where {reason}",
                 f"omit {spelling(flag)}, or take {experts} all_to_all",
-            )
-
-
-def _check_quantized(request: Pinned) -> None:
-    """Raise InputError for pins that quantized experts do not have: decision 0059."""
-    spelling, constraints = request.spelling, request.constraints
-    bounds, name = constraints.bounds, spelling(QUANTIZATION)
-    kind = constraints.pins.expert_parallel
-    reasons = {
-        "strategy": (bounds.strategy, "gradients of weights are one product of all chunks"),
-        "dispatcher": (bounds.dispatcher, "rows in 8 bits travel to all ranks at once"),
-        EXPERT_PARALLEL: (kind if kind == "tensor" else None, "no rows travel to their experts"),
-    }
-    for flag, (value, reason) in reasons.items():
-        if value not in {None, "none", "flat"}:
-            raise InputError(
-                f"{spelling(flag)} {value} excludes {name}: {reason}",
-                f"omit {spelling(flag)}, or {name}",
             )

@@ -14,10 +14,8 @@ from moetune.domain.layer import Workload
 from moetune.domain.model import Transformer
 from moetune.domain.training import BATCHES_IN_TURNS, BatchSplit
 
-CollectiveOp = Literal[
-    "all_to_all", "all_to_all_2d", "all_reduce", "all_gather", "reduce_scatter", "send"
-]
-"""torch's names; "all_to_all_2d" is the all-to-all in two steps, across nodes and inside them."""
+CollectiveOp = Literal["all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send"]
+"""torch's names."""
 Direction = Literal["h2d", "d2h"]
 ResourceClass = Literal["comp", "comm", "mem"]
 Quality = Literal["good", "usable", "suspect"]

@@ -84,20 +84,15 @@ class Site:
         )
 
 
-def check_format(profile: Profile, dtype: str, *, flag: str = "--dtype") -> None:
-    """Raise InputError where a profile's GPUs are known not to multiply a narrow format.
-
-    Args:
-        flag: that the format is a value of, with which its other values are named.
-    """
+def check_format(profile: Profile, dtype: str) -> None:
+    """Raise InputError where a profile's GPUs are known not to multiply a narrow format."""
     site = site_of(profile)
     if site.vendor == "cpu" or site.multiplies(dtype) is not False:
         return
-    usual, eight = ("bfloat16", "fp8") if flag == "--dtype" else ("none", "fp8_rowwise")
-    words = " or ".join([usual, *filter(site.multiplies, (eight, "mxfp8", "nvfp4"))])
+    words = " or ".join(["bfloat16", *filter(site.multiplies, ("fp8", "mxfp8", "nvfp4"))])
     raise InputError(
         f"{profile.machine.device} has no units that multiply {dtype}",
-        f"use {flag} {words}, or a machine that has them: {_MACHINES[dtype]}",
+        f"use --dtype {words}, or a machine that has them: {_MACHINES[dtype]}",
     )
 
 

@@ -11,7 +11,7 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.bridge_models import bridge_models
 from moetune.domain.deepspeed_rules import deepspeed_rules
 from moetune.domain.dispatcher_rules import dispatcher_rules
-from moetune.domain.layout import BrokenRule, nearest_divisors
+from moetune.domain.layout import BrokenRule
 from moetune.domain.megatron_models import megatron_models
 from moetune.domain.megatron_rules import (
     batch_overlap_rules,
@@ -27,26 +27,10 @@ from moetune.domain.torchtitan_rules import torchtitan_models, torchtitan_rules
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.transformers_rules import transformers_models, transformers_rules
 
-
-def _moetune_rules(
-    layout: FoldedLayout, target: Target, job: TrainingJob, site: Site | None
-) -> Iterator[BrokenRule]:
-    """Yield what of experts' biases cannot be cut: that of a down-projection by its own width."""
-    del site
-    if layout.etp == 1:
-        return
-    for part in {block.routed for block in job.decoder.kinds if block.routed is not None}:
-        if part.biases and part.d_expert % layout.etp:
-            near = " or ".join(map(str, nearest_divisors(part.d_expert, layout.etp)))
-            what = f"etp {layout.etp} with experts that add biases of width {part.d_expert}"
-            yield target.refusal(what, f"--etp {near}")
-
-
 _RULES: MappingProxyType[
     TargetName, Callable[[FoldedLayout, Target, TrainingJob, Site | None], Iterator[BrokenRule]]
 ] = MappingProxyType(
     {
-        "moetune": _moetune_rules,
         "megatron": megatron_rules,
         "bridge": megatron_rules,
         "torchtitan": torchtitan_rules,
@@ -92,7 +76,8 @@ def target_rules(
     if site is not None and site.multiplies(job.dtype) is False:
         what = f"the dtype {job.dtype} on {site.chip or site.vendor}, whose units do not have it"
         yield target.refusal(what, "--dtype bfloat16")
-    yield from _RULES[target.name](layout, target, job, site)
+    if target.name in _RULES:
+        yield from _RULES[target.name](layout, target, job, site)
 
 
 def host_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iterator[BrokenRule]:
@@ -131,7 +116,7 @@ def overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
 
     With ep 1 there is nothing to hide, whatever the runtime.
     """
-    if layout.overlap != "none" and target.exchange_ranks(layout) == 1:
+    if layout.overlap != "none" and layout.ep == 1:
         what = f"overlap {layout.overlap} with ep 1"
         yield target.refusal(what, "--ep above 1, or --overlap none")
     if layout.overlap == "batch":

@@ -24,7 +24,6 @@ from moetune.domain.optimizers import (
 from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.training import (
     CudaGraphs,
-    FoldedLayout,
     Overlap,
     Recompute,
     TokenDispatcher,
@@ -46,8 +45,7 @@ class KeptByExperts:
         activations: whether the activation's results are kept unless "moe_act" is recomputed;
             otherwise they are computed again in any case.
         results: whether a token's results are kept, one for each of its experts, for the gradients
-            of the combine weights, and one of each shard where these are experts of their own;
-            otherwise these are factors of the activation.
+            of the combine weights; otherwise these are factors of the activation.
         gradients_wait: whether those of the up-projections are kept beside them under a schedule
             that splits the backward pass.
         router_copies: of the router's scores in float32; three are the logits, the probabilities
@@ -105,9 +103,6 @@ class Target:
             bfloat16 and in 8 bits: two layers of three GEMMs; rounding of inputs and gradients
             and the order of scales for each of them. 0 where grouped kernels do all at once.
         kept_by_experts: for the backward pass.
-        shards_are_experts: whether the shards of an expert's width, over etp ranks, are experts of
-            their own: each row travels to all of them in the one exchange over ep·etp ranks.
-            Otherwise rows are exchanged over ep ranks, and gathered over the etp ones.
         shared_beside: whether shared experts that no tensor parallelism cuts run beside the first
             dispatch of a layer, and their backward pass beside its last combine, whatever the
             overlap.
@@ -152,7 +147,6 @@ class Target:
     kept_by_experts: KeptByExperts = KeptByExperts()
     sets_sms: bool = False
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
-    shards_are_experts: bool = False
     shared_beside: bool = False
     places_experts: bool = False
     core: MegatronCore | None = None
@@ -182,10 +176,6 @@ class Target:
     def optimizer(self, name: OptimizerName) -> Optimizer:
         """Return an optimizer as the runtime has it."""
         return self.adam if name == "adam" else optimizer_of(name)
-
-    def exchange_ranks(self, layout: FoldedLayout) -> int:
-        """Return the ranks among which a layer's tokens are exchanged."""
-        return layout.ep * layout.etp if self.shards_are_experts else layout.ep
 
     def refusal(self, what: str, instead: str, source: str = "") -> BrokenRule:
         """Return the rule that something of a layout breaks.
@@ -269,15 +259,15 @@ _TRANSFORMERS = Target(
 _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
     "moetune": (Target(
         name="moetune", version="this one", source="moetune.runtime",
-        dispatchers=("all_to_all", "hierarchical"),
+        dispatchers=("all_to_all",),
         recompute=("core_attn", "norm", "mlp", "moe", "full"),
         overlaps=("none", "chunks"), zero=(0, 1, 3), dtypes=("bfloat16",),
-        largest=_sizes(), zero_with_pp=3, zero_with_tp=1, zero_with_split=1,
+        largest=_sizes(etp=1), zero_with_pp=3, zero_with_tp=1, zero_with_split=1,
         schedules=SCHEDULES, hides_beside_exchanges=False,
         kept_by_experts=KeptByExperts(
             activations=False, results=True, gradients_wait=True, router_copies=1
         ),
-        splits_recomputed=False, shards_are_experts=True, shared_beside=True, places_experts=True,
+        splits_recomputed=False, shared_beside=True, places_experts=True,
     ),),
     "megatron": (
         _MEGATRON, _megatron("0.17.1", (0, 17)), _megatron("0.18.2", (0, 18)),

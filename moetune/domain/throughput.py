@@ -64,15 +64,6 @@ def model_flops_per_token(plan: Plan) -> float | None:
     return paper_decoder("", whole).flops_per_token(whole.length).total
 
 
-def products_dtype(workload: Workload) -> str | None:
-    """Return the dtype or the format that the experts multiply in; None where there are several."""
-    recipe = workload.recipe
-    if recipe is None or recipe.emulate or not recipe.multiplies:
-        return workload.dtype
-    first, *others = recipe.products
-    return first if all(one == first for one in others) else None
-
-
 def with_throughput(plan: Plan, device: str) -> Plan:
     """Return the plan with the model FLOPs a second of its steps.
 
@@ -80,8 +71,7 @@ def with_throughput(plan: Plan, device: str) -> Plan:
         device: name of the machine's devices, whose peak MFU is a share of.
     """
     workload = plan.workload
-    dtype = products_dtype(workload)
-    peak = None if dtype is None else peak_flops(device, dtype)
+    peak = peak_flops(device, workload.dtype)
     layer = rate(layer_flops(workload), plan.predicted.step_seconds, peak)
     if layer is not None:
         plan = replace(

@@ -31,7 +31,7 @@ Recompute = Literal[
     "full",
 ]  # fmt: skip
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
-TokenDispatcher = Literal["all_to_all", "all_gather", "hierarchical", "deepep", "hybrid_ep"]
+TokenDispatcher = Literal["all_to_all", "all_gather", "deepep", "hybrid_ep"]
 """Exchanges of tokens, the simplest first."""
 TOKEN_DISPATCHERS: tuple[TokenDispatcher, ...] = get_args(TokenDispatcher)
 DEFAULT_SMS: Mapping[TokenDispatcher, int] = MappingProxyType({"deepep": 20, "hybrid_ep": 16})

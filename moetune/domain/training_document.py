@@ -25,6 +25,7 @@ from moetune.domain.training import (
     TrainingDtype,
     ZeroStage,
 )
+from moetune.domain.withdrawn import ETP
 
 SCHEMA: Literal["moetune.training-plan/1"] = "moetune.training-plan/1"
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -320,8 +321,11 @@ def training_from_document(document: object, where: str) -> TrainingDocument:
         where: what the document is called in an error.
 
     Raises:
-        InputError: another schema, or whatever `decode` finds wrong.
+        InputError: another schema, something withdrawn since, or whatever `decode` finds wrong.
     """
     if not is_training_document(document):
         raise InputError(f"{where} is not a training plan: its schema is not {SCHEMA!r}")
-    return decode(TrainingDocument, document, where)
+    plan = decode(TrainingDocument, document, where)
+    if plan.inputs.target == "moetune" and plan.layout.etp > 1:
+        raise ETP.refusal(where)
+    return plan

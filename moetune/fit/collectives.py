@@ -26,14 +26,13 @@ def wire_share(op: CollectiveOp, group: Group, machine: Machine) -> float:
         "reduce_scatter": (size - 1) / size,
         "all_gather": size - 1.0,
         "all_to_all": (size - 1) / size,
-        "all_to_all_2d": (size - 1) / size,
         "send": 1.0,
     }[op]
     nodes = nodes_of(group, machine)
     if nodes == 1:
         return passed
     here = math.ceil(size / nodes)
-    if op in {"all_to_all", "all_to_all_2d"}:
+    if op == "all_to_all":
         return machine.devices_per_node * (size - here) / size
     return passed * machine.devices_per_node / here
 

@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from moetune.domain.cluster import Group, Machine, nodes_of, torchrun
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import Profile
+from moetune.domain.quantization import NARROW
 from moetune.domain.samples import CollectiveOp, Direction
 
 
 def missing_gemm(profile: Profile, *, dtype: str, known: Sequence[str]) -> ProfileError:
     """Return the error for a dtype of which no GEMM was measured."""
-    return ProfileError(
-        f"no GEMM measured in {dtype} ({_has(profile, known)})",
-        f"measure it:  moetune profile --dtype {dtype} {_name(profile)}",
-    )
+    hint = f"measure it:  moetune profile --dtype {dtype} {_name(profile)}"
+    if dtype in NARROW:
+        hint = (
+            "narrow formats are not measured here: use --dtype bfloat16, or a --profile that has "
+            "them, such as b200-x8"
+        )
+    return ProfileError(f"no GEMM measured in {dtype} ({_has(profile, known)})", hint)
 
 
 def missing_collective(

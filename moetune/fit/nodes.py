@@ -29,7 +29,6 @@ from moetune.fit.collectives import nearest_group, wire_share
 from moetune.fit.index import ProfileIndex
 from moetune.fit.predictor import Predictor
 
-_EXCHANGES = ("all_to_all", "all_to_all_2d")
 _RINGS = ("all_gather", "reduce_scatter")
 _RING_HOP_SECONDS, _RING_LOSS, _RING_LOSS_PER_NODE = 4.5e-6, 1.06, 0.0015
 """Of each rank of a ring, and of its rate over an exchange's: all-gathers of 2 and 8 GB on 16 to
@@ -114,7 +113,7 @@ def between_nodes(
     size, _ = group
     nodes = nodes_of(group, machine)
     here = math.ceil(size / nodes)
-    rate = network.bytes_per_second(nodes if op in _EXCHANGES else 0)
+    rate = network.bytes_per_second(nodes if op == "all_to_all" else 0)
     if op == "send":
         startup = inside.predict(0.0).seconds if inside else network.startup(nodes)
         return Ruled(
@@ -138,7 +137,7 @@ def between_nodes(
 
 def _inside_share(op: CollectiveOp, size: int, here: int) -> float:
     """Return the size at which a node's own ranks move as many bytes as they do in the group."""
-    if op in _EXCHANGES:
+    if op == "all_to_all":
         return here / size
     passed = {"all_gather": size - 1.0}.get(op, (size - 1) / size)
     alone = {"all_gather": here - 1.0}.get(op, (here - 1) / here)
@@ -156,7 +155,7 @@ def startup_growth(op: CollectiveOp, wanted: int, known: tuple[tuple[int, float]
     (fewer, before), (more, after) = known[-2:]
     steps = (
         (wanted - more) / (more - fewer)
-        if op in _EXCHANGES
+        if op == "all_to_all"
         else math.log2(wanted / more) / math.log2(more / fewer)
     )
     return longer(after - before, 0.0) * max(steps, 0.0)

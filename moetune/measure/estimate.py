@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from moetune.domain.cluster import DeviceKind, Group
-from moetune.domain.quantization import measured_format
 from moetune.domain.samples import (
     AttentionPoint,
     BurstPoint,
@@ -42,8 +41,6 @@ _WARM_UP_BLOCKS = 6
 _BURST_BLOCKS = 5
 _OVERLAPPED_BLOCKS = 5
 _STREAM_BLOCKS = NUM_STREAM_BLOCKS + 3
-_ROUNDING_BYTES = 7
-"""Of an element in bfloat16, in float32 while it is rounded, and in 8 bits."""
 # Random numbers are drawn once for each tensor: a core draws a few hundred million a second, and
 # so does the one that writes each page of the host's memory once.
 _FILL_BYTES_PER_SECOND: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 1e9, "cuda": 2e11})
@@ -81,9 +78,7 @@ def operation_seconds(point: Point, rates: Rates) -> float:
     if isinstance(point, (GemmPoint, AttentionPoint)):
         return point.macs / rates.macs_per_second[point.dtype]
     if isinstance(point, RowsPoint):
-        in_8_bits = measured_format(point.dtype) is not None
-        element = _ROUNDING_BYTES if in_8_bits else dtype_bytes(point.dtype)
-        return 5 * point.elements * element / rates.copy_bytes_per_second
+        return 5 * point.elements * dtype_bytes(point.dtype) / rates.copy_bytes_per_second
     if isinstance(point, (CollectivePoint, BurstPoint)):
         times = {"all_reduce": 2, "all_gather": point.group_size}.get(point.op, 1)
         wire = rates.wires[point.group]

@@ -10,12 +10,10 @@ import torch
 
 from moetune.domain.errors import InputError
 from moetune.domain.gemm_forms import even_form
-from moetune.domain.quantization import measured_format
 from moetune.domain.samples import GemmPoint, RowsPoint
 from moetune.domain.units import dtype_bytes
 from moetune.measure import model_kernels
 from moetune.measure.device import Device, drop, tensor_maker
-from moetune.measure.quantized_kernels import quantized_gemm, quantized_rows
 
 _TOP_K = 2
 _ROWS_BYTES, _MOST_ROWS = 2**26, 8
@@ -28,12 +26,7 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
 
     On a CPU each run takes other operands than the one before, as within a layer: weights take
     turns, and chunks of rows come and go. The same ones every time were 5 to 15 % faster.
-
-    Raises:
-        InputError: the point is of a format that the device has no kernel for.
     """
-    if known := measured_format(point.dtype):
-        return quantized_gemm(point, known[0], device, emulate=known[1])
     make = tensor_maker(device, point.dtype)
     num_weights, num_rows = _num_operands(point, device)
     total_rows = point.rows * point.num_experts
@@ -123,8 +116,6 @@ def memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
     Raises:
         InputError: the operation is unknown.
     """
-    if rounded := quantized_rows(point, device):
-        return rounded
     row_bytes = 2 * point.elements * dtype_bytes(point.dtype)
     num_sets = min(max(_ROWS_BYTES // row_bytes, 1), _MOST_ROWS) if device.kind == "cpu" else 1
     runs = cycle([_memory_bound_op(point, device) for _ in range(num_sets)])

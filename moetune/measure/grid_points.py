@@ -84,14 +84,6 @@ def collective_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
                     yield collective(op, group, num_bytes, in_flight)
 
 
-def two_level_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
-    """Yield exchanges in two steps, alone and several at once."""
-    for group in groups:
-        for num_bytes in ladder(_SMALLEST_BYTES, grid.max_bytes, grid.bytes_step):
-            for in_flight in (1, IN_FLIGHT):
-                yield collective("all_to_all_2d", group, num_bytes, in_flight)
-
-
 def copy_grid(kind: DeviceKind, grid: Grid) -> Iterator[CopyPoint]:
     """Yield copies both ways; a CPU does not pin memory: there "pinned" stands for both kinds."""
     # Page-locked memory of a gigabyte takes as long to get as hundreds of copies.

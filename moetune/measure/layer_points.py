@@ -8,13 +8,11 @@ from types import MappingProxyType
 from moetune.domain.cluster import Group
 from moetune.domain.gemm_forms import uneven_form
 from moetune.domain.layer import Workload
-from moetune.domain.quantization import Quantization, measured_dtype
 from moetune.domain.samples import (
     ALONE_CHUNKS,
     HOST_CHUNKS,
     LAUNCHES,
     BurstPoint,
-    CollectiveOp,
     CollectivePoint,
     InterferencePoint,
     Point,
@@ -44,7 +42,7 @@ def layer_points(
                 yield from gemm_points(load.dtype, load.local_experts, rows, d_in, d_out)
         for group in groups:
             if group[0] == load.world_size:
-                yield from _exchanges("all_to_all", load, group, grid)
+                yield from _exchanges(load, group, grid)
         yield from _layer_rows(load, grid)
 
 
@@ -83,76 +81,17 @@ def gate_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
             yield from gemm_points(load.dtype, 1, rows, load.layer.d_model, load.layer.num_experts)
 
 
-def quantized_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
-    """Yield layers' products in 8 bits, and their rounding of rows, of matrices and for the wire.
-
-    Args:
-        workloads: with recipes.
-    """
-    for load in workloads:
-        recipe = load.recipe or Quantization()
-        forms = zip(("forward", "grad_input", "grad_weight"), recipe.products, strict=True)
-        dtypes = {
-            product: measured_dtype(form, emulate=recipe.emulate)
-            for product, form in forms
-            if form is not None
-        }
-        yield from _quantized_gemms(load, dtypes, grid)
-        for dtype in {dtypes[one]: None for one in ("forward", "grad_input") if one in dtypes}:
-            yield from _rounding(load, dtype, grid)
-        if recipe.dispatch is not None and load.world_size > 1:
-            dtype = measured_dtype(recipe.dispatch, emulate=recipe.emulate)
-            yield from _rows_of("quantize_wire", load, dtype, load.layer.d_model, grid)
-
-
-def _quantized_gemms(load: Workload, dtypes: Mapping[str, str], grid: Grid) -> Iterator[Point]:
-    shape = (load.layer.d_model, load.layer.d_hidden)
-    for degree in grid.degrees:
-        rows = -(-load.rows // (degree * load.local_experts))
-        for d_in, d_out in (shape, shape[::-1]):
-            for dtype in dict.fromkeys(dtypes.values()):
-                points = gemm_points(dtype, load.local_experts, rows, d_in, d_out)
-                yield from (one for one in points if dtypes.get(one.product) == dtype)
-
-
-def _rounding(load: Workload, dtype: str, grid: Grid) -> Iterator[Point]:
-    sizes = (load.layer.d_model, load.layer.d_hidden)
-    for width, other in (sizes, sizes[::-1]):
-        yield from _rows_of("quantize", load, dtype, width, grid)
-        rows = load.local_experts * other
-        yield RowsPoint(op="quantize_matrix", dtype=dtype, rows=rows, width=width)
-
-
-def _rows_of(op: str, load: Workload, dtype: str, width: int, grid: Grid) -> Iterator[Point]:
-    for degree in grid.degrees[::2]:
-        yield RowsPoint(op=op, dtype=dtype, rows=max(load.rows // degree, 1), width=width)
-
-
-def two_level_points(
-    workloads: Sequence[Workload], groups: Sequence[Group], grid: Grid
-) -> Iterator[Point]:
-    """Yield the exchanges of `layer_points` in two steps.
-
-    Args:
-        groups: of several ranks on each of several nodes.
-    """
-    for load in workloads:
-        for group in groups:
-            if group[0] == load.world_size:
-                yield from _exchanges("all_to_all_2d", load, group, grid)
-
-
-def _exchanges(op: CollectiveOp, load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
+def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
     """Yield all-to-alls of the rows in chunks, alone and several at once, and their bursts."""
     group_size, num_nodes = group
     for degree in (*range(1, ALONE_CHUNKS + 1), _FEW_TOKENS):
-        yield collective(op, group, load.payload_bytes // degree)
+        yield collective("all_to_all", group, load.payload_bytes // degree)
     for degree in grid.queued_degrees:
-        yield collective(op, group, load.payload_bytes // degree, IN_FLIGHT)
+        yield collective("all_to_all", group, load.payload_bytes // degree, IN_FLIGHT)
     if group_size > STAGED:
-        queue = collective(op, group, load.payload_bytes // grid.queued_degrees[0])
+        queue = collective("all_to_all", group, load.payload_bytes // grid.queued_degrees[0])
         yield BurstPoint(
-            op=op, group_size=group_size, num_bytes=queue.num_bytes,
+            op="all_to_all", group_size=group_size, num_bytes=queue.num_bytes,
             in_flight=IN_FLIGHT, num_nodes=num_nodes,
         )  # fmt: skip
 

@@ -275,8 +275,7 @@ def _collective(point: CollectivePoint, device: Device, ranks: MeasuringRanks) -
         raise InputError(
             f"{point.op} of {point.num_bytes} bytes does not divide into {point.group_size} ranks"
         )
-    is_two_level = point.op == "all_to_all_2d"
-    group = ranks.two_level(point.group) if is_two_level else ranks.group(point.group)
+    group = ranks.group(point.group)
     starters = (
         [] if group is None else [_starter(point, device, group) for _ in range(point.in_flight)]
     )
@@ -307,7 +306,6 @@ def _starter(point: CollectivePoint, device: Device, group: Communicator) -> Cal
     )
     start: dict[str, Callable[[], Transfer]] = {
         "all_to_all": exchange,
-        "all_to_all_2d": exchange,
         "all_reduce": lambda: group.all_reduce(sent, op),
         "all_gather": lambda: group.all_gather(received, sent, op),
         "reduce_scatter": lambda: group.reduce_scatter(received, sent, op),

@@ -1,6 +1,5 @@
 """Memory that a point's tensors take on one rank."""
 
-from moetune.domain.quantization import measured_format
 from moetune.domain.samples import (
     AttentionPoint,
     BurstPoint,
@@ -21,8 +20,6 @@ _ATTENTION_TENSORS = 8
 _ROWS_TENSORS = 5
 # Tokens, rows sent and received, results, and the gradient of each.
 _STEP_ROWS = 8
-# An element in bfloat16, in float32 while it is rounded, and in 8 bits.
-_QUANTIZED_BYTES = 7
 
 
 def memory_bytes(point: Point) -> int:
@@ -36,8 +33,6 @@ def memory_bytes(point: Point) -> int:
         return 0
     whole = (StepPoint, TurnsPoint)
     dtype = point.workload.dtype if isinstance(point, whole) else point.dtype
-    if measured_format(dtype):
-        return _elements(point) * _QUANTIZED_BYTES
     return _elements(point) * dtype_bytes(dtype)
 
 

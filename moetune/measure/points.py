@@ -11,13 +11,11 @@ from moetune.domain.cluster import (
     DeviceKind,
     Group,
     Machine,
-    is_two_level,
     spread_groups,
 )
 from moetune.domain.errors import InputError
-from moetune.domain.layer import QUANTIZED_STEP, LayerShape, Workload
+from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.model import Transformer
-from moetune.domain.quantization import Quantization
 from moetune.domain.samples import (
     Point,
 )
@@ -29,7 +27,6 @@ from moetune.measure.grid_points import (
     interference,
     rows_grid,
     sustained,
-    two_level_grid,
 )
 from moetune.measure.layer_points import (
     gate_points,
@@ -37,10 +34,8 @@ from moetune.measure.layer_points import (
     layer_points,
     overlap_points,
     overlapped_exchanges,
-    quantized_points,
     step_points,
     tensor_points,
-    two_level_points,
     uneven_points,
 )
 from moetune.measure.point_memory import memory_bytes
@@ -98,7 +93,6 @@ def choose_points(
     transformers: Sequence[Transformer] = (),
     preset: Preset = "quick",
     max_tokens: int = 4096,
-    quantizations: Sequence[Quantization] = (),
 ) -> PointChoice:
     """Return the points that the models and layers need, and those of a grid.
 
@@ -111,21 +105,17 @@ def choose_points(
         layers: shapes whose GEMMs, payloads and memory-bound operations are measured exactly.
         transformers: models of which every tensor-parallel width is measured exactly.
         max_tokens: tokens on one rank in one step.
-        quantizations: recipes of experts in 8 bits that the layers are measured with as well.
 
     Raises:
-        InputError: an unknown dtype, a group larger than the machine, a layer whose experts
-            divide by none of the group sizes, or recipes without a layer in bfloat16, that do
-            not fit its widths, or that this kind of device only emulates.
+        InputError: an unknown dtype, a group larger than the machine, or a layer whose experts
+            divide by none of the group sizes.
     """
     machine = cluster.machine
     _check_sizes(group_sizes, machine.num_devices)
     scope = _Scope(
         machine=machine, grid=GRIDS[preset, machine.kind], dtypes=dtypes, group_sizes=group_sizes,
         layers=layers, transformers=transformers, max_tokens=max_tokens,
-        quantizations=quantizations,
     )  # fmt: skip
-    _check_quantizations(quantizations, machine, scope.of_layers, dtypes)
     needed, others = (that_fit(points, machine) for points in (scope.needed(), scope.others()))
     chosen = PointChoice(needed=needed, others=others)
     return replace(chosen, others=chosen.without(frozenset(needed)).others)
@@ -142,7 +132,6 @@ class _Scope:
     layers: Sequence[LayerShape]
     transformers: Sequence[Transformer]
     max_tokens: int
-    quantizations: Sequence[Quantization]
 
     @property
     def of_layers(self) -> list[Workload]:
@@ -161,16 +150,6 @@ class _Scope:
         return [*self.of_layers, *of_models]
 
     @property
-    def quantized(self) -> list[Workload]:
-        """The named layers with experts in 8 bits."""
-        return [
-            replace(load, quantization=str(recipe))
-            for load in self.of_layers
-            for recipe in self.quantizations
-            if load.dtype == QUANTIZED_STEP
-        ]
-
-    @property
     def linked(self) -> list[int]:
         """Sizes of the groups that have a wire, or a loopback in its place."""
         return [size for size in self.group_sizes if size > 1 or self.machine.kind == "cuda"]
@@ -179,12 +158,6 @@ class _Scope:
     def groups(self) -> list[Group]:
         """Groups of consecutive ranks, and of ranks spread over nodes."""
         return [*((size, 0) for size in self.linked), *spread_groups(self.linked, self.machine)]
-
-    @property
-    def two_level(self) -> list[Group]:
-        """Groups of several ranks on each of several nodes."""
-        whole: list[Group] = [(size, 0) for size in self.linked]
-        return [group for group in whole if is_two_level(group, self.machine)]
 
     def needed(self) -> Iterator[Point]:
         """Yield the sizes of the layers and models."""
@@ -196,14 +169,12 @@ class _Scope:
                     model, dtype=dtype, group_sizes=self.linked, groups=self.groups,
                     max_tokens=self.max_tokens, kind=self.machine.kind, grid=grid,
                 )  # fmt: skip
-        yield from quantized_points(self.quantized, grid)
-        yield from two_level_points(self.of_layers, self.two_level, grid)
         if self.transformers:
             yield from collective_grid(self.groups, grid)
         if self.linked and workloads:
             num_ranks = self.machine.num_devices
             yield from overlap_points(overlapped_exchanges(workloads, grid, num_ranks=num_ranks))
-        yield from step_points([*self.of_layers, *self.quantized])
+        yield from step_points(self.of_layers)
         if self.machine.kind == "cpu":  # plans for GPUs have no batches in turns
             yield from self._in_turns()
         if self.machine.kind == "cuda" and workloads:
@@ -231,7 +202,6 @@ class _Scope:
         yield from tensor_points(workloads, self.groups, grid)
         if not self.transformers:
             yield from collective_grid(self.groups, grid)
-            yield from two_level_grid(self.two_level, grid)
         if self.linked and not workloads:
             group = (self.machine.num_devices, 0)
             yield from overlap_points(
@@ -260,35 +230,6 @@ def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:
                 f"group_sizes {size} is not possible with {num_ranks} ranks",
                 "start more ranks, or ask for smaller groups",
             )
-
-
-def _check_quantizations(
-    quantizations: Sequence[Quantization],
-    machine: Machine,
-    workloads: Sequence[Workload],
-    dtypes: Sequence[str],
-) -> None:
-    if not quantizations:
-        return
-    if not workloads:
-        raise InputError(
-            "quantization is measured in the shapes of a layer, and there is none",
-            "give a layer with --d-model",
-        )
-    if QUANTIZED_STEP not in dtypes:
-        raise InputError(
-            f"steps with experts in 8 bits are in {QUANTIZED_STEP}, which is not measured",
-            f"add --dtype {QUANTIZED_STEP}",
-        )
-    for recipe in quantizations:
-        if recipe.multiplies and not recipe.emulate and machine.kind != "cuda":
-            raise InputError(
-                f"{recipe} products are measured on a GPU, this machine's device is a CPU",
-                f"omit --quantization, or to try plans measure {recipe}+emulate",
-            )
-        for load in workloads:
-            layer = load.layer
-            recipe.check_widths(d_model=layer.d_model, d_hidden=layer.d_hidden)
 
 
 def _workloads(

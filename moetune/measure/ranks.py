@@ -13,7 +13,6 @@ import torch.distributed as dist
 from moetune.comm.agree import largest
 from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.group import Communicator
-from moetune.comm.hierarchical import hierarchical_of
 from moetune.domain.cluster import Group, members
 from moetune.measure.device import Device
 
@@ -39,15 +38,12 @@ class MeasuringRanks:
             for purpose in ("control of the measurements", "votes of a background load")
         )
         self._groups: dict[Group, Communicator | None] = {}
-        self._two_level: dict[Group, Communicator | None] = {}
-        self._ranks_per_node = 1
 
     def open_groups(self, groups: Iterable[Group], *, ranks_per_node: int) -> None:
         """Form all groups of each kind, on all ranks together.
 
         Groups of one kind are measured at the same time, as they communicate in training.
         """
-        self._ranks_per_node = ranks_per_node
         alone = {(1, 0)}
         for group in sorted(set(groups) - self._groups.keys() - alone):
             self._groups[group] = self._open(group, ranks_per_node)
@@ -85,18 +81,3 @@ class MeasuringRanks:
     def group(self, group: Group) -> Communicator | None:
         """Return this rank's group of that kind, None if it is in none."""
         return self._groups[group]
-
-    def two_level(self, group: Group) -> Communicator | None:
-        """Return this rank's group with exchanges in two steps, None if it is in none.
-
-        It is formed at the first call, by all ranks of the group together.
-
-        Raises:
-            InputError: the group has not several ranks on each of several nodes.
-        """
-        if group not in self._two_level:
-            flat = self.group(group)
-            self._two_level[group] = flat and hierarchical_of(
-                flat, ranks_per_node=self._ranks_per_node
-            )
-        return self._two_level[group]

@@ -32,7 +32,6 @@ _DISTRIBUTIONS: Mapping[str, BaseDistribution] = {
     "strategy": CategoricalDistribution(STRATEGIES),
 }
 _FORWARD, _BACKWARD, _ORDER = "forward_seconds", "backward_seconds", "order"
-_DISPATCHER = "dispatcher"
 
 
 class TuningStudy:
@@ -62,11 +61,8 @@ class TuningStudy:
 
     @property
     def tried(self) -> tuple[Tried, ...]:
-        """Every trial that ended, also those pruned, in order.
-
-        Without those of an earlier job with a dispatcher that this job's ranks do not have.
-        """
-        return _tried(self._study, self._space)
+        """Every trial that ended, also those pruned, in order."""
+        return _tried(self._study)
 
     @property
     def num_steps(self) -> int:
@@ -81,7 +77,6 @@ class TuningStudy:
             return None
         self._trial = self._study.ask(dict(_DISTRIBUTIONS))
         self._trial.set_user_attr(_ORDER, self._space.seed.order)
-        self._trial.set_user_attr(_DISPATCHER, wanted.dispatcher)
         return _decision(self._trial)
 
     def report(self, *, forward_seconds: float, backward_seconds: float) -> bool:
@@ -127,9 +122,7 @@ class _Convex(BaseSampler):
         trial: FrozenTrial,  # noqa: ARG002 - Optuna's signature
         search_space: dict[str, BaseDistribution],  # noqa: ARG002
     ) -> dict[str, Any]:
-        decision = (
-            next_decision(space=self._space, tried=_tried(study, self._space)) or self._space.seed
-        )
+        decision = next_decision(space=self._space, tried=_tried(study)) or self._space.seed
         return {name: getattr(decision, name) for name in _DISTRIBUTIONS}
 
     def sample_independent(
@@ -146,21 +139,22 @@ class _ClearlyWorse(BasePruner):
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         seconds = list(trial.intermediate_values.values())
-        others = _tried(study, self._space)
+        others = _tried(study)
         return bool(others) and is_clearly_worse(
             seconds, min(other.median_seconds for other in others)
         )
 
 
-def _tried(study: Study, space: Space) -> tuple[Tried, ...]:
+def _tried(study: Study) -> tuple[Tried, ...]:
     ended = (TrialState.COMPLETE, TrialState.PRUNED)
-    trials = map(_one_tried, study.get_trials(deepcopy=False, states=ended))
-    return tuple(one for one in trials if one.decision.dispatcher in space.runnable)
+    trials = study.get_trials(deepcopy=False, states=ended)
+    # Older studies may have trials of exchanges in two steps, which nothing runs any more.
+    flat = (one for one in trials if one.user_attrs.get("dispatcher", "flat") == "flat")
+    return tuple(map(_one_tried, flat))
 
 
 def _decision(trial: Trial | FrozenTrial) -> Decision:
-    attrs = trial.user_attrs  # older studies are of flat exchanges
-    return Decision(order=attrs[_ORDER], dispatcher=attrs.get(_DISPATCHER, "flat"), **trial.params)
+    return Decision(order=trial.user_attrs[_ORDER], **trial.params)
 
 
 def _one_tried(trial: FrozenTrial) -> Tried:

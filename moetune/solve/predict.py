@@ -31,9 +31,7 @@ def plan_step(
     workload = plan.workload
     own = decision or plan.decide(workload.tokens_per_rank)
     return step_time(
-        costs=layer_costs(
-            workload=workload, costs=costs, num_nodes=num_nodes, dispatcher=own.dispatcher
-        ),
+        costs=layer_costs(workload=workload, costs=costs, num_nodes=num_nodes),
         tokens=workload.tokens_per_rank,
         forward_degree=own.forward_degree,
         backward_degree=own.backward_degree,
@@ -51,9 +49,9 @@ def plan_timelines(*, plan: Plan, costs: Costs, num_nodes: int = 0) -> tuple[Tim
         num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
     """
     pipeline = plan.pipeline
-    layer = layer_costs(
-        workload=plan.workload, costs=costs, num_nodes=num_nodes, dispatcher=pipeline.dispatcher
-    ).in_chunks(pipeline.forward_degree, pipeline.backward_degree)
+    layer = layer_costs(workload=plan.workload, costs=costs, num_nodes=num_nodes).in_chunks(
+        pipeline.forward_degree, pipeline.backward_degree
+    )
     return (
         _timeline(plan, layer, "forward", pipeline.forward_degree),
         _timeline(plan, layer, "backward", pipeline.backward_degree),

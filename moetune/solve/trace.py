@@ -104,14 +104,13 @@ def layer_spans(
 ) -> list[TraceSpan]:
     """Return the bars of a layer's predicted step, backward last.
 
-    Bytes are those that a chunk's transfer was priced by, of the fullest rank: with a quantized
-    wire the mean of dispatch and combine.
+    Bytes are those that a chunk's transfer was priced by, of the fullest rank.
 
     Args:
         costs: that the plan was made with.
     """
     workload, pipeline = plan.workload, plan.pipeline
-    layer = layer_costs(workload=workload, costs=costs, dispatcher=pipeline.dispatcher)
+    layer = layer_costs(workload=workload, costs=costs)
     rows_of_all = layer.rows(workload.tokens_per_rank)
     found = []
     start_seconds = 0.0

@@ -31,7 +31,7 @@ from moetune.domain.training_document import (
 )
 
 Values = dict[str, Any]
-_DECIDED = ("forward_degree", "backward_degree", "strategy", "dispatcher")
+_DECIDED = ("forward_degree", "backward_degree", "strategy")
 
 
 def utc_now() -> str:
@@ -156,7 +156,7 @@ def fit_info(row: RowMapping) -> FitInfo:
 
 def observation_values(observation: Observation) -> Values:
     """Return the columns of an observation."""
-    kind = {name: getattr(observation, name) for name in ("strategy", "dispatcher", "overlap")}
+    kind = {name: getattr(observation, name) for name in ("strategy", "overlap")}
     return {**encode(observation), **kind, "created_at": utc_now()}
 
 
@@ -194,7 +194,6 @@ def settled_values(settled: Settled) -> Values:
     values: Values = encode(settled)
     decision: Values = values.pop("decision")
     decision["issue_order"] = decision.pop("order")
-    decision["dispatcher"] = settled.decision.dispatcher
     median_seconds = settled.median_seconds
     values["overlap"] = settled.overlap
     return {**values, **decision, "median_seconds": median_seconds, "created_at": utc_now()}

@@ -194,8 +194,7 @@ def only_kept_note(profile: str, *, what: str) -> str:
 def degrees_name(choice: Decision | Alternative) -> str:
     """Return "8 and 8 chunks, strategy none"."""
     name = f"{choice.forward_degree} and {choice.backward_degree} chunks"
-    name += f", strategy {choice.strategy}"
-    return name if choice.dispatcher == "flat" else f"{name}, dispatcher {choice.dispatcher}"
+    return f"{name}, strategy {choice.strategy}"
 
 
 def _words(answer: WhyNotAnswer) -> Iterator[str]:

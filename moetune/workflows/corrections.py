@@ -128,12 +128,6 @@ class _Judging:
             f"it has {observation.tokens_per_rank:,} tokens, its plan another number": (
                 observation.tokens_per_rank != plan.tokens_per_rank
             ),
-            "its exchanges are hierarchical, and corrections are of flat ones": (
-                plan.pipeline.dispatcher != "flat"
-            ),
-            "its experts are quantized, and their spans end before the gradients of matrices": bool(
-                plan.workload.quantization
-            ),
             f"its operations are not those of plan {short}": (not operations.issubset(expected)),
         }
         return tuple(words for words, is_so in problems.items() if is_so)
@@ -217,7 +211,6 @@ def _decision(plan: Plan, observation: Observation) -> Decision:
         forward_degree=observation.forward_degree,
         backward_degree=observation.backward_degree,
         strategy=observation.strategy or own.strategy,
-        dispatcher=observation.dispatcher or own.dispatcher,
     )
 
 

@@ -264,7 +264,7 @@ def _hosting_as(layout: FoldedLayout, pins: LayoutRequest) -> LayoutRequest:
 
 def _needed(one: Alternative, plan: Plan, costs: Costs) -> int:
     """Return the peak of a step on one device with an alternative."""
-    layer = layer_costs(workload=plan.workload, costs=costs, dispatcher=one.dispatcher)
+    layer = layer_costs(workload=plan.workload, costs=costs)
     budget = MemoryBudget.of(workload=plan.workload, costs=layer, limit_bytes=0)
     degrees = one.forward_degree, one.backward_degree
     return budget.peak(strategy=one.strategy, degrees=degrees).device_bytes

@@ -46,7 +46,7 @@ class LayerSubject:
 
     @property
     def name(self) -> str:
-        """The plan's degrees, strategy and dispatcher."""
+        """The plan's degrees and strategy."""
         return degrees_name(self.decision)
 
     @property
@@ -151,5 +151,5 @@ class LayerSubject:
         forward, backward = found.best.degrees
         return Decision(
             forward_degree=forward, backward_degree=backward, order=found.order,
-            strategy=found.strategy, dispatcher=found.costs.dispatcher,
+            strategy=found.strategy,
         )  # fmt: skip

@@ -25,7 +25,7 @@ def layer_options(explanation: Explanation, costs: Costs) -> tuple[Option, ...]:
 def _ways(plan: Plan, costs: Costs, strategies: Sequence[Strategy]) -> Iterator[Option]:
     """Yield the plan's choice, then the others; in one chunk there is nothing to reuse."""
     workload, pipeline = plan.workload, plan.pipeline
-    layer = layer_costs(workload=workload, costs=costs, dispatcher=pipeline.dispatcher)
+    layer = layer_costs(workload=workload, costs=costs)
     budget = MemoryBudget.of(workload=workload, costs=layer, limit_bytes=0)
     chosen = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
     most = plan.inputs.pinned.bounds.largest(workload.tokens_per_rank)

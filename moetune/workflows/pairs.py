@@ -42,7 +42,7 @@ def timed_choice(plan: Plan, profile: Profile) -> TimedChoice:
     decision = plan.decide(plan.inputs.tokens_per_rank)
     costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
     return TimedChoice(
-        costs=layer_costs(workload=plan.workload, costs=costs, dispatcher=decision.dispatcher),
+        costs=layer_costs(workload=plan.workload, costs=costs),
         step=plan_step(plan=plan, costs=costs, decision=decision),
         order=decision.order,
     )

@@ -239,7 +239,7 @@ def _adapt(model: "nn.Module", ranks: "ParallelGroups") -> None:
     from moetune.runtime.moe.expert_module import Experts
 
     if any(is_experts(one) and not isinstance(one, Experts) for one in model.modules()):
-        spread = ExpertRanks(communicator=ranks.expert_communicator, width=ranks.width)
+        spread = ExpertRanks(communicator=ranks.expert_communicator)
         adapt_over(model, None, spread)
 
 

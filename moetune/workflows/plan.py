@@ -18,9 +18,8 @@ from moetune.domain.model import Transformer
 from moetune.domain.operations import corrected_op, operations_of
 from moetune.domain.plan import SAFE_DECISION, Plan
 from moetune.domain.profile import Profile
-from moetune.domain.quantization import FORMATS, Quantization
 from moetune.domain.request import PlanInputs, PlanRequest
-from moetune.domain.site import check_format, site_of
+from moetune.domain.site import site_of
 from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.throughput import with_throughput
 from moetune.domain.units import dtype_bytes, full_dtype, parse_bytes
@@ -69,7 +68,7 @@ class InputsDocument:
                 f"profile must be a name, got {shown(self.profile)}",
                 "import the file first: only stored profiles can be planned with here",
             )
-        if self.dtype is not None and self.dtype not in FORMATS:  # which the request refuses
+        if self.dtype is not None:
             dtype_bytes(full_dtype(self.dtype))
 
     def request(self, *, default_dtype: str | None, spelling: Spelling = AS_KEYS) -> PlanRequest:
@@ -238,7 +237,6 @@ def solve_layer(
         InfeasiblePlanError, ProfileError: as `make_plan`.
     """
     constraints = inputs.pinned
-    _check_formats(inputs, profile)
     costs = costs or KnownCosts.of(profile, allow_modelled=constraints.allow_modelled)
     return solve_placed(
         LayerProblem(
@@ -257,7 +255,6 @@ def solve_layer(
 def layout_problem(inputs: PlanInputs, model: Transformer, profile: Profile) -> LayoutProblem:
     """Return the problem of a whole model on the profile's machine."""
     constraints, machine = inputs.pinned, profile.machine
-    _check_formats(inputs, profile)
     return LayoutProblem(
         inputs=inputs,
         model=model,
@@ -274,14 +271,6 @@ def layout_problem(inputs: PlanInputs, model: Transformer, profile: Profile) -> 
         error=OF_MODELS,
         turns=profile.turns,
     )
-
-
-def _check_formats(inputs: PlanInputs, profile: Profile) -> None:
-    """Raise InputError where the devices have no units for what the experts multiply in."""
-    recipe = Quantization.of(inputs.pinned.quantization)
-    if recipe is not None and not recipe.emulate:
-        for form in filter(None, recipe.products):
-            check_format(profile, form, flag="--quantization")
 
 
 def drawn_costs(

@@ -56,7 +56,6 @@ def compare_decisions(before: Plan, after: Plan) -> Iterator[str]:
     if after.transformer is None or after.transformer.moe_every:
         yield _chunks(before, after)
     yield from _strategy(before, after)
-    yield from _dispatcher(before, after)
     yield from _placement(before, after)
 
 
@@ -144,12 +143,6 @@ def _strategy(before: Plan, after: Plan) -> Iterator[str]:
     then, now = before.memory.strategy, after.memory.strategy
     if now != then:
         yield f"The strategy is {now} instead of {then}: {STRATEGY_WORDS[now]}."
-
-
-def _dispatcher(before: Plan, after: Plan) -> Iterator[str]:
-    then, now = before.pipeline.dispatcher, after.pipeline.dispatcher
-    if now != then:
-        yield f"The dispatcher is {now} instead of {then}."
 
 
 def _placement(before: Plan, after: Plan) -> Iterator[str]:

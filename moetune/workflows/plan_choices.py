@@ -91,7 +91,7 @@ def _layer_decision(choice: Decision | Alternative) -> dict[str, str]:
     return {
         "forward-degree": str(choice.forward_degree),
         "backward-degree": str(choice.backward_degree),
-        "strategy": choice.strategy, "order": choice.order, "dispatcher": choice.dispatcher,
+        "strategy": choice.strategy, "order": choice.order,
     }  # fmt: skip
 
 
@@ -115,8 +115,7 @@ def kept_candidates(plan: Plan) -> Iterator[Alternative]:
                 forward_degree=one.forward_degree, backward_degree=one.backward_degree,
                 order=plan.pipeline.order if one.strategy == "none" else "interleaved",
                 strategy=one.strategy, step_seconds=one.step_seconds,
-                dispatcher=plan.pipeline.dispatcher, lost_because=one.lost_because,
-                memory_bytes=one.peak_bytes,
+                lost_because=one.lost_because, memory_bytes=one.peak_bytes,
             )  # fmt: skip
 
 

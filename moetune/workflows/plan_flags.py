@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from moetune.config import Settings
-from moetune.domain.constraint_texts import parse_dispatcher, parse_quantization
 from moetune.domain.constraints import (
     Bounds,
     Constraints,
@@ -34,7 +33,7 @@ from moetune.domain.training import (
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import full_dtype
 from moetune.workflows import wiring
-from moetune.workflows.flags import LayerFlags, model_sizes, modules_of, parsed, tokens_of
+from moetune.workflows.flags import LayerFlags, model_sizes, modules_of, tokens_of
 from moetune.workflows.models import check_known, find_decoder_model, is_decoder_name
 from moetune.workflows.open_planner import local_planner
 from moetune.workflows.plan import NewPlan
@@ -51,12 +50,12 @@ _OF_LAYERS = (
     "d_model", "d_hidden", "num_experts", "top_k", "activation", "tokens", "batch", "num_layers",
     "num_heads", "vocab", "moe_every", "dp", "expert_parallel", "sequence_parallel", "no_offload",
     "memory_taken", "strategy", "forward_degree", "backward_degree",
-    "max_degree", "min_chunk_tokens", "order", "allow_modelled", "quantization",
+    "max_degree", "min_chunk_tokens", "order", "allow_modelled",
 )  # fmt: skip
 _OF_DECODERS = (
     "global_batch", "cp", "vpp", "etp", "recompute", "cuda_graphs", "target",
-    "offload_activations", "offload_optimizer", "optimizer", "schedule", "stages", "dispatcher_sms",
-    "front", "search_trials",
+    "offload_activations", "offload_optimizer", "optimizer", "schedule", "stages", "dispatcher",
+    "dispatcher_sms", "front", "search_trials",
 )  # fmt: skip
 _COUNTS = (
     "d_model", "d_hidden", "num_experts", "top_k", "world_size", "nodes", "batch", "num_layers",
@@ -64,7 +63,6 @@ _COUNTS = (
     "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens", "dispatcher_sms",
     "search_trials",
 )  # fmt: skip
-_INSTEAD = {"quantization": "omit it; --dtype fp8, mxfp8 or nvfp4 has narrow GEMMs everywhere"}
 _LARGEST_ZERO = 3
 
 
@@ -120,7 +118,6 @@ class PlanFlags:
     zero: int | None = None
     no_offload: bool = False
     dtype: str | None = None
-    quantization: str | None = None
     memory_limit: int | None = None
     memory_taken: int | None = None
     strategy: Strategy | None = None
@@ -172,7 +169,6 @@ class PlanFlags:
             sequence_parallel=self.sequence_parallel,
             memory_taken_bytes=self.memory_taken or 0,
             allow_modelled=allowed,
-            quantization=parsed(self.quantization, parse_quantization, "--quantization") or "",
             routing=read_layer_routing(self.routing, top_k=self._top_k),
             expert_placement=self.expert_placement or "planned",
         )
@@ -227,17 +223,10 @@ class PlanFlags:
         if not given:
             return
         flag = "--" + given[0].replace("_", "-")
-        if self.is_of_decoder and given[0] == "quantization":
-            raise InputError(
-                f"{flag} is for single layers, not for {self.model}",
-                "use --dtype fp8, mxfp8 or nvfp4, the format of a whole model's GEMMs",
-            )
         if self.is_of_decoder:
             raise InputError(
                 f"{flag} is for layers and the models of the papers, not for {self.model}",
-                _INSTEAD.get(
-                    given[0], "omit it; pin the layout with --tp, --pp, --ep and the like"
-                ),
+                "omit it; pin the layout with --tp, --pp, --ep and the like",
             )
         raise InputError(
             f"{flag} is for Hugging Face models",
@@ -250,7 +239,6 @@ class PlanFlags:
             max_degree=self.max_degree or settings.max_degree,
             min_chunk_tokens=self.min_chunk_tokens or settings.min_chunk_tokens,
             order=self.order, strategy=self.strategy,
-            dispatcher=parsed(self.dispatcher, parse_dispatcher, "--dispatcher"),
         )  # fmt: skip
 
     def _layer_pins(self) -> LayoutPins:

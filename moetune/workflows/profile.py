@@ -194,7 +194,6 @@ def _chosen_points(request: ProfileRequest, cluster: Cluster) -> PointChoice:
         transformers=request.transformers,
         preset=request.preset,
         max_tokens=request.max_tokens,
-        quantizations=request.quantizations,
     )
 
 

@@ -14,7 +14,6 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.profile import Profile
-from moetune.domain.quantization import Quantization
 from moetune.domain.samples import Point, Sample
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import Preset
@@ -37,7 +36,6 @@ class ProfileRequest:
         budget_seconds: longest time to measure, without the fit.
         points: measured instead of all that the layers and presets ask for; the current profile
             keeps its samples.
-        quantizations: recipes of experts in 8 bits that are measured as well.
         base: a profile of the same device, for what is not measured here.
     """
 
@@ -51,7 +49,6 @@ class ProfileRequest:
     max_tokens: int = 4096
     budget_seconds: float | None = None
     points: tuple[Point, ...] = ()
-    quantizations: tuple[Quantization, ...] = ()
     base: Profile | None = None
     seed: int = 0
 

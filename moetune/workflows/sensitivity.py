@@ -26,8 +26,7 @@ _SEARCHED = 5e-5
 _NAMED_TURNS = 3
 _TIE = 1e-9
 OP_WORDS: Mapping[str, str] = MappingProxyType({
-    "all_to_all": "all-to-alls", "all_to_all_2d": "hierarchical all-to-alls",
-    "all_reduce": "all-reduces", "all_gather": "all-gathers",
+    "all_to_all": "all-to-alls", "all_reduce": "all-reduces", "all_gather": "all-gathers",
     "reduce_scatter": "reduce-scatters", "send": "sends",
 })  # fmt: skip
 _NAMES: Mapping[str, str] = MappingProxyType({

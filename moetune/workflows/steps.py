@@ -174,7 +174,6 @@ def _layer(
         device=device,
         dtype=getattr(torch, workload.dtype),
         communicator=communicator,
-        quantization=workload.recipe,
     )
 
 

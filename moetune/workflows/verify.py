@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from moetune.config import Launch
-from moetune.domain.constraints import Dispatcher, Strategy
+from moetune.domain.constraints import Strategy
 from moetune.domain.document import UNLESS_DEFAULT, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import Workload
@@ -72,7 +72,6 @@ class VerifiedStep:
     raw_step_seconds: tuple[float, ...]
     deviation: float
     operations: tuple[VerifiedOperation, ...] = ()
-    dispatcher: Dispatcher = field(default="flat", metadata=UNLESS_DEFAULT)
 
     @property
     def error(self) -> float | None:
@@ -237,8 +236,7 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
             device_id=verification.device_id,
         )
         for step in verification.steps
-        if step.predicted_seconds is not None
-        and (step.strategy, step.dispatcher) == (plan.memory.strategy, plan.pipeline.dispatcher)
+        if step.predicted_seconds is not None and step.strategy == plan.memory.strategy
     )
 
 
@@ -257,20 +255,16 @@ def workload_of(plan: Plan) -> Workload:
 
 
 def _decisions(plan: Plan) -> tuple[Decision, ...]:
-    """Return the decisions to run: one chunk, the plan without reuse, equal degrees, the plan.
-
-    A hierarchical plan also runs flat.
-    """
+    """Return the decisions to run: one chunk, the plan without reuse, equal degrees, the plan."""
     planned = plan.decide(plan.inputs.tokens_per_rank)
     even = (
         replace(planned, forward_degree=degree, backward_degree=degree)
         for degree in DEGREES
         if 1 < degree <= plan.inputs.tokens_per_rank
     )
-    one_chunk = replace(SAFE_DECISION, order=planned.order, dispatcher=planned.dispatcher)
+    one_chunk = replace(SAFE_DECISION, order=planned.order)
     without_reuse = replace(planned, strategy="none")
-    flat = replace(planned, dispatcher="flat")
-    return tuple(dict.fromkeys((one_chunk, without_reuse, *even, flat, planned)))
+    return tuple(dict.fromkeys((one_chunk, without_reuse, *even, planned)))
 
 
 def _verified(plan: Plan, profile: Profile | None, measured: "MeasuredSteps") -> VerifiedStep:
@@ -294,7 +288,6 @@ def _verified(plan: Plan, profile: Profile | None, measured: "MeasuredSteps") ->
             )
             for one, seconds in measured.operations.items()
         ),
-        dispatcher=decision.dispatcher,
     )
 
 
@@ -309,7 +302,7 @@ def _predicted_operation(
         return watched_seconds(
             operation,
             workload=plan.workload,
-            costs=layer_costs(workload=plan.workload, costs=costs, dispatcher=decision.dispatcher),
+            costs=layer_costs(workload=plan.workload, costs=costs),
             order=decision.order,
         )
     except ProfileError:

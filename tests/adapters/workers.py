@@ -32,7 +32,6 @@ from moetune.comm.gloo import shared_communicator
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision, Plan
-from moetune.runtime.moe.local_parts import cut, local_parts
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from tests.adapters.tiny_models import FAMILIES, fill, loss_of, tiny, tokens_of
 from tests.runtime.beside_workers import Events, Recorder
@@ -66,9 +65,9 @@ ONE_BLOCK: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Halves that are transposed, interleaved with biases, and halves that are not."""
 LAYOUTS = (
-    (1, 2, 2, "ddp"), (2, 1, 2, "fsdp"), (1, 1, 4, "ddp"), (4, 1, 1, "ddp"),
+    (1, 4, "ddp"), (2, 2, "fsdp"), (2, 2, "ddp"), (4, 1, "ddp"),
 )  # fmt: skip
-"""Replicas, ranks that share the experts, ranks that share the width of one, and the wrapper."""
+"""Replicas, ranks that share the experts, and the wrapper."""
 
 
 def rank_of() -> tuple[int, int]:
@@ -118,70 +117,41 @@ def check_step(adapted: Any, whole: Any, wanted: torch.Tensor) -> None:
 
 def own_part(adapted: Any, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of what all experts of a parameter have, by indices of its own."""
-    layer, name = next(
-        (layer, name)
+    layer = next(
+        layer
         for layer in layers_of(adapted)
-        for name, each in layer.experts.module.named_parameters()
-        if each is parameter
+        if any(each is parameter for each in layer.experts.module.parameters())
     )
-    width = layer.experts.placement.width
-    first = layer.communicator.rank // width.num_shards * layer.experts.local_experts
-    own = whole[first : first + layer.experts.local_experts]
-    if width.num_shards == 1:
-        return own
-    dim = width.dims[name]
-    size = whole.shape[dim]
-    columns = torch.arange(size)
-    form, is_up = layer.experts.form, "gate_up" in name
-    assert form is not None
-    if is_up:  # gate and up-projection of one hidden value are of one shard
-        size //= 2
-        columns = columns // 2 if form.is_interleaved else columns % size
-    mine = columns * width.num_shards // size == width.shard
-    return own.index_select(dim, mine.nonzero().flatten())
-
-
-def mesh_of(etp: int) -> DeviceMesh | None:
-    """Return the mesh in which so many ranks share each expert's width."""
-    if etp == 1:
-        return None
-    num_ranks = rank_of()[1]
-    return init_device_mesh("cpu", (num_ranks // etp, etp), mesh_dim_names=("experts", "width"))
+    first = layer.communicator.rank * layer.experts.local_experts
+    return whole[first : first + layer.experts.local_experts]
 
 
 def equal_models(
     families: Sequence[str],
     degrees: Sequence[tuple[int, int]],
     strategies: Sequence[Strategy] = STRATEGIES,
-    *,
-    etps: Sequence[int] = (1,),
     **changes: Any,
 ) -> None:
     """Every pair of degrees with every strategy, for models of these families.
 
     Args:
-        etps: ranks that share an expert's width; where they are several, the last degrees and
-            strategy are enough.
         changes: of the models' configurations.
     """
     for family in families:
         whole = tiny(family, **changes)
         wanted = reference(whole)
-        for etp in etps:
-            adapted = moetune.adapt(copy.deepcopy(whole), mesh=mesh_of(etp))
-            layers = layers_of(adapted)
-            assert layers
-            options = list(itertools.product(degrees, strategies))
-            if etp == 1:
-                check_step(adapted, whole, wanted)
-            for degree, strategy in options if etp == 1 else options[-1:]:
-                decision = Decision(
-                    forward_degree=degree[0], backward_degree=degree[1], strategy=strategy
-                )
-                for layer in layers:
-                    layer.poison_buffers()
-                    layer.pin(decision)
-                check_step(adapted, whole, wanted)
+        adapted = moetune.adapt(copy.deepcopy(whole))
+        layers = layers_of(adapted)
+        assert layers
+        check_step(adapted, whole, wanted)
+        for degree, strategy in itertools.product(degrees, strategies):
+            decision = Decision(
+                forward_degree=degree[0], backward_degree=degree[1], strategy=strategy
+            )
+            for layer in layers:
+                layer.poison_buffers()
+                layer.pin(decision)
+            check_step(adapted, whole, wanted)
 
 
 def order_in(family: str, **changes: Any) -> list[str]:
@@ -349,11 +319,11 @@ def trains_with_replicas_of_experts() -> None:
     check_states(whole_state(adapted), whole.state_dict())
 
 
-def saves(folder: str, families: Sequence[str], *, etp: int = 1) -> None:
+def saves(folder: str, families: Sequence[str]) -> None:
     """Save adapted models, and load them as transformers does, whole and into adapted ones."""
     for family in families:
         whole = tiny(family)
-        adapted = moetune.adapt(copy.deepcopy(whole), mesh=mesh_of(etp))
+        adapted = moetune.adapt(copy.deepcopy(whole))
         check_states(whole_state(adapted), whole.state_dict())
         adapted.save_pretrained(f"{folder}/{family}")
         again = type(whole).from_pretrained(f"{folder}/{family}", dtype=torch.float64)
@@ -370,14 +340,13 @@ def saves(folder: str, families: Sequence[str], *, etp: int = 1) -> None:
         offloaded = get_model_state_dict(adapted, options=StateDictOptions(cpu_offload=True))
         copied = copy.deepcopy(adapted.state_dict())
         for name, value in adapted.state_dict().items():
-            # What torch's checkpoints make of a state dict tells them the same pieces.
             made = offloaded[name], copied[name], value.new_empty([])
             assert all(type(one) is type(value) for one in made), name
         for seed, state in enumerate((
             adapted.state_dict(), whole.state_dict(), offloaded,
             torch.load(f"{folder}/{family}-{rank_of()[0]}.pt"),
         )):  # fmt: skip
-            other = moetune.adapt(fill(copy.deepcopy(whole), seed=1 + seed), mesh=mesh_of(etp))
+            other = moetune.adapt(fill(copy.deepcopy(whole), seed=1 + seed))
             other.load_state_dict(state)
             assert (other(input_ids=tokens).logits - wanted).abs().max() <= TOLERANCE
 
@@ -400,11 +369,11 @@ def reshards(folder: str) -> None:
     """A checkpoint goes through layouts, a step of AdamW on each, and back to whole experts."""
     whole, is_first = Together(), rank_of()[0] == 0
     optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
-    for step, (replicas, ep, etp, wrapper) in enumerate(LAYOUTS):
+    for step, (replicas, ep, wrapper) in enumerate(LAYOUTS):
         adapted = Together()
         if step:
             fill(adapted, seed=step)
-        moetune.adapt(adapted, mesh=_mesh(replicas, ep, etp))
+        moetune.adapt(adapted, mesh=_mesh(replicas, ep))
         wrapped = _wrapped(adapted, wrapper)
         mine = torch.optim.AdamW(adapted.parameters(), lr=0.01)
         if step:
@@ -419,10 +388,8 @@ def reshards(folder: str) -> None:
             dcp_save({"model": weights, "optimizer": states}, checkpoint_id=f"{folder}/{step}")
 
 
-def _mesh(replicas: int, ep: int, etp: int) -> DeviceMesh:
-    names = ("replicas", "experts", "width") if etp > 1 else ("replicas", "experts")
-    mesh = init_device_mesh("cpu", (replicas, ep, etp)[: len(names)], mesh_dim_names=names)
-    return mesh["experts", "width"] if replicas == 1 and etp > 1 else mesh
+def _mesh(replicas: int, ep: int) -> DeviceMesh:
+    return init_device_mesh("cpu", (replicas, ep), mesh_dim_names=("replicas", "experts"))
 
 
 def _wrapped(adapted: Any, wrapper: str) -> Any:
@@ -432,26 +399,13 @@ def _wrapped(adapted: Any, wrapper: str) -> Any:
     return fully_shard(moetune.prepare_fsdp(adapted, data), mesh=data)
 
 
-def shards_pieces_over_replicas() -> None:
-    """Three experts do not divide by two replicas; nor may FSDP2 part a rank's pieces."""
-    whole = tiny("Mixtral", num_local_experts=3)
-    adapted = moetune.adapt(copy.deepcopy(whole), mesh=_mesh(2, 1, 2))
-    _wrapped(adapted, "fsdp")
-    check_states(whole_state(adapted), whole.state_dict())
-    name = "model.layers.0.mlp.experts.gate_up_proj"
-    value = adapted.state_dict()[name]
-    for part, offsets in local_parts(value):
-        assert torch.equal(part, cut(whole.get_parameter(name), offsets, part.shape))
-    assert sum(part.numel() for part, _ in local_parts(value)) == value.to_local().numel()
-
-
 def _load(adapted: Any, optimizer: torch.optim.Optimizer, folder: str) -> None:
     weights, states = get_state_dict(adapted, optimizer)
     dcp_load({"model": weights, "optimizer": states}, checkpoint_id=folder)
     set_state_dict(adapted, optimizer, model_state_dict=weights, optim_state_dict=states)
 
 
-def loads(folder: str, families: Sequence[str], *, etp: int = 1) -> None:
+def loads(folder: str, families: Sequence[str]) -> None:
     """Load checkpoints into models without memory."""
     for family in families:
         whole = tiny(family)
@@ -460,7 +414,7 @@ def loads(folder: str, families: Sequence[str], *, etp: int = 1) -> None:
             dist.barrier()
         with torch.device("meta"):
             empty = type(whole)._from_config(copy.deepcopy(whole.config), dtype=torch.float64)
-        adapted = moetune.adapt(empty, mesh=mesh_of(etp), checkpoint=f"{folder}/{family}")
+        adapted = moetune.adapt(empty, checkpoint=f"{folder}/{family}")
         check_states(whole_state(adapted), whole.state_dict())
         theirs = type(whole).from_pretrained(f"{folder}/{family}", dtype=torch.float64)
         theirs.config._experts_implementation = "eager"
@@ -541,21 +495,10 @@ def refuses() -> None:
         "has memory": lambda: moetune.adapt(model(), checkpoint="nowhere"),
     }
     if num_ranks > 1:
-        pair = mesh_of(num_ranks)
-        turned = DeviceMesh("cpu", [[0], [1]], mesh_dim_names=("width", "experts"))
+        cut = init_device_mesh("cpu", (1, num_ranks), mesh_dim_names=("experts", "width"))
         faults |= {
             "does not divide": lambda: moetune.adapt(model(num_local_experts=num_ranks + 1)),
-            "d_hidden (9) does not divide by the 2 ranks that share": lambda: moetune.adapt(
-                model(intermediate_size=9), mesh=pair
-            ),
-            "down_proj_bias of width 13 does not divide": lambda: moetune.adapt(
-                tiny("GptOss", hidden_size=13), mesh=pair
-            ),
-            "d_hidden=5": lambda: moetune.adapt(model(), plan_of(), pair),
-            '"width" has dimensions': lambda: moetune.adapt(model(), mesh=turned),
-            "ranks share the widths of the experts of": lambda: moetune.shard(
-                one := moetune.adapt(model(), mesh=pair), torch.optim.AdamW(one.parameters())
-            ),
+            "share an expert's width were withdrawn": lambda: moetune.adapt(model(), mesh=cut),
         }
     for text, work in faults.items():
         error = same_on_all(raised(work))
@@ -571,7 +514,6 @@ def refuses() -> None:
     one_sided: dict[str, Callable[[], object]] = {
         "has no experts": lambda: moetune.adapt(torch.nn.Linear(2, 2) if rank else model()),
         "num_experts=8": lambda: moetune.adapt(model(num_local_experts=8 if rank else 4)),
-        "each expert on 2 ranks": lambda: moetune.adapt(model(), mesh=None if rank else pair),
         "plan": lambda: moetune.adapt(model(), plan_of(degrees=(3, 2 + rank))),
         "rank 1: error: plan": lambda: moetune.adapt(
             model(), plan_of(layer=other) if rank else plan_of()
@@ -588,10 +530,9 @@ def refuses() -> None:
         moetune.adapt(model(), mesh=mesh)
 
 
-def follows_its_plan(*, etp: int = 1) -> None:
+def follows_its_plan() -> None:
     """A plan decides the chunks, and a router that gives other shapes is one error."""
-    plan = plan_of(layer=SHAPE.in_shards(etp))
-    model = moetune.adapt(tiny("Mixtral", dtype=torch.float32), plan, mesh_of(etp))
+    model = moetune.adapt(tiny("Mixtral", dtype=torch.float32), plan_of())
     model(input_ids=torch.zeros(2, 8, dtype=torch.int64)).logits.sum().backward()
     (layer, _) = layers_of(model)
     assert (layer.decision.forward_degree, layer.decision.backward_degree) == (3, 2)
@@ -618,23 +559,19 @@ def fails_to_save(folder: str) -> None:
 
 def two_ranks(folder: str) -> None:
     """What is shown on two ranks, which are started once."""
-    equal_models(("Mixtral", "Qwen3Moe", "GptOss"), ((1, 2), (2, 1), (3, 3), (2, 3)), etps=(1, 2))
+    equal_models(("Mixtral", "Qwen3Moe", "GptOss"), ((1, 2), (2, 1), (3, 3), (2, 3)))
     equal_models(
         ("Qwen2Moe", "Olmoe", "DeepseekV2", "DeepseekV3", "Glm4Moe", "Qwen3Next", "Llama4"),
         ((2, 2),),
         ("none", "S3"),
-        etps=(1, 2),
     )
     follows_its_plan()
-    follows_its_plan(etp=2)
     trains_under_ddp()
     trains_under_fsdp()
     trains_replicated()
     trains_in_chunks_of_states()
-    saves(f"{folder}/saved", ("Mixtral", "GptOss"))
-    saves(f"{folder}/saved-shards", ("Mixtral", "GptOss", "Llama4"), etp=2)
-    loads(f"{folder}/loaded", ("Mixtral", "Llama4"))
-    loads(f"{folder}/loaded-shards", ("Mixtral", "GptOss", "Llama4"), etp=2)
+    saves(f"{folder}/saved", ("Mixtral", "GptOss", "Llama4"))
+    loads(f"{folder}/loaded", ("Mixtral", "GptOss", "Llama4"))
     runs_in_transformers_own_parallelism(f"{folder}/theirs")
     runs_the_example(f"{folder}/example")
     fails_to_save(f"{folder}/refused")
@@ -643,7 +580,6 @@ def two_ranks(folder: str) -> None:
 
 def four_ranks(folder: str) -> None:
     """What is shown on four ranks."""
-    equal_models(tuple(FAMILIES), ((2, 3),), ("none", "S1"), etps=(1, 2, 4), **WIDTH_OF_FOUR)
+    equal_models(tuple(FAMILIES), ((2, 3),), ("none", "S1"), **WIDTH_OF_FOUR)
     trains_with_replicas_of_experts()
-    shards_pieces_over_replicas()
     reshards(folder)

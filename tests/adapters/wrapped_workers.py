@@ -17,7 +17,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 from transformers import Trainer, TrainingArguments
@@ -137,7 +137,6 @@ def saves_whole_or_refuses(folder: str) -> None:
     """Every way to save writes whole experts, or is refused before anything is written."""
     num_ranks = rank_of()[1]
     mesh = init_device_mesh("cpu", (num_ranks,))
-    pair = init_device_mesh("cpu", (num_ranks // 2, 2), mesh_dim_names=("experts", "width"))
 
     def inner() -> Any:
         model = tiny("Qwen3Moe")
@@ -149,15 +148,15 @@ def saves_whole_or_refuses(folder: str) -> None:
         moetune.adapt(model.model.layers)
         return model
 
-    def sharded(width: DeviceMesh | None = None) -> Any:
-        adapted = moetune.prepare_fsdp(moetune.adapt(tiny("Qwen3Moe"), mesh=width), mesh)
+    def sharded() -> Any:
+        adapted = moetune.prepare_fsdp(moetune.adapt(tiny("Qwen3Moe")), mesh)
         _block_by_block(adapted)
         adapted(input_ids=tokens_of(0)).logits.sum().backward()
         return adapted
 
     whole = tiny("Qwen3Moe")
     makes: tuple[Callable[[], Any], ...] = (
-        inner, layers, sharded, lambda: sharded(pair),
+        inner, layers, sharded,
         lambda: copy.deepcopy(moetune.adapt(tiny("Qwen3Moe"))),
     )  # fmt: skip
     for number, make in enumerate(makes):

@@ -35,7 +35,7 @@ SHAPE = LayerShape(d_model=256, d_hidden=512, num_experts=64, top_k=2, activatio
         PlanRequest(layer=SHAPE, tokens_per_rank=4096, constraints=Constraints(
             bounds=Bounds(forward_degree=2, strategy="none", order="interleaved"))),
         PlanRequest(model="gpt-s", constraints=Constraints(
-            bounds=Bounds(max_degree=4, min_chunk_tokens=16, dispatcher="flat"))),
+            bounds=Bounds(max_degree=4, min_chunk_tokens=16))),
     ],
 )  # fmt: skip
 def test_a_layers_command_asks_for_its_inputs(cli: Cli, request_: PlanRequest) -> None:

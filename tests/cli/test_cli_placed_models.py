@@ -212,7 +212,6 @@ def test_a_plan_that_is_read_back_has_the_same_numbers(cli: Cli, routing: str) -
 def test_what_cannot_place_says_so(cli: Cli, routing: str) -> None:
     for flags, words in (
         (("--zero", "3"), "with ZeRO stage 3 their shards are in the order of the ranks"),
-        (("--ep", "4", "--etp", "2"), "with etp 2 each one's width is cut over ranks"),
         (("--expert-placement", "natural"), "as pinned; the fullest ranks have"),
         (("--target", "megatron"), "megatron places none, and --target moetune does: the fullest"),
         (("--target", "megatron", "--ep", "1"), "would save less than the predictions' error"),

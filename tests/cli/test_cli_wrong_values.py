@@ -22,7 +22,7 @@ PLANNED = ("whatif", "PLAN.json", "--profile", "rtx2080ti-x64")
 WRONG = [
     *((LAYER, flag, "zz9") for flag in (
         "--model", "--profile", "--dtype", "--tokens", "--batch", "--memory-limit",
-        "--memory-taken", "--quantization", "--activation", "--strategy", "--order",
+        "--memory-taken", "--activation", "--strategy", "--order",
         "--dispatcher", "--expert-parallel", "--world-size", "--nodes", "--forward-degree",
     )),
     *((LAYER, flag, "-1") for flag in ("--tokens", "--tp", "--pp", "--ep", "--dp", "--zero")),
@@ -38,7 +38,7 @@ WRONG = [
     *((DECODER, flag, "-1") for flag in ("--offload-activations", "--offload-optimizer", "--zero")),
     (DECODER, "--seq", "0"),
     *((("profile", "--plan-only"), flag, "zz9") for flag in (
-        "--budget", "--dtype", "--quantization", "--group-sizes", "--model", "--tokens",
+        "--budget", "--dtype", "--group-sizes", "--model", "--tokens",
         "--preset", "--seq", "--for", "--nproc",
     )),
     *((("profile", "--plan-only"), flag, "0") for flag in ("--budget", "--group-sizes")),

@@ -8,7 +8,6 @@ from moetune.domain.cluster import (
     Group,
     Machine,
     canonical,
-    is_two_level,
     members,
     nodes_of,
     placement_name,
@@ -96,12 +95,3 @@ def test_a_place_is_named_where_there_are_several_nodes() -> None:
     names = [placement_name(group, two) for group in ((2, 0), (2, 2), (4, 0))]
     assert names == ["2 ranks on 1 node", "2 ranks on 2 nodes", "4 ranks on 2 nodes"]
     assert placement_name((4, 0), machine_of(4, 4)) == "4 ranks"
-
-
-def test_two_levels_need_several_ranks_on_each_of_several_nodes() -> None:
-    machine = machine_of(8, 4)
-    assert is_two_level((8, 0), machine)
-    assert is_two_level((4, 2), machine)
-    for group in ((4, 0), (2, 0), (6, 0), (2, 2)):
-        assert not is_two_level(group, machine)
-    assert not is_two_level((4, 0), machine_of(4, 1))

@@ -19,7 +19,6 @@ from moetune.domain.throughput import (
     Throughput,
     layer_flops,
     observed_throughput,
-    products_dtype,
     rate,
     throughput_of,
 )
@@ -124,22 +123,6 @@ def test_a_faster_device_than_there_is_has_no_mfu() -> None:
     assert make_plan(request, profile=links).predicted.mfu is not None
     faster = scale_profile(profile, Speeds(computation=2.0))
     assert make_plan(request, profile=faster).predicted.mfu is None
-
-
-@pytest.mark.parametrize(
-    ("quantization", "expected"),
-    [
-        ("", "bfloat16"),
-        ("fp8_rowwise", "fp8_rowwise"),
-        ("fp8_rowwise+emulate", "bfloat16"),
-        ("dispatch=fp8_rowwise", "bfloat16"),
-        ("mxfp8", None),
-    ],
-)
-def test_the_peak_is_that_of_what_the_experts_multiply_in(
-    quantization: str, expected: str | None
-) -> None:
-    assert products_dtype(workload(dtype="bfloat16", quantization=quantization)) == expected
 
 
 def test_a_step_of_no_time_has_no_rate() -> None:

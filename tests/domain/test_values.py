@@ -73,7 +73,6 @@ def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sam
         (lambda: CompSpeed(comm=0.0), "comm must be a speed above 0 and at most 1, got 0.0"),
         (lambda: CompSpeed(all=1.5), "all must be a speed above 0 and at most 1, got 1.5"),
         (lambda: LayerShape(d_model=8, d_hidden=8, num_experts=2, top_k=3), "top_k (3) is larger"),
-        (lambda: SHAPE.in_shards(3), "d_hidden (32) does not divide by the 3 ranks"),
         (lambda: Workload(layer=SHAPE, world_size=2, tokens_per_rank=0), "tokens_per_rank must be"),
         (lambda: transformer(num_layers=0), "num_layers must be at least 1, got 0"),
         (lambda: transformer(moe_every=-1), "moe_every must be at least 0, got -1"),
@@ -269,18 +268,7 @@ def test_nodes_and_ranks_together_are_refused() -> None:
         PlanRequest(layer=SHAPE, tokens_per_rank=64, num_nodes=2, world_size=16)
 
 
-def test_a_format_of_products_is_no_dtype_of_a_step() -> None:
-    with pytest.raises(InputError, match="a format of products") as caught:
-        PlanRequest(layer=SHAPE, tokens_per_rank=64, dtype="fp8_rowwise")
-    assert "--quantization fp8_rowwise" in str(caught.value.hint)
-
-
 @pytest.mark.parametrize("value", [0, -1, True])
 def test_sizes_of_a_layer_are_whole_numbers(value: int) -> None:
     with pytest.raises(InputError, match="d_hidden must be a whole number of at least 1"):
         replace(SHAPE, d_hidden=value)
-
-
-def test_shards_of_experts_are_experts_of_their_own() -> None:
-    assert SHAPE.in_shards(1) is SHAPE
-    assert SHAPE.in_shards(4) == LayerShape(d_model=8, d_hidden=8, num_experts=16, top_k=8)

@@ -392,7 +392,6 @@ def test_a_machine_that_is_not_there_leaves_the_nodes_to_the_user(tmp_path: Path
 @pytest.mark.parametrize(
     ("to", "change", "words"),
     [
-        ("megatron", {"dispatcher": "hierarchical"}, "hierarchical"),
         ("megatron", {"recompute": ["moe", "norm"]}, "overlap batch with recomputation of moe"),
         ("bridge", {"zero": 3}, "ZeRO-3 with pp 8"),
         ("torchtitan", {}, "recomputation of moe_act"),

@@ -381,6 +381,14 @@ def test_missing_dtype_names_those_there() -> None:
     assert "--dtype bfloat16" in seen.value.hint
 
 
+def test_a_missing_narrow_format_names_a_profile_that_has_some() -> None:
+    with pytest.raises(ProfileError, match="no GEMM measured in mxfp8") as seen:
+        costs_of(measured([gemm(64, 1e-3)])).gemm(
+            dtype="mxfp8", product="forward", num_experts=1, rows=8, d_in=8, d_out=8
+        )
+    assert "narrow formats are not measured here" in seen.value.hint
+
+
 def test_missing_copy_names_those_there() -> None:
     with pytest.raises(ProfileError) as seen:
         costs_of(PUBLISHED).copy(direction="d2h", pinned=False, num_bytes=10)

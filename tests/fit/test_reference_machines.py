@@ -307,8 +307,6 @@ def test_predictions_from_tables_are_modelled_and_rules_are_named() -> None:
     copied = costs_of(read("h800-x8")).collective(op="all_to_all", group_size=8, num_bytes=MIB)
     assert "× 900/400" in copied.doubts[0].stand_in
     assert costs.collective_line(op="all_to_all", group_size=64) is None
-    with pytest.raises(ProfileError, match="no all_to_all_2d measured"):
-        costs.collective(op="all_to_all_2d", group_size=64, num_bytes=MIB)
 
 
 def test_draws_of_a_rule_differ_and_those_in_flight_do_not() -> None:

@@ -2,19 +2,15 @@
 
 import time
 
-import pytest
 import torch
 
 from moetune.comm.agree import first_text, largest, vote
 from moetune.domain.errors import InputError
-from moetune.domain.samples import CollectivePoint, Point, Sample
+from moetune.domain.samples import Point, Sample
 from moetune.measure.device import CpuDevice
-from moetune.measure.estimate import representatives
 from moetune.measure.operations import (
     Experiment,
-    Makers,
     local_operation,
-    prepare_experiment,
 )
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.session import Assignment, News, run_session
@@ -90,21 +86,3 @@ def measure_all(points: tuple[Point, ...]) -> None:
     assert bool(samples) == (ranks.control.rank == 0)
     if samples:
         assert {one.point for one in samples if not one.error} == set(points)
-
-
-def measure_in_two_steps() -> None:
-    """Time exchanges in two steps among four ranks on two nodes, and refuse them among two."""
-    ranks = MeasuringRanks()
-    ranks.open_groups([(4, 0), (2, 0)], ranks_per_node=2)
-    for in_flight in (1, 3):
-        point = CollectivePoint(
-            op="all_to_all_2d", group_size=4, num_bytes=4096, in_flight=in_flight
-        )
-        scene = prepare_experiment(
-            point, device=CpuDevice(), ranks=ranks, representatives=representatives(CpuDevice(), 4),
-            makers=Makers(),
-        )  # fmt: skip
-        assert measure(scene, device=CpuDevice(), ranks=ranks, effort=EFFORT).seconds
-    assert ranks.two_level((4, 0)) is ranks.two_level((4, 0))
-    with pytest.raises(InputError, match="the group has 2 ranks on 1 node of 2"):
-        ranks.two_level((2, 0))

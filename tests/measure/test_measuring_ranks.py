@@ -214,7 +214,3 @@ def test_ranks_have_disjoint_cores_that_use_all(num_ranks: int, num_cores: int) 
 
 def test_more_ranks_than_cores_have_one_each() -> None:
     assert [cores_of(rank, 5, (4, 7)) for rank in range(5)] == [(4,), (7,), (4,), (7,), (4,)]
-
-
-def test_exchanges_in_two_steps_are_timed() -> None:
-    assert run_ranks(measure_workers.measure_in_two_steps, 4) == [""] * 4

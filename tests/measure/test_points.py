@@ -1,13 +1,10 @@
 """Which points are chosen, and how long they are estimated to take."""
 
-from dataclasses import replace
-
 import pytest
 
 from moetune.domain.cluster import Cluster, DeviceKind, Fingerprint, Machine
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.quantization import Format, Quantization
 from moetune.domain.samples import (
     BurstPoint,
     CollectiveOp,
@@ -17,7 +14,6 @@ from moetune.domain.samples import (
     InterferencePoint,
     Point,
     RowsPoint,
-    StepPoint,
 )
 from moetune.measure.estimate import (
     Rates,
@@ -142,7 +138,6 @@ def test_under_several_nodes_ranks_of_different_nodes_are_measured_too(preset: P
             found.setdefault(point.op, set()).add(point.group)
     everywhere = {(2, 0), (4, 0), (8, 0), (2, 2), (4, 4)}
     assert found.pop("send") == everywhere - {(4, 4)}
-    assert found.pop("all_to_all_2d") == {(4, 0), (8, 0)}  # several ranks of several nodes
     assert set(found) == {"all_to_all", "all_reduce", "all_gather", "reduce_scatter"}
     assert all(groups == everywhere for groups in found.values())
 
@@ -226,36 +221,6 @@ def test_a_gpus_layers_have_uneven_loads_gates_and_launches() -> None:
     assert added("cpu", "bfloat16") == (set(), set(), set())
 
 
-def test_products_in_8_bits_are_those_of_the_layers() -> None:
-    cluster = cluster_of(2, "cuda")
-    layer = LayerShape(d_model=64, d_hidden=128, num_experts=4)
-    plain = set(choose(cluster=cluster, layers=[layer], dtypes=["bfloat16"]))
-    forms: list[Format] = ["fp8_rowwise", "mxfp8"]
-    recipes = [recipe for form in forms if (recipe := Quantization.of(f"{form}+dispatch={form}"))]
-    more = set(choose(cluster=cluster, layers=[layer], dtypes=["bfloat16"], quantizations=recipes))
-    added = more - plain
-    assert plain < more
-    for form, products in zip(forms, (3, 2), strict=True):
-        mine = [one for one in added if isinstance(one, GemmPoint) and one.dtype == form]
-        assert len({one.product for one in mine}) == products
-        for one in mine:
-            assert replace(one, dtype="bfloat16") in plain
-            assert memory_bytes(one) > memory_bytes(replace(one, dtype="bfloat16"))
-        rounded = {one.op for one in added if isinstance(one, RowsPoint) and one.dtype == form}
-        assert rounded == {"quantize", "quantize_matrix", "quantize_wire"}
-    steps = {one.workload.quantization for one in added if isinstance(one, StepPoint)}
-    assert steps == {str(recipe) for recipe in recipes}
-    with pytest.raises(InputError, match="measured on a GPU"):
-        choose(layers=[layer], dtypes=["bfloat16"], quantizations=recipes)
-    with pytest.raises(InputError, match="add --dtype bfloat16"):
-        choose(layers=[layer], dtypes=["float32"], quantizations=recipes)
-    narrow = LayerShape(d_model=40, d_hidden=128, num_experts=4)
-    with pytest.raises(InputError, match=r"d_model \(40\) is no multiple of 16"):
-        choose(cluster=cluster, layers=[narrow], dtypes=["bfloat16"], quantizations=recipes)
-    with pytest.raises(InputError, match="in the shapes of a layer"):
-        choose(cluster=cluster, quantizations=recipes)
-
-
 def test_no_point_takes_the_memory_away() -> None:
     points = choose(cluster=cluster_of(2, memory=2**24))
     assert points
@@ -284,20 +249,3 @@ def test_a_collective_takes_as_many_all_to_alls_as_it_sends_of_its_input(
     for in_flight in (1, 3):
         point = CollectivePoint(op=op, group_size=size, num_bytes=3000, in_flight=in_flight)
         assert operation_seconds(point, rates) == in_flight * (0.5 + 3.0 * sent)
-
-
-def test_exchanges_in_two_steps_are_measured_where_nodes_have_several_ranks() -> None:
-    layer = LayerShape(d_model=96, d_hidden=384, num_experts=8)
-
-    def two_step(kind: DeviceKind, per_node: int, *layers: LayerShape) -> set[tuple[int, int]]:
-        points = choose(
-            4, cluster=cluster_of(4, kind, per_node=per_node), layers=layers, max_tokens=256
-        )
-        collectives = [one for one in points if isinstance(one, (CollectivePoint, BurstPoint))]
-        found = [one for one in collectives if one.op == "all_to_all_2d"]
-        assert {one.in_flight for one in found} in (set(), {1, 4})
-        return {one.group for one in found}
-
-    assert two_step("cpu", 2, layer) == two_step("cpu", 2) == {(4, 0)}
-    assert two_step("cpu", 1, layer) == two_step("cpu", 4, layer) == set()
-    assert two_step("cuda", 2, layer) == {(4, 0)}

@@ -1,7 +1,6 @@
 """What ranks do with random layouts: train, and hold losses and parameters against one process."""
 
 import datetime as dt
-import os
 import pickle
 from pathlib import Path
 
@@ -54,7 +53,6 @@ def _meet_again(store: str) -> None:
 
 def difference(world: World, wanted: Trained) -> float:
     """Return the largest difference of any loss and parameter, on any rank."""
-    os.environ["LOCAL_WORLD_SIZE"] = str(world.ranks_per_node)
     stages = _train(world, wanted)
     worst = stages[1]
     for part in stages[0].parts:
@@ -101,7 +99,7 @@ def _pairs(part: nn.Module, wanted: Trained) -> list[tuple[str, torch.Tensor, to
         if isinstance(module, TensorParallelModule) and last in module.cut:
             whole = _cut(whole, module, last)
         elif parent.endswith(".experts") and isinstance(experts, MoELayer):
-            whole = experts.experts.placement.own(last, whole)
+            whole = experts.experts.placement.own(whole)
         own = parameter.detach()
         if is_dtensor(own):
             every = wanted.parameters[name]

@@ -1,7 +1,6 @@
 """What ranks do in the tests of the online plan book: layers whose times are made up."""
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -314,32 +313,6 @@ def settle_with(
             _agree(layer)
             return tried, layer, search
     raise AssertionError("the search does not end")
-
-
-def dispatchers(folder: Path) -> None:
-    """On two nodes the hierarchical exchange is tried, taken, stored, and run by the next job."""
-    os.environ["LOCAL_WORLD_SIZE"] = "2"
-    plan = plan_of(4)
-    tried, layer, _ = settle_with(
-        plan, lambda one: 1.0 + (one.dispatcher == "flat"), folder, budget_seconds=math.inf
-    )
-    assert {one.dispatcher for one in tried} == {"flat", "hierarchical"}
-    assert layer.decision.dispatcher == "hierarchical"
-    known: tuple[Settled, ...] = ()
-    if dist.get_rank() == 0:
-        with open_store(f"{folder}/moetune.db") as store:
-            known = store.settled(plan.id)
-        assert [one.decision.dispatcher for one in known] == ["hierarchical"]
-    for nodes, wanted in ((2, "hierarchical"), (4, "flat")):  # where they are no nodes: refused
-        os.environ["LOCAL_WORLD_SIZE"] = str(nodes)
-        book = share_plans(
-            lambda: FoundPlans(plans=[plan], settled=known),
-            make_tuner=lambda: study_tuner(folder / "next"),
-        )
-        again = make(pipeline=True, planbook=book, dtype=torch.float64)
-        train(again, 40)
-        assert again.decision.dispatcher == wanted
-        _agree(again)
 
 
 def strategies(plan: Plan, folder: Path) -> None:

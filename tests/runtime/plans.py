@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from moetune.domain.constraint_texts import EXPERT_PARALLEL, SEQUENCE_PARALLEL
-from moetune.domain.constraints import Dispatcher, Strategy
+from moetune.domain.constraints import Strategy
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.layout import Layout
 from moetune.domain.plan import Memory, Pipeline, Plan, Predicted, Range, Verdict
@@ -22,7 +22,6 @@ def small_plan(
     expert_parallel: ExpertParallel = "all_to_all",
     sequence_parallel: bool = False,
     constraints: Mapping[str, str] | None = None,
-    dispatcher: Dispatcher = "flat",
 ) -> Plan:
     constraints = dict(constraints or {})
     if expert_parallel != "all_to_all":
@@ -40,7 +39,7 @@ def small_plan(
         layout=Layout.of_layer(expert_parallel, world_size),
         pipeline=Pipeline(
             forward_degree=degrees[0], backward_degree=degrees[1], order="dispatch_first",
-            ranges=ranges, dispatcher=dispatcher,
+            ranges=ranges,
         ),
         memory=Memory(
             strategy=strategy, state_bytes=1, activation_bytes=1, buffer_bytes=1, saved_bytes=0,

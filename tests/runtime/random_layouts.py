@@ -34,7 +34,6 @@ class World:
     """A model's training and a layout of it.
 
     Args:
-        ranks_per_node: as torchrun would say it.
         is_adam: or SGD with momentum, whose steps grow with the gradients.
         max_norm: that gradients are clipped to; None without.
     """
@@ -42,7 +41,6 @@ class World:
     shape: Transformer
     layout: FoldedLayout
     global_batch: int
-    ranks_per_node: int
     is_adam: bool
     max_norm: float | None
     seed: int
@@ -89,7 +87,6 @@ def draw_worlds(num_ranks: int, rng: random.Random) -> Iterator[World]:
         assert space.is_allowed(layout)
         yield World(
             shape=shape, layout=layout, global_batch=job.global_batch,
-            ranks_per_node=rng.choice([one for one in (1, 2, 3, 6) if num_ranks % one == 0]),
             is_adam=rng.random() < 0.5, max_norm=rng.choice((None, 0.5)),
             seed=rng.randrange(1000),
         )  # fmt: skip
@@ -173,7 +170,7 @@ def _pins(rng: random.Random) -> LayoutRequest:
     """Return what a user may ask for, and a search would leave out.
 
     Core attention keeps as much where it is computed again, sequences are too short for context
-    parallelism, experts are cut no further than attention, and ZeRO stage 1 is never slower than 0.
+    parallelism, and ZeRO stage 1 is never slower than 0.
     """
     return LayoutRequest(
         cp=rng.choice((None, None, 2, 3)),
@@ -182,7 +179,6 @@ def _pins(rng: random.Random) -> LayoutRequest:
         vpp=rng.choice((None, None, None, 2)),
         schedule=rng.choice((None,) * 6 + tuple(sorted(SPLITTING))),
         recompute=rng.choice((None, None, None, ("core_attn",), ("core_attn", "moe"))),
-        etp=rng.choice((None, None, None, None, 2, 3)),
     )
 
 

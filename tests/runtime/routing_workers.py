@@ -59,11 +59,3 @@ def record_in_a_tensor_group() -> None:
     chosen = (x @ layer.gate.weight.T).topk(2).indices.flatten()
     counts = 3 * torch.bincount(chosen, minlength=2 * ranks)
     assert layer.routing_record().loads == tuple(counts.tolist())
-
-
-def refuse_padded_rows() -> None:
-    """A padded layer's host does not count."""
-    layer = MoELayer(8, 16, 2 * dist.get_world_size(), capacity_factor=2.0, pad_to_capacity=True)
-    layer(torch.randn(4, 8))
-    with pytest.raises(InputError, match="pads to its capacity"):
-        layer.routing_record()

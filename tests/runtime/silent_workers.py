@@ -298,11 +298,9 @@ def _pickled(model: nn.Module) -> nn.Module:
 
 def copies_share_the_ranks() -> None:
     """Copies of a trained layer, of an adapted model, and their averages train as they do."""
-    rank, num_ranks = rank_of()
-    mesh = init_device_mesh("cpu", (num_ranks // 2, 2), mesh_dim_names=("experts", "width"))
+    rank, _ = rank_of()
     makes: tuple[Callable[[], nn.Module], ...] = (
         Chunked,
-        lambda: moetune.MoELayer(6, 4, 8, 2, width=mesh, dtype=torch.float64),
         lambda: moetune.TensorExpertLayer(6, 4, 8, 2, dtype=torch.float64),
         lambda: moetune.adapt(tiny("Qwen3Moe", num_hidden_layers=1)),
         lambda: moetune.adapt(tiny("Qwen2Moe", num_hidden_layers=2)),

@@ -46,16 +46,6 @@ def test_parts_of_a_graph_leave_nothing_under_way() -> None:
     workers.parts_of_a_graph()
 
 
-def test_a_padded_layer_has_the_same_sum() -> None:
-    options: dict[str, Any] = {"capacity_factor": 0.7, "pad_to_capacity": True}
-    layer = workers.layer_of(**options)
-    x, _ = inputs_of(0, TOKENS)
-    together, shared = layer(x), layer.shared_experts
-    layer.shared_experts = None
-    assert shared is not None
-    torch.testing.assert_close(together, layer(x) + shared(x), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("degrees", [(1, 1), (4, 3)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_gpus_wait_for_what_they_need(strategy: Strategy, degrees: tuple[int, int]) -> None:

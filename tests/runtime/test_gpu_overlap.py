@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,16 +44,14 @@ def test_every_read_waits_for_its_write_and_ranks_issue_alike(
     on_every_rank(program, backends=NCCL)
 
 
-def test_three_ranks_and_two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def program(_: FakeCuda, *, dispatcher: Any, experts: int) -> None:
+def test_three_ranks() -> None:
+    def program(_: FakeCuda) -> None:
         torch.cuda.set_device(GPU)
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), MoELayer(WIDTH, 16, experts, 2)).to(GPU)
-        layers_of(model)[0].pin(replace(decision("S4", (2, 2)), dispatcher=dispatcher))
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), MoELayer(WIDTH, 16, 3, 2)).to(GPU)
+        layers_of(model)[0].pin(decision("S4", (2, 2)))
         train(in_turns(model.double()), model, 2)
 
-    on_every_rank(partial(program, dispatcher="flat", experts=3), num_ranks=3)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    on_every_rank(partial(program, dispatcher="hierarchical", experts=4), num_ranks=4)
+    on_every_rank(program, num_ranks=3)
 
 
 def test_a_caller_has_a_stream_of_its_own_and_another_current_device() -> None:
@@ -157,23 +154,6 @@ def test_the_host_stops_once_a_layer_and_batch_for_the_sizes_of_exchanges_alone(
         with _no_synchronization(cuda, monkeypatch):
             overlap(batches)
         assert cuda.syncs == ["tolist"] * 4
-
-    on_every_rank(program, backends=NCCL)
-
-
-def test_the_host_never_stops_for_rows_that_are_padded_to_a_capacity(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def program(cuda: FakeCuda) -> None:
-        torch.cuda.set_device(GPU)
-        experts = MoELayer(WIDTH, 16, 4, capacity_factor=1.0, pad_to_capacity=True)
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), experts).to(GPU, torch.float64)
-        overlap, batches = in_turns(model), two_batches()
-        overlap(batches)
-        cuda.syncs.clear()
-        with _no_synchronization(cuda, monkeypatch):
-            overlap(batches)
-        assert cuda.syncs == []
 
     on_every_rank(program, backends=NCCL)
 

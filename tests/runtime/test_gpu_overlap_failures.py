@@ -1,7 +1,6 @@
 """A batch that fails on a fake GPU ends the other, and the next step finds nothing under way."""
 
 import contextlib
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from moetune.domain.layer import Phase
 from moetune.runtime.moe.turns import current_batch
 from moetune.runtime.trace import NoRecorder
 from tests.cuda_kit import FakeCuda
-from tests.runtime.gpu_runs import GPU, NCCL, decision, on_every_rank
+from tests.runtime.gpu_runs import GPU, NCCL, on_every_rank
 from tests.runtime.gpu_turns import in_turns, layers_of, model_of, two_batches
 
 
@@ -62,24 +61,3 @@ def test_a_batch_that_fails_ends_the_other_and_leaves_nothing_under_way(
         _fail_and_go_on(moetune.replicate(model_of(strategy, (2, 2))), phase, batch)
 
     on_every_rank(program, backends=NCCL)
-
-
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_so_do_exchanges_in_two_steps_of_a_caller_with_a_stream_of_its_own(
-    phase: Phase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-
-    def program(_: FakeCuda) -> None:
-        torch.cuda.set_device(GPU)
-        model = model_of()
-        stream = torch.cuda.Stream(GPU)
-        stream.wait_stream(torch.cuda.current_stream(GPU))
-        for layer in layers_of(model):
-            layer.pin(replace(decision("none", (2, 2)), dispatcher="hierarchical"))
-        with torch.cuda.stream(stream):
-            for batch in range(2):
-                _fail_and_go_on(model, phase, batch)
-        torch.cuda.current_stream(GPU).wait_stream(stream)
-
-    on_every_rank(program, num_ranks=4)

@@ -7,16 +7,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moetune.domain.errors import InputError
 from moetune.domain.gemm_forms import GemmForm
-from moetune.domain.layer import Phase
-from moetune.domain.quantization import Quantization
 from moetune.domain.samples import GemmPoint
 from moetune.measure import expert_kernels
 from moetune.measure.device import open_device
 from moetune.runtime.moe.dispatch import ChunkLayout, GroupedRows
 from moetune.runtime.moe.products import RowPart, has_grouped, multiply
-from moetune.runtime.moe.scaled_products import ScaledProducts
 from moetune.runtime.moe.weight_grads import DeferredProducts, GradientSum
 from moetune.runtime.moe.workspace import MemoryTracker
 from tests.cuda_kit import FakeCuda
@@ -65,48 +61,6 @@ def of_the_layer(form: GemmForm, device: torch.device, dtype: torch.dtype) -> Ca
     if form == "grad_input":
         return lambda: multiply(y, w.transpose(1, 2), part, None if grouped else x)
     return _gradient(x, y, w, part, on_device_CL)
-
-
-def quantized(form: GemmForm, device: torch.device) -> Callable[[], object]:
-    """Return the product of a quantized layer."""
-    x, y = (torch.ones(EXPERTS * ROWS, width).to(device, torch.bfloat16) for width in (16, 32))
-    w = torch.ones(EXPERTS, 16, 32).to(device, torch.bfloat16)
-    grouped = GroupedRows.of(torch.full((1, EXPERTS), ROWS).to(device), len(x), like=x, bias=False)
-    ((part,),) = ChunkLayout.cut([[ROWS] * EXPERTS], (0, 1), grouped).parts
-    recipe = Quantization.of("fp8_rowwise")
-    assert recipe is not None
-    assert part.ends_E is not None
-    ends_E = part.ends_E
-    phase: Phase = "forward" if form == "forward" else "backward"
-    products = ScaledProducts(recipe, phase, MemoryTracker("device"))
-    if form == "grad_weight":
-        return lambda: products.grad_weights(x, y, ends_E, [ROWS] * EXPERTS, torch.bfloat16)
-    rows, matrices = (x, w) if form == "forward" else (y, w.transpose(1, 2))
-    products.multiply(rows, matrices, part, None)  # rounds the matrices, once a phase
-    return lambda: products.multiply(rows, matrices, part, None)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_products_in_8_bits_are_those_of_a_quantized_layer(
-    form: GemmForm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[list[Any]] = []
-
-    def kernel(a: Any, b: Any, *scales: Any, offs: Any, out_dtype: Any) -> torch.Tensor:
-        seen.append([(each.shape, each.stride()) for each in (a, b, *scales, offs)])
-        shape = (*a.shape[:-1], b.shape[-1]) if b.dim() == 3 else (len(offs), len(a), b.shape[1])
-        return torch.zeros(shape, dtype=out_dtype, device=a.device)
-
-    monkeypatch.setattr(torch, "_scaled_grouped_mm", kernel)
-    point = GemmPoint(
-        dtype="fp8_rowwise", product=form, num_experts=EXPERTS, rows=ROWS, d_in=16, d_out=32
-    )
-    with FakeCuda(1):
-        expert_kernels.gemm(point, open_device())()
-        quantized(form, torch.device("cuda", 0))()
-    assert seen[0] == seen[-1]
-    with pytest.raises(InputError, match="fp8_rowwise experts need an NVIDIA GPU"):
-        expert_kernels.gemm(point, open_device())
 
 
 def _gradient(

@@ -63,11 +63,6 @@ def test_two_ranks_meet_a_failure_together(worker: object) -> None:
 
 
 @pytest.mark.dist
-def test_ranks_on_two_nodes_search_dispatchers_and_the_next_job_knows(tmp_path: Path) -> None:
-    assert run_ranks(online_workers.dispatchers, 4, tmp_path) == [""] * 4
-
-
-@pytest.mark.dist
 @pytest.mark.parametrize("worker", [online_workers.strategies, online_workers.spent_budget])
 def test_two_ranks_search_strategies_within_memory_and_budget(
     worker: object, tmp_path: Path

@@ -20,10 +20,6 @@ def test_a_tensor_parallel_layer_records_its_experts() -> None:
     assert run_ranks(routing_workers.record_in_a_tensor_group, 2) == [""] * 2
 
 
-def test_a_padded_layer_refuses() -> None:
-    assert run_ranks(routing_workers.refuse_padded_rows, 2) == [""] * 2
-
-
 def test_one_rank_records_alone() -> None:
     layer = MoELayer(8, 16, 4, 2)
     layer(torch.randn(6, 8))

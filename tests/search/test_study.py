@@ -3,7 +3,6 @@
 import logging
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,35 +116,12 @@ def test_optuna_says_nothing_on_the_trainers_screen(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_hierarchical_plan_is_searched_with_its_dispatcher(tmp_path: Path) -> None:
-    seed = replace(SPACE.seed, dispatcher="hierarchical")
-    study = TuningStudy(file=tmp_path / "study", name=NAME, space=replace(SPACE, seed=seed))
-    assert study.ask() == seed
+def test_trials_of_an_older_study_with_exchanges_in_two_steps_do_not_count(tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    study.ask()
+    assert study._trial is not None
+    study._trial.set_user_attr("dispatcher", "hierarchical")
     while study.report(forward_seconds=1.0, backward_seconds=1.0):
         pass
-    assert [one.decision for one in study.tried] == [seed]
-    assert study.planned() == study.tried[0]
-
-
-def test_the_other_dispatcher_is_tried_at_the_best_degrees_and_taken_where_it_is_faster(
-    tmp_path: Path,
-) -> None:
-    def found(factor: float, name: str) -> TuningStudy:
-        space = replace(SPACE, dispatchers=("hierarchical",))
-        study = TuningStudy(file=tmp_path / name, name=name, space=space)
-        while (decision := study.ask()) is not None:
-            forward, backward = seconds(decision)
-            scale = factor if decision.dispatcher == "hierarchical" else 1.0
-            while study.report(forward_seconds=scale * forward, backward_seconds=scale * backward):
-                pass
-        return study
-
-    slow, fast = found(1.2, "slow"), found(0.8, "fast")
-    assert slow.best().decision.dispatcher == "flat"
-    assert [one.decision.dispatcher for one in slow.tried].count("hierarchical") == 1
-    assert fast.best().decision.dispatcher == "hierarchical"
-    alone = TuningStudy(file=tmp_path / "fast", name="fast", space=SPACE)  # no nodes any more
-    run(alone)
-    assert alone.best().decision.dispatcher == "flat"
-    assert alone.best().median_seconds <= slow.best().median_seconds * 1.02
-    assert fast.best().median_seconds <= 0.8 * slow.best().median_seconds * 1.02
+    assert study.tried == ()
+    assert study.ask() == SPACE.seed

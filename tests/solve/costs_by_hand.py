@@ -23,7 +23,6 @@ class LinearCosts:
     """Lines for GEMMs, all-to-alls and all-reduces, and seconds per element for the rest.
 
     Args:
-        two_step_cost: of exchanges in two steps; None where they were not measured.
         alone_factor: of a transfer that is alone in flight.
         power: of the bytes; 1 for a line.
         is_measured: hide the lines, as a profile with samples does.
@@ -35,7 +34,6 @@ class LinearCosts:
     gemm_cost: LinearCost = GEMM
     transfer_cost: LinearCost = ALL_TO_ALL
     sum_cost: LinearCost = ALL_REDUCE
-    two_step_cost: LinearCost | None = None
     interference: Interference = field(default_factory=Interference)
     rows_seconds: Mapping[str, float] = field(default_factory=dict)
     alone_factor: float = 1.0
@@ -85,13 +83,9 @@ class LinearCosts:
     ) -> LinearCost | None:
         assert group_size
         assert num_nodes >= 0
-        is_known = op != "all_to_all_2d" or self.two_step_cost is not None
-        return self._line(op) if is_known and not self.is_measured else None
+        return None if self.is_measured else self._line(op)
 
     def _line(self, op: CollectiveOp) -> LinearCost:
-        if op == "all_to_all_2d":
-            assert self.two_step_cost is not None
-            return self.two_step_cost
         return self.sum_cost if op == "all_reduce" else self.transfer_cost
 
     def gemm(
@@ -131,8 +125,6 @@ class LinearCosts:
         num_nodes: int = 0,
     ) -> Estimate:
         assert num_nodes >= 0
-        if op == "all_to_all_2d" and self.two_step_cost is None:
-            raise ProfileError("no all_to_all_2d measured")
         if self.group_size not in (None, group_size):
             raise ProfileError(f"no {op} measured for {group_size} ranks")
         factor = self.alone_factor if in_flight == 1 else 1.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.constraints import STRATEGIES, Bounds, Dispatcher, Strategy
+from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import LayerShape, Phase, Workload
@@ -23,8 +23,8 @@ DEGREES = range(1, 10)
 PAIRS = [(one, other) for one in DEGREES for other in DEGREES]
 LAYER = LayerShape(d_model=8, d_hidden=32, num_experts=8, top_k=2)
 budgets = st.builds(
-    lambda workload, grouped, dispatcher: MemoryBudget(
-        workload=workload, limit_bytes=0, dispatcher=dispatcher,
+    lambda workload, grouped: MemoryBudget(
+        workload=workload, limit_bytes=0,
         is_grouped=grouped and workload.dtype == "bfloat16",
     ),
     st.builds(
@@ -40,13 +40,12 @@ budgets = st.builds(
         expert_parallel=st.sampled_from(["all_to_all", "all_to_all", "tensor"]),
     ),
     st.booleans(),
-    st.sampled_from(["flat", "hierarchical"]),
 )  # fmt: skip
 
 
 def with_limit(budget: MemoryBudget, limit_bytes: int) -> MemoryBudget:
     return MemoryBudget(
-        workload=budget.workload, limit_bytes=limit_bytes, dispatcher=budget.dispatcher,
+        workload=budget.workload, limit_bytes=limit_bytes,
         is_grouped=budget.is_grouped,
     )  # fmt: skip
 
@@ -118,32 +117,26 @@ def test_the_most_tokens_fit_and_one_more_does_not(
     assert most == 0 or limited.fits(strategy=strategy, degrees=degrees, tokens=most)
 
 
-@pytest.mark.parametrize("dispatcher", ["flat", "hierarchical"])
-def test_any_two_degrees_fit_up_to_the_most_tokens_and_a_pair_does_not_beyond(
-    dispatcher: Dispatcher,
-) -> None:
+def test_any_two_degrees_fit_up_to_the_most_tokens_and_a_pair_does_not_beyond() -> None:
     workload = Workload(layer=LAYER, world_size=4, tokens_per_rank=64)
     for limit_bytes in (30_000, 60_000, 200_000):
-        budget = MemoryBudget(workload=workload, limit_bytes=limit_bytes, dispatcher=dispatcher)
+        budget = MemoryBudget(workload=workload, limit_bytes=limit_bytes)
         most = budget.most_tokens_from(2, strategy="none", largest=9)
         for tokens, fits in ((most, True), (most + 1, False)):
             peaks = [
                 peak for pair, peak in peaks_of(budget, "none", tokens).items() if min(pair) >= 2
             ]
             assert (max(peaks) <= limit_bytes) is fits
-    roomy = MemoryBudget(workload=workload, limit_bytes=2**80, dispatcher=dispatcher)
+    roomy = MemoryBudget(workload=workload, limit_bytes=2**80)
     assert roomy.most_tokens_from(1, strategy="none", largest=64) == MOST_TOKENS
 
 
-@pytest.mark.parametrize("dispatcher", ["flat", "hierarchical"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_smallest_plan_of_an_error_is_that_of_all_pairs(
-    strategy: Strategy, dtype: str, dispatcher: Dispatcher
-) -> None:
+def test_the_smallest_plan_of_an_error_is_that_of_all_pairs(strategy: Strategy, dtype: str) -> None:
     for tokens in (9, 24, 61, 4000):
         workload = Workload(layer=LAYER, world_size=4, tokens_per_rank=tokens, dtype=dtype)
-        budget = MemoryBudget(workload=workload, limit_bytes=1, dispatcher=dispatcher)
+        budget = MemoryBudget(workload=workload, limit_bytes=1)
         costs = layer_costs(workload=workload, costs=LinearCosts(group_size=4))
         chooser = DegreeChooser(costs=costs, bounds=Bounds(max_degree=DEGREES[-1]))
         error = too_large(budget, [strategy], chooser)
@@ -156,7 +149,6 @@ def test_the_smallest_plan_of_an_error_is_that_of_all_pairs(
 @pytest.mark.parametrize(
     ("pins", "flags"),
     [
-        ({"quantization": "fp8_rowwise"}, "--quantization fp8_rowwise"),
         ({"expert_parallel": "tensor", "sequence_parallel": True},
          "--expert-parallel tensor --sequence-parallel"),
     ],

@@ -24,16 +24,14 @@ def times(line: LinearCost, factor: float) -> LinearCost:
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.93, 0.97, 1.5])
-@pytest.mark.parametrize("pins", [{}, {"dispatcher": "flat"}, {"dispatcher": "hierarchical"}])
-def test_the_quick_choice_has_the_solvers_dispatcher(factor: float, pins: dict[str, str]) -> None:
-    costs = LinearCosts(two_step_cost=times(ALL_TO_ALL, factor))
-    inputs = plan_inputs(constraints=pins)
+def test_the_quick_choice_is_the_solvers(factor: float) -> None:
+    costs = LinearCosts(transfer_cost=times(ALL_TO_ALL, factor))
+    inputs = plan_inputs()
     bounds = inputs.pinned.bounds
     wanted = choose_safely(
         rank_layer(inputs=inputs, costs=costs, bounds=bounds, device_memory_bytes=ROOM), ()
     )
     found = choose_quickly(inputs=inputs, costs=costs, resamples=(), device_memory_bytes=ROOM)
-    assert found.costs.dispatcher == wanted.best.costs.dispatcher
     assert found.best.degrees == wanted.step.degrees
     assert found.best.seconds == wanted.step.seconds
 

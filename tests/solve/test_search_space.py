@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan import Alternative, Decision, Plan
+from moetune.domain.plan import Decision, Plan
 from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.plan import solve_plan
@@ -186,61 +186,6 @@ def test_pinned_degrees_are_the_only_ones_and_the_seed_has_them() -> None:
     assert (found.forward, found.backward) == ((3, 3), (1, 8))
     assert found.seed.forward_degree == 3
     assert found.workload.tokens_per_rank == 4096 + 4096 // 16
-
-
-def with_predictions(plan: Plan, *, flat_to_hierarchical: float, spread: float = 0.0) -> Plan:
-    """Return the plan with the other dispatcher's step as a multiple of its own."""
-    own = plan.predicted.step_seconds
-    other = Alternative(
-        forward_degree=2, backward_degree=2, order="dispatch_first", strategy="none",
-        step_seconds=own * flat_to_hierarchical, dispatcher="hierarchical", lost_because="slower",
-    )  # fmt: skip
-    predicted = replace(
-        plan.predicted, p05_step_seconds=own * (1 - spread), p95_step_seconds=own * (1 + spread)
-    )
-    return replace(plan, alternatives=(*plan.alternatives, other), predicted=predicted)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "spread", "tokens", "tried"),
-    [
-        (1.10, 0.0, 4096, True),  # 1.10 · 0.95 < 1.05
-        (1.11, 0.0, 4096, False),
-        (1.11, 0.1, 4096, True),
-        (1.23, 0.1, 4096, False),  # 1.23 · 0.9 > 1.1
-        (9.0, 0.0, 2048, False),
-        (9.0, 0.0, 8192, False),
-        (9.0, 0.0, 2047, True),  # too far from what was predicted
-        (9.0, 0.0, 8193, True),
-    ],
-)
-def test_a_dispatcher_is_tried_unless_the_plans_range_leaves_it_no_chance(
-    ratio: float, spread: float, tokens: int, tried: bool  # noqa: FBT001 - a case
-) -> None:  # fmt: skip
-    plan = with_predictions(plan_for(), flat_to_hierarchical=ratio, spread=spread)
-    found = search_space(
-        plan=plan, tokens_per_rank=tokens, gap=Gap(), memory_reuse=None, can_relay=True
-    )
-    assert found.dispatchers == (("hierarchical",) if tried else ())
-    assert found.allows(replace(found.seed, dispatcher="hierarchical")) is tried
-
-
-def test_a_dispatcher_is_not_searched_where_it_is_pinned_or_cannot_run() -> None:
-    plan = plan_for()
-    inputs = replace(plan.inputs, constraints={"dispatcher": "flat"})
-    pinned = replace(plan, id=inputs.plan_id, inputs=inputs)
-    tokens = plan.tokens_per_rank
-    for one, can_relay in ((pinned, True), (plan, False)):
-        found = search_space(
-            plan=one, tokens_per_rank=tokens, gap=Gap(), memory_reuse=None, can_relay=can_relay
-        )
-        assert found.dispatchers == ()
-    free = search_space(
-        plan=plan, tokens_per_rank=tokens, gap=Gap(), memory_reuse=None, can_relay=True
-    )
-    assert free.dispatchers == ("hierarchical",)
-    single = replace(free, forward=(2, 2), backward=(2, 2), strategies=("none",))
-    assert not single.is_single
 
 
 def test_strategies_that_the_plan_calls_hopeless_are_left_out_and_the_rest_ordered() -> None:

@@ -322,7 +322,6 @@ class TestStore:
             operations=(times, others),
             device_id="0123456789abcdef",
             strategy="S2",
-            dispatcher="hierarchical",
             overlap="both",
         )
         store.add_observations([made, observation(plan.id)])
@@ -434,9 +433,7 @@ class TestStore:
             replace(settled(one, 9999999.999999998), memory_reuse="S4"),
             replace(
                 settled(one),
-                decision=Decision(
-                    forward_degree=2, backward_degree=1, strategy="S3", dispatcher="hierarchical"
-                ),
+                decision=Decision(forward_degree=2, backward_degree=1, strategy="S3"),
             ),
             replace(settled(one), overlap="batch"),
             settled(one),

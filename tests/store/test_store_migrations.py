@@ -160,33 +160,74 @@ def upgrade_to(connection: Connection, revision: str) -> None:
     command.upgrade(config, revision)
 
 
-def test_sizes_that_were_settled_before_dispatchers_were_have_their_plans(url: str) -> None:
-    def as_0005(connection: Connection) -> None:
-        upgrade_to(connection, "0005")
-        for plan, document in (
-            ("ab", {"pipeline": {"dispatcher": "hierarchical"}}),
-            ("cd", {"pipeline": {}}),
-            ("ef", {}),
-        ):
-            row = {"plan": plan, "document": json.dumps(document)}
-            connection.execute(
-                text("INSERT INTO plans VALUES (:plan, NULL, 'lab', 2, 40, :document, '2026')"), row
-            )
+def test_what_was_measured_of_the_hierarchical_exchange_goes_and_the_rest_stays(url: str) -> None:
+    def as_0007(connection: Connection) -> None:
+        upgrade_to(connection, "0007")
+        connection.execute(
+            text("INSERT INTO plans VALUES ('ab', NULL, 'lab', 2, 40, '{}', '2026')")
+        )
+        for tokens, dispatcher in ((40, "flat"), (41, "hierarchical")):
+            row = {"tokens": tokens, "dispatcher": dispatcher}
             connection.execute(
                 text(
                     "INSERT INTO settled (plan_id, hardware_id, tokens_per_rank, forward_degree, "
                     "backward_degree, issue_order, strategy, median_seconds, planned_seconds, "
-                    "seconds, num_steps, created_at) VALUES (:plan, 'f', 40, 4, 3, "
-                    "'dispatch_first', 'none', 0.5, 0.5, '[0.5]', 9, '2026')"
+                    "seconds, num_steps, created_at, dispatcher) VALUES ('ab', 'f', :tokens, 4, 3, "
+                    "'dispatch_first', 'none', 0.5, 0.5, '[0.5]', 9, '2026', :dispatcher)"
+                ),
+                row,
+            )
+        for tokens, other in ((40, None), (41, "hierarchical"), (42, "flat")):
+            row = {"tokens": tokens, "dispatcher": other}
+            connection.execute(
+                text(
+                    "INSERT INTO observations (plan_id, forward_degree, backward_degree, "
+                    "tokens_per_rank, predicted_seconds, seconds, source, created_at, dispatcher) "
+                    "VALUES ('ab', 1, 1, :tokens, 0, '[0.5]', 'search', '2026', :dispatcher)"
                 ),
                 row,
             )
 
-    run(url, as_0005)
-    assert upgrade(url) == ("0005", HEAD)
+    run(url, as_0007)
+    with_samples(url, ("all_to_all", "all_to_all_2d"))
+    assert upgrade(url) == ("0007", HEAD)
     with open_store(url) as store:
-        found = [store.settled(plan)[0].decision.dispatcher for plan in ("ab", "cd", "ef")]
-    assert found == ["hierarchical", "flat", "flat"]
+        assert [one.tokens_per_rank for one in store.settled("ab")] == [40]
+        assert [one.tokens_per_rank for one in store.observations("ab")] == [40, 42]
+        (left,) = store.samples(1)
+        assert isinstance(left.point, CollectivePoint)
+        assert left.point.op == "all_to_all"
+
+
+def with_samples(url: str, ops: tuple[str, ...]) -> None:
+    """Store a run with a sample of each operation, as an older version did."""
+
+    def work(connection: Connection) -> None:
+        connection.execute(
+            text(
+                "INSERT INTO machines (fingerprint, hardware_id, facts, kind, device, num_devices, "
+                "devices_per_node, memory_bytes, created_at) "
+                "VALUES ('f', 'f', '{}', 'cpu', 'test', 2, 1, 1, '2026')"
+            )
+        )
+        connection.execute(
+            text(
+                "INSERT INTO runs (machine_id, name, provenance, preset, software, status, "
+                "created_at) VALUES (1, 'lab', 'measured', 'quick', '{}', 'complete', '2026')"
+            )
+        )
+        for op in ops:
+            point = {"kind": "collective", "op": op, "group_size": 2, "num_bytes": 8,
+                     "in_flight": 1, "num_nodes": 0}  # fmt: skip
+            connection.execute(
+                text(
+                    "INSERT INTO samples (run_id, kind, point, seconds, num_iterations, marks, "
+                    "error) VALUES (1, 'collective', :point, '[0.5]', 1, '[]', '')"
+                ),
+                {"point": json.dumps(point)},
+            )
+
+    run(url, work)
 
 
 def test_observations_of_steps_alone_are_kept_when_those_of_operations_come(url: str) -> None:

@@ -208,7 +208,7 @@ def checkpoints_and_the_meta_device(folder: str) -> None:
     assert train(trained, losses) < SAME
     save({"model": trained.state_dict()}, checkpoint_id=folder)
     for layout in (
-        {"dp": 4, "etp": 2, "zero": 3}, {"dp": 4, "ep": 4, "zero": 0}, {"dp": 4, "ep": 2, "etp": 2},
+        {"dp": 4, "ep": 2, "zero": 3}, {"dp": 4, "ep": 4, "zero": 0},
     ):  # fmt: skip
         again = _parallel(layout)
         loaded = again.state_dict()
@@ -221,8 +221,8 @@ def checkpoints_and_the_meta_device(folder: str) -> None:
 
 
 def values_do_not_depend_on_the_layout(folder: str) -> None:
-    """A model on the meta device draws the same values in one stage, in two, and of cut experts."""
-    for number, layout in enumerate(({"dp": 2, "ep": 2}, {"pp": 2}, {"dp": 2, "etp": 2})):
+    """A model on the meta device draws the same values in one stage and in two."""
+    for number, layout in enumerate(({"dp": 2, "ep": 2}, {"pp": 2})):
         with torch.device("meta"):
             model = nn.ModuleDict({"blocks": nn.ModuleList(Block(each) for each in range(2))})
         drawn = _parallel(layout, _Chain(model.double()))
@@ -412,9 +412,7 @@ def refusals() -> None:
     ):
         with pytest.raises(InputError, match=words):
             moetune.parallelize(decoder(), plan, loss_of=loss_of)
-    with pytest.raises(InputError, match=r"d_hidden \(9\) does not divide by the 2 ranks"):
-        moetune.parallelize(
-            decoder_of_transformers(d_hidden=9), plan_of(2, dp=2, etp=2), loss_of=loss_of
-        )
+    with pytest.raises(InputError, match=r"has 'etp': .* was withdrawn on"):
+        moetune.parallelize(decoder(), plan_of(2, dp=2, etp=2), loss_of=loss_of)
     with pytest.raises(InputError, match=r"no nn\.ModuleList 'h'"):
         moetune.parallelize(decoder(), plan_of(2, dp=2), loss_of=loss_of, blocks="h")

@@ -198,8 +198,6 @@ def what_cannot_place_refuses() -> None:
     assert "--expert-placement natural" in str(error.value.hint)
     with pytest.raises(InputError, match="FSDP2 writes checkpoints with the experts in the order"):
         parallel(layout | {"zero": 3})
-    with pytest.raises(InputError, match="whose widths are cut over ranks stay in their own order"):
-        parallel({"dp": 2, "etp": 2})
     with pytest.raises(InputError, match="of 3 layers, 4 each, and the model has 2 layers of 4"):
         parallel(layout, (*ORDERS, ORDERS[0]))
     with pytest.raises(InputError, match="of 2 layers, 4 or 8 each, and the model has 2 layers"):

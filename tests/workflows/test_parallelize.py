@@ -14,7 +14,7 @@ from tests.workflows import parallelize_workers as own
 TWO: tuple[dict[str, Any], ...] = (
     {"dp": 2, "ep": 2, "zero": 0},
     {"dp": 2, "zero": 1},
-    {"dp": 2, "etp": 2, "overlap": "chunks", "degree": {"forward": 3, "backward": 2}},
+    {"dp": 2, "ep": 2, "overlap": "chunks", "degree": {"forward": 3, "backward": 2}},
     {"dp": 2, "ep": 2, "zero": 3, "overlap": "chunks", "degree": {"forward": 2, "backward": 3}},
     {"dp": 2, "zero": 3, "recompute": ["full"]},
     {"pp": 2, "stages": "E|t*4L"},
@@ -26,9 +26,7 @@ FOUR: tuple[dict[str, Any], ...] = (
     {"dp": 2, "pp": 2, "ep": 2},
     {"dp": 4, "ep": 2, "recompute": ["full"]},
     {"dp": 4, "ep": 2, "zero": 3},
-    {"dp": 4, "ep": 2, "etp": 2},
-    {"dp": 4, "etp": 2, "zero": 3},
-    {"dp": 2, "pp": 2, "etp": 2, "zero": 1},
+    {"dp": 2, "pp": 2, "ep": 2, "zero": 1},
     {"dp": 2, "pp": 2, "vpp": 2, "zero": 3, "micro_batch": 1, "recompute": ["full"]},
 )
 
@@ -63,8 +61,8 @@ def test_stages_without_experts_train_and_record(layout: dict[str, Any]) -> None
 @pytest.mark.dist
 def test_experts_of_transformers_in_a_model_of_ones_own_train_alike() -> None:
     layouts = (
-        {"dp": 2, "ep": 2}, {"pp": 2, "zero": 0}, {"dp": 2, "etp": 2, "zero": 3},
-        {"dp": 2, "etp": 2, "overlap": "chunks", "degree": {"forward": 2, "backward": 3}},
+        {"dp": 2, "ep": 2}, {"pp": 2, "zero": 0}, {"dp": 2, "zero": 3},
+        {"dp": 2, "ep": 2, "overlap": "chunks", "degree": {"forward": 2, "backward": 3}},
     )  # fmt: skip
     assert run_ranks(own.experts_of_transformers_train_alike, 2, layouts) == ["", ""]
 

@@ -163,7 +163,7 @@ def test_the_search_in_training_takes_the_services_plan(service: Stub, home: Pat
     )  # fmt: skip
     own = ALONE.decide(40)
     assert found.predicted_seconds == (2.0 if settled.decision == own else 0.0)
-    assert (found.strategy, found.dispatcher, found.tokens_per_rank) == (None, None, 40)
+    assert (found.strategy, found.tokens_per_rank) == (None, 40)
 
 
 def test_the_overlap_that_a_search_settles_is_reported(service: Stub, home: Path) -> None:

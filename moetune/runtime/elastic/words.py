@@ -30,9 +30,8 @@ def _experts(checkpoint: Checkpoint, layer: PlannedLayer, num_ranks: int) -> str
     each = placement.num_local
     change = str(each)
     before, rest = divmod(placement.num_experts, checkpoint.num_ranks)
-    shards = placement.width.num_shards
-    # Of experts with replicas, or that are cut, the checkpoint does not tell how they were spread.
-    if placement.num_ranks == num_ranks and shards == 1 and not rest and before != each:
+    # Of experts with replicas the checkpoint does not tell how they were spread.
+    if placement.num_ranks == num_ranks and not rest and before != each:
         change = f"{before} -> {each}"
     if placement.order:
         return f"experts {change} a rank (as the plan places them)"
@@ -44,7 +43,7 @@ def _experts(checkpoint: Checkpoint, layer: PlannedLayer, num_ranks: int) -> str
 
 
 def _plans(layers: list[PlannedLayer], book: PlanBook | None) -> str:
-    wanted = {(layer.in_shards, layer.communicator.num_ranks) for layer in layers}
+    wanted = {(layer.shape, layer.communicator.num_ranks) for layer in layers}
     keys = [(one, one.workload.key) for one in (() if book is None else book.plans)]
     found = [one for one, key in keys if (key.layer, key.num_ranks) in wanted]
     if not found:

@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 
 from moetune.comm.agree import Opening, agree_on_tokens
-from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.placement import replicas_of
@@ -33,8 +32,6 @@ class AllToAllLayer(PlannedLayer):
     expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
     _has_met = False
     """Whether the ranks have compared their layers, whose shape is the size of an exchange."""
-    _counting: Communicator | None = None
-    """That of the last step: the next one's counts travel before the ranks agree on another."""
 
     def offload_with(self, copies: Copies) -> None:
         """Copy to and from the host with `copies` from now on."""
@@ -71,13 +68,12 @@ class AllToAllLayer(PlannedLayer):
         routing = None if opening.problem else route()
         cells = None if routing is None else self._cells(routing, degrees)
         sent = cells.counts_CPL if cells is not None else self._no_counts(x.device)
-        counting = self._counting or self.communicator
-        rows, counts = open_with_counts(opening, sent, degrees, counting)
+        rows, counts = open_with_counts(opening, sent, degrees, self.communicator)
         planned = self._decide(*opening.agree(rows, self.communicator), dtype)
         # A problem on any rank has raised on all.
         assert routing is not None  # noqa: S101
         assert cells is not None  # noqa: S101
-        if counts is None or degrees != self._degrees or counting is not self._exchanging:
+        if counts is None or degrees != self._degrees:
             cells, counts = self._cells(routing, self._degrees), None
         if len(self._expected) >= MOST_EXPECTED:
             self._expected.clear()
@@ -132,9 +128,8 @@ class AllToAllLayer(PlannedLayer):
         self, num_tokens: int, routing: Routing, cells: Cells, counts: RowCounts | None
     ) -> LayerStep:
         if counts is None:
-            counts = exchange_counts(cells.counts_CPL, self._exchanging)
+            counts = exchange_counts(cells.counts_CPL, self.communicator)
         self._record(counts.rows_CL)
-        self._counting = self._exchanging
         return LayerStep(
             num_tokens=num_tokens, routing=routing, policy=partial(self._policy, cells, counts)
         )
@@ -144,8 +139,7 @@ class AllToAllLayer(PlannedLayer):
     ) -> MemoryPolicy:
         bias = self.experts.b1 is not None
         grouped = None
-        is_scaled = self.quantization is not None and self.quantization.multiplies
-        if is_scaled or has_grouped(x_TD, self.experts.w1):
+        if has_grouped(x_TD, self.experts.w1):
             num_rows = sum(map(sum, counts.rows_CL))
             on_device_CL = counts.receive_PCL.sum(0)
             grouped = GroupedRows.of(on_device_CL, num_rows, like=x_TD, bias=bias)
@@ -155,7 +149,7 @@ class AllToAllLayer(PlannedLayer):
         self, dispatch: Dispatch, x_TD: torch.Tensor, context: PipelineContext
     ) -> MemoryPolicy:
         decision = self.decision
-        self._num_dropped = dispatch.num_dropped // self.experts.placement.width.num_shards
+        self._num_dropped = dispatch.num_dropped
         self._tracker.add(*dispatch.tensors)
         if dispatch.is_single_chunk or decision.strategy == "none":
             return KeepActivations(context=context, dispatch=dispatch, order=decision.order)
@@ -165,7 +159,7 @@ class AllToAllLayer(PlannedLayer):
                 'use the strategy "none" with a schedule that splits the backward pass',
             )
         offload = Offload(
-            decision.strategy, self._host, num_rows=dispatch.num_received, layer=self.in_shards,
+            decision.strategy, self._host, num_rows=dispatch.num_received, layer=self.shape,
             like=x_TD, is_needed=torch.is_grad_enabled(), is_fused=self.experts.form is not None,
         )  # fmt: skip
         return ReuseBuffers(context=context, dispatch=dispatch, offload=offload)

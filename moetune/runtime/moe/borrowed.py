@@ -5,7 +5,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,11 +15,7 @@ from moetune.runtime.moe.expert_module import local_experts, share_checkpoints
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.placement import ExpertPlacement
-from moetune.runtime.moe.width import WHOLE, ExpertWidth
 from moetune.runtime.moe.wrappers import SpreadExperts, WrapperCheck, check_plain, guard
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,19 +41,6 @@ class ExpertNames:
     def all(self) -> tuple[str, ...]:
         """The names that there are."""
         return tuple(filter(None, (self.up, self.down, self.up_bias, self.down_bias, self.factor)))
-
-    def width(self, form: FusedForm, mesh: "DeviceMesh | None") -> ExpertWidth:
-        """Return the cut of such parameters over ranks: of halves, a shard has a piece of each.
-
-        Args:
-            mesh: as of `ExpertWidth`; None keeps experts whole.
-        """
-        if mesh is None:
-            return WHOLE
-        up, down = (1, 2) if form.is_transposed else (2, 1)
-        dims = {self.up: up, self.down: down, self.up_bias: 1, self.down_bias: 1}
-        pieces = 1 if form.is_interleaved else 2
-        return ExpertWidth(mesh=mesh, dims=dims, pieces={self.up: pieces, self.up_bias: pieces})
 
 
 class BorrowedExperts:
@@ -92,7 +74,7 @@ class BorrowedExperts:
             self._wrapper_check = WrapperCheck(placement)
 
     def keep_own(self) -> None:
-        """Cut the module's parameters to this rank's experts or shards, one after another.
+        """Cut the module's parameters to this rank's experts, one after another.
 
         Parameters stay the objects that they are. Their entries in state dicts become DTensors of
         all ranks' experts: see `placement`.
@@ -102,7 +84,7 @@ class BorrowedExperts:
         for name in self._names.all:
             parameter = self._module.get_parameter(name)
             parameter.grad = None
-            own = self.placement.own(name, parameter.detach())
+            own = self.placement.own(parameter.detach())
             parameter.data = own.clone(memory_format=torch.contiguous_format)
             del own  # before the next one is cut
         guard(self._module, self.placement)

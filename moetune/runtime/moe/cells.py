@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import torch
 
-from moetune.comm.relay import Counts
 from moetune.runtime.moe.counts import RowCounts
 from moetune.runtime.moe.dispatch import Dispatch, GroupedRows, PhaseOrder
 
@@ -82,7 +81,6 @@ class Cells:
             chunk_pieces=chunk_pieces,
             send_counts=send_counts,
             receive_counts=_per_chunk(counts.receive_CP, chunk_pieces),
-            relayed_counts=_relayed_per_chunk(counts.relayed_NLC, chunk_pieces),
         )
 
     def _sending_key(self, chunk_T: torch.Tensor) -> torch.Tensor:
@@ -136,17 +134,5 @@ def _per_chunk(
     """Return [chunk][rank] from [piece][rank] counts."""
     return tuple(
         tuple(map(sum, zip(*counts_CP[low:high], strict=True)))
-        for low, high in itertools.pairwise(chunk_pieces)
-    )
-
-
-def _relayed_per_chunk(
-    counts_NLC: Sequence[Sequence[Sequence[int]]] | None, chunk_pieces: tuple[int, ...]
-) -> tuple[Counts, ...]:
-    """Return [chunk][node][rank of a node] from [node][rank of a node][piece] counts."""
-    if counts_NLC is None:
-        return ()
-    return tuple(
-        [[sum(pieces[low:high]) for pieces in node] for node in counts_NLC]
         for low, high in itertools.pairwise(chunk_pieces)
     )

@@ -32,15 +32,12 @@ class RowCounts:
         send_CP, receive_CP: [piece][rank] rows.
         rows_CL: [piece][local expert] rows that this rank receives.
         receive_PCL: the same by source rank, (P, C, L) on the device.
-        relayed_NLC: [node][rank of a node][piece] rows that pass through this rank, where a
-            hierarchical communicator has any.
     """
 
     send_CP: Sequence[Sequence[int]]
     receive_CP: Sequence[Sequence[int]]
     rows_CL: Sequence[Sequence[int]]
     receive_PCL: torch.Tensor
-    relayed_NLC: Sequence[Sequence[Sequence[int]]] | None = None
 
 
 def exchange_counts(send_CPL: torch.Tensor, communicator: Communicator) -> RowCounts:
@@ -59,9 +56,8 @@ def exchange_counts(send_CPL: torch.Tensor, communicator: Communicator) -> RowCo
         return RowCounts(send_CP=sums, receive_CP=sums, rows_CL=rows_CL, receive_PCL=receive_PCL)
     send_PCL = send_CPL.transpose(0, 1).contiguous()
     receive_PCL = communicator.all_to_all_blocks(send_PCL, "the exchange of token counts")
-    relayed_NLC = _relayed(send_PCL, send_CPL.shape[0], communicator)
-    values = torch.cat(_sums(send_PCL, receive_PCL, relayed_NLC)).tolist()
-    return _read(values, receive_PCL, relayed_NLC)
+    values = torch.cat(_sums(send_PCL, receive_PCL)).tolist()
+    return _read(values, receive_PCL)
 
 
 def open_with_counts(
@@ -98,12 +94,11 @@ def open_with_counts(
         if used else each.new_empty((num_ranks, 0, num_local))
         for each in (send, received)
     )  # fmt: skip
-    relayed_NLC = _relayed(send_PCL, _MOST_PIECES, communicator)
-    sums = _sums(send_PCL, receive_PCL, relayed_NLC)
+    sums = _sums(send_PCL, receive_PCL)
     values = torch.cat((heads.reshape(-1), *sums)).tolist()
     rows = [values[low : low + len(mine)] for low in range(0, heads.numel(), len(mine))]
     is_common = used and all(tuple(row[-_DEGREES:]) == degrees for row in rows)
-    counts = _read(values[heads.numel() :], receive_PCL, relayed_NLC) if is_common else None
+    counts = _read(values[heads.numel() :], receive_PCL) if is_common else None
     return [row[:OPENING_VALUES] for row in rows], counts
 
 
@@ -146,46 +141,22 @@ def _packed(mine: Sequence[int], send_CPL: torch.Tensor, used: int) -> torch.Ten
     return send
 
 
-def _relayed(
-    send_PCL: torch.Tensor, most_pieces: int, communicator: Communicator
-) -> torch.Tensor | None:
-    """Exchange the rows that pass through each rank, (N, L, C); None where no rows do.
-
-    Args:
-        most_pieces: that travel, equally many on all ranks.
-    """
-    num_ranks, num_pieces, _ = send_PCL.shape
-    blocks = send_PCL.new_zeros((num_ranks, most_pieces))
-    blocks[:, :num_pieces] = send_PCL.sum(2)
-    relayed = communicator.relayed_blocks(blocks, "the exchange of relayed counts")
-    return None if relayed is None else relayed[..., :num_pieces]
-
-
-def _sums(
-    send_PCL: torch.Tensor, receive_PCL: torch.Tensor, relayed_NLC: torch.Tensor | None
-) -> tuple[torch.Tensor, ...]:
-    sums = (
+def _sums(send_PCL: torch.Tensor, receive_PCL: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
         send_PCL.sum(2).T.reshape(-1), receive_PCL.sum(2).T.reshape(-1),
         receive_PCL.sum(0).reshape(-1),
     )  # fmt: skip
-    return sums if relayed_NLC is None else (*sums, relayed_NLC.reshape(-1))
 
 
-def _read(
-    values: Sequence[int], receive_PCL: torch.Tensor, relayed_NLC: torch.Tensor | None
-) -> RowCounts:
+def _read(values: Sequence[int], receive_PCL: torch.Tensor) -> RowCounts:
     num_ranks, num_pieces, num_local = receive_PCL.shape
     num_sums = num_pieces * num_ranks
     ends = num_sums, 2 * num_sums, 2 * num_sums + num_pieces * num_local
-    relayed = None
-    if relayed_NLC is not None:
-        _, ranks_per_node, _ = relayed_NLC.shape
-        relayed = _rows_of(_rows_of(values[ends[2] :], num_pieces), ranks_per_node)
     return RowCounts(
         send_CP=_rows_of(values[: ends[0]], num_ranks),
         receive_CP=_rows_of(values[ends[0] : ends[1]], num_ranks),
         rows_CL=_rows_of(values[ends[1] : ends[2]], num_local),
-        receive_PCL=receive_PCL, relayed_NLC=relayed,
+        receive_PCL=receive_PCL,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.document import digest
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
-from moetune.domain.placement import check_places, has_replicas
+from moetune.domain.placement import check_places
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_on_first
 from moetune.runtime.plans.shared import plans_of
@@ -32,9 +32,7 @@ class LayerDecisions:
         key: of the layer; the step's dtype replaces its own.
         rank: this rank's index in the layer's group; the first one warns.
         pipeline, memory_reuse, plan, planbook, placement: as in `MoELayer`.
-        can_relay: False for a layer whose rows never travel in two steps.
         can_place: whether the layer can have its experts in another than the natural order.
-        can_replicate: whether hot ones can have places on several ranks.
 
     Attributes:
         placement: expert of each place; empty for the natural order.
@@ -57,10 +55,8 @@ class LayerDecisions:
         planbook: PlanBook | None,
         placement: Sequence[int] | None = None,
         can_place: bool = True,
-        can_relay: bool = True,
-        can_replicate: bool = True,
     ) -> None:
-        self._key, self._rank, self._can_relay = key, rank, can_relay
+        self._key, self._rank = key, rank
         self._pinned = _pinned_decision(pipeline)
         self._strategy = forced_strategy(memory_reuse)
         self.placement: tuple[int, ...] = ()
@@ -70,7 +66,6 @@ class LayerDecisions:
             placed = _placement(placement, self._book, key)
             self.placement = () if placed == tuple(range(key.layer.num_experts)) else placed
             _check_placement(self.placement, can_place=can_place)
-            _check_replicas(self.placement, can_replicate=can_replicate)
         except InputError as error:
             self._problem = error
         self._plans: dict[torch.dtype, LayerPlans | None] = {}
@@ -169,14 +164,11 @@ class LayerDecisions:
     def _plans_for(self, dtype: torch.dtype) -> LayerPlans | None:
         if dtype not in self._plans:
             key = replace(self._key, dtype=dtype_name(dtype))
-            plans = self._book.layer_plans(
-                key, memory_reuse=self._strategy, rank=self._rank, can_relay=self._can_relay
-            )
+            plans = self._book.layer_plans(key, memory_reuse=self._strategy, rank=self._rank)
             if plans is None:
-                recipe = f" --quantization {key.quantization}" if key.quantization else ""
                 warn_on_first(
                     f"no plan for {key.layer} in {key.dtype} on {key.num_ranks} ranks: "
-                    f"running one chunk. Make one with `moetune plan{recipe}`.",
+                    f"running one chunk. Make one with `moetune plan`.",
                     rank=self._rank,
                 )
             self._plans[dtype] = plans
@@ -277,15 +269,6 @@ def _check_placement(placement: tuple[int, ...], *, can_place: bool) -> None:
         )
 
 
-def _check_replicas(placement: tuple[int, ...], *, can_replicate: bool) -> None:
-    if has_replicas(placement) and not can_replicate:
-        raise InputError(
-            "a layer that pads to its capacity has as many rows for each place, and replicas of "
-            "hot experts would have full ones each",
-            "plan with --expert-placement once, or leave pad_to_capacity out",
-        )
-
-
 def _shortened(placement: tuple[int, ...]) -> str:
     """Return the first experts of a placement and its digest, which differ where it does."""
     first = ", ".join(map(str, placement[:_SHOWN_EXPERTS]))
@@ -294,12 +277,6 @@ def _shortened(placement: tuple[int, ...]) -> str:
 
 def _check_plan(plan: Plan, wanted: LayerKey) -> None:
     found = plan.workload.key
-    if found.quantization != wanted.quantization:
-        raise InputError(
-            f"plan {plan.id[:6]} is for experts quantized as {found.quantization or 'none'}, "
-            f"this layer's are {wanted.quantization or 'none'}",
-            f"make one with `moetune plan --quantization {wanted.quantization or 'none'}`",
-        )
     if (found.layer, found.num_ranks) != (wanted.layer, wanted.num_ranks):
         raise InputError(
             f"plan {plan.id[:6]} is for {found.layer} on {found.num_ranks} ranks, "

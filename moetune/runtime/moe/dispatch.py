@@ -1,6 +1,6 @@
 """A step's dispatch: the rows of each chunk, their order, and every rank's counts of them.
 
-`cells` and `padded` make it between `gate` and `function` in `MoELayer.forward`.
+`cells` makes it between `gate` and `function` in `MoELayer.forward`.
 
 T tokens of this rank, K choices a token, N rows to send (without dropped pairs), P ranks, C pieces,
 L local experts of a rank, R rows that this rank receives.
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import torch
 
-from moetune.comm.relay import Counts, Relay
 from moetune.runtime.moe.counts import RowCounts
 from moetune.runtime.moe.products import RowPart, blocks_of
 
@@ -135,9 +134,6 @@ class PhaseOrder:
         rows_TK: the row of every pair; N or more for dropped pairs.
         chunk_pieces: bounds of the chunks, in pieces.
         send_counts, receive_counts: [chunk][rank] rows.
-        relayed_counts: [chunk] rows that pass through this rank; empty where none do.
-        padding_N: True where a row is of no pair, with a capacity whose rows are always as many;
-            None without such rows. Chunks are then of places at the experts, not of tokens.
     """
 
     pairs_N: torch.Tensor
@@ -146,37 +142,15 @@ class PhaseOrder:
     chunk_pieces: tuple[int, ...]
     send_counts: tuple[tuple[int, ...], ...]
     receive_counts: tuple[tuple[int, ...], ...]
-    relayed_counts: tuple[Counts, ...] = ()
-    padding_N: torch.Tensor | None = None
-
-    def relay(self, chunk: int, *, is_homeward: bool = False) -> Relay | None:
-        """Return the rows of a chunk that pass through this rank, None where none do."""
-        if not self.relayed_counts:
-            return None
-        return Relay(counts=self.relayed_counts[chunk], is_homeward=is_homeward)
-
-    def relay_of_all(self, *, is_homeward: bool = False) -> Relay | None:
-        """Return the rows of all chunks together that pass through this rank."""
-        if not self.relayed_counts:
-            return None
-        nodes = zip(*self.relayed_counts, strict=True)
-        counts = [[sum(chunks) for chunks in zip(*node, strict=True)] for node in nodes]
-        return Relay(counts=counts, is_homeward=is_homeward)
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether rows are as many as experts can take, whatever the routing."""
-        return self.padding_N is not None
 
     @property
     def drops(self) -> bool:
         """Whether pairs may be without a row."""
-        return self.is_padded or len(self.pairs_N) < self.num_pairs
+        return len(self.pairs_N) < self.num_pairs
 
     def weights_of_rows(self, weights_TK: torch.Tensor) -> torch.Tensor:
-        """Return the combine weight of every row (N,), 0 for padding."""
-        weights_N = weights_TK.reshape(-1).index_select(0, self.pairs_N)
-        return weights_N if self.padding_N is None else weights_N.masked_fill_(self.padding_N, 0)
+        """Return the combine weight of every row (N,)."""
+        return weights_TK.reshape(-1).index_select(0, self.pairs_N)
 
     @property
     def degree(self) -> int:
@@ -190,7 +164,7 @@ class PhaseOrder:
 
     @property
     def chunk_tokens(self) -> tuple[slice, ...]:
-        """Tokens of every chunk: all pairs of a token are in the same one, without padding."""
+        """Tokens of every chunk: all pairs of a token are in the same one."""
         num_tokens, degree = len(self.rows_TK), self.degree
         bounds = [num_tokens * chunk // degree for chunk in range(degree + 1)]
         return tuple(slice(low, high) for low, high in itertools.pairwise(bounds))
@@ -211,11 +185,9 @@ class Dispatch:
     grouped: GroupedRows | None = None
 
     @property
-    def num_dropped(self) -> int | torch.Tensor:
-        """Pairs over the capacity; on the device where only that knows."""
-        padding_N = self.forward.padding_N
-        num_empty: int | torch.Tensor = 0 if padding_N is None else padding_N.sum()
-        return self.forward.num_pairs - len(self.forward.pairs_N) + num_empty
+    def num_dropped(self) -> int:
+        """Pairs over the capacity."""
+        return self.forward.num_pairs - len(self.forward.pairs_N)
 
     @property
     def is_single_chunk(self) -> bool:
@@ -228,7 +200,6 @@ class Dispatch:
         orders = (self.forward,) if self.forward is self.backward else (self.forward, self.backward)
         found = [each for order in orders for each in (order.pairs_N, order.rows_TK)]
         found += [order.tokens_N for order in orders if order.tokens_N is not order.pairs_N]
-        found += [order.padding_N for order in orders if order.padding_N is not None]
         return (*found, *(() if self.grouped is None else self.grouped.tensors))
 
     @property

@@ -14,18 +14,15 @@ from typing import Literal, Protocol
 import torch
 
 from moetune.comm.group import Communicator, OneRank
-from moetune.comm.relay import Relay
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
-from moetune.domain.quantization import Quantization
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.dispatch import PhaseOrder
 from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.moe.turns import BatchTurn
-from moetune.runtime.moe.width import WHOLE, ExpertWidth
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 
@@ -129,7 +126,6 @@ class PipelineContext:
         replica_sums: of the gradients of hot experts; None without replicas.
         form: of fused experts, in place of the activation.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
-        width: of experts that are cut over ranks.
     """
 
     communicator: Communicator
@@ -137,13 +133,11 @@ class PipelineContext:
     recorder: SpanRecorder
     workspace: Workspace
     gradients: GradientMean = field(default_factory=GradientMean)
-    quantization: Quantization | None = None
     gradient_queue: GradientQueue = field(default_factory=NoGradients)
     turn: BatchTurn | None = None
     replica_sums: ReplicaSums | None = None
     form: FusedForm | None = None
     weight_gradients: WeightGradients | None = None
-    width: ExpertWidth = WHOLE
 
     @property
     def tracker(self) -> MemoryTracker:
@@ -199,9 +193,7 @@ class Executor:
     ) -> Transfer:
         """Start sending a chunk's rows to their experts; its computation waits for them."""
         give, take = order.send_counts[chunk], order.receive_counts[chunk]
-        transfer = self._all_to_all(
-            "dispatch", chunk, rows, into, give, take, order.relay(chunk), is_equal=order.is_padded
-        )
+        transfer = self._all_to_all("dispatch", chunk, rows, into, give, take)
         self._arriving.setdefault(chunk, []).append(transfer)
         return transfer
 
@@ -210,10 +202,7 @@ class Executor:
     ) -> Transfer:
         """Start sending a chunk's results back."""
         give, take = order.receive_counts[chunk], order.send_counts[chunk]
-        relay = order.relay(chunk, is_homeward=True)
-        return self._all_to_all(
-            "combine", chunk, results, into, give, take, relay, is_equal=order.is_padded
-        )
+        return self._all_to_all("combine", chunk, results, into, give, take)
 
     def start(
         self, step: str, chunk: int, issue: Callable[[str], Transfer], *, num_bytes: int
@@ -246,18 +235,12 @@ class Executor:
         into: torch.Tensor,
         give: tuple[int, ...],
         take: tuple[int, ...],
-        relay: Relay | None,
-        *,
-        is_equal: bool,
     ) -> Transfer:
         exchange = self._context.communicator.all_to_all
-        outputs, inputs = (None, None) if is_equal else (take, give)
         # Receives first are faster up to this many chunks, and slower above it: see comm/gloo.py.
         is_alone = self._degree <= ALONE_CHUNKS
         return self.start(
             step, chunk,
-            lambda name: exchange(
-                into, rows, outputs, inputs, name, is_alone=is_alone, relay=relay
-            ),
+            lambda name: exchange(into, rows, take, give, name, is_alone=is_alone),
             num_bytes=rows.nbytes,
         )  # fmt: skip

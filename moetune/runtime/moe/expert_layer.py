@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from moetune.comm.gloo import communicator_of, shared_communicator
 from moetune.comm.group import Communicator
 from moetune.comm.launched import check_joined
-from moetune.domain.errors import InputError
 from moetune.domain.layer import (
     Activation,
     LayerKey,
@@ -22,16 +21,13 @@ from moetune.domain.layer import (
     check_sequence_parallel,
 )
 from moetune.domain.plan import Plan
-from moetune.domain.quantization import Quantization
 from moetune.runtime.moe.balance import BalanceLosses
-from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
-from moetune.runtime.moe.expert_module import WIDTH_DIMS, Experts
+from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
+from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.gate import Gate, Routing
-from moetune.runtime.moe.inputs import check_padding, expert_group
+from moetune.runtime.moe.inputs import expert_group
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.moe.quantized import checked_quantization
-from moetune.runtime.moe.width import WHOLE, ExpertWidth
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.plans.book import PlanBook
 
@@ -69,56 +65,44 @@ class ExpertLayer(PlannedLayer):
         dtype: torch.dtype | None = None,
         communicator: Communicator | None = None,
         sequence_parallel: bool = False,
-        quantization: Quantization | str | None = None,
-        pad_to_capacity: bool = False,
-        width: DeviceMesh | None = None,
         shared_experts: nn.Module | None = None,
     ) -> None:
-        if pad_to_capacity:
-            check_padding(capacity_factor, quantization)
         check_sequence_parallel(self.expert_parallel, sequence_parallel=sequence_parallel)
         shape = LayerShape(
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
             activation=activation,
         )  # fmt: skip
-        cut = WHOLE if width is None else _cut(width, mesh, placement)
-        in_shards = shape.in_shards(cut.num_shards)
-        recipe = checked_quantization(quantization, in_shards, forced_strategy(memory_reuse))
         if mesh is not None:
             group = expert_group(mesh, group if communicator is None else communicator)
         if communicator is None:
             check_joined("the layer")
             communicator = shared_communicator() if group is None else communicator_of(group)
-        check_divisible(num_experts, max(1, communicator.num_ranks // cut.num_shards))
+        check_divisible(num_experts, communicator.num_ranks)
         tracker = MemoryTracker("device")
         gate = Gate(
             shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
             tracker=tracker, device=device, dtype=dtype,
         )  # fmt: skip
         key = LayerKey(
-            layer=in_shards, num_ranks=communicator.num_ranks,
+            layer=shape, num_ranks=communicator.num_ranks,
             dtype=dtype_name(dtype or torch.get_default_dtype()),
             expert_parallel=self.expert_parallel, sequence_parallel=sequence_parallel,
-            quantization=str(recipe or ""),
         )  # fmt: skip
         decisions = LayerDecisions(
             key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
             plan=plan, planbook=planbook, placement=placement,
-            can_place=width is None, can_relay=not pad_to_capacity,
-            can_replicate=not pad_to_capacity,
         )  # fmt: skip
         # Experts behind an all-to-all get gradients from every rank's tokens: a wrapper must not
         # average them. Tensor-parallel experts have data-parallel replicas, as dense layers do.
-        placed = ExpertPlacement.of(communicator, num_experts, decisions.placement, cut)
+        placed = ExpertPlacement.of(communicator, num_experts, decisions.placement)
         experts = Experts(
             shape, placed, bias=bias, is_replicated=self.expert_parallel == "tensor",
             device=device, dtype=dtype,
         )  # fmt: skip
         super().__init__(
             shape, experts, communicator, decisions=decisions, tracker=tracker, mesh=mesh,
-            sequence_parallel=sequence_parallel, quantization=recipe,
+            sequence_parallel=sequence_parallel,
         )  # fmt: skip
-        self.pad_to_capacity = pad_to_capacity
         self._balance_losses = BalanceLosses()
         self.gate, self.experts = gate, experts
         self.shared_experts = shared_experts
@@ -191,26 +175,3 @@ class ExpertLayer(PlannedLayer):
     @aux_loss.setter
     def aux_loss(self, loss: torch.Tensor) -> None:
         self._balance_losses.set(loss)
-
-
-def _cut(
-    width: DeviceMesh, mesh: DeviceMesh | None, placement: Sequence[int] | None
-) -> ExpertWidth:
-    """Return the cut of experts' widths over ranks.
-
-    Raises:
-        InputError: it is no mesh, or something was given that does not go with it.
-    """
-    if not isinstance(width, DeviceMesh):
-        raise InputError(
-            f"width must be a DeviceMesh of (experts, width), got {type(width).__name__}",
-            'as init_device_mesh("cuda", (4, 2), mesh_dim_names=("experts", "width"))',
-        )
-    if mesh is not None:
-        raise InputError("give one of mesh and width", "width has all ranks of the group")
-    if placement is not None:
-        raise InputError(
-            "experts whose widths are cut over ranks stay in their own order, without replicas",
-            "leave placement or width out",
-        )
-    return ExpertWidth(mesh=width, dims=dict(WIDTH_DIMS))

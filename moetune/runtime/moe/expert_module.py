@@ -4,9 +4,8 @@ Layers call it like any module, so that hooks on it fire: FSDP2's, for example.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -23,8 +22,7 @@ from moetune.runtime.moe.optimizer_states import watch_optimizers
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.wrappers import SpreadExperts, WrapperCheck, check_dtensor, check_plain
 
-WIDTH_DIMS: Mapping[str, int] = MappingProxyType({"w1": 2, "b1": 1, "w2": 1, "b2": 1, "w3": 2})
-"""Of each parameter (E, …), the dimension that is cut where ranks share an expert's width."""
+_NAMES = ("w1", "b1", "w2", "b2", "w3")
 _GOLDEN = 0x9E3779B97F4A7C15
 _SEED_BITS = 63
 
@@ -80,9 +78,6 @@ class LocalExperts(Protocol):
 class Experts(SpreadExperts):
     """Parameters of the local experts, rank r of P holding places r·E/P … (r+1)·E/P − 1.
 
-    Where S consecutive ranks share each expert's width, rank r of P has shard r mod S of as many
-    experts as r // S of P / S ranks would hold.
-
     A place has the expert of its number, or the one that a plan has put there. The parameters'
     entries in state dicts are those of all ranks, in the experts' own order: see `placement`.
 
@@ -123,8 +118,7 @@ class Experts(SpreadExperts):
         for name, shape in shapes.items():
             value = None
             if shape is not None:
-                local = placement.width.local_shape(name, (placement.num_local, *shape))
-                empty = torch.empty(local, device=device, dtype=dtype)
+                empty = torch.empty((placement.num_local, *shape), device=device, dtype=dtype)
                 value = nn.Parameter(empty)
             self.register_parameter(name, value)
         self.is_replicated = is_replicated
@@ -156,7 +150,7 @@ class Experts(SpreadExperts):
             InputError: one does, a parametrization makes experts, or a state dict's copies of
                 experts were written into.
         """
-        check_plain(self, WIDTH_DIMS)
+        check_plain(self, _NAMES)
         if self._wrapper_check is not None:
             self._wrapper_check.run(self, self.w1)
             self.placement.copies.check()
@@ -173,24 +167,15 @@ class Experts(SpreadExperts):
             mixed = seed ^ ((expert + 1) * _GOLDEN)
             generator.manual_seed(mixed & (2**_SEED_BITS - 1))
             for name, parameter in self.named_parameters():
-                fan_in = self._shape_of("w2" if name.endswith("2") else "w1")[1]
+                fan_in = self.get_parameter("w2" if name.endswith("2") else "w1").shape[1]
                 bound = 1 / math.sqrt(fan_in)
-                shape = 1, *self._shape_of(name)[1:]
+                shape = 1, *parameter.shape[1:]
                 values = torch.empty(shape, dtype=torch.float64, device="cpu")
                 values.uniform_(-bound, bound, generator=generator)
                 local, offsets = local_part(parameter)
                 row = place - (offsets[0] if is_dtensor(parameter) else first)
-                if not is_dtensor(parameter):
-                    values = self.placement.width.own(name, values)
                 if 0 <= row < len(local):
                     local[row].copy_(cut(values[0], offsets[1:], local.shape[1:]))
-
-    def _shape_of(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a parameter of whole experts."""
-        parameter = self.get_parameter(name)
-        if is_dtensor(parameter):
-            return tuple(parameter.shape)
-        return self.placement.width.whole_shape(name, parameter.shape)
 
     def forward(
         self,
@@ -225,7 +210,7 @@ def local_experts(
     check_dtensor(placement, f"experts.{name}", parameter)
     local: torch.Tensor = parameter.to_local()
     whole = placement.num_local, *parameter.shape[1:]
-    if local.shape != placement.width.local_shape(name, whole):
+    if local.shape != whole:
         raise InputError(
             f"experts.{name} is placed {parameter.placements}: {tuple(local.shape)} of "
             f"{tuple(parameter.shape)} are here, not {placement.num_local} whole experts",
@@ -249,10 +234,8 @@ def _distribute(
         value = state.get(prefix + name)
         if value is parameter or not isinstance(value, torch.Tensor):
             continue
-        if is_dtensor(value):
-            state[prefix + name] = placement.in_pieces(value, name)
-        else:
-            state[prefix + name] = placement.distribute(value, name)
+        if not is_dtensor(value):
+            state[prefix + name] = placement.distribute(value)
 
 
 def _take_own_part(
@@ -267,7 +250,7 @@ def _take_own_part(
     for name, parameter in experts.named_parameters(recurse=False):
         value = state.get(prefix + name)
         if isinstance(value, torch.Tensor) and not is_dtensor(parameter):
-            part = placement.own_part(value, name, prefix + name)
+            part = placement.own_part(value, prefix + name)
             # An assigned slice would keep the memory of all experts.
             is_assigned = metadata.get("assign_to_params_buffers", False)
             state[prefix + name] = part.clone() if is_assigned else part

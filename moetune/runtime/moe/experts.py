@@ -19,7 +19,6 @@ from moetune.runtime.moe.kernels import (
     activate,
 )
 from moetune.runtime.moe.products import RowPart, multiply
-from moetune.runtime.moe.scaled_products import ScaledProducts
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
 Buffers = Mapping[str, torch.Tensor]
@@ -67,7 +66,6 @@ class ExpertWeights:
     Args:
         w1, w3: (E, D, H); a fused w1 is (E, D, 2·H).
         w2: (E, H, D).
-        scaled: products in 8 bits, of one phase; None where the layer is not quantized.
         form: of fused experts, in place of the activation; None of others.
     """
 
@@ -77,7 +75,6 @@ class ExpertWeights:
     w2: torch.Tensor
     b2: torch.Tensor | None
     w3: torch.Tensor | None
-    scaled: ScaledProducts | None = None
     form: FusedForm | None = None
 
     @classmethod
@@ -86,7 +83,6 @@ class ExpertWeights:
         activation: Activation,
         parameters: Sequence[Any],
         dtype: torch.dtype,
-        scaled: ScaledProducts | None = None,
         form: FusedForm | None = None,
     ) -> "ExpertWeights":
         """Return the weights from w1, b1, w2, b2 and w3, cast where they have another dtype.
@@ -99,9 +95,7 @@ class ExpertWeights:
         )
         if form is not None:
             w1, w2 = form.stored(w1), form.stored(w2)
-        return cls(
-            activation=activation, w1=w1, b1=b1, w2=w2, b2=b2, w3=w3, scaled=scaled, form=form
-        )
+        return cls(activation=activation, w1=w1, b1=b1, w2=w2, b2=b2, w3=w3, form=form)
 
     @property
     def parameters(self) -> tuple[torch.Tensor | None, ...]:
@@ -151,9 +145,8 @@ class ExpertWeights:
         out: torch.Tensor | None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return every row times its expert's matrix, in the format of the phase."""
-        run = multiply if self.scaled is None else self.scaled.multiply
-        return run(x, w, part, out, bias)
+        """Return every row times its expert's matrix."""
+        return multiply(x, w, part, out, bias)
 
     def project_up(
         self, rows: torch.Tensor, into: SavedActivations | None, part: RowPart

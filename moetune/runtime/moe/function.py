@@ -19,12 +19,10 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.function import once_differentiable
 
-from moetune.domain.layer import Phase
 from moetune.runtime.delayed import add_gradient
 from moetune.runtime.moe.executor import Executor, Handlers, PipelineContext, Schedule
 from moetune.runtime.moe.expert_grads import ParameterGrads
 from moetune.runtime.moe.experts import ExpertWeights, WantedGrads
-from moetune.runtime.moe.scaled_products import ScaledProducts
 
 Saved = tuple[Any, ...]
 """Tensors, or None."""
@@ -151,7 +149,7 @@ def start_forward(
     policy: MemoryPolicy, x_TD: torch.Tensor, weights_TK: torch.Tensor, parameters: Sequence[Any]
 ) -> ForwardPhase:
     """Return a forward phase whose buffers are made."""
-    experts = _cast(policy, parameters, x_TD.dtype, "forward")
+    experts = _cast(policy, parameters, x_TD.dtype)
     phase = policy.forward(PhaseInputs(values_TD=x_TD, weights_TK=weights_TK, experts=experts))
     phase.begin()
     return phase
@@ -195,7 +193,7 @@ def run_backward(
     parameters = [saved.pop() for _ in range(_NUM_PARAMETERS)][::-1]
     inputs = PhaseInputs(
         values_TD=grad_TD, weights_TK=weights_TK, saved=tuple(saved),
-        experts=_cast(policy, parameters, grad_TD.dtype, "backward"),
+        experts=_cast(policy, parameters, grad_TD.dtype),
         wanted=_wanted(policy, parameters, ctx.needs_input_grad[-_NUM_PARAMETERS:]),
     )  # fmt: skip
     phase = policy.backward(inputs)
@@ -216,7 +214,7 @@ def parameter_grads(
     if waiting is not None:
         waiting.put(partial(_add_later, policy, phase.grads, ctx.parameters))
         return (None,) * _NUM_PARAMETERS
-    grads = policy.context.width.without_zeros(phase.grads.totals())
+    grads = tuple(phase.grads.totals())
     if policy.context.replica_sums is not None:
         policy.context.replica_sums.add_up(grads)
     policy.context.gradients.sum_replicas(grads)
@@ -228,22 +226,17 @@ def _add_later(
 ) -> None:
     """Make the gradients of the parameters, and add them to theirs."""
     made.finish()
-    grads = policy.context.width.without_zeros(made.totals())
+    grads = tuple(made.totals())
     policy.context.gradients.sum_replicas(grads)
     for parameter, grad in zip(parameters, grads, strict=True):
         if parameter is not None and grad is not None:
             add_gradient(parameter, grad)
 
 
-def _cast(
-    policy: MemoryPolicy, parameters: Sequence[Any], dtype: torch.dtype, phase: Phase
-) -> ExpertWeights:
+def _cast(policy: MemoryPolicy, parameters: Sequence[Any], dtype: torch.dtype) -> ExpertWeights:
     """Return the parameters in the dtype of a step; copies are counted."""
-    context, scaled = policy.context, None
-    if context.quantization is not None and context.quantization.multiplies:
-        scaled = ScaledProducts(context.quantization, phase, context.tracker)
-    own = context.width.with_zeros(parameters)
-    weights = ExpertWeights.of(context.activation, own, dtype, scaled, context.form)
+    context = policy.context
+    weights = ExpertWeights.of(context.activation, parameters, dtype, context.form)
     pairs = zip(weights.parameters, parameters, strict=True)
     copies = [cast for cast, each in pairs if cast is not None and cast.dtype != each.dtype]
     if copies:

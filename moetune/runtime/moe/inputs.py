@@ -9,24 +9,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.quantization import Quantization
 from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.local_parts import is_dtensor
-from moetune.runtime.moe.quantized import problem_of
 
 _MESH_DIMS = 2
 """Replicas and experts."""
-
-
-def check_padding(capacity_factor: float | None, quantization: Quantization | str | None) -> None:
-    """Raise InputError where experts' rows cannot be as many as a capacity."""
-    if capacity_factor is None:
-        raise InputError("pad_to_capacity needs a capacity", "give capacity_factor, as 1.25")
-    if quantization is not None:
-        raise InputError(
-            "experts in 8 bits have no fixed numbers of rows",
-            "leave pad_to_capacity or quantization out",
-        )
 
 
 def expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
@@ -50,12 +37,7 @@ def expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
 
 
 def input_problem(
-    x: torch.Tensor,
-    dtype: torch.dtype,
-    *,
-    shape: LayerShape,
-    experts: LocalExperts,
-    quantization: Quantization | None,
+    x: torch.Tensor, dtype: torch.dtype, *, shape: LayerShape, experts: LocalExperts
 ) -> str:
     """Return why the experts cannot take a step's tokens; "" if they can.
 
@@ -71,7 +53,7 @@ def input_problem(
     is_cast = experts.compute_dtype or torch.is_autocast_enabled(x.device.type)
     if dtype != weight.dtype and not is_cast:
         return f"x is {x.dtype}, the experts are {weight.dtype}"
-    return problem_of(quantization, x.device, dtype)
+    return ""
 
 
 def is_capturing(x: torch.Tensor) -> bool:

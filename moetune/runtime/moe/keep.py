@@ -18,7 +18,6 @@ from moetune.runtime.moe.executor import Executor, PipelineContext, pipelined_sc
 from moetune.runtime.moe.expert_grads import DeferredGrads, ExpertGrads, ParameterGrads
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import PhaseInputs, Saved
-from moetune.runtime.moe.packed import PackedDispatch
 from moetune.runtime.moe.pairs import dots, pick, sum_pairs, weighted_sum
 from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.regroup import by_expert, by_expert_in_step
@@ -71,7 +70,6 @@ class _KeepPhase(ABC):
         )
         self.executor = Executor(policy.context, phase, self._order.degree)
         self.schedule = pipelined_schedule(self._order.degree, policy.order)
-        self._wire = PackedDispatch.of(policy.context, self.executor)
         self._returning: list[Transfer] = []
         self._departures: list[torch.Tensor] = []
         self._rows_ND = self._buffers["rows"][: len(self._order.pairs_N)]
@@ -81,9 +79,7 @@ class _KeepPhase(ABC):
     ) -> dict[str, Shape]:
         width = inputs.values_TD.shape[1]
         received = dispatch.num_received, width
-        order = self._order
-        num_rows = len(order.pairs_N) if order.is_padded else order.num_pairs
-        shapes: dict[str, Shape] = {"rows": (num_rows, width)}
+        shapes: dict[str, Shape] = {"rows": (self._order.num_pairs, width)}
         if self._places_R is not None:
             shapes["wire"] = received
         if is_backward and not self._waits:
@@ -102,16 +98,11 @@ class _KeepPhase(ABC):
         self._gather(mine, rows)
         into = self._received_RD if self._places_R is None else self._buffers["wire"]
         into = into[self._layout.rows[chunk]]
-        if self._wire is None:
-            self.executor.dispatch(chunk, self._order, rows, into)
-        else:
-            self._wire.dispatch(chunk, self._order, rows, into)
+        self.executor.dispatch(chunk, self._order, rows, into)
 
     def compute(self, chunk: int) -> None:
         """Compute the experts on the rows that arrived."""
         mine = self._layout.rows[chunk]
-        if self._wire is not None:
-            self._wire.arrive(chunk)
         rows = self._received_RD[mine]
         if self._places_R is None:
             self._departures.append(self._run_experts(chunk, rows))
@@ -258,7 +249,7 @@ class _KeepBackward(_KeepPhase):
         products = DeferredProducts(
             dispatch.counts.rows_CL, dispatch.counts.receive_PCL.sum((0, 1)),
             by_expert_in_step(dispatch), grouped.one_hot_RL, self._tracker,
-            scale=inputs.wanted.scale, scaled=inputs.experts.scaled, is_grouped=self._is_grouped,
+            scale=inputs.wanted.scale, is_grouped=self._is_grouped,
         )  # fmt: skip
         return DeferredGrads(
             inputs.experts, inputs.wanted, self._inputs_RD, self._received_RD, products

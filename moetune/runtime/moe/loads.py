@@ -52,11 +52,8 @@ class LoadRecorder:
         self._rows_S.clear()
         self._num_without_gradients = 0
 
-    def record(self, communicator: Communicator, *, top_k: int, shards: int = 1) -> RoutingRecord:
+    def record(self, communicator: Communicator, *, top_k: int) -> RoutingRecord:
         """Return the record of all ranks' experts; all ranks call this together.
-
-        Args:
-            shards: consecutive ranks that have the rows of the same experts.
 
         Raises:
             InputError: no step was recorded; on all ranks.
@@ -75,7 +72,7 @@ class LoadRecorder:
                 f"ranks recorded from {min(steps)} to {max(steps)} steps",
                 "record, and forget, on all ranks alike",
             )
-        rows, first = rows[::shards], 1 + len(self._totals_L)
+        first = 1 + len(self._totals_L)
         totals_E = [total for row in rows for total in row[1:first]]
         rows_SP = list(zip(*(row[first : first + num_steps] for row in rows), strict=True))
         return record_of(rows_SP, totals_E, top_k=top_k, num_ranks=len(rows))

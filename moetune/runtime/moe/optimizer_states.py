@@ -8,7 +8,6 @@ dicts. `torch.distributed.checkpoint.state_dict` takes a step of zeros before it
 import functools
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -28,15 +27,7 @@ from moetune.runtime.moe.total_norm import sum_norms_over_ranks
 _ZERO = "ZeroRedundancyOptimizer"
 
 
-@dataclass(frozen=True, slots=True)
-class _Owner:
-    """The place of a parameter's experts, and its name in their module."""
-
-    placement: ExpertPlacement
-    name: str
-
-
-_Convert = Callable[[_Owner, nn.Parameter, str, torch.Tensor], torch.Tensor]
+_Convert = Callable[[ExpertPlacement, nn.Parameter, str, torch.Tensor], torch.Tensor]
 
 
 def watch_optimizers(experts: nn.Module, placement: ExpertPlacement) -> None:
@@ -140,16 +131,16 @@ class _OptimizerWatch:
                 states[key] = _converted(states[key], owners[id(parameter)], parameter, convert)
         return state | {"state": states}
 
-    def _owners(self) -> dict[int, _Owner]:
-        """Return the owners of parameters whose states are not as checkpoints need them.
+    def _owners(self) -> dict[int, ExpertPlacement]:
+        """Return the placements of parameters whose states are not as checkpoints need them.
 
-        DTensors have states that are DTensors; only those in pieces have to tell.
+        DTensors have states that are DTensors.
         """
         return {
-            id(parameter): _Owner(placement, name)
+            id(parameter): placement
             for experts, placement in self.placements.items()
-            for name, parameter in experts.named_parameters(recurse=False)
-            if not is_dtensor(parameter) or placement.width.num_pieces(name) > 1
+            for parameter in experts.parameters(recurse=False)
+            if not is_dtensor(parameter)
         }
 
 
@@ -158,7 +149,7 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def _converted(
-    states: dict[str, Any], owner: _Owner, parameter: nn.Parameter, convert: _Convert
+    states: dict[str, Any], owner: ExpertPlacement, parameter: nn.Parameter, convert: _Convert
 ) -> dict[str, Any]:
     """Return one parameter's states with converted tensors; numbers stay."""
     return {
@@ -170,44 +161,33 @@ def _converted(
 
 
 def _distributed(
-    owner: _Owner, parameter: nn.Parameter, key: str, value: torch.Tensor
+    owner: ExpertPlacement, parameter: nn.Parameter, key: str, value: torch.Tensor
 ) -> torch.Tensor:
     """Return a state as a DTensor.
 
     Raises:
         InputError: its rows are not those of experts.
     """
-    if is_dtensor(value):
-        return owner.placement.in_pieces(value, owner.name)
     if value.dim() != parameter.dim() or len(value) != len(parameter):
         raise InputError(
             f"the optimizer's {key} {tuple(value.shape)} of experts {tuple(parameter.shape)} is "
             "not one row for each expert, so that no state dict of all ranks can have it",
             "use an optimizer with states of the parameters' shape, such as AdamW",
         )
-    return owner.placement.distribute(value, owner.name, "optimizer")
+    return owner.distribute(value, "optimizer")
 
 
 def _own_part(
-    owner: _Owner, parameter: nn.Parameter, key: str, value: torch.Tensor
+    owner: ExpertPlacement, _: nn.Parameter, key: str, value: torch.Tensor
 ) -> torch.Tensor:
-    if is_dtensor(parameter):
-        return _plain(value)
     what = f"the optimizer's {key} of experts"
-    part = owner.placement.own_part(value, owner.name, what, "optimizer")
+    part = owner.own_part(value, what, "optimizer")
     # A slice would keep the memory of all experts: torch takes loaded states without a copy.
     return part if is_dtensor(value) else part.clone()
 
 
-def _plain(value: torch.Tensor) -> torch.Tensor:
-    """Return a state as torch's own DTensor, with which optimizers compute."""
-    from moetune.runtime.moe.pieces import DTensorInPieces
-
-    return value.plain() if isinstance(value, DTensorInPieces) else value
-
-
 def _loaded_part(
-    owner: _Owner, parameter: nn.Parameter, key: str, value: torch.Tensor
+    owner: ExpertPlacement, parameter: nn.Parameter, key: str, value: torch.Tensor
 ) -> torch.Tensor:
     """Return this rank's part of a state that was there before the first step."""
     if not is_dtensor(value) and len(value) == len(parameter):

@@ -36,31 +36,22 @@ def pick(rows_ND: torch.Tensor, rows_TK: torch.Tensor, *, drops: bool) -> torch.
 
 
 def sum_pairs(
-    rows_ND: torch.Tensor,
-    rows_TK: torch.Tensor,
-    out_TD: torch.Tensor,
-    *,
-    drops: bool,
-    adds: bool = False,
+    rows_ND: torch.Tensor, rows_TK: torch.Tensor, out_TD: torch.Tensor, *, drops: bool
 ) -> None:
     """Write the sum of every token's rows.
 
     Args:
         rows_TK, drops: as in `pick`.
-        adds: add it to what is there.
     """
     num_tokens, top_k = rows_TK.shape
-    if top_k == 1 and not drops and not adds:
+    if top_k == 1 and not drops:
         torch.index_select(rows_ND, 0, rows_TK.view(-1), out=out_TD)
         return
     step = _step(_SUM_VALUES, rows_ND, top_k * rows_ND.shape[1])
     for low in range(0, num_tokens, step):
         some = slice(low, low + step)
         # Without a name, so that one block's rows are gone when the next one's are picked.
-        if adds:
-            out_TD[some] += pick(rows_ND, rows_TK[some], drops=drops).sum(dim=1)
-        else:
-            torch.sum(pick(rows_ND, rows_TK[some], drops=drops), dim=1, out=out_TD[some])
+        torch.sum(pick(rows_ND, rows_TK[some], drops=drops), dim=1, out=out_TD[some])
 
 
 def weighted_sum(picked_TKD: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:

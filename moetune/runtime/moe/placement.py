@@ -5,13 +5,11 @@ together with a model's other parameters. In state dicts, the layer's and the op
 DTensors of all experts, `Shard(0)` over the layer's group, which share the plain tensors' memory:
 `torch.distributed.checkpoint` takes plain tensors of one name for replicas, and keeps one rank's.
 
-Where each expert's width is cut, too (`width`), they are sharded over both dimensions of a mesh.
-
 Experts that a plan has placed otherwise travel to their places in the natural order when a state
 dict is made, and back when one is loaded: a checkpoint does not tell where its experts were.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,6 @@ from moetune.domain.placement import has_replicas, places_of
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.moves import check_replicas, moved
 from moetune.runtime.moe.state_copies import EXPERTS_OF, StateCopies, StateKind
-from moetune.runtime.moe.width import WHOLE, WIDTH, ExpertWidth
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -37,7 +34,7 @@ EXPERTS = "experts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPlacement:
-    """Experts on the ranks, equally many each; or, of experts that are cut, of their shards.
+    """Experts on the ranks, equally many each.
 
     Args:
         num_experts: of all ranks.
@@ -46,7 +43,6 @@ class ExpertPlacement:
         group: None for one rank, or for a communicator that is no process group.
         order: expert of each place, of which rank r has the r-th of equal parts; empty for the
             natural order. A hot expert may have several places; see `domain.placement`.
-        width: of experts that are cut over consecutive ranks, always in the natural order.
     """
 
     num_experts: int
@@ -54,29 +50,24 @@ class ExpertPlacement:
     members: tuple[int, ...]
     group: dist.ProcessGroup | None = None
     order: tuple[int, ...] = ()
-    width: ExpertWidth = WHOLE
     copies: StateCopies = field(default_factory=StateCopies, compare=False, repr=False)
 
     @classmethod
     def of(
-        cls,
-        communicator: Communicator,
-        num_experts: int,
-        order: tuple[int, ...] = (),
-        width: ExpertWidth = WHOLE,
+        cls, communicator: Communicator, num_experts: int, order: tuple[int, ...] = ()
     ) -> "ExpertPlacement":
         """Return the placement of experts over a communicator's ranks."""
         is_natural = order == tuple(range(num_experts)) or communicator.num_ranks == 1
         return cls(
             num_experts=num_experts, rank=communicator.rank, members=communicator.members,
             group=communicator.group if isinstance(communicator, GroupCommunicator) else None,
-            order=() if is_natural else order, width=width,
+            order=() if is_natural else order,
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Callable[..., "ExpertPlacement"], tuple[Any, ...]]:
         """Copies share the group, and watch state dicts of their own."""
         group = name_of(self.group)
-        return _again, (self.num_experts, self.rank, self.members, group, self.order, self.width)
+        return _again, (self.num_experts, self.rank, self.members, group, self.order)
 
     @property
     def num_ranks(self) -> int:
@@ -86,12 +77,12 @@ class ExpertPlacement:
     @property
     def num_local(self) -> int:
         """Experts of each rank, replicas and empty places among them."""
-        return (len(self.order) or self.num_experts) * self.width.num_shards // self.num_ranks
+        return (len(self.order) or self.num_experts) // self.num_ranks
 
     @property
     def first(self) -> int:
         """This rank's first place, in the natural order its first expert."""
-        return self.rank // self.width.num_shards * self.num_local
+        return self.rank * self.num_local
 
     @property
     def experts(self) -> tuple[int, ...]:
@@ -121,35 +112,26 @@ class ExpertPlacement:
                 "moetune.replicate",
             )
 
-    def own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+    def own(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a parameter of all experts, which are in the natural order."""
         if self.order:
             return whole[[max(expert, 0) for expert in self.experts]]
-        return self.width.own(name, whole[self.first : self.first + self.num_local])
+        return whole[self.first : self.first + self.num_local]
 
-    def whole(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return a parameter of all experts, of all ranks' parts in the natural order."""
-        shards = self.width.num_shards
-        rows = [parts[first : first + shards] for first in range(0, len(parts), shards)]
-        return torch.cat([self.width.whole(name, row) for row in rows])
-
-    def distribute(
-        self, local: torch.Tensor, name: str, kind: StateKind = "parameters"
-    ) -> torch.Tensor:
+    def distribute(self, local: torch.Tensor, kind: StateKind = "parameters") -> torch.Tensor:
         """Return a DTensor of all experts (E, …) in the memory of this rank's.
 
         Experts in another than the natural order are copies, from an exchange of all ranks.
 
         Args:
-            local: (E / ranks, …), or this rank's shards.
-            name: of the parameter in its module.
+            local: (E / ranks, …).
             kind: of a state dict.
 
         Raises:
             InputError: the layer's communicator is no process group.
             CollectiveError: the exchange failed.
         """
-        from torch.distributed.tensor import DTensor
+        from torch.distributed.tensor import DTensor, Shard
 
         if self.order and local.is_meta:
             local = local.new_empty((self.num_experts // self.num_ranks, *local.shape[1:]))
@@ -158,21 +140,10 @@ class ExpertPlacement:
                 check_replicas(local, self.order, self.process_group, EXPERTS_OF[kind])
             local = moved(local, places_of(self.order), self.process_group)
             self.copies.add(kind, local)
-        every = DTensor.from_local(
-            local, self._mesh(local), self.width.placements(name), run_check=False
-        )
-        return self.in_pieces(every, name)
-
-    def in_pieces(self, value: "DTensor", name: str) -> "DTensor":
-        """Return a DTensor of a parameter as checkpoints need it: see `pieces`."""
-        if self.width.num_pieces(name) == 1:
-            return value
-        from moetune.runtime.moe.pieces import DTensorInPieces
-
-        return DTensorInPieces.of(value)
+        return DTensor.from_local(local, self._mesh(local), [Shard(0)], run_check=False)
 
     def own_part(
-        self, value: torch.Tensor, name: str, what: str, kind: StateKind = "parameters"
+        self, value: torch.Tensor, what: str, kind: StateKind = "parameters"
     ) -> torch.Tensor:
         """Return this rank's experts of a state dict's value.
 
@@ -182,7 +153,6 @@ class ExpertPlacement:
         Args:
             value: a DTensor, as `distribute` made it on a rank of this index in a group of this
                 size, or a plain tensor of all experts, as in a layer on one rank.
-            name: of the parameter in its module.
             what: the value is, for errors.
             kind: of the state dict.
 
@@ -192,7 +162,7 @@ class ExpertPlacement:
         """
         self.copies.forget(kind)
         if is_dtensor(value):
-            part = self._own_part_of(value, name, what)
+            part = self._own_part_of(value, what)
             if not self.order:
                 return part
             if part.is_meta:
@@ -200,7 +170,7 @@ class ExpertPlacement:
             return moved(part, self.order, self.process_group)
         num_found = len(value) if value.dim() else 0
         if num_found == self.num_experts:
-            return self.own(name, value)
+            return self.own(value)
         if num_found == self.num_local:
             raise InputError(
                 f"{what} has {num_found} of {self.num_experts} experts, and does not tell of which "
@@ -209,12 +179,13 @@ class ExpertPlacement:
             )
         return value  # torch names both shapes in its error
 
-    def _own_part_of(self, value: "DTensor", name: str, what: str) -> torch.Tensor:
-        mesh, shards = value.device_mesh, self.width.num_shards
-        mine = (self.rank,) if shards == 1 else divmod(self.rank, shards)
+    def _own_part_of(self, value: "DTensor", what: str) -> torch.Tensor:
+        from torch.distributed.tensor import Shard
+
+        mesh = value.device_mesh
         # A mesh from a file still has the coordinate of the rank that wrote the file.
-        is_own = tuple(mesh.get_coordinate() or ()) == mine and mesh.size() == self.num_ranks
-        if is_own and list(value.placements) == self.width.placements(name):
+        is_own = tuple(mesh.get_coordinate() or ()) == (self.rank,)
+        if is_own and mesh.size() == self.num_ranks and list(value.placements) == [Shard(0)]:
             local: torch.Tensor = value.to_local()
             return local
         raise InputError(
@@ -244,23 +215,12 @@ class ExpertPlacement:
         group, kind = self.process_group, local.device.type
         if local.is_meta:
             kind = group._device_types[0].type  # noqa: SLF001 - torch has no public name
-        both = self.width.mesh
-        if both is None:
-            return DeviceMesh.from_group(group, kind, mesh_dim_names=(EXPERTS,))
-        return DeviceMesh.from_group(
-            both.get_all_groups(), kind, mesh=both.mesh, mesh_dim_names=(EXPERTS, WIDTH)
-        )
+        return DeviceMesh.from_group(group, kind, mesh_dim_names=(EXPERTS,))
 
 
 def _again(
-    num_experts: int,
-    rank: int,
-    members: tuple[int, ...],
-    group: str,
-    order: tuple[int, ...],
-    width: ExpertWidth,
+    num_experts: int, rank: int, members: tuple[int, ...], group: str, order: tuple[int, ...]
 ) -> ExpertPlacement:
     return ExpertPlacement(
-        num_experts=num_experts, rank=rank, members=members, group=group_named(group),
-        order=order, width=width,
-    )  # fmt: skip
+        num_experts=num_experts, rank=rank, members=members, group=group_named(group), order=order
+    )

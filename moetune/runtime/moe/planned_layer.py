@@ -16,12 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.agree import Opening
 from moetune.comm.group import Communicator
-from moetune.comm.hierarchical import hierarchical_of
-from moetune.comm.launched import ranks_per_node
-from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
-from moetune.domain.quantization import Quantization
 from moetune.domain.routing_record import RoutingRecord
 from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.runtime.delayed import WeightGradients
@@ -33,9 +29,7 @@ from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.inputs import input_dtype, input_problem, is_capturing
 from moetune.runtime.moe.loads import LoadRecorder
-from moetune.runtime.moe.quantized import check_keeps
 from moetune.runtime.moe.replica_sums import ReplicaSums
-from moetune.runtime.moe.shards import to_shards
 from moetune.runtime.moe.shared_work import SharedWork, WorkBeside
 from moetune.runtime.moe.turns import current_batch, current_turn
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
@@ -67,17 +61,14 @@ class PlannedLayer(nn.Module, ABC):
     """Experts that are spread over the ranks of a group, without their gate.
 
     Args:
-        shape: of the layer, as plans have it. Plans of a layer whose ranks share an expert's width
-            are of its shards (`in_shards`), experts of their own.
+        shape: of the layer, as plans have it.
         experts: of this rank; kinds of layers register them as a module, or leave that to others.
         decisions: of the layer.
         tracker: of the device's memory.
 
     Attributes:
-        in_shards: the layer of the experts' shards, whose rows and products the ranks have.
         expert_parallel: the kind of expert parallelism, as in its plans.
         sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
-        quantization: of the experts' products and of the rows on the wire; None for neither.
         gradient_queue: of dense gradients, sent between the exchanges of backward phases.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
         replica_sums: of hot experts' gradients; None without replicas. `sums_replicas` tells
@@ -86,7 +77,6 @@ class PlannedLayer(nn.Module, ABC):
 
     expert_parallel: ClassVar[ExpertParallel]
     experts: LocalExperts
-    pad_to_capacity = False
     weight_gradients: WeightGradients | None = None
     sums_replicas = True
 
@@ -100,23 +90,18 @@ class PlannedLayer(nn.Module, ABC):
         tracker: MemoryTracker,
         mesh: DeviceMesh | None = None,
         sequence_parallel: bool = False,
-        quantization: Quantization | None = None,
     ) -> None:
         super().__init__()
-        width = experts.placement.width
-        width.check_members(communicator.members)
-        check_divisible(shape.num_experts, communicator.num_ranks // width.num_shards)
-        self.shape, self.quantization = shape, quantization
-        self.in_shards = shape.in_shards(width.num_shards)
+        check_divisible(shape.num_experts, communicator.num_ranks)
+        self.shape = shape
         self.sequence_parallel = sequence_parallel
         self.communicator, self.mesh = communicator, mesh
-        self._hierarchical: Communicator | None = None
         self._tracker, self._host_tracker = tracker, MemoryTracker("host")
         self.recorder: SpanRecorder = NoRecorder()
         self.gradient_queue: GradientQueue = NoGradients()
         self.decision = SAFE_DECISION
         self._asked: tuple[int, torch.dtype] | None = None
-        self._num_dropped: int | torch.Tensor = 0
+        self._num_dropped = 0
         self._decisions = decisions
         self._workspaces = [Workspace(tracker) for _ in range(BATCHES_IN_TURNS)]
         self._loads = LoadRecorder(experts.local_experts)
@@ -162,13 +147,12 @@ class PlannedLayer(nn.Module, ABC):
         opening = Opening(
             num_tokens=x.numel() // width if width else 0, signature=self._signature(x, dtype),
             problem=problem or input_problem(
-                x, dtype, shape=self.shape, experts=self.experts, quantization=self.quantization
+                x, dtype, shape=self.shape, experts=self.experts
             ),
             note=self._decisions.note(dtype),
         )  # fmt: skip
         with self._tracker.explain("a forward pass"):
-            placement = self.experts.placement
-            step = self._prepare(x, opening, dtype, lambda: to_shards(route(), placement))
+            step = self._prepare(x, opening, dtype, route)
             routing = step.routing
             x_TD = routing.x_TD.to(dtype)
             watch: Watch = NoWatch()
@@ -198,13 +182,7 @@ class PlannedLayer(nn.Module, ABC):
         self._decisions.agree(self.communicator, 0)
 
     def pin(self, decision: Decision | None) -> None:
-        """Run with `decision` from now on, on all ranks alike; None goes back to the plan.
-
-        Raises:
-            InputError: it reuses memory, and the experts are quantized.
-        """
-        if self.quantization is not None and decision is not None:
-            check_keeps(decision.strategy)
+        """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""
         self._decisions.pin(decision)
 
     @property
@@ -224,7 +202,7 @@ class PlannedLayer(nn.Module, ABC):
     @property
     def num_dropped(self) -> int:
         """Pairs over the capacity in the last forward pass."""
-        return int(self._num_dropped)
+        return self._num_dropped
 
     @property
     def memory(self) -> MemoryUse:
@@ -246,20 +224,11 @@ class PlannedLayer(nn.Module, ABC):
         Counts that the host reads anyway are summed, so that recording costs no exchange.
 
         Raises:
-            InputError: no step was recorded, or rows are padded to a capacity, which the host does
-                not count; on all ranks.
+            InputError: no step was recorded; on all ranks.
             CollectiveError: the exchange failed.
         """
-        if self.pad_to_capacity:
-            raise InputError(
-                "a layer that pads to its capacity has no counts to record",
-                "record with pad_to_capacity=False",
-            )
-        placement = self.experts.placement
-        record = self._loads.record(
-            self.communicator, top_k=self.shape.top_k, shards=placement.width.num_shards
-        )
-        return record.in_order_of(placement.order)
+        record = self._loads.record(self.communicator, top_k=self.shape.top_k)
+        return record.in_order_of(self.experts.placement.order)
 
     def forget_routing(self) -> None:
         """Begin the record of the routing anew, on all ranks alike."""
@@ -310,30 +279,12 @@ class PlannedLayer(nn.Module, ABC):
         if recorder is None or not isinstance(self.recorder, NoRecorder):
             recorder = self.recorder
         return PipelineContext(
-            communicator=self._exchanging, activation=self.shape.activation, recorder=recorder,
+            communicator=self.communicator, activation=self.shape.activation, recorder=recorder,
             workspace=self._workspaces[current_batch()], gradients=self.experts.gradients,
-            quantization=self.quantization, gradient_queue=self.gradient_queue,
+            gradient_queue=self.gradient_queue,
             turn=current_turn(), form=self.experts.form, weight_gradients=self.weight_gradients,
             replica_sums=self.replica_sums if self.sums_replicas else None,
-            width=self.experts.placement.width,
         )  # fmt: skip
-
-    @property
-    def _exchanging(self) -> Communicator:
-        """The communicator of the step's dispatcher; the hierarchical one is made at its first."""
-        if self.decision.dispatcher == "flat":
-            return self.communicator
-        if self.pad_to_capacity:
-            raise InputError(
-                "rows that are padded to a capacity do not travel in two steps",
-                'pin or plan the dispatcher "flat", or leave pad_to_capacity out',
-            )
-        if self._hierarchical is None:
-            # All ranks have the same decision, so that they make its groups together.
-            self._hierarchical = hierarchical_of(
-                self.communicator, ranks_per_node=ranks_per_node(self.communicator.num_ranks)
-            )
-        return self._hierarchical
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
         """Return the number of tokens to look plans up by, from those of every rank."""
@@ -341,7 +292,7 @@ class PlannedLayer(nn.Module, ABC):
 
     def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
         return (
-            f"{self.shape}, {self.in_shards}, {dtype}, {self.quantization}, "
+            f"{self.shape}, {dtype}, "
             f"{self._decisions.version}, gradients {torch.is_grad_enabled()}, "
             f"of the input {x.requires_grad}"
         )

@@ -111,9 +111,9 @@ class WeightExchange:
         rows_N1 = self._dispatch.forward.weights_of_rows(weights_TK).to(dtype).unsqueeze(1)
         rows_N1 = transpose_blocks(rows_N1, self._chunk_counts, torch.empty_like(rows_N1))
         arrived_R1 = rows_N1.new_empty(sum(self._receive), 1)
-        relay, name = self._dispatch.forward.relay_of_all(), "the exchange of weights"
+        name = "the exchange of weights"
         self._communicator.all_to_all(
-            arrived_R1, rows_N1, self._receive, self._send, name, is_alone=True, relay=relay
+            arrived_R1, rows_N1, self._receive, self._send, name, is_alone=True
         ).wait()
         if self._places_R is None:
             return arrived_R1
@@ -125,9 +125,8 @@ class WeightExchange:
             grads_R1 = torch.empty_like(grads_R1).index_copy_(0, self._places_R, grads_R1)
         arrived_N1 = grads_R1.new_empty(sum(self._send), 1)
         name = "the exchange of the weights' gradients"
-        relay = self._dispatch.forward.relay_of_all(is_homeward=True)
         self._communicator.all_to_all(
-            arrived_N1, grads_R1, self._send, self._receive, name, is_alone=True, relay=relay
+            arrived_N1, grads_R1, self._send, self._receive, name, is_alone=True
         ).wait()
         rows_N1 = transpose_blocks(arrived_N1, self._rank_counts, torch.empty_like(arrived_N1))
         order = self._dispatch.forward

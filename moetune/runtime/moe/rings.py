@@ -168,10 +168,6 @@ class TokenExchange:
     def _add(self, chunk: int, rows: torch.Tensor, transfer: Transfer) -> None:
         transfer.wait()
         order, first = self._order, self._sent[chunk].start
-        # A chunk of padded rows has rows of any token: each adds its own.
-        tokens = slice(None) if order.is_padded else order.chunk_tokens[chunk]
+        tokens = order.chunk_tokens[chunk]
         rows_TK = order.rows_TK[tokens] - first if first else order.rows_TK[tokens]
-        sum_pairs(
-            rows, rows_TK, self._sum_TD[tokens], drops=order.drops,
-            adds=order.is_padded and chunk > 0,
-        )  # fmt: skip
+        sum_pairs(rows, rows_TK, self._sum_TD[tokens], drops=order.drops)

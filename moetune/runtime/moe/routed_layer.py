@@ -49,8 +49,7 @@ class RoutedLayer(AllToAllLayer):
         planbook: PlanBook | None = None,
     ) -> None:
         key = LayerKey(
-            layer=shape.in_shards(experts.placement.width.num_shards),
-            num_ranks=communicator.num_ranks, dtype=dtype_name(experts.w1.dtype),
+            layer=shape, num_ranks=communicator.num_ranks, dtype=dtype_name(experts.w1.dtype),
         )  # fmt: skip
         decisions = LayerDecisions(
             key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,

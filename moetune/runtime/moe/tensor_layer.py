@@ -16,7 +16,6 @@ from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.plan import Plan
-from moetune.domain.quantization import Quantization
 from moetune.runtime.moe.counts import MOST_EXPECTED, open_beside_counts
 from moetune.runtime.moe.decisions import forced_strategy
 from moetune.runtime.moe.dispatch import GroupedRows
@@ -57,7 +56,6 @@ class TensorExpertLayer(ExpertLayer):
         sequence_parallel: x and the output are this rank's shard of the group's tokens; shards may
             differ in size. The input is all-gathered, the output reduce-scattered. Its plans are
             those with sequence shards, for the tokens of all ranks.
-        quantization: None; see `MoELayer`.
 
     Attributes:
         aux_loss: balance loss of the last forward pass over all tokens, equal on all ranks: add
@@ -91,13 +89,7 @@ class TensorExpertLayer(ExpertLayer):
         dtype: torch.dtype | None = None,
         communicator: Communicator | None = None,
         sequence_parallel: bool = False,
-        quantization: Quantization | str | None = None,
     ) -> None:
-        if Quantization.of(quantization) is not None:
-            raise InputError(
-                "quantization is not available in a tensor-parallel group",
-                "omit it, or use moetune.MoELayer",
-            )
         if capacity_factor is not None:
             raise InputError(
                 "capacity_factor must be None: experts of a tensor-parallel group drop no pair",

@@ -15,7 +15,6 @@ import torch
 
 from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.products import RowPart, add_product, widened_mm
-from moetune.runtime.moe.scaled_products import ScaledProducts
 from moetune.runtime.moe.workspace import MemoryTracker
 
 _MATRICES = 3
@@ -124,7 +123,6 @@ class DeferredProducts:
         places_R: of the rows in that order; None where they have it already.
         one_hot_RL: of the rows' experts, by (piece, expert); None without biases.
         scale: factor of the gradients.
-        scaled: products in 8 bits; None where the layer is not quantized.
         is_grouped: whether one kernel multiplies the rows of all experts.
     """
 
@@ -137,10 +135,9 @@ class DeferredProducts:
         tracker: MemoryTracker,
         *,
         scale: float = 1.0,
-        scaled: ScaledProducts | None = None,
         is_grouped: bool = True,
     ) -> None:
-        self._scaled, self._is_grouped = scaled, is_grouped
+        self._is_grouped = is_grouped
         self._rows_L = [sum(cells) for cells in zip(*rows_CL, strict=True)]
         self._ends_L = counts_L.cumsum(0, dtype=torch.int32)
         self._places_R, self._tracker, self._scale = places_R, tracker, scale
@@ -174,14 +171,9 @@ class DeferredProducts:
         Args:
             dtype: of the gradient: that of the factors, or a wider one.
         """
-        made = None
-        if self._scaled is not None:
-            made = self._scaled.grad_weights(x, y, self._ends_L, self._rows_L, dtype)
-        is_apart = not self._is_grouped or (self._scaled is not None and self._scaled.emulates)
-        if made is None and (is_apart or dtype != x.dtype or not len(x)):
+        if not self._is_grouped or dtype != x.dtype or not len(x):
             return self._one_by_one(x, y, dtype)
-        if made is None:
-            made = self._grouped(x, y)
+        made = self._grouped(x, y)
         self._tracker.add(made)
         return made if self._scale == 1 else made.mul_(self._scale)
 

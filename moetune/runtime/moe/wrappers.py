@@ -21,7 +21,7 @@ from moetune.runtime.moe.optimizer_states import watch_optimizers
 from moetune.runtime.moe.placement import ExpertPlacement
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    pass
 
 _PREPARE = "call moetune.prepare_fsdp(model, mesh) first, and fully_shard the model then"
 
@@ -174,24 +174,11 @@ def check_dtensor(placement: ExpertPlacement, name: str, value: torch.Tensor) ->
     if not is_dtensor(value):
         return
     placement.check_natural(f"experts.{name} as a DTensor")
-    if placement.width.num_shards > 1:
-        _check_cut(placement, name, value)
     if len(value) != placement.num_experts:
         ranks = sorted(value.device_mesh.mesh.flatten().tolist())
         raise InputError(
             f"{name} would be a DTensor of {len(value)} experts over ranks {ranks}, but "
             f"each of the ranks {list(placement.members)} has others of the layer's "
             f"{placement.num_experts}",
-            _PREPARE,
-        )
-
-
-def _check_cut(placement: ExpertPlacement, name: str, value: "DTensor") -> None:
-    """Raise InputError where a DTensor takes shards of experts for whole ones."""
-    wanted = placement.width.placements(name.rpartition(".")[2])
-    if list(value.placements)[-len(wanted) :] != wanted:
-        raise InputError(
-            f"{name} would be a DTensor placed {value.placements}, but the ranks "
-            f"{list(placement.members)} have shards of the experts' widths: {wanted}",
             _PREPARE,
         )

@@ -8,7 +8,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from moetune.comm.gloo import new_communicator
 from moetune.comm.group import Communicator
@@ -20,7 +19,6 @@ from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.local_parts import is_dtensor, local_part
 from moetune.runtime.moe.placement import EXPERTS
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.moe.width import WIDTH
 from moetune.runtime.parallel.replicas import (
     check_placements,
     equalize,
@@ -87,8 +85,7 @@ def _communicator(mesh: DeviceMesh) -> Communicator:
 def _distribute(experts: LocalExperts, mesh: DeviceMesh) -> None:
     """Make DTensors of the parameters, in their memory."""
     for name, parameter in tuple(experts.module.named_parameters()):
-        placements = experts.placement.width.placements(name)
-        whole = DTensor.from_local(parameter.detach(), mesh, placements, run_check=False)
+        whole = DTensor.from_local(parameter.detach(), mesh, [Shard(0)], run_check=False)
         setattr(experts.module, name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
 
 
@@ -117,15 +114,12 @@ def _fully_shard(
 def _placement(parameter: nn.Parameter, num_replicas: int) -> Shard:
     """Return the first dimension that divides evenly: whole experts where they do.
 
-    One that this rank has pieces of is none: a shard of its own would be parts of these.
-
     Raises:
         InputError: none does; torch's checkpoints would misplace uneven shards.
     """
     shape = local_part(parameter)[0].shape
-    in_pieces = {one.dim for one in _placements(parameter) if isinstance(one, _StridedShard)}
     for dim, size in enumerate(shape):
-        if size % num_replicas == 0 and dim not in in_pieces:
+        if size % num_replicas == 0:
             return Shard(dim)
     raise InputError(
         f"experts of shape {tuple(shape)} on each rank cannot be sharded evenly over "
@@ -134,30 +128,19 @@ def _placement(parameter: nn.Parameter, num_replicas: int) -> Shard:
     )
 
 
-def _placements(parameter: nn.Parameter) -> tuple[Placement, ...]:
-    return tuple(parameter.placements) if is_dtensor(parameter) else ()
-
-
 def _expert_mesh(
     layer: PlannedLayer, data_parallel: Communicator, device_type: str
 ) -> tuple[DeviceMesh, DeviceMesh]:
-    """Return one mesh's dimensions of replicas and of experts, the layer's own where it has it.
-
-    Where ranks share an expert's width, the experts have two dimensions.
-    """
+    """Return one mesh's dimensions of replicas and of experts, the layer's own where it has it."""
     groups = expert_groups(layer, data_parallel)
     mesh = mesh_of_replicas(layer, groups)
     if mesh is None or mesh.device_type != device_type or not mesh.mesh_dim_names:
         placement = layer.experts.placement
         mine = [group[placement.rank] for group in groups]
         replicas = group_of_members(mine, description="moetune: replicas of experts")
-        spread, ranks = [placement.process_group], torch.tensor(groups, device="cpu")
-        dims: tuple[str, ...] = _REPLICAS, EXPERTS
-        if placement.width.mesh is not None:
-            spread, dims = placement.width.mesh.get_all_groups(), (*dims, WIDTH)
-            ranks = ranks.view(len(groups), -1, placement.width.num_shards)
         mesh = DeviceMesh.from_group(
-            [replicas, *spread], device_type, mesh=ranks, mesh_dim_names=dims
-        )
+            [replicas, placement.process_group], device_type,
+            mesh=torch.tensor(groups, device="cpu"), mesh_dim_names=(_REPLICAS, EXPERTS),
+        )  # fmt: skip
     names = mesh.mesh_dim_names or ()
-    return mesh[names[0]], mesh[names[1:]]
+    return mesh[names[0]], mesh[names[1]]

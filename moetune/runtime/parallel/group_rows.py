@@ -1,19 +1,15 @@
-"""Groups of a layout as rows of ranks, and which ranks share experts and their widths.
+"""Groups of a layout as rows of ranks, and which ranks share experts.
 
-Rank r of a stage's ranks has, of the group r // (ep·etp), the experts of place r // etp mod ep and
-their shard r mod etp: ranks that share an expert's width are consecutive, in one node.
+Rank r of a stage's ranks has, of the group r // ep, the experts of place r mod ep.
 """
 
 import datetime as dt
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.domain.layout import Layout
 from moetune.domain.training import FoldedLayout
-from moetune.runtime.moe.placement import EXPERTS
-from moetune.runtime.moe.width import WIDTH
 
 
 class GroupsByRows:
@@ -47,25 +43,5 @@ def expert_rows(
     """Return the ranks that share experts, in rows, and those with the same ones."""
     if isinstance(layout, Layout) and layout.expert_parallel == "tensor":
         return ranks.flatten(0, -2), ranks.movedim(1, -1).flatten(0, 1)
-    etp = layout.etp if isinstance(layout, FoldedLayout) else 1
-    cut = ranks.reshape(layout.pp, -1, layout.ep * etp)
+    cut = ranks.reshape(layout.pp, -1, layout.ep)
     return cut.flatten(0, 1), cut.movedim(1, -1).flatten(0, 1)
-
-
-def width_mesh(
-    layout: Layout | FoldedLayout, experts: torch.Tensor, made: GroupsByRows, device_type: str
-) -> DeviceMesh | None:
-    """Return this rank's group of experts as a mesh with the ranks that share their widths.
-
-    Args:
-        experts: the ranks that share experts, in rows.
-    """
-    if not isinstance(layout, FoldedLayout) or layout.etp == 1:
-        return None
-    every = experts.view(-1, layout.ep, layout.etp)
-    groups = [
-        made.add("shards of experts", every.movedim(1, -1).flatten(0, 1)),
-        made.add("widths of experts", every.flatten(0, 1)),
-    ]
-    [mine] = every[(every == dist.get_rank()).flatten(1).any(1)]
-    return DeviceMesh.from_group(groups, device_type, mesh=mine, mesh_dim_names=(EXPERTS, WIDTH))

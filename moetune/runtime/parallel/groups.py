@@ -10,7 +10,7 @@ tokens.
 """
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -21,8 +21,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator, OneRank
-from moetune.comm.hierarchical import can_relay
-from moetune.comm.launched import ranks_per_node
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout, check_ranks, nearest_divisors
@@ -36,7 +34,7 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.parallel.context import places_of_rank
-from moetune.runtime.parallel.group_rows import GroupsByRows, expert_rows, width_mesh
+from moetune.runtime.parallel.group_rows import GroupsByRows, expert_rows
 from moetune.runtime.parallel.sequence import shard_of
 
 _DIMS, _FOLDED_DIMS = ("pp", "dp", "tp"), ("pp", "dp", "cp", "tp")
@@ -56,9 +54,7 @@ class ParallelGroups:
     Args:
         mesh: ("pp", "dp", "tp"), or ("pp", "dp", "cp", "tp") of a folded layout; tp innermost:
             consecutive ranks, which share a node.
-        experts: the group that the experts of a layer, and their widths, are spread over.
-        width: the same ranks as a mesh ("experts", "width"), where some share an expert's width:
-            consecutive ones, which share a node.
+        experts: the group that the experts of a layer are spread over.
         replicas: the ranks with the same experts as this one.
         cut: the ranks with the same parts of tensor-parallel layers as this one.
         whole: the ranks whose gradients of all other parameters are summed.
@@ -70,7 +66,6 @@ class ParallelGroups:
     replicas: dist.ProcessGroup
     cut: dist.ProcessGroup
     whole: dist.ProcessGroup
-    width: DeviceMesh | None = None
 
     @property
     def tensor_communicator(self) -> Communicator:
@@ -144,8 +139,6 @@ class ParallelGroups:
         if isinstance(layout, Layout):
             kind = layout.expert_parallel
         options = {"device": self.mesh.device_type} | options
-        if self.width is not None:
-            options["width"] = self.width
         layer = _LAYERS[kind](
             shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k,
             activation=shape.activation, group=self.experts, **options,
@@ -157,16 +150,11 @@ class ParallelGroups:
     def pin(self, layer: PlannedLayer) -> None:
         """Let a layer over this rank's group of experts run as a folded layout says."""
         if isinstance(self.layout, FoldedLayout):
-            layer.pin(_decision(self.layout, layer.communicator.members))
+            layer.pin(_decision(self.layout))
 
 
-def _decision(layout: FoldedLayout, members: Sequence[int]) -> Decision:
-    """Return how a layer exchanges its tokens.
-
-    Where its ranks are not several on each of several nodes, a hierarchical exchange is flat.
-
-    Args:
-        members: ranks that share the experts.
+def _decision(layout: FoldedLayout) -> Decision:
+    """Return in how many chunks a layer exchanges its tokens.
 
     Raises:
         InputError: overlap "chunks" without degrees, which the planner's answer has.
@@ -176,13 +164,7 @@ def _decision(layout: FoldedLayout, members: Sequence[int]) -> Decision:
         raise InputError(
             "overlap chunks without a degree", "give FoldedLayout(degree=…), as a plan has it"
         )
-    in_two_steps = layout.dispatcher == "hierarchical" and can_relay(
-        members, ranks_per_node=ranks_per_node(len(members))
-    )
-    return Decision(
-        forward_degree=degree.forward, backward_degree=degree.backward,
-        dispatcher="hierarchical" if in_two_steps else "flat",
-    )  # fmt: skip
+    return Decision(forward_degree=degree.forward, backward_degree=degree.backward)
 
 
 def join(
@@ -227,7 +209,6 @@ def join(
         layout=layout, experts=made.add("experts", experts),
         replicas=beside.add("replicas of experts", replicas),
         cut=beside.add("parts of layers", by_part), whole=beside.add("ranks of a stage", whole),
-        width=width_mesh(layout, experts, made, device_type),
         mesh=mesh or DeviceMesh.from_group(
             [made.named[name] for name in dims], device_type, mesh=ranks, mesh_dim_names=dims
         ),
@@ -241,10 +222,11 @@ def _check_folded(layout: FoldedLayout, world_size: int) -> None:
             f"the layout is for {layout.world_size} ranks, but there are {world_size}",
             f"start {layout.world_size} ranks, or plan for {world_size}",
         )
-    experts, ranks = layout.ep * layout.etp, layout.stage_ranks
-    if ranks % experts:
-        near = " or ".join(map(str, nearest_divisors(ranks, experts)))
-        raise InputError(f"ep·etp ({experts}) does not divide dp·cp·tp ({ranks})", f"use ep {near}")
+    if layout.stage_ranks % layout.ep:
+        near = " or ".join(map(str, nearest_divisors(layout.stage_ranks, layout.ep)))
+        raise InputError(
+            f"ep ({layout.ep}) does not divide dp·cp·tp ({layout.stage_ranks})", f"use ep {near}"
+        )
     for broken in layout_rules(layout, find_target("moetune")):
         raise InputError(broken.what, broken.hint)
 

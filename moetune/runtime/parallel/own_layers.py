@@ -102,9 +102,9 @@ def spread_experts(
             spread = _spread(layer, ranks, experts)
             with torch.no_grad():
                 named = spread.experts.named_parameters()
-                for (own, parameter), values in zip(named, whole, strict=True):
+                for (_, parameter), values in zip(named, whole, strict=True):
                     if values is not None:
-                        parameter.copy_(spread.experts.placement.own(own, values))
+                        parameter.copy_(spread.experts.placement.own(values))
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, spread)
 
@@ -151,7 +151,6 @@ def _spread(layer: MoELayer, ranks: ParallelGroups, experts: Sequence[int]) -> E
         layer.shape, placement=experts or None,
         bias=layer.experts.b1 is not None, dtype=weight.dtype, device="meta",
         capacity_factor=layer.gate.capacity_factor, normalize_topk=layer.gate.normalize_topk,
-        quantization=layer.quantization, pad_to_capacity=layer.pad_to_capacity,
     )  # fmt: skip
     spread.train(layer.training)
     for old, new in zip(layer.experts.parameters(), spread.experts.parameters(), strict=True):

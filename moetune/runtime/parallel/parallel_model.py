@@ -102,7 +102,7 @@ class ParallelModel(Stages):
                     continue
                 for each, parameter in experts.module.named_parameters():
                     value = state[prefix + each]
-                    parameter.copy_(experts.placement.own_part(value, each, prefix + each))
+                    parameter.copy_(experts.placement.own_part(value, prefix + each))
 
 
 def parallel_model(

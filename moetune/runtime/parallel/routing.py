@@ -24,8 +24,7 @@ def routing_record(model: nn.Module | ParallelModel) -> ModelRoutingRecord:
         `moetune plan --model … --routing FILE`.
 
     Raises:
-        InputError: there is no layer of experts, no step was recorded, or rows are padded to a
-            capacity, which the host does not count.
+        InputError: there is no layer of experts, or no step was recorded.
         CollectiveError: a rank left.
     """
     if not isinstance(model, ParallelModel):

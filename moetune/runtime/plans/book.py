@@ -179,19 +179,13 @@ class PlanBook:
         return self._by_layer.get(key, ())
 
     def layer_plans(
-        self,
-        key: LayerKey,
-        *,
-        memory_reuse: Strategy | None = None,
-        rank: int = 0,
-        can_relay: bool = True,
+        self, key: LayerKey, *, memory_reuse: Strategy | None = None, rank: int = 0
     ) -> LayerPlans | None:
         """Return the plans for a layer, None if it has none and no warning was logged.
 
         Args:
             memory_reuse: the strategy that the layer's arguments set, None if they set none.
             rank: of the layer's group; only the first one watches calls.
-            can_relay: False for a layer whose rows never travel in two steps.
 
         Raises:
             InputError: the book searches, and its group has another number of ranks.
@@ -200,7 +194,7 @@ class PlanBook:
         if not plans:
             return None if self._is_complete else LayerPlans()
         if self._search is not None:
-            search = self._search.layer(key, plans, memory_reuse, can_relay=can_relay)
+            search = self._search.layer(key, plans, memory_reuse)
             return LayerPlans(plans, search=search)
         if rank:
             return LayerPlans(plans)

@@ -39,7 +39,6 @@ class LayerSearch:
 
     Args:
         search: shared by all layers; it runs one trial at a time.
-        can_relay: whether rows can travel across the nodes, then inside them.
 
     Attributes:
         decisions: by number of tokens; cleared when any of them changes.
@@ -47,14 +46,9 @@ class LayerSearch:
     """
 
     def __init__(
-        self,
-        search: "Searches",
-        plans: Sequence[Plan],
-        memory_reuse: Strategy | None,
-        *,
-        can_relay: bool,
+        self, search: "Searches", plans: Sequence[Plan], memory_reuse: Strategy | None
     ) -> None:
-        self._memory_reuse, self._can_relay = memory_reuse, can_relay
+        self._memory_reuse = memory_reuse
         self.decisions: dict[int, Decision] = {}
         self.ranges = {plan.id: AdaptiveRanges() for plan in plans}
         self._search, self._plans = search, plans
@@ -89,10 +83,6 @@ class LayerSearch:
         note = search.trial.calls.append
         return CallWatch(search.clock, device, tokens_per_rank=tokens, note=note)
 
-    def can_run(self, plan: Plan, decision: Decision) -> bool:
-        """Return whether the layer can exchange rows as an earlier search decided."""
-        return self._can_relay or decision.dispatcher in {"flat", plan.pipeline.dispatcher}
-
     def settle(self, plan: Plan, tokens: int, decision: Decision) -> None:
         """Settle one size."""
         self.ranges[plan.id] = self.ranges[plan.id].settle(tokens, decision)
@@ -104,10 +94,7 @@ class LayerSearch:
         gap = self.ranges[plan.id].gap(tokens)
         if gap is None:
             return None
-        space = search_space(
-            plan=plan, tokens_per_rank=tokens, gap=gap, memory_reuse=reuse,
-            can_relay=self._can_relay,
-        )  # fmt: skip
+        space = search_space(plan=plan, tokens_per_rank=tokens, gap=gap, memory_reuse=reuse)
         return TuningTask(plan=plan, tokens_per_rank=tokens, memory_reuse=reuse, space=space)
 
 

@@ -238,7 +238,6 @@ def _observed(plan: Plan, settled: Settled, device_id: str) -> Observation:
         source="search",
         device_id=device_id,
         strategy=None if one.strategy == own.strategy else one.strategy,
-        dispatcher=None if one.dispatcher == own.dispatcher else one.dispatcher,
         overlap=settled.overlap,
     )
 
@@ -253,8 +252,8 @@ def _predicted_seconds(plan: Plan, decision: Decision) -> float:
     return max(0.0, step_seconds - plan.predicted.overhead_seconds)
 
 
-def _kind(one: Decision | Alternative) -> tuple[int, int, str, str]:
-    return one.forward_degree, one.backward_degree, one.strategy, one.dispatcher
+def _kind(one: Decision | Alternative) -> tuple[int, int, str]:
+    return one.forward_degree, one.backward_degree, one.strategy
 
 
 def _observation(call: ObservedCall, device_id: str) -> Observation:

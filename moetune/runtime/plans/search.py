@@ -35,8 +35,6 @@ class OnlineSearch:
         clock: of the timers.
         budget_seconds: time that all searches together may lose, see `LostTime`; the step that
             goes beyond it ends them. The first rank's counts.
-        can_relay: whether the group's rows can travel across its nodes, then inside them; the same
-            on all ranks.
         report: called on the first rank with what was settled for a plan.
 
     Attributes:
@@ -54,10 +52,9 @@ class OnlineSearch:
         group: dist.ProcessGroup | None = None,
         clock: Clock = device_clock,
         budget_seconds: float = BUDGET_SECONDS,
-        can_relay: bool = False,
         report: Callable[[Plan, Settled], None] | None = None,
     ) -> None:
-        self.known, self.clock, self._can_relay = tuple(known), clock, can_relay
+        self.known, self.clock = tuple(known), clock
         self.trial: Trial | None = None
         self.wanted: tuple[LayerSearch, int] | None = None
         self.num_changes = 0
@@ -65,7 +62,7 @@ class OnlineSearch:
         self._shared = SharedTuner(
             self._communicator, make_tuner, budget_seconds=budget_seconds, report=report
         )
-        self._layers: dict[tuple[LayerKey, Strategy | None, bool], LayerSearch] = {}
+        self._layers: dict[tuple[LayerKey, Strategy | None], LayerSearch] = {}
         self.overlaps: list[OverlapSearch] = []
 
     @property
@@ -79,17 +76,9 @@ class OnlineSearch:
         return self._shared.lost
 
     def layer(
-        self,
-        key: LayerKey,
-        plans: Sequence[Plan],
-        memory_reuse: Strategy | None,
-        *,
-        can_relay: bool = True,
+        self, key: LayerKey, plans: Sequence[Plan], memory_reuse: Strategy | None
     ) -> LayerSearch:
         """Return the search that all layers with this key share.
-
-        Args:
-            can_relay: False for layers whose rows never travel in two steps.
 
         Raises:
             InputError: the layer's group and the search's have different numbers of ranks.
@@ -100,15 +89,13 @@ class OnlineSearch:
                 f"{self._communicator.num_ranks}",
                 "open the book with the layer's group: open_planbook(online=True, group=…)",
             )
-        can_relay &= self._can_relay
-        found = self._layers.get((key, memory_reuse, can_relay))
+        found = self._layers.get((key, memory_reuse))
         if found is None:
-            found = LayerSearch(self, plans, memory_reuse, can_relay=can_relay)
-            self._layers[key, memory_reuse, can_relay] = found
+            found = LayerSearch(self, plans, memory_reuse)
+            self._layers[key, memory_reuse] = found
             for plan, one in product(plans, self.known):
                 mine = plan.id, memory_reuse, None
-                is_mine = (one.plan_id, one.memory_reuse, one.overlap) == mine
-                if is_mine and found.can_run(plan, one.decision):
+                if (one.plan_id, one.memory_reuse, one.overlap) == mine:
                     found.settle(plan, one.tokens_per_rank, one.decision)
         return found
 

@@ -14,8 +14,6 @@ import torch.distributed as dist
 
 from moetune.comm.agree import agree_on_digest, decide_on_first
 from moetune.comm.gloo import communicator_of
-from moetune.comm.hierarchical import can_relay
-from moetune.comm.launched import ranks_per_node
 from moetune.domain.document import canonical_json, decode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan, plan_from_json
@@ -118,13 +116,9 @@ def share_plans(
     search, reporter = None, found_here[0].reporter if found_here else None
     if make_tuner is not None:
         known = [decode(Settled, json.loads(text), "settled") for text in settled]
-        here = can_relay(
-            communicator.members, ranks_per_node=ranks_per_node(communicator.num_ranks)
-        )
-        everywhere = communicator.all_gather_object(here, "the exchange of the ranks' nodes")
         search = OnlineSearch(
             make_tuner=make_tuner, known=known, group=group, budget_seconds=budget_seconds,
-            can_relay=all(everywhere), report=None if reporter is None else reporter.settled,
+            report=None if reporter is None else reporter.settled,
         )  # fmt: skip
     book = PlanBook(
         (plan_from_json(text, "plan from the first rank") for text in plans),

@@ -108,7 +108,4 @@ class OneChunkTrial:
 
 def one_chunk_of(plan: Plan) -> Decision:
     """Return the decision that a plan is compared with."""
-    return Decision(
-        forward_degree=1, backward_degree=1, order=plan.pipeline.order,
-        dispatcher=plan.pipeline.dispatcher,
-    )  # fmt: skip
+    return Decision(forward_degree=1, backward_degree=1, order=plan.pipeline.order)

@@ -57,7 +57,6 @@ def outcome(
     why = "" if budget_seconds is None else f" beyond its {format_seconds(budget_seconds)}"
     what = (
         f"{one.forward_degree} and {one.backward_degree} chunks, strategy {one.strategy}"
-        + ("" if one.dispatcher == "flat" else f", {one.dispatcher} exchange")
         if settled.overlap is None
         else f"two batches {OVERLAP_WORDS[settled.overlap]}"
     )

@@ -74,7 +74,7 @@ def replica_groups(
     Raises:
         RankMismatchError: the ranks have different layers.
         InputError: a layer's expert-parallel ranks are not all in the group, or a plan has placed
-            its experts, or ranks share an expert's width; the latter two on all ranks.
+            its experts; the latter on all ranks.
     """
     layers = expert_layers(model)
     _check_natural(layers, replicas)
@@ -109,14 +109,6 @@ def replica_groups(
 
 
 def _check_natural(layers: Mapping[str, AllToAllLayer], replicas: ReplicaGroup) -> None:
-    cut = [name for name, layer in layers.items() if layer.experts.placement.width.num_shards > 1]
-    name = next(filter(None, replicas.all_gather_text(min(cut, default=""))), "")
-    if name:
-        raise InputError(
-            f"ranks share the widths of the experts of {name}, and chunks have each expert in one",
-            "give each rank whole experts, or use DistributedDataParallel, moetune.replicate or "
-            "FSDP2",
-        )
     placed = sorted(name for name, layer in layers.items() if layer.experts.placement.order)
     name = next(filter(None, replicas.all_gather_text(placed[0] if placed else "")), "")
     if name:

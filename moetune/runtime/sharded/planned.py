@@ -88,7 +88,7 @@ def _check_experts(plan: Plan, model: nn.Module, name: str) -> None:
             _ELSE,
         )
     for layer in layers:
-        found = layer.in_shards, layer.communicator.num_ranks
+        found = layer.shape, layer.communicator.num_ranks
         if found != (wanted.layer, wanted.num_ranks):
             raise InputError(
                 f"{name} is for a model with {wanted.layer} on {wanted.num_ranks} ranks, this "

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from moetune.domain.training import FoldedLayout, LayoutRequest, Overlap, Recompute, TokenDispatcher
 from moetune.solve.joint.space import LayoutSpace
-from moetune.solve.training.exchange import exchange_span, has_two_steps
 from moetune.solve.training.step import StepPrices
 
 
@@ -95,17 +94,8 @@ class RankedDispatchers:
     def _able_of(self, layout: FoldedLayout) -> list[TokenDispatcher]:
         key = layout.tp, layout.ep, layout.etp, layout.overlap
         if key not in self._able:
-            able = self.space.dispatchers(layout, self.pins)
-            if "all_to_all" in able and not self._has_two_steps(layout):
-                able = [one for one in able if one != "hierarchical"]  # the same as the flat one
-            self._able[key] = able
+            self._able[key] = self.space.dispatchers(layout, self.pins)
         return self._able[key]
-
-    def _has_two_steps(self, layout: FoldedLayout) -> bool:
-        shards_are_experts = self.prices.target.shards_are_experts
-        return has_two_steps(
-            exchange_span(self.prices.device, layout, shards_are_experts=shards_are_experts)
-        )
 
 
 def _of_ranks(layout: FoldedLayout) -> tuple[object, ...]:

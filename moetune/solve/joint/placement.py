@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
-from types import MappingProxyType
 
 from moetune.domain.model_placement import LayerPlacement, ModelPlacement
 from moetune.domain.placement import ReplicaChoice
@@ -19,20 +18,16 @@ _MOST_ZERO: ZeroStage = 1
 def placing(target: Target) -> Target:
     """Return the target with those of its layouts that can place experts.
 
-    Experts are whole, and not sharded by FSDP2.
+    FSDP2 does not shard them.
     """
-    return replace(
-        target, zero=tuple(one for one in target.zero if one <= _MOST_ZERO),
-        zero_with_pp=_MOST_ZERO, largest=MappingProxyType({**target.largest, "etp": 1}),
-    )  # fmt: skip
+    zero = tuple(one for one in target.zero if one <= _MOST_ZERO)
+    return replace(target, zero=zero, zero_with_pp=_MOST_ZERO)
 
 
 def unplaceable(pins: LayoutRequest) -> str:
     """Return why no layout with these pins places experts; "" where one may."""
     if pins.zero is not None and pins.zero > _MOST_ZERO:
         return f"with ZeRO stage {pins.zero} their shards are in the order of the ranks"
-    if pins.etp is not None and pins.etp > 1:
-        return f"with etp {pins.etp} each one's width is cut over ranks"
     return ""
 
 

@@ -115,7 +115,7 @@ class LayoutSpace:
 
     def _exchanges(self, layout: FoldedLayout) -> bool:
         """Return whether there are exchanges, which may be hidden or have other dispatchers."""
-        return self.target.exchange_ranks(layout) > 1
+        return layout.ep > 1
 
     def pipelines(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield sizes with each number of stages and each schedule that their overlap goes with."""

@@ -11,12 +11,11 @@ from moetune.domain.arrays import is_many, longer, shorter
 from moetune.domain.constraints import Order
 from moetune.domain.costs import Estimate, LinearCost
 from moetune.domain.layer import LayerKey, Phase
-from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp
+from moetune.domain.samples import ALONE_CHUNKS
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import best_degree, makespan
 from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES
-from moetune.solve.layer.quantized import dispatched_bytes, once_a_phase, quantized_chunk
 from moetune.solve.layer.timeline import Task, pipeline_tasks
 from moetune.solve.layer.totals import total
 from moetune.solve.runtime import StateBytes
@@ -25,11 +24,6 @@ from moetune.solve.runtime import StateBytes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllToAllCosts(LayerCosts):
     """Costs where tokens travel to the experts: dispatch and combine are all-to-alls."""
-
-    @property
-    def exchange_op(self) -> CollectiveOp:
-        """The collective of dispatch and combine."""
-        return "all_to_all" if self.dispatcher == "flat" else "all_to_all_2d"
 
     @property
     def key(self) -> LayerKey:
@@ -43,10 +37,8 @@ class AllToAllCosts(LayerCosts):
 
     @property
     def bytes_per_row(self) -> float:
-        """One row's M values; with a quantized wire the mean of dispatch and combine."""
-        combined = self.layer.d_model * dtype_bytes(self.dtype)
-        packed = None if self.quantization is None else dispatched_bytes(self, self.quantization)
-        return combined if packed is None else (packed + combined) / 2
+        """One row's M values."""
+        return self.layer.d_model * dtype_bytes(self.dtype)
 
     @property
     def sorts_rows(self) -> bool:
@@ -67,10 +59,10 @@ class AllToAllCosts(LayerCosts):
         among the exchanges of the phase.
         """
         found = self.collective(
-            self.exchange_op, rows * self.bytes_per_row, in_flight=self.in_flight(degree)
+            "all_to_all", rows * self.bytes_per_row, in_flight=self.in_flight(degree)
         )
         burst = self.costs.burst(
-            op=self.exchange_op, group_size=self.world_size, num_nodes=self.num_nodes
+            op="all_to_all", group_size=self.world_size, num_nodes=self.num_nodes
         )
         if not burst.seconds:
             return found
@@ -100,39 +92,28 @@ class AllToAllCosts(LayerCosts):
 
         The backward pass evaluates the activation again: the layer saves pre-activations.
         """
-        recipe, sorting = self.quantization, self.sorting(rows)
-        if recipe is None:
-            gemms = self.gemms(phase, rows)
-        else:
-            gemms = quantized_chunk(self, recipe, phase, rows=rows)
-        return total(*gemms, self.activation(phase, rows), sorting, sorting)
+        sorting = self.sorting(rows)
+        return total(*self.gemms(phase, rows), self.activation(phase, rows), sorting, sorting)
 
     def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return gate and permutation, forward the opening exchanges, backward replicas' sums."""
         rows = tokens * self.layer.top_k
         ends = self.opening(tokens=tokens) if phase == "forward" else self.replica_sums()
-        once: tuple[Estimate, ...] = ()
-        if self.quantization is not None:
-            once = tuple(once_a_phase(self, self.quantization, phase, rows=self.rows(tokens)))
         return total(
             self.gate(phase, tokens=tokens),
             *(self.rows_op(op, rows, self.layer.d_model) for op in ROW_MOVES),
             ends,
-            *once,
         )
 
     def opening(self, *, tokens: float) -> Estimate:
         """Return the two small exchanges before a forward phase; 0 where the gate is not measured.
 
-        They are of the ranks' numbers of tokens, and of the counts of all chunks; in a hierarchical
-        exchange also of the counts of rows that pass through.
+        They are of the ranks' numbers of tokens, and of the counts of all chunks.
         """
         if self.gate("forward", tokens=tokens) is NOTHING:
             return NOTHING
-        ops: tuple[CollectiveOp, ...] = ("all_to_all", self.exchange_op)
-        if self.dispatcher == "hierarchical":
-            ops = (*ops, self.exchange_op)
-        return total(*(self.collective(op, self.layer.num_experts * COUNT_BYTES) for op in ops))
+        exchange = self.collective("all_to_all", self.layer.num_experts * COUNT_BYTES)
+        return total(exchange, exchange)
 
     def replica_sums(self) -> Estimate:
         """Return the sums of replicas' gradients behind a backward phase: two exchanges.
@@ -184,7 +165,7 @@ class AllToAllCosts(LayerCosts):
 
     def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
         """Return the lines of all-to-all and GEMMs; None where rows are sorted, too."""
-        transfer = self.collective_line(self.exchange_op)
+        transfer = self.collective_line("all_to_all")
         compute = self.gemm_line(phase)
         if transfer is None or compute is None or self.sorting(1.0).seconds:
             return None

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
-from moetune.domain.constraints import Dispatcher, Strategy
+from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Memory
 from moetune.solve.layer.costs import LayerCosts
@@ -29,7 +29,6 @@ class MemoryBudget:
     workload: Workload
     limit_bytes: int
     is_grouped: bool = False
-    dispatcher: Dispatcher = "flat"
 
     @classmethod
     def of(cls, *, workload: Workload, costs: LayerCosts, limit_bytes: int) -> Self:
@@ -38,13 +37,12 @@ class MemoryBudget:
             workload=workload,
             limit_bytes=limit_bytes,
             is_grouped=has_grouped(workload, costs),
-            dispatcher=costs.dispatcher,
         )
 
     @property
     def keeps_all(self) -> bool:
-        """Whether no memory is reused: in a tensor-parallel group, and with experts in 8 bits."""
-        return self.workload.expert_parallel == "tensor" or bool(self.workload.quantization)
+        """Whether no memory is reused: in a tensor-parallel group."""
+        return self.workload.expert_parallel == "tensor"
 
     def peak(self, *, strategy: Strategy, degrees: Degrees, tokens: int | None = None) -> Peak:
         """Return the peak of a step, for the workload's tokens or for others."""
@@ -57,7 +55,6 @@ class MemoryBudget:
             backward_degree=degrees[1],
             strategy=strategy,
             is_grouped=self.is_grouped,
-            dispatcher=self.dispatcher,
         )
 
     def memory(self, *, strategy: Strategy, degrees: Degrees) -> Memory:
@@ -93,13 +90,6 @@ class MemoryBudget:
         """Return the most tokens for which any two degrees from `degree` to `largest` fit."""
         few = range(degree, min(degree + FEW_CHUNKS, largest) + 1)
         pairs = [(one, other) for one in few for other in few]
-        if self.dispatcher == "hierarchical":  # buffers of every chunk, each rounded up to a row
-            pairs += (
-                (one, one + more)
-                for one in range(degree, largest + 1)
-                for more in (-1, 0, 1)
-                if degree <= one + more <= largest
-            )
         most = MOST_TOKENS
         for degrees in pairs:
             if most and not self.fits(strategy=strategy, degrees=degrees, tokens=most):

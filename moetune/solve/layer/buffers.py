@@ -1,6 +1,6 @@
 """Bytes of each buffer of a layer's training step on one rank, as the runtime makes them.
 
-They depend on how experts compute: one by one, by grouped kernels, in 8 bits, or in a
+They depend on how experts compute: one by one, by grouped kernels, or in a
 tensor-parallel group. `solve.layer.peak` adds them up.
 """
 
@@ -8,7 +8,6 @@ import math
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.layer import Workload
-from moetune.domain.quantization import MX_BLOCK, Quantization
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.memory import (
     middle_elements,
@@ -19,11 +18,6 @@ from moetune.solve.layer.memory import (
 from moetune.solve.runtime import FULL_BYTES, StateBytes
 
 _INDEX_BYTES = 8
-_BUFFERS_UNDER_WAY = 3
-_ROUNDING_BYTES = 9
-"""Of an element while it is rounded: in float32, that over its scale, and in 8 bits."""
-_COLUMN_BYTES = 11
-"""The same of a factor of a gradient, with its padded copy in bfloat16."""
 _DOT_VALUES = 2**25
 """Products of float32 that are in memory at once for the weights' gradients, on a GPU."""
 
@@ -34,7 +28,6 @@ class BufferCounts:
     Args:
         bias: whether experts add biases (swiglu never does).
         share: of the balanced rows that experts take.
-        is_padded: as many rows are sent as the experts can take.
     """
 
     def __init__(
@@ -46,7 +39,6 @@ class BufferCounts:
         *,
         bias: bool,
         share: float,
-        is_padded: bool,
     ) -> None:
         self._workload, self._layer = workload, workload.layer
         self._degrees = forward_degree, backward_degree
@@ -60,7 +52,6 @@ class BufferCounts:
         self._local_experts = workload.local_experts
         self._pairs = workload.rows
         self._rows = math.ceil(workload.rows * share * self._skew)
-        self._sent = self._rows if is_padded else self._pairs
 
     @property
     def parameters(self) -> int:
@@ -97,7 +88,7 @@ class BufferCounts:
         if self._reuses:
             return 2 * self._tokens_bytes
         regroups = self._regroups(0) or self._regroups(1)
-        rows = self._sent + self._rows * (2 if regroups else 1)
+        rows = self._pairs + self._rows * (2 if regroups else 1)
         return 2 * self._tokens_bytes + rows * self._layer.d_model * self._element
 
     def gradient_sum_bytes(self, states: StateBytes) -> int:
@@ -118,16 +109,9 @@ class BufferCounts:
         buffers = self._under_way(backward=backward) + at_experts + self._regroups(backward)
         return chunk_rows * (buffers * layer.d_model + hidden + self._middle) * self._element
 
-    def relay_bytes(self, *, backward: bool) -> int:
-        """Return the bytes of rows between the two steps of exchanges: comm.steps.Buffers."""
-        rows = _BUFFERS_UNDER_WAY * self._under_way(backward=backward)
-        return rows * self._chunk_rows(backward=backward) * self._layer.d_model * self._element
-
     def _under_way(self, *, backward: bool) -> int:
-        """Return the most exchanges of a phase that were issued and not waited for."""
+        """Return the most exchanges, with reused memory, that were issued and not waited for."""
         degree = self._degrees[backward]
-        if not self._reuses:
-            return degree
         dispatches = 1 if self._keeps_input else 2
         return dispatches + (degree > 1) if backward else min(3, degree)
 
@@ -168,7 +152,7 @@ class GroupedCounts(BufferCounts):
         if self._reuses:
             return super().buffer_bytes()
         layer = self._layer
-        rows = self._sent + 2 * self._rows  # what arrives, and what leaves
+        rows = self._pairs + 2 * self._rows  # what arrives, and what leaves
         by_expert = 0
         if max(self._degrees) > 1:
             by_expert = self._rows * (self._middle + layer.d_model)
@@ -192,43 +176,6 @@ class GroupedCounts(BufferCounts):
         # The dot products are over before the first chunk's rows are computed.
         dots = min(_DOT_VALUES, self._pairs * layer.d_model) * FULL_BYTES
         return max(dots, rows * (self._middle + layer.d_hidden + layer.d_model) * self._element)
-
-
-class QuantizedCounts(GroupedCounts):
-    """Counts of experts in 8 bits: a phase keeps its rounded matrices, and rounds in float32."""
-
-    def buffer_bytes(self) -> int:
-        """Return the bytes with the rounded matrices."""
-        return super().buffer_bytes() + self._matrix_bytes
-
-    def ring_bytes(self, *, backward: bool) -> int:
-        """Return the most of a chunk's buffers, and of what rounding makes beside the kept rows."""
-        layer, recipe = self._layer, self._workload.recipe or Quantization()
-        rows, widest = self._chunk_rows(backward=backward), max(layer.d_model, layer.d_hidden)
-        made = (layer.num_gemms - 1 if backward else 1) * layer.d_hidden * self._element
-        found = super().ring_bytes(backward=backward)
-        if recipe.grad_input if backward else recipe.forward:
-            of_matrix = self._local_experts * layer.d_model * layer.d_hidden
-            of_rows = rows * (made + _ROUNDING_BYTES * widest)
-            found = max(found, of_rows, _ROUNDING_BYTES * of_matrix)
-        if backward and recipe.grad_weights:
-            kept = layer.num_gemms * layer.d_hidden * self._element * (max(self._degrees) == 1)
-            factors = _COLUMN_BYTES * widest + min(layer.d_model, layer.d_hidden)
-            found = max(found, self._rows * (kept + factors))
-        return found
-
-    @property
-    def _matrix_bytes(self) -> int:
-        """Values and scales of the matrices of a phase."""
-        layer, local = self._layer, self._local_experts
-        recipe = self._workload.recipe
-        form = None if recipe is None else recipe.forward or recipe.grad_input
-        if form is None:
-            return 0
-        values = local * layer.num_gemms * layer.d_hidden * layer.d_model
-        others = (layer.num_gemms - 1) * layer.d_hidden + layer.d_model
-        scales = values // MX_BLOCK if form == "mxfp8" else local * others
-        return values + FULL_BYTES * scales
 
 
 class TensorParallelCounts(BufferCounts):

@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from moetune.domain.arrays import Floats, array_of, exp_of, floats_of, is_many
-from moetune.domain.constraints import Dispatcher, Order
+from moetune.domain.constraints import Order
 from moetune.domain.costs import Estimate, LinearCost
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, LayerKey, Phase
@@ -44,13 +44,11 @@ class LayerCosts(LayerOperations, ABC):
 
     Args:
         errors: of whole steps, where they are not those of the costs.
-        dispatcher: of all-to-alls.
         skew: rows of the fullest rank over the mean; the others wait for it.
         summed_experts: whose gradients a rank sends, and receives, for the sums over replicas.
     """
 
     errors: StepErrors | None = None
-    dispatcher: Dispatcher = "flat"
     skew: float = 1.0
     summed_experts: float = 0.0
     _kept: dict[Hashable, object] = field(

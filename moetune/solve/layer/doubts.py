@@ -110,8 +110,6 @@ def profile_command(inputs: PlanInputs, launch: str, model: Transformer | None =
     else:
         flags += _sizes(inputs.layer, model)
     flags += [f"--tokens {inputs.tokens_per_rank}", f"--dtype {inputs.dtype}"]
-    if recipe := inputs.pinned.quantization:
-        flags.append(f"--quantization {recipe}")
     return f"{launch} {' '.join(flags)}"
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from moetune.domain.constraints import Dispatcher, Strategy
 from moetune.domain.layer import Phase
 from moetune.domain.plan import Decision
 from moetune.solve.layer.search_space import Degrees, Space
@@ -99,7 +98,7 @@ def is_clearly_worse(seconds: Sequence[float], best_seconds: float) -> bool:
 def _options(space: Space, tried: Sequence[Tried]) -> Iterator[Decision]:
     """Yield decisions worth trying, best first; some may have been tried already."""
     best = min(tried, key=lambda one: one.median_seconds)
-    same = [one for one in tried if _kind(one.decision) == _kind(best.decision)]
+    same = [one for one in tried if one.decision.strategy == best.decision.strategy]
     forward = {d: statistics.median(s) for d, s in _by_degree(same, "forward").items()}
     backward = {d: statistics.median(s) for d, s in _by_degree(same, "backward").items()}
     own = replace(
@@ -120,15 +119,9 @@ def _options(space: Space, tried: Sequence[Tried]) -> Iterator[Decision]:
         yield replace(moved, forward_degree=own.forward_degree)
         yield replace(moved, backward_degree=own.backward_degree)
     yield own
-    for dispatcher in space.runnable:
-        yield space.fitting(replace(own, dispatcher=dispatcher))
+    yield space.fitting(own)
     for strategy in space.strategies:
         yield space.fitting(replace(own, strategy=strategy))
-
-
-def _kind(decision: Decision) -> tuple[Strategy, Dispatcher]:
-    """Return what two decisions share whose times are one curve of their degrees."""
-    return decision.strategy, decision.dispatcher
 
 
 def _by_degree(tried: Sequence[Tried], phase: Phase) -> dict[int, list[float]]:

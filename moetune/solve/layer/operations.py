@@ -10,9 +10,8 @@ from types import MappingProxyType
 
 from moetune.domain.arrays import longer
 from moetune.domain.costs import Costs, Estimate, LinearCost
-from moetune.domain.gemm_forms import GemmForm, even_form, uneven_form
+from moetune.domain.gemm_forms import GemmForm, uneven_form
 from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
-from moetune.domain.quantization import Quantization, measured_dtype
 from moetune.domain.samples import HOST_CHUNKS, LAUNCHES, CollectiveOp
 from moetune.solve.layer.totals import total
 from moetune.solve.layer.uneven import unevenness
@@ -23,7 +22,6 @@ PHASE_GEMMS: Mapping[Phase, tuple[GemmForm, ...]] = MappingProxyType(
     {"forward": ("forward",), "backward": ("grad_input", "grad_weight")}
 )
 """The forms of GEMM that each phase computes for each weight."""
-_PRODUCTS: tuple[GemmForm, GemmForm, GemmForm] = ("forward", "grad_input", "grad_weight")
 ROW_MOVES = ("gather", "scatter_add")
 """Outside the pipeline: rows are brought into the order of experts, and back."""
 NOTHING = Estimate(seconds=0.0, trust="measured")
@@ -36,7 +34,6 @@ class LayerOperations:
     Args:
         world_size: P, the ranks that share the experts.
         num_nodes: that the ranks are spread over evenly; 0 for consecutive ranks.
-        quantization: of the experts' products and of the wire; None for neither.
         places: experts of a rank, replicas among them; 0 for an equal part of the experts.
         chunk_parts: pieces of a forward and of a backward chunk, as `LayerCosts.in_chunks` counts
             them.
@@ -48,7 +45,6 @@ class LayerOperations:
     dtype: str
     costs: Costs
     num_nodes: int = 0
-    quantization: Quantization | None = None
     places: int = 0
     chunk_parts: tuple[float, float] = (1.0, 1.0)
     expert_shares: tuple[float, ...] = ()
@@ -71,7 +67,6 @@ class LayerOperations:
             dtype=self.dtype,
             expert_parallel=kind,
             sequence_parallel=sequence_parallel,
-            quantization=str(self.quantization or ""),
         )
 
     def gate(self, phase: Phase, *, tokens: float) -> Estimate:
@@ -124,7 +119,7 @@ class LayerOperations:
         sizes = self.layer.d_model, self.layer.d_hidden
         d_in, d_out = sizes[::-1] if is_second else sizes
         return self.costs.gemm(
-            dtype=self.product_dtype(even_form(form)), product=form,
+            dtype=self.dtype, product=form,
             num_experts=self.local_experts, rows=rows, d_in=d_in, d_out=d_out,
         )  # fmt: skip
 
@@ -142,14 +137,6 @@ class LayerOperations:
         """Return into how many pieces the GEMMs of a phase's chunk are cut."""
         return self.chunk_parts[PHASES.index(phase)]
 
-    def product_dtype(self, product: GemmForm) -> str:
-        """Return the element type of an expert's product: its format, or the dtype of the step."""
-        recipe = self.quantization
-        if recipe is None:
-            return self.dtype
-        form = dict(zip(_PRODUCTS, recipe.products, strict=True))[product]
-        return self.dtype if form is None else measured_dtype(form, emulate=recipe.emulate)
-
     def gemm_line(self, phase: Phase) -> LinearCost | None:
         """Return the line of all GEMMs of a chunk over the MACs of one of them.
 
@@ -160,7 +147,7 @@ class LayerOperations:
             None where experts compute more than GEMMs, or GEMMs were measured as curves.
         """
         gemm = self.costs.gemm_line(dtype=self.dtype)
-        if gemm is None or self.quantization is not None or self.activation(phase, 1.0).seconds:
+        if gemm is None or self.activation(phase, 1.0).seconds:
             return None
         num_gemms = self.layer.num_gemms * (1 if phase == "forward" else 2)
         return LinearCost(

@@ -5,27 +5,18 @@ tensor parallel   every rank has all tokens, and the outputs are all-reduced (PP
 sequence shards   tokens are sharded around the layer: all-gather before it, reduce-scatter after
 """
 
-from moetune.domain.constraints import Dispatcher
 from moetune.domain.costs import Costs
-from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
 from moetune.solve.layer.all_to_all import AllToAllCosts
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.tensor_parallel import SequenceShardCosts, TensorParallelCosts
 
 
-def layer_costs(
-    *,
-    workload: Workload,
-    costs: Costs,
-    num_nodes: int = 0,
-    dispatcher: Dispatcher = "flat",
-) -> LayerCosts:
+def layer_costs(*, workload: Workload, costs: Costs, num_nodes: int = 0) -> LayerCosts:
     """Return the costs of the workload's layer.
 
     Args:
         num_nodes: that its ranks are spread over evenly; 0 for consecutive ranks.
-        dispatcher: of all-to-alls.
     """
     kind: type[LayerCosts] = AllToAllCosts
     if workload.expert_parallel == "tensor":
@@ -36,28 +27,8 @@ def layer_costs(
         dtype=workload.dtype,
         costs=costs,
         num_nodes=num_nodes,
-        dispatcher=dispatcher,
-        quantization=workload.recipe,
         skew=workload.skew.mean,
         expert_shares=workload.skew.shares,
         places=workload.local_experts,
         summed_experts=workload.summed_experts,
     )
-
-
-def is_hierarchy_measured(*, workload: Workload, costs: Costs, num_nodes: int = 0) -> bool:
-    """Return whether exchanges in two steps were measured among the workload's ranks.
-
-    Args:
-        num_nodes: as in `layer_costs`.
-    """
-    if workload.expert_parallel == "tensor" or workload.world_size == 1 or workload.quantization:
-        return False
-    try:
-        found = costs.collective(
-            op="all_to_all_2d", group_size=workload.world_size,
-            num_bytes=workload.payload_bytes, num_nodes=num_nodes,
-        )  # fmt: skip
-    except ProfileError:
-        return False
-    return found.trust != "modelled"

@@ -8,13 +8,12 @@ value. Rows are spread evenly over the ranks; a rank that receives more of them 
 
 from dataclasses import dataclass
 
-from moetune.domain.constraints import Dispatcher, Strategy
+from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Workload
 from moetune.domain.units import pinned_bytes
 from moetune.solve.layer.buffers import (
     BufferCounts,
     GroupedCounts,
-    QuantizedCounts,
     TensorParallelCounts,
 )
 from moetune.solve.layer.costs import LayerCosts
@@ -58,11 +57,9 @@ def peak_bytes(
     strategy: Strategy = "none",
     bias: bool = True,
     capacity_factor: float | None = None,
-    pad_to_capacity: bool = False,
     states: StateBytes | None = None,
     pins_host: bool = False,
     is_grouped: bool = False,
-    dispatcher: Dispatcher = "flat",
 ) -> Peak:
     """Return the peak of a training step, forward and backward.
 
@@ -78,42 +75,29 @@ def peak_bytes(
     Args:
         bias: whether experts add biases (swiglu never does).
         capacity_factor: as the layer's; above 1 it drops nothing of balanced rows.
-        pad_to_capacity: as the layer's; rows are those that the experts can take.
         states: of one parameter; default, those of a layer by itself.
         pins_host: host memory is page-locked.
         is_grouped: one kernel of the device takes the rows of all local experts.
-        dispatcher: a hierarchical one has three buffers for each exchange that is under way.
     """
     kind: type[BufferCounts] = GroupedCounts if is_grouped else BufferCounts
-    if workload.recipe is not None and workload.recipe.multiplies:
-        kind = QuantizedCounts
     if workload.expert_parallel == "tensor":
         kind = TensorParallelCounts
     share = 1.0 if capacity_factor is None else capacity_factor
     counts = kind(
         workload, forward_degree, backward_degree, strategy, bias=bias,
-        share=share if pad_to_capacity else min(1.0, share), is_padded=pad_to_capacity,
+        share=min(1.0, share),
     )  # fmt: skip
-    return _peak(
-        counts, states or StateBytes.of_layer(workload.dtype), pins_host=pins_host,
-        dispatcher=dispatcher,
-    )  # fmt: skip
+    return _peak(counts, states or StateBytes.of_layer(workload.dtype), pins_host=pins_host)
 
 
-def _peak(
-    counts: BufferCounts, states: StateBytes, *, pins_host: bool, dispatcher: Dispatcher
-) -> Peak:
+def _peak(counts: BufferCounts, states: StateBytes, *, pins_host: bool) -> Peak:
     return Peak(
         state_bytes=counts.parameters * states.total,
         activation_bytes=counts.activation_bytes(),
         buffer_bytes=counts.buffer_bytes()
         + counts.gradient_sum_bytes(states)
         + counts.replica_bytes(states),
-        ring_bytes=max(
-            counts.ring_bytes(backward=backward)
-            + (counts.relay_bytes(backward=backward) if dispatcher == "hierarchical" else 0)
-            for backward in (False, True)
-        ),
+        ring_bytes=max(counts.ring_bytes(backward=backward) for backward in (False, True)),
         routing_bytes=counts.routing_bytes(),
         host_bytes=pinned_bytes(counts.host_bytes()) if pins_host else counts.host_bytes(),
     )

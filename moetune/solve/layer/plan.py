@@ -204,7 +204,6 @@ def _pipeline(ranking: Ranking, *, has_ranges: bool) -> Pipeline:
         forward_degree=forward_degree,
         backward_degree=backward_degree,
         order=ranking.order,
-        dispatcher=ranking.costs.dispatcher,
         ranges=solve_ranges(
             chooser=ranking.chooser,
             tokens=ranking.tokens,

@@ -1,46 +1,27 @@
-"""Other strategies and dispatchers that may be the fastest, by what a plan predicted of them."""
+"""Other strategies that may be the fastest, by what a plan predicted of them."""
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
-from moetune.domain.constraints import Dispatcher, Strategy
+from moetune.domain.constraints import Strategy
 from moetune.domain.plan import Plan
 from moetune.solve.layer.choose import WORTH
 
 NEAR = 2
 """Predictions of one number of tokens say something of those up to so many times it."""
-_Name = TypeVar("_Name", Strategy, Dispatcher)
 
 
 def promising_strategies(
     plan: Plan, tokens_per_rank: int, among: Sequence[Strategy]
 ) -> tuple[Strategy, ...]:
-    """Return those of some strategies that may be the fastest, the most promising first."""
-    strategies = () if plan.terms is None else plan.terms.strategies
-    predicted = {one.strategy: one.step_seconds for one in strategies}
-    return _promising(plan, tokens_per_rank, among, predicted)
+    """Return those of some strategies that may be the fastest, the most promising first.
 
-
-def promising_dispatchers(
-    plan: Plan, tokens_per_rank: int, among: Sequence[Dispatcher]
-) -> tuple[Dispatcher, ...]:
-    """Return those of some dispatchers that may be the fastest, the most promising first."""
-    own = plan.pipeline.dispatcher
-    predicted = {
-        one.dispatcher: one.step_seconds for one in plan.alternatives if one.dispatcher != own
-    }
-    return _promising(plan, tokens_per_rank, among, predicted)
-
-
-def _promising(
-    plan: Plan, tokens_per_rank: int, among: Sequence[_Name], predicted: Mapping[_Name, float]
-) -> tuple[_Name, ...]:
-    """Leave out what is slower at its fastest than the plan's step at its slowest.
-
-    The range of the plan's step, at least `WORTH` to each side, is taken for the others', too. What
-    was not predicted, or only for a number of tokens far away, counts as being as fast as the plan.
+    Left out is what is slower at its fastest than the plan's step at its slowest. The range of the
+    plan's step, at least `WORTH` to each side, is taken for the others', too. What was not
+    predicted, or only for a number of tokens far away, counts as being as fast as the plan.
     """
     own = plan.predicted
+    strategies = () if plan.terms is None else plan.terms.strategies
+    predicted = {one.strategy: one.step_seconds for one in strategies}
     is_near = plan.tokens_per_rank <= NEAR * tokens_per_rank <= NEAR**2 * plan.tokens_per_rank
     if not is_near or not own.step_seconds:
         return tuple(among)

@@ -28,7 +28,7 @@ class Room:
 
         A peak grows with the tokens: what is known of fewer or of more of them is an answer, too.
         """
-        if degrees[0] == degrees[1] > FEW_CHUNKS and self._budget.dispatcher == "flat":
+        if degrees[0] == degrees[1] > FEW_CHUNKS:
             return self._fits(tokens, (FEW_CHUNKS, FEW_CHUNKS)) or self._fits(tokens, degrees)
         return self._fits(tokens, degrees)
 
@@ -57,9 +57,7 @@ class Room:
         Args:
             every: the degrees that may be, ascending.
         """
-        at = len(every)
-        if self._budget.dispatcher == "flat":
-            at = bisect_left(every, FEW_CHUNKS)
+        at = bisect_left(every, FEW_CHUNKS)
         found = [one for one in every[:at] if self.fits(tokens, (one, one))]
         if at < len(every):  # from there on more chunks take less memory
             first = bisect_left(

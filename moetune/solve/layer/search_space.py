@@ -3,12 +3,12 @@
 import math
 from dataclasses import dataclass, replace
 
-from moetune.domain.constraints import DISPATCHERS, STRATEGIES, Dispatcher, Strategy
+from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import Phase, Workload
 from moetune.domain.plan import Decision, Plan
 from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.promising import promising_dispatchers, promising_strategies
+from moetune.solve.layer.promising import promising_strategies
 from moetune.solve.layer.settled_ranges import REACH, Gap
 
 Degrees = tuple[int, int]
@@ -17,12 +17,11 @@ Degrees = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Degrees, strategies and dispatchers to try.
+    """Degrees and strategies to try.
 
     Args:
         seed: the plan's answer, within the degrees; tried first and always allowed.
         strategies: the most promising first.
-        dispatchers: beside the seed's, the most promising first.
         workload: at the largest number of tokens that the decision will hold for.
         limit_bytes: memory on one device, None without a limit.
     """
@@ -33,18 +32,12 @@ class Space:
     strategies: tuple[Strategy, ...]
     workload: Workload
     limit_bytes: int | None
-    dispatchers: tuple[Dispatcher, ...] = ()
-
-    @property
-    def runnable(self) -> tuple[Dispatcher, ...]:
-        """The seed's dispatcher, and the others."""
-        return (self.seed.dispatcher, *self.dispatchers)
 
     @property
     def is_single(self) -> bool:
         """Whether the seed is the only decision."""
         sizes = (self.forward[1] - self.forward[0], self.backward[1] - self.backward[0])
-        is_one = self.strategies in ((), (self.seed.strategy,)) and not self.dispatchers
+        is_one = self.strategies in ((), (self.seed.strategy,))
         return is_one and not any(sizes)
 
     def allows(self, decision: Decision) -> bool:
@@ -56,7 +49,6 @@ class Space:
             self.forward[0] <= forward <= self.forward[1]
             and self.backward[0] <= backward <= self.backward[1]
             and decision.strategy in self.strategies
-            and decision.dispatcher in self.runnable
         )
         return is_inside and fits(self.workload, self.limit_bytes, decision)
 
@@ -75,21 +67,15 @@ class Space:
 
 
 def search_space(
-    *,
-    plan: Plan,
-    tokens_per_rank: int,
-    gap: Gap,
-    memory_reuse: Strategy | None,
-    can_relay: bool = False,
+    *, plan: Plan, tokens_per_rank: int, gap: Gap, memory_reuse: Strategy | None
 ) -> Space:
-    """Return the degrees, strategies and dispatchers within the caller's pins and the memory.
+    """Return the degrees and strategies within the caller's pins and the memory.
 
     A strategy that reuses memory only adds work, so where "none" fits it is the only one. Of the
-    others, and of the dispatchers, those are left out that the plan predicts as hopeless.
+    others those are left out that the plan predicts as hopeless.
 
     Args:
         memory_reuse: the strategy that the layer is pinned to, None to choose it.
-        can_relay: whether the layer's rows can travel across its nodes, then inside them.
     """
     bounds = plan.inputs.pinned.bounds
     largest = bounds.largest(tokens_per_rank)
@@ -113,20 +99,7 @@ def search_space(
         strategies=_strategies(plan, seed, gap, memory_reuse, workload, limit_bytes),
         workload=workload,
         limit_bytes=limit_bytes,
-        dispatchers=_dispatchers(plan, seed, tokens_per_rank, can_relay=can_relay),
     )
-
-
-def _dispatchers(
-    plan: Plan, seed: Decision, tokens_per_rank: int, *, can_relay: bool
-) -> tuple[Dispatcher, ...]:
-    """Return the dispatchers beside the seed's."""
-    is_pinned = plan.inputs.pinned.bounds.dispatcher is not None
-    is_flat = plan.workload.expert_parallel == "tensor" or plan.workload.quantization
-    if not can_relay or is_pinned or is_flat:
-        return ()
-    others = [one for one in DISPATCHERS if one != seed.dispatcher]
-    return promising_dispatchers(plan, tokens_per_rank, others)
 
 
 def _degrees(gap: Gap, phase: Phase, largest: int, pinned: int | None) -> Degrees:
@@ -147,7 +120,7 @@ def _strategies(
     workload: Workload,
     limit_bytes: int | None,
 ) -> tuple[Strategy, ...]:
-    if workload.expert_parallel == "tensor" or workload.quantization:
+    if workload.expert_parallel == "tensor":
         return ("none",)
     if memory_reuse is not None or "strategy" in plan.inputs.constraints:
         return (seed.strategy,)
@@ -183,7 +156,6 @@ def fits(workload: Workload, limit_bytes: int | None, decision: Decision) -> boo
         forward_degree=decision.forward_degree,
         backward_degree=decision.backward_degree,
         strategy=decision.strategy,
-        dispatcher=decision.dispatcher,
         is_grouped=workload.dtype == "bfloat16",  # as on a GPU, where it takes more
     )
     return peak.device_bytes <= limit_bytes

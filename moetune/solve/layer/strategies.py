@@ -52,13 +52,11 @@ class RankedLayer:
         contenders: every strategy whose operations were measured, the chosen one too, in the
             order of their names; empty where the caller pinned the strategy.
         declined: several chunks that would have been the choice, had they been measured.
-        other_dispatcher: the best choice with the other dispatcher; None where there was none.
     """
 
     best: Ranking
     contenders: tuple[Contender, ...]
     declined: Declined | None = None
-    other_dispatcher: Ranking | None = None
 
     @property
     def step(self) -> StepTime:
@@ -130,21 +128,6 @@ def fastest_ranking(
     if not rankings:
         raise too_large(budget, allowed, DegreeChooser(costs=costs, bounds=bounds))
     return _fastest(rankings)
-
-
-def gains_by_hierarchy(flat_seconds: float, hierarchical_seconds: float) -> bool:
-    """Return whether the hierarchical exchange's step saves `choose.WORTH` of the flat one's."""
-    return hierarchical_seconds < flat_seconds * (1 - WORTH)
-
-
-def choose_dispatcher(flat: RankedLayer, hierarchical: RankedLayer) -> RankedLayer:
-    """Return the hierarchical exchange's choice where it gains `choose.WORTH`, else the flat one's.
-
-    Steps were measured with the flat exchange, so that its predictions are the surer ones.
-    """
-    if gains_by_hierarchy(flat.step.seconds, hierarchical.step.seconds):
-        return replace(hierarchical, other_dispatcher=flat.best)
-    return replace(flat, other_dispatcher=hierarchical.best)
 
 
 def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLayer:

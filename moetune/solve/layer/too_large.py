@@ -157,7 +157,5 @@ def _flags(workload: Workload) -> Iterator[str]:
     yield f"--world-size {workload.world_size} --dtype {workload.dtype}"
     if workload.expert_parallel == "tensor":
         yield f"--expert-parallel tensor{workload.sequence_parallel * ' --sequence-parallel'}"
-    if workload.quantization:
-        yield f"--quantization {workload.quantization}"
     if workload.routing:
         yield f"--routing {workload.routing}"

@@ -4,7 +4,6 @@ The last step of a layer's plan, before `plan` puts its parts together.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from moetune.domain.constraints import Order
 from moetune.domain.model_plan import Confidence
@@ -30,7 +29,7 @@ from moetune.solve.layer.words import (
 
 
 def alternatives_of(ranked: RankedLayer, others: Sequence[StepTime]) -> Iterator[Alternative]:
-    """Yield other degrees, strategies and dispatchers.
+    """Yield other degrees and strategies.
 
     Args:
         others: steps of the chosen strategy at other degrees, the best first.
@@ -38,7 +37,6 @@ def alternatives_of(ranked: RankedLayer, others: Sequence[StepTime]) -> Iterator
     ranking = ranked.best
     yield from (_alternative(ranking, other) for other in others)
     yield from (_other_strategy(ranking, loser) for loser in ranked.losers)
-    yield from _other_dispatcher(ranked)
 
 
 def _alternative(ranking: Ranking, other: StepTime) -> Alternative:
@@ -48,7 +46,6 @@ def _alternative(ranking: Ranking, other: StepTime) -> Alternative:
         order=ranking.order,
         strategy=other.strategy,
         step_seconds=other.seconds,
-        dispatcher=ranking.costs.dispatcher,
         lost_because=explain_loss(other=other, best=ranking.best),
     )
 
@@ -60,7 +57,6 @@ def _other_strategy(ranking: Ranking, loser: Contender) -> Alternative:
         order=_order(ranking, loser.step),
         strategy=loser.strategy,
         step_seconds=loser.step.seconds,
-        dispatcher=ranking.costs.dispatcher,
         lost_because=explain_strategy_loss(
             other=loser.step,
             peak_bytes=device_bytes(loser.memory),
@@ -68,15 +64,6 @@ def _other_strategy(ranking: Ranking, loser: Contender) -> Alternative:
             best=ranking.best,
         ),
     )
-
-
-def _other_dispatcher(ranked: RankedLayer) -> Iterator[Alternative]:
-    other, limit_bytes = ranked.other_dispatcher, ranked.best.budget.limit_bytes
-    if other is not None:
-        lost = explain_strategy_loss(
-            other=other.best, peak_bytes=0, limit_bytes=limit_bytes, best=ranked.step
-        )
-        yield replace(_alternative(other, other.best), lost_because=lost)
 
 
 def _order(ranking: Ranking, step: StepTime) -> Order:
@@ -100,7 +87,6 @@ def verdict_of(ranked: RankedLayer, confidence: Confidence, others: Sequence[Ste
             order=_order(ranking, runner_up),
             strategy=runner_up.strategy,
             step_seconds=runner_up.seconds,
-            dispatcher=ranking.costs.dispatcher,
         )
     return Verdict(
         probability_best=confidence.probability_best,

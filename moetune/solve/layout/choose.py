@@ -197,7 +197,7 @@ def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> Sol
         ),
         costs=problem.costs,
         resamples=problem.resamples,
-        bounds=replace(bounds, strategy="none", dispatcher="flat"),
+        bounds=replace(bounds, strategy="none"),
         device_memory_bytes=UNLIMITED,
         provenance=problem.provenance,
         launch=problem.launch,

@@ -192,7 +192,7 @@ def _routed_modules(part: RoutedExperts, rows: float, kept: _Kept) -> dict[str, 
         "experts": rows * (kept.gemm * part.d_expert + width),
     }
     if by.results:
-        found["experts"] += ELEMENT * tokens * part.mean_top_k * layout.etp * part.d_expert
+        found["experts"] += ELEMENT * tokens * part.mean_top_k * part.d_expert
     if part.shared is not None and "shared_experts" not in layout.recompute:
         found["shared_experts"] = _ffn_bytes(part.shared, kept)
     return found

@@ -43,7 +43,7 @@ class BlockPrices:
     Args:
         repeats_activations: whether experts compute their activation again in every backward pass
             (`KeptByExperts.activations`), which is then a part of that pass.
-        shards_are_experts, shared_beside, kernels: as in `Target`.
+        shared_beside, kernels: as in `Target`.
         records: of layers that are priced at once, instead of a part's own; their seconds are
             arrays.
     """
@@ -52,7 +52,6 @@ class BlockPrices:
     layout: FoldedLayout
     device: DevicePrices
     repeats_activations: bool = False
-    shards_are_experts: bool = False
     shared_beside: bool = False
     kernels: RuntimeKernels = FUSED
     records: tuple[int | None, ...] = ()
@@ -75,13 +74,11 @@ class BlockPrices:
     @property
     def exchanges(self) -> bool:
         """Whether tokens travel to experts on other ranks."""
-        return self.layout.ep > 1 or (self.shards_are_experts and self.layout.etp > 1)
+        return self.layout.ep > 1
 
     def exchanged_rows(self, part: RoutedExperts) -> float:
         """Return the rows of a rank that one dispatch sends, on average."""
-        return (
-            self.own_tokens * part.mean_top_k * (self.layout.etp if self.shards_are_experts else 1)
-        )
+        return self.own_tokens * part.mean_top_k
 
     def times(self, block: Block) -> BlockTimes:
         """Return the times of a block."""
@@ -332,7 +329,6 @@ class BlockPrices:
             skew
             * exchange_seconds(
                 self.device, layout=self.layout, part=part, tokens=tokens, phase=phase,
-                shards_are_experts=self.shards_are_experts,
             )
             for phase in ("dispatch", "combine")
         )  # fmt: skip

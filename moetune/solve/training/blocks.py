@@ -214,7 +214,6 @@ class BlockTable:
             layout=layout,
             device=self.device,
             repeats_activations=not self.target.kept_by_experts.activations,
-            shards_are_experts=self.target.shards_are_experts,
             shared_beside=self.target.shared_beside,
             kernels=self.target.kernels,
         )

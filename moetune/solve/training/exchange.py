@@ -1,11 +1,9 @@
 """Times of the exchanges of tokens with experts on other ranks, by dispatcher.
 
 A rank has t tokens, k experts each, over ep·etp ranks in n nodes. An all-to-all sends each (token,
-expert) pair: over ep ranks, with a gather over the etp ones that share an expert's width behind it,
-or over all of them, to every shard, where shards are experts of their own. DeepEP and HybridEP send
-a token once to each node, and inside it once to each rank, that has one of its experts; the
-hierarchical exchange sends pairs, across nodes, then inside, where the nodes have equally many of
-the ranks, and is flat elsewhere.
+expert) pair over ep ranks, with a gather over the etp ones that share an expert's width behind it.
+DeepEP and HybridEP send
+a token once to each node, and inside it once to each rank, that has one of its experts.
 Where hosts post the messages, DeepEP and HybridEP are taken to send the same chunks (`posted`).
 """
 
@@ -38,24 +36,6 @@ def reached_nodes(part: RoutedExperts, nodes: int) -> float:
     return reached(part.mean_top_k, allowed)
 
 
-def exchange_span(
-    device: DevicePrices, layout: FoldedLayout, *, shards_are_experts: bool
-) -> RankSpan:
-    """Return the ranks that exchange tokens.
-
-    Args:
-        shards_are_experts: as in `Target`.
-    """
-    if shards_are_experts:
-        return device.span(layout.ep * layout.etp, 1)
-    return device.span(layout.ep, layout.etp)
-
-
-def has_two_steps(span: RankSpan) -> bool:
-    """Return whether the hierarchical exchange of these ranks is another one than the flat one."""
-    return span.nodes > 1 and span.size % span.nodes == 0
-
-
 def exchange_seconds(
     device: DevicePrices,
     *,
@@ -63,22 +43,16 @@ def exchange_seconds(
     part: RoutedExperts,
     tokens: float,
     phase: TransferPhase,
-    shards_are_experts: bool = False,
 ) -> float:
     """Return one dispatch or combine of a micro-batch's tokens.
 
     Args:
         tokens: of the rank.
-        shards_are_experts: as in `Target`.
     """
-    span = exchange_span(device, layout, shards_are_experts=shards_are_experts)
+    span = device.span(layout.ep, layout.etp)
     row_bytes = part.d_expert * ELEMENT
     num_bytes = tokens * part.mean_top_k * row_bytes
-    seconds = 0.0
-    if shards_are_experts:
-        num_bytes *= layout.etp
-    else:
-        seconds = _shared_width(device, layout, num_bytes, phase)
+    seconds = _shared_width(device, layout, num_bytes, phase)
     if span.size == 1:
         return seconds
     if layout.dispatcher == "all_gather":
@@ -87,9 +61,7 @@ def exchange_seconds(
         return seconds + device.collective("reduce_scatter", span, tokens * row_bytes * span.size)
     if layout.dispatcher in DEDUPLICATING:
         return seconds + _deduplicated(device, layout, part, tokens, phase)
-    if layout.dispatcher == "all_to_all" or not has_two_steps(span):
-        return seconds + device.collective("all_to_all", span, num_bytes)
-    return seconds + _in_two_steps(device, span, across_bytes=num_bytes, inside_bytes=num_bytes)
+    return seconds + device.collective("all_to_all", span, num_bytes)
 
 
 def _deduplicated(

@@ -26,10 +26,10 @@ def plan_decision(plan: Plan) -> str:
     if strategy != "none":
         memory = f"reuse memory with strategy {strategy}: {STRATEGY_WORDS[strategy]}"
     if is_one_chunk(plan):
-        return f"Leave the tokens in one chunk, forward and backward, and {memory}.{_steps(plan)}"
+        return f"Leave the tokens in one chunk, forward and backward, and {memory}."
     is_usual = pipeline.order == "dispatch_first" or strategy != "none"
     order = "" if is_usual else f", {_ORDERS[pipeline.order]}"
-    return f"Cut the tokens into {degrees_words(plan)}{order}, and {memory}.{_steps(plan)}"
+    return f"Cut the tokens into {degrees_words(plan)}{order}, and {memory}."
 
 
 def how_sure(plan: Plan) -> str:
@@ -87,14 +87,6 @@ def probability_words(share: float) -> str:
 def is_one_chunk(plan: Plan) -> bool:
     """Return whether both phases run one chunk, and so hide no communication."""
     return plan.pipeline.forward_degree == plan.pipeline.backward_degree == 1
-
-
-def _steps(plan: Plan) -> str:
-    if plan.pipeline.dispatcher == "flat":
-        return ""
-    return (
-        " Exchange them in two steps, across the nodes and inside each (dispatcher hierarchical)."
-    )
 
 
 def _sure(what: str, probability: float, regret: float) -> str:

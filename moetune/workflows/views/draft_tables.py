@@ -63,7 +63,7 @@ def choices(draft: LayerDraft) -> Table:
     chosen = (
         Cell.words(_degrees(plan.pipeline.forward_degree, plan.pipeline.backward_degree),
                    mark="chosen"),
-        Cell.words(memory.strategy), Cell.words(plan.pipeline.dispatcher),
+        Cell.words(memory.strategy),
         Cell.seconds(plan.predicted.step_seconds), EMPTY,
         _speed(plan.inputs.tokens_per_rank, plan.predicted.step_seconds),
         Cell.size(device_bytes(memory)),
@@ -73,7 +73,7 @@ def choices(draft: LayerDraft) -> Table:
         name="layouts",
         title="Chunks and strategies",
         header=(
-            "chunks", "strategy", "dispatcher", "step", "slower by", "tokens/s a rank", "memory",
+            "chunks", "strategy", "step", "slower by", "tokens/s a rank", "memory",
             WHY,
         ),
         rows=(chosen, *_lost(plan, draft.alternative_bytes)),
@@ -86,7 +86,7 @@ def _lost(plan: Plan, sizes: Sequence[int]) -> Iterator[tuple[Cell, ...]]:
     for one, num_bytes in zip(plan.alternatives, sizes, strict=True):
         yield (
             Cell.words(_degrees(one.forward_degree, one.backward_degree)),
-            Cell.words(one.strategy), Cell.words(one.dispatcher),
+            Cell.words(one.strategy),
             Cell.seconds(one.step_seconds),
             Cell.share(one.step_seconds / best - 1 if best else None, sign=True),
             _speed(plan.inputs.tokens_per_rank, one.step_seconds),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from moetune.domain.constraint_texts import constraint_words
-from moetune.domain.plan import Alternative, Plan
+from moetune.domain.plan import Plan
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.throughput import throughput_of
 from moetune.domain.units import format_seconds
@@ -224,25 +224,18 @@ def _lost(explanation: Explanation) -> Section:
         rows=tuple(
             (
                 Cell.words(f"{one.forward_degree} and {one.backward_degree}"),
-                Cell.words(_strategy_of(plan, one)),
+                Cell.words(one.strategy),
                 Cell.seconds(one.step_seconds),
                 Cell.share(one.step_seconds / best - 1 if best else None, sign=True),
                 Cell.words(one.lost_because),
             )
             for one in plan.alternatives
-            if one.layout is None
-            and (one.strategy not in listed or one.dispatcher != plan.pipeline.dispatcher)
+            if one.layout is None and one.strategy not in listed
         ),
         wide=("slower by",),
         empty="The constraints leave no other choice.",
     )
     return Section(name="lost", title="Alternatives that lost", tables=(table,))
-
-
-def _strategy_of(plan: Plan, other: Alternative) -> str:
-    """Return the strategy, and the dispatcher where it is not the plan's."""
-    is_same = other.dispatcher == plan.pipeline.dispatcher
-    return other.strategy if is_same else f"{other.strategy}, {other.dispatcher}"
 
 
 def _ranges(plan: Plan, *, is_drawn: bool) -> Section:

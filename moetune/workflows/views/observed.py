@@ -187,7 +187,7 @@ def _step(step: VerifiedStep, speed: Throughput | None) -> tuple[Cell, ...]:
     unknown = step.predicted_seconds is None
     return (
         Cell.words("plan" if step.is_planned else ""),
-        Cell.words(_dispatched(step.strategy, step.dispatcher)),
+        Cell.words(step.strategy),
         Cell.count(step.forward_degree),
         Cell.count(step.backward_degree),
         Cell(text="–") if unknown else Cell.seconds(step.predicted_seconds),
@@ -195,10 +195,6 @@ def _step(step: VerifiedStep, speed: Throughput | None) -> tuple[Cell, ...]:
         Cell(text="–") if unknown else Cell.share(step.error, sign=True),
         speed_cell(speed),
     )
-
-
-def _dispatched(strategy: str, dispatcher: str) -> str:
-    return strategy if dispatcher == "flat" else f"{strategy}, {dispatcher}"
 
 
 def _expected(planned: VerifiedStep) -> str:
@@ -228,9 +224,8 @@ def _best(found: Verification) -> str:
     if fastest is planned:
         return "No other degree was faster."
     gap = planned.step_seconds / fastest.step_seconds - 1
-    exchange = "" if fastest.dispatcher == planned.dispatcher else f", {fastest.dispatcher}"
     return (
-        f"The fastest was {fastest.forward_degree} and {fastest.backward_degree} chunks{exchange}, "
+        f"The fastest was {fastest.forward_degree} and {fastest.backward_degree} chunks, "
         f"by {format_share(gap)}."
     )
 

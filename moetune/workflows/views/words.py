@@ -52,9 +52,7 @@ def plan_scope(plan: Plan, *, profile: Profile | None = None) -> str:
     each = f"on every {device}" if is_tensor(plan) else f"per {device}"
     if plan.workload.sequence_parallel:
         each = f"in shards, one per {device}"
-    recipe = plan.workload.quantization
-    dtype = f"{inputs.dtype}, experts in {recipe}" if recipe else inputs.dtype
-    return f"{experts} over {devices} · {tokens} {each} · {dtype}"
+    return f"{experts} over {devices} · {tokens} {each} · {inputs.dtype}"
 
 
 def speed_words(speed: Throughput, device: str = "device") -> str:

@@ -26,7 +26,7 @@ DISTURBED = Interference(comp=CompSpeed(comm=0.8), comm=CommSpeed(comp=0.7))
 LAYOUTS = {
     "none": FoldedLayout(dp=64, ep=8),
     "chunks": FoldedLayout(dp=64, ep=16, overlap="chunks", degree=Degrees(forward=3, backward=2)),
-    "recomputed": FoldedLayout(dp=64, ep=8, etp=2, overlap="chunks", recompute=("moe",)),
+    "recomputed": FoldedLayout(dp=64, ep=8, overlap="chunks", recompute=("moe",)),
 }
 
 

@@ -71,7 +71,7 @@ def block_of(
 @pytest.mark.parametrize(
     "interference", [Interference(), DISTURBED, GAINING], ids=["alone", "disturbed", "gaining"]
 )
-@pytest.mark.parametrize("layout", [CHUNKED, replace(CHUNKED, ep=32, dispatcher="hierarchical")])
+@pytest.mark.parametrize("layout", [CHUNKED, replace(CHUNKED, ep=32)])
 def test_passes_in_chunks_end_when_their_simulated_events_do(
     layout: FoldedLayout, interference: Interference
 ) -> None:
@@ -248,17 +248,10 @@ def test_more_launches_cost_time_where_the_host_is_slow() -> None:
 
 
 def test_nothing_is_cut_without_an_exchange() -> None:
-    cut_in_width = FoldedLayout(dp=64, etp=2)
-    gathering = replace(MOETUNE, shards_are_experts=False)
-    for layout, target in (
-        (FoldedLayout(dp=64), MOETUNE),
-        (cut_in_width, gathering),
-    ):
-        prices, cut = prices_of("qwen3-30b-a3b", target=target), replace(layout, overlap="chunks")
-        assert prices.blocks.degree(cut) == Degrees(forward=1, backward=1)
-        assert prices.step(cut).seconds == prices.step(layout).seconds
-    travelling, cut = prices_of("qwen3-30b-a3b"), replace(cut_in_width, overlap="chunks")
-    assert travelling.step(cut).seconds < travelling.step(cut_in_width).seconds
+    layout, prices = FoldedLayout(dp=64), prices_of("qwen3-30b-a3b", target=MOETUNE)
+    cut = replace(layout, overlap="chunks")
+    assert prices.blocks.degree(cut) == Degrees(forward=1, backward=1)
+    assert prices.step(cut).seconds == prices.step(layout).seconds
 
 
 def test_only_moetune_cuts_exchanges_and_only_where_there_are_some() -> None:

@@ -234,14 +234,14 @@ def test_exchanges_send_what_the_dispatcher_sends(
     assert back == (seconds if dispatcher == "all_to_all" else 8 * seconds)
 
 
-def test_deduplicating_dispatchers_are_no_slower_and_pairs_in_two_steps_are_no_faster() -> None:
+def test_deduplicating_dispatchers_are_no_slower() -> None:
     job = job_of("qwen3-30b-a3b")
     layout = FoldedLayout(dp=64, ep=32)
     times = {
         name: step_of(job, replace(layout, dispatcher=name)).parts["exchange"]
-        for name in ("all_to_all", "deepep", "hybrid_ep", "hierarchical")
+        for name in ("all_to_all", "deepep", "hybrid_ep")
     }
-    assert times["deepep"] == times["hybrid_ep"] < times["hierarchical"]
+    assert times["deepep"] == times["hybrid_ep"] < times["all_to_all"]
     inside = replace(layout, ep=8)
     plain = step_of(job, inside).parts["exchange"]
     assert step_of(job, replace(inside, dispatcher="deepep")).parts["exchange"] < plain

@@ -1,0 +1,34 @@
+"""Withdrawn: the hierarchical exchange, with its columns, and layers with experts in 8 bits."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0008"
+down_revision = "0007"
+branch_labels = None
+depends_on = None
+
+
+_OPS = ("all_to_all_2d", "quantize", "quantize_matrix", "quantize_wire")
+_DTYPES = ("fp8_rowwise_emulated", "mxfp8_emulated")
+
+
+def upgrade() -> None:
+    for name in ("observations", "settled"):
+        table = sa.table(name, sa.column("dispatcher"))
+        op.execute(sa.delete(table).where(table.c.dispatcher == "hierarchical"))
+        with op.batch_alter_table(name, table_kwargs={"sqlite_autoincrement": True}) as batch:
+            batch.drop_column("dispatcher")
+    samples = sa.table("samples", sa.column("id"), sa.column("point", sa.JSON))
+    found = op.get_bind().execute(sa.select(samples)).all()
+    withdrawn = [{"number": one} for one, point in found if _is_withdrawn(point)]
+    if withdrawn:
+        mine = samples.c.id == sa.bindparam("number")
+        op.get_bind().execute(sa.delete(samples).where(mine), withdrawn)
+
+
+def _is_withdrawn(point: dict[str, Any]) -> bool:
+    is_named = point.get("op") in _OPS or point.get("dtype") in _DTYPES
+    return is_named or "quantization" in point.get("workload", {})

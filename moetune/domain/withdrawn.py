@@ -1,0 +1,83 @@
+"""Names of what was taken away, as files of before have them: the page "Withdrawn" has the rest."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from moetune.domain.errors import InputError
+
+
+class Withdrawn(NamedTuple):
+    """A key of a document that no longer is one.
+
+    Args:
+        place: the class that had it.
+        since: the day from which on it is not read.
+        instead: what to do with a file that has it.
+    """
+
+    place: str
+    key: str
+    what: str
+    since: str
+    instead: str
+
+    def refusal(self, where: str) -> InputError:
+        """Return the error of a document that has the name in that place."""
+        return InputError(
+            f"{where} has {self.key!r}: {self.what} was withdrawn on {self.since}", self.instead
+        )
+
+
+_AGAIN = "plan again: `moetune plan` makes a plan that runs"
+_HIERARCHICAL = "the hierarchical exchange, across the nodes and then inside them,"
+_NARROW = "experts in 8 bits in a layer of moetune"
+ETP = Withdrawn(
+    "TrainingLayout", "etp", "experts' width over ranks (etp) in a layer of moetune",
+    "2026-11-28", "plan again: `moetune plan` with --etp 1, or for another --target",
+)  # fmt: skip
+_KEYS = (
+    Withdrawn("PlanInputs", "quantization", _NARROW, "2026-11-28", _AGAIN),
+    Withdrawn("Workload", "quantization", _NARROW, "2026-11-28", _AGAIN),
+    Withdrawn("Pipeline", "dispatcher", _HIERARCHICAL, "2026-11-28", _AGAIN),
+    Withdrawn("Choice", "dispatcher", _HIERARCHICAL, "2026-11-28", _AGAIN),
+    Withdrawn("Alternative", "dispatcher", _HIERARCHICAL, "2026-11-28", _AGAIN),
+    Withdrawn("Observation", "dispatcher", _HIERARCHICAL, "2026-11-28", "leave it out"),
+)
+_VALUES = (
+    Withdrawn("TrainingLayout", "hierarchical", _HIERARCHICAL, "2026-11-28", _AGAIN),
+)  # fmt: skip
+UNREAD_OPS = frozenset({"all_to_all_2d", "quantize", "quantize_matrix", "quantize_wire"})
+"""Operations of a profile's points and lines that are left out where they are read."""
+UNREAD_DTYPES = frozenset({"fp8_rowwise_emulated", "mxfp8_emulated"})
+
+
+def withdrawn_key(place: str, key: object) -> Withdrawn | None:
+    """Return what was taken away of a class's documents by that key."""
+    return next((row for row in _KEYS if (row.place, row.key) == (place, key)), None)
+
+
+def withdrawn_value(value: object) -> Withdrawn | None:
+    """Return what was taken away that a document had that word for."""
+    return next((row for row in _VALUES if row.key == value), None)
+
+
+def without_unread_points(document: object) -> object:
+    """Return a profile's plain values without points and lines that are left out."""
+    if not isinstance(document, Mapping):
+        return document
+    return {
+        name: [row for row in rows if not _is_unread(row)] if isinstance(rows, list) else rows
+        for name, rows in document.items()
+    }
+
+
+def _is_unread(row: object) -> bool:
+    point = row.get("point", row) if isinstance(row, Mapping) else None
+    if not isinstance(point, Mapping):
+        return False
+    workload = point.get("workload")
+    return (
+        point.get("op") in UNREAD_OPS
+        or point.get("dtype") in UNREAD_DTYPES
+        or (isinstance(workload, Mapping) and "quantization" in workload)
+    )

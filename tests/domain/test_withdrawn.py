@@ -1,0 +1,76 @@
+"""Documents of before: what was measured in vain is left out, and what does not run is named."""
+
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.document import decode, encode
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import plan_from_document
+from moetune.domain.profile import CollectiveLine, profile_from_document
+from moetune.domain.records import Observation
+from moetune.domain.samples import CollectivePoint, GemmPoint, RowsPoint, Sample, StepPoint
+from moetune.domain.training_document import TrainingLayout
+from moetune.domain.withdrawn import without_unread_points
+from tests.report.lab import lab_profile
+from tests.runtime.plans import small_plan
+
+LAYER = LayerShape(d_model=8, d_hidden=16, num_experts=4)
+WITHDRAWN = "was withdrawn on 2026-11-28"
+
+
+def test_a_plan_of_the_hierarchical_exchange_is_refused_by_name() -> None:
+    document = encode(small_plan(layer=LAYER))
+    document["pipeline"]["dispatcher"] = "hierarchical"
+    with pytest.raises(InputError, match=f"plan.pipeline has 'dispatcher': .*{WITHDRAWN}") as seen:
+        plan_from_document(document)
+    assert "plan again" in str(seen.value.hint)
+
+
+def test_a_plan_in_8_bits_is_refused_by_name() -> None:
+    document = encode(small_plan(layer=LAYER))
+    document["inputs"]["constraints"]["quantization"] = "fp8_rowwise"
+    with pytest.raises(InputError, match=f"has 'quantization': experts in 8 bits.*{WITHDRAWN}"):
+        plan_from_document(document)
+
+
+def test_a_plan_that_pinned_flat_exchanges_is_read() -> None:
+    plan = small_plan(layer=LAYER, constraints={"dispatcher": "flat"})
+    assert plan_from_document(encode(plan)) == plan
+
+
+def test_a_layout_and_an_observation_with_it_are_refused_by_name() -> None:
+    sizes = dict.fromkeys(("dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch"), 1)
+    layout = {**sizes, "recompute": [], "dispatcher": "all_to_all", "overlap": "none", "zero": 0}
+    assert decode(TrainingLayout, layout, "layout").dispatcher == "all_to_all"
+    with pytest.raises(InputError, match=f"layout.dispatcher has 'hierarchical': .*{WITHDRAWN}"):
+        decode(TrainingLayout, {**layout, "dispatcher": "hierarchical"}, "layout")
+    with pytest.raises(InputError, match=f"it has 'dispatcher': .*{WITHDRAWN}"):
+        decode(Observation, {"dispatcher": "hierarchical"}, "it")
+
+
+def test_a_profile_is_read_without_what_only_withdrawn_things_asked_for() -> None:
+    line = CollectiveLine(
+        op="all_to_all", group_size=4, alpha_seconds=1e-5, beta_seconds_per_byte=1e-9
+    )
+    point = CollectivePoint(op="all_to_all", group_size=4, num_bytes=1024)
+    sample = Sample(point=point, seconds=(0.5,))
+    profile = replace(lab_profile(), collective=(line,), samples=(sample,))
+    document = encode(profile)
+    document["collective"].append({**document["collective"][0], "op": "all_to_all_2d"})
+    of_old = encode(sample)
+    of_old["point"]["op"] = "all_to_all_2d"
+    document["samples"].append(of_old)
+    product = GemmPoint(dtype="mxfp8", rows=8, d_in=64, d_out=64)
+    gemm = replace(sample, point=product)
+    rounding = RowsPoint(op="quantize", dtype="mxfp8", rows=8, width=64)
+    emulated = replace(product, dtype="mxfp8_emulated")
+    workload = Workload(layer=LAYER, world_size=2, tokens_per_rank=8)
+    step = encode(replace(sample, point=StepPoint(workload=workload, degree=2)))
+    step["point"]["workload"]["quantization"] = "mxfp8"
+    document["samples"] += [
+        encode(gemm), step, *(encode(replace(sample, point=one)) for one in (rounding, emulated))
+    ]  # fmt: skip
+    assert profile_from_document(document) == replace(profile, samples=(sample, gemm))
+    assert without_unread_points("no table") == "no table"
