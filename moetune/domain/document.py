@@ -13,10 +13,21 @@ import reprlib
 import types
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NoReturn,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import nearest_or
+from moetune.domain.withdrawn import UNREAD_KEYS, withdrawn_key
 
 T = TypeVar("T")
 _LONGEST_KEY = 60
@@ -208,9 +219,8 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
         raise InputError(f"{where} must be a table, got {shown(plain)}")
     items = {item.name: item for item in dataclasses.fields(kind)}
     for key in plain:
-        if key not in items:
-            hint = nearest_or(f"known keys: {_names(items)}", key, items)
-            raise InputError(f"{where} has the unknown key {shown(key)}", hint)
+        if key not in items and (kind.__name__, key) not in UNREAD_KEYS:
+            _refuse_key(kind, key, where)
     hints = _hints(kind)
     values: dict[str, object] = {}
     for name, item in items.items():
@@ -222,6 +232,15 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
         return kind(**values)
     except InputError as error:
         raise InputError(f"{where}: {error.what}", error.hint) from None
+
+
+def _refuse_key(kind: type, key: object, where: str) -> NoReturn:
+    """Raise InputError for a key that a class has no field for, or no longer."""
+    if (row := withdrawn_key(kind.__name__, key)) is not None:
+        raise row.refusal(where)
+    names = [item.name for item in dataclasses.fields(kind)]
+    hint = nearest_or(f"known keys: {_names(names)}", key, names)
+    raise InputError(f"{where} has the unknown key {shown(key)}", hint)
 
 
 def _names(values: object) -> str:

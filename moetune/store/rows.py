@@ -156,7 +156,7 @@ def fit_info(row: RowMapping) -> FitInfo:
 
 def observation_values(observation: Observation) -> Values:
     """Return the columns of an observation."""
-    kind = {name: getattr(observation, name) for name in ("strategy", "dispatcher", "overlap")}
+    kind = {name: getattr(observation, name) for name in ("strategy", "dispatcher")}
     return {**encode(observation), **kind, "created_at": utc_now()}
 
 
@@ -196,7 +196,6 @@ def settled_values(settled: Settled) -> Values:
     decision["issue_order"] = decision.pop("order")
     decision["dispatcher"] = settled.decision.dispatcher
     median_seconds = settled.median_seconds
-    values["overlap"] = settled.overlap
     return {**values, **decision, "median_seconds": median_seconds, "created_at": utc_now()}
 
 

@@ -123,7 +123,6 @@ observations = Table(
     Column("device_id", Text, nullable=False, server_default=""),
     Column("strategy", Text, nullable=True),
     Column("dispatcher", Text, nullable=True),
-    Column("overlap", Text, nullable=True),
     sqlite_autoincrement=True,
 )
 
@@ -145,6 +144,5 @@ settled_sizes = Table(
     Column("num_steps", BigInteger, nullable=False),
     Column("created_at", Text, nullable=False),
     Column("dispatcher", Text, nullable=False, server_default="flat"),
-    Column("overlap", Text, nullable=True),
     sqlite_autoincrement=True,
 )

@@ -323,7 +323,6 @@ class TestStore:
             device_id="0123456789abcdef",
             strategy="S2",
             dispatcher="hierarchical",
-            overlap="both",
         )
         store.add_observations([made, observation(plan.id)])
         assert store.observations(plan.id) == (made, observation(plan.id))
@@ -438,7 +437,6 @@ class TestStore:
                     forward_degree=2, backward_degree=1, strategy="S3", dispatcher="hierarchical"
                 ),
             ),
-            replace(settled(one), overlap="batch"),
             settled(one),
         ]
         store.add_settled(made[0])

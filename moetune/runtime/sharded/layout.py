@@ -114,16 +114,14 @@ def _check_natural(layers: Mapping[str, AllToAllLayer], replicas: ReplicaGroup) 
     if name:
         raise InputError(
             f"ranks share the widths of the experts of {name}, and chunks have each expert in one",
-            "give each rank whole experts, or use DistributedDataParallel, moetune.replicate or "
-            "FSDP2",
+            "give each rank whole experts, or use DistributedDataParallel or FSDP2",
         )
     placed = sorted(name for name, layer in layers.items() if layer.experts.placement.order)
     name = next(filter(None, replicas.all_gather_text(placed[0] if placed else "")), "")
     if name:
         raise InputError(
             f"a plan has placed the experts of {name}, and chunks keep them in the order of ranks",
-            "plan with --expert-placement natural, or use DistributedDataParallel or "
-            "moetune.replicate",
+            "plan with --expert-placement natural, or use DistributedDataParallel",
         )
 
 
