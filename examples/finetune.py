@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
@@ -70,7 +71,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> bool:
     if arguments.plan is not None:
         book = moetune.open_planbook(arguments.plan, renew=True, observe_every=5)
     model = moetune.adapt(loaded(arguments, device), book)
-    moetune.replicate(model)
+    replica = DistributedDataParallel(moetune.prepare_ddp(model))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     checkpoints = moetune.Checkpoints(arguments.checkpoints) if arguments.checkpoints else None
     begin = resume(checkpoints, model, optimizer, book)
@@ -78,7 +79,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> bool:
     step, is_stopped = begin, False
     with moetune.StopRequest() as stop:
         while step < arguments.steps and not is_stopped:
-            loss, measured = one_step(model, optimizer, batch(arguments.batch, step).to(device))
+            loss, measured = one_step(replica, optimizer, batch(arguments.batch, step).to(device))
             step += 1
             times.append(measured)
             say(f"step {step}: loss {loss:.12g}, a layer of experts {format_seconds(measured[0])}")

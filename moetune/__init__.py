@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moetune.adapters.expert_parallel import register_expert_parallel
-    from moetune.adapters.halves import split_positions
     from moetune.adapters.model import adapt
     from moetune.comm.group import OneRank
     from moetune.domain.errors import (
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
         SolveLimitError,
         StoreUnavailableError,
     )
-    from moetune.domain.gradients import GradientPiece, GradientSchedule
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
     from moetune.runtime.elastic.checkpoints import Checkpoint, Checkpoints
@@ -42,12 +40,8 @@ if TYPE_CHECKING:
     from moetune.runtime.moe.tensor_layer import TensorExpertLayer
     from moetune.runtime.parallel.clip import clip_grad_norm_
     from moetune.runtime.parallel.fsdp import prepare_fsdp
-    from moetune.runtime.parallel.gradient_plan import plan_gradients
     from moetune.runtime.parallel.gradients import prepare_ddp
-    from moetune.runtime.parallel.half_keys import with_first_half
-    from moetune.runtime.parallel.overlap import BatchOverlap
     from moetune.runtime.parallel.parallel_model import ParallelModel
-    from moetune.runtime.parallel.replicate import no_sync, replicate
     from moetune.runtime.parallel.routing import routing_record
     from moetune.runtime.plans.book import PlanBook
     from moetune.runtime.sharded.model_chunks import model_chunks
@@ -65,13 +59,10 @@ __all__ = [
     "AbandonedError",
     "AllocationError",
     "BadStoreError",
-    "BatchOverlap",
     "BusyError",
     "Checkpoint",
     "Checkpoints",
     "CollectiveError",
-    "GradientPiece",
-    "GradientSchedule",
     "InfeasiblePlanError",
     "InputError",
     "LayoutTooLargeError",
@@ -103,27 +94,19 @@ __all__ = [
     "load_plan",
     "memory",
     "model_chunks",
-    "no_sync",
     "open_planbook",
     "parallelize",
     "plan",
-    "plan_gradients",
     "prepare_ddp",
     "prepare_fsdp",
     "register_expert_parallel",
-    "replicate",
     "routing_record",
     "shard",
-    "split_positions",
-    "with_first_half",
 ]
 
 _HOMES = {
-    "BatchOverlap": "moetune.runtime.parallel.overlap",
     "Checkpoint": "moetune.runtime.elastic.checkpoints",
     "Checkpoints": "moetune.runtime.elastic.checkpoints",
-    "GradientPiece": "moetune.domain.gradients",
-    "GradientSchedule": "moetune.domain.gradients",
     "MoELayer": "moetune.runtime.moe.layer",
     "OneRank": "moetune.comm.group",
     "ParallelModel": "moetune.runtime.parallel.parallel_model",
@@ -140,19 +123,14 @@ _HOMES = {
     "load_plan": "moetune.workflows.notebook",
     "memory": "moetune.workflows.notebook",
     "model_chunks": "moetune.runtime.sharded.model_chunks",
-    "no_sync": "moetune.runtime.parallel.replicate",
     "open_planbook": "moetune.workflows.planbook",
     "parallelize": "moetune.workflows.parallelize",
     "plan": "moetune.workflows.notebook",
-    "plan_gradients": "moetune.runtime.parallel.gradient_plan",
     "prepare_ddp": "moetune.runtime.parallel.gradients",
     "prepare_fsdp": "moetune.runtime.parallel.fsdp",
     "register_expert_parallel": "moetune.adapters.expert_parallel",
-    "replicate": "moetune.runtime.parallel.replicate",
     "routing_record": "moetune.runtime.parallel.routing",
     "shard": "moetune.runtime.sharded.shard",
-    "split_positions": "moetune.adapters.halves",
-    "with_first_half": "moetune.runtime.parallel.half_keys",
 }
 _ERRORS = "moetune.domain.errors"
 

@@ -12,7 +12,6 @@ from benchmarks.gpu.layers import run_layers
 from benchmarks.gpu.reuse import run_reuse
 from benchmarks.gpu.rows import Rows
 from benchmarks.gpu.scale import Scale, dry_scale
-from benchmarks.gpu.turns import run_turns
 from tests.cuda_kit import FakeCuda
 
 ALLOCATED_BYTES = 2**20
@@ -39,13 +38,6 @@ def test_layers_and_reuse_wait_for_the_loopback(scale: Scale, tmp_path: Path) ->
     assert [row["degree"] for row in layers] == list(scale.degrees)
     assert all(row["deviation"] < 1e-5 for row in layers)
     assert {row["backward_peak_bytes"] for row in reuse} == {ALLOCATED_BYTES}
-
-
-def test_two_batches_in_turns_wait_for_the_loopback(scale: Scale, tmp_path: Path) -> None:
-    run_turns(scale, tmp_path)
-    rows = list(Rows(tmp_path, "turns"))
-    assert [row["degree"] for row in rows] == list(scale.degrees)
-    assert all(row["deviation"] < 1e-11 for row in rows)
 
 
 def test_models_are_made_on_the_gpu_within_the_cap(

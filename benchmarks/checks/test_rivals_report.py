@@ -22,7 +22,7 @@ def test_the_best_rival_and_its_share_are_of_medians() -> None:
 def test_one_slow_round_does_not_move_a_figure() -> None:
     result = _result({"deepspeed": 2.0}, alone=1.2)
     cell = result.cells[0]
-    slow = replace(cell, seconds={**cell.seconds, "two:1": (1.0, 9.0, 1.0)})
+    slow = replace(cell, seconds={**cell.seconds, "1/1": (1.0, 9.0, 1.0)})
     assert "2.00 times" in report(replace(result, cells=(slow,)), machine="machine")
 
 
@@ -38,7 +38,7 @@ def test_the_target_depends_on_the_share_of_the_link() -> None:
 def test_a_row_has_prediction_measurement_and_error() -> None:
     text = report(_result({"deepspeed": 2.0}, alone=1.2), machine="machine")
     assert (
-        "| moetune, two batches in turns, one chunk: **the plan** | 900 ms | 1000 ms | "
+        "| moetune, one chunk: **the plan** | 900 ms | 1000 ms | "
         "1000 to 1000 | -10.0 % | 0 % | 1.00 | 512 MiB | 5.50000 |"
     ) in text
     assert "| DeepSpeed's engine and MoE layer |  | 2000 ms |" in text
@@ -64,10 +64,10 @@ def test_losses_that_differ_are_told() -> None:
 def _result(rivals: dict[str, float], *, alone: float) -> Result:
     """Return a result in which ours takes a second, and rivals `alone` on loopback."""
     ways = (
-        Planned(variant="two:1", predicted_seconds=0.9, is_plan=True),
-        Planned(variant="default:4/2", predicted_seconds=1.2, is_plan=False),
+        Planned(variant="1/1", predicted_seconds=0.9, is_plan=True),
+        Planned(variant="4/2", predicted_seconds=1.2, is_plan=False),
     )
-    seconds = {"two:1": 1.0, "default:4/2": 1.3, **rivals}
+    seconds = {"1/1": 1.0, "4/2": 1.3, **rivals}
     return Result(
         case=case_of(num_layers=2, d_hidden=128, length=64, sequences=4),
         imbalance=1.1,

@@ -21,7 +21,7 @@ def page(folder: Path, outcomes: Sequence[Outcome], *, machine: str) -> str:
     Args:
         machine: the device and the software, in words.
     """
-    names = ("tests", "profile", "layers", "reuse", "published", "uneven", "turns", "chunks")
+    names = ("tests", "profile", "layers", "reuse", "published", "uneven", "chunks")
     found = {name: list(Rows(folder, name)) for name in names}
     peak = _peak(found["profile"])
     lines = ["# On a GPU", "", machine, ""]
@@ -31,7 +31,6 @@ def page(folder: Path, outcomes: Sequence[Outcome], *, machine: str) -> str:
     lines += _reuse(found["reuse"])
     lines += published_section(found["published"])
     lines += uneven_section(found["uneven"])
-    lines += _turns(found["turns"])
     lines += _chunks(found["chunks"])
     return "\n".join(lines) + "\n"
 
@@ -170,25 +169,6 @@ def _choices(reused: Sequence[Row]) -> str:
         f"Of S1 to S4 {', '.join(said)}. Peaks are of one step beyond weights, input and what the "
         "layer keeps; hidden is what overlap saves of all operations as they were measured alone."
     )
-
-
-def _turns(rows: Sequence[Row]) -> Iterator[str]:
-    if not rows:
-        return
-    yield from ("", f"## Two batches in turns, {rows[0]['tokens']:,} tokens each", "")
-    yield (
-        "Forward and backward pass of two batches, `moetune.BatchOverlap` against one batch after "
-        "the other. Deviation: of losses and gradients from one process', in float64."
-    )
-    yield ""
-    yield "| ranks | degree | in turns ms | one after the other ms | times as fast | deviation |"
-    yield "|---:|---:|---:|---:|---:|---:|"
-    for row in rows:
-        turns, alone = row["turns_seconds"], row["alone_seconds"]
-        yield (
-            f"| {row['ranks']} | {row['degree']} | {_ms(turns)} | {_ms(alone)} "
-            f"| {alone / turns:.2f} | {row['deviation']:.1e} |"
-        )
 
 
 def _chunks(rows: Sequence[Row]) -> Iterator[str]:

@@ -6,7 +6,6 @@ layers   steps at each degree over that loopback, predicted and measured
 reuse    strategies S1 to S4: peak, time, what is hidden, and what each rule would choose
 published layers on this GPU alone, planned from others' tables
 uneven   one kernel for all experts under uneven loads, and what is predicted
-turns    two batches in turns: gradients against one process', and time against one after the other
 chunks   models near 40 GB with states in chunks, FSDP2's offload, and plain PyTorch
 """
 
@@ -67,12 +66,6 @@ def _uneven(scale: Scale, folder: Path) -> None:
     run_uneven(scale, folder)
 
 
-def _turns(scale: Scale, folder: Path) -> None:
-    from benchmarks.gpu.turns import run_turns
-
-    run_turns(scale, folder)
-
-
 def _chunks(scale: Scale, folder: Path) -> None:
     from benchmarks.gpu.chunks import run_chunks
 
@@ -82,7 +75,7 @@ def _chunks(scale: Scale, folder: Path) -> None:
 PARTS: Mapping[str, Callable[[Scale, Path], None]] = MappingProxyType(
     {
         "tests": run_tests, "profile": _profile, "layers": _layers, "reuse": _reuse,
-        "published": _published, "uneven": _uneven, "turns": _turns, "chunks": _chunks,
+        "published": _published, "uneven": _uneven, "chunks": _chunks,
     }
 )  # fmt: skip
 

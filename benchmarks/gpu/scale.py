@@ -21,7 +21,7 @@ _START_SECONDS = 12.0
 _STEPS_A_DECISION = 16
 _STRATEGIES, _REUSE_DEGREES = 5, 2
 _JOB_SECONDS = 22.0
-_TURNS_SECONDS, _UNEVEN_SECONDS, _TEST_SECONDS, _PUBLISHED_SECONDS = 3.0, 6.0, 12.0, 18.0
+_UNEVEN_SECONDS, _TEST_SECONDS, _PUBLISHED_SECONDS = 6.0, 12.0, 18.0
 _PROFILE_SECONDS = (40.0, 130.0)
 """Least and most."""
 
@@ -91,7 +91,6 @@ class Scale:
             "reuse": _START_SECONDS + reused * largest / _MACS_PER_SECOND,
             "published": _START_SECONDS + _PUBLISHED_SECONDS,
             "uneven": _START_SECONDS + _UNEVEN_SECONDS,
-            "turns": worlds * (_START_SECONDS + _TURNS_SECONDS),
             "chunks": _START_SECONDS + len(self.jobs) * _JOB_SECONDS,
         }
 

@@ -28,7 +28,7 @@ class Case:
     """A model and its batch on each of two ranks.
 
     Args:
-        sequences: of one step on each rank; an even number, for two batches in turns.
+        sequences: of one step on each rank.
     """
 
     transformer: Transformer

@@ -16,8 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import moetune
-from benchmarks.gradients.ranks import variant_parts
 from benchmarks.rivals.case import LEARNING_RATE, load_model
+from benchmarks.rivals.predicted import degrees_of
 from examples.language_model import next_token_loss
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.routed_layer import RoutedLayer
@@ -27,44 +27,25 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Ours:
-    """The adapted model, which all variants of ours have in common.
-
-    Variants are named as in `benchmarks.joint`: `default:DEGREES` for one batch, `two:DEGREES` for
-    two in turns.
-    """
+    """The adapted model, which all variants of ours have in common, under DDP."""
 
     def __init__(self, folder: Path) -> None:
-        self._model = moetune.replicate(moetune.adapt(load_model(folder)))
-        self._optimizer = adamw(self._model.parameters())
-        self._layers = [one for one in self._model.modules() if isinstance(one, RoutedLayer)]
-        self._overlap = moetune.BatchOverlap[torch.Tensor](
-            self._model, lambda half_BS: loss_of(self._model, half_BS) / 2
-        )
+        model = moetune.prepare_ddp(moetune.adapt(load_model(folder)))
+        self._model = DistributedDataParallel(model)
+        self._optimizer = adamw(model.parameters())
+        self._layers = [one for one in model.modules() if isinstance(one, RoutedLayer)]
 
     def step(self, variant: str) -> Step:
-        """Return a variant's step."""
-        way, (forward, backward) = variant_parts(variant)
+        """Return the step of a variant: its chunks, forward/backward."""
+        forward, backward = degrees_of(variant)
         decision = Decision(forward_degree=forward, backward_degree=backward)
-        losses = self._in_turns if way == "two" else self._at_once
 
         def step(text_BS: torch.Tensor) -> torch.Tensor:
             for layer in self._layers:
                 layer.pin(decision)
-            loss = losses(text_BS)
-            self._optimizer.step()
-            self._optimizer.zero_grad()
-            return loss
+            return _plain_step(self._model, self._optimizer, text_BS)
 
         return step
-
-    def _at_once(self, text_BS: torch.Tensor) -> torch.Tensor:
-        loss = loss_of(self._model, text_BS)
-        loss.backward()
-        return loss.detach()
-
-    def _in_turns(self, text_BS: torch.Tensor) -> torch.Tensor:
-        first, second = self._overlap(text_BS.chunk(2))
-        return first + second
 
 
 def transformers_fsdp_step(folder: Path) -> Step:

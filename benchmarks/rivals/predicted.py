@@ -1,16 +1,19 @@
 """Plans of ours for the case, from the lab's own profile, and what they are predicted to take."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from benchmarks.gradients.ranks import variant_parts
-from benchmarks.joint.experiment import Case as JointCase
-from benchmarks.joint.experiment import Planner
 from benchmarks.rivals.case import Case
+from moetune.domain.constraints import Constraints, LayoutPins, TransformerSizes
+from moetune.domain.layout import Layout
 from moetune.domain.profile import Profile
+from moetune.domain.request import PlanRequest
+from moetune.solve.layout.candidates import Batching, Candidate
+from moetune.solve.layout.choose import LayoutProblem, search_layouts
+from moetune.solve.layout.search import LayoutSearch
+from moetune.workflows.plan import layout_problem
 
-_DEGREES_OF_BOTH = range(2, 9)
-"""Chunks of each of two batches."""
+_NUM_RANKS = 2
+_EXCHANGING = Layout(expert_parallel="all_to_all", dp=_NUM_RANKS, ep=_NUM_RANKS, tp=1, pp=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +21,9 @@ class Planned:
     """A way of ours.
 
     Args:
-        variant: as in `benchmarks.joint`.
+        variant: its chunks, forward/backward.
         predicted_seconds: of the step with its optimizer.
-        is_plan: it is the joint plan.
+        is_plan: it is the plan.
     """
 
     variant: str
@@ -30,29 +33,47 @@ class Planned:
     @property
     def words(self) -> str:
         """What the table calls it."""
-        way, degrees = variant_parts(self.variant)
-        chunks = "/".join(map(str, dict.fromkeys(degrees)))
-        batches = "two batches in turns, " if way == "two" else ""
-        return f"{batches}{'one chunk' if chunks == '1' else f'{chunks} chunks'}"
+        chunks = "/".join(map(str, dict.fromkeys(degrees_of(self.variant))))
+        return "one chunk" if chunks == "1" else f"{chunks} chunks"
+
+
+def degrees_of(variant: str) -> tuple[int, int]:
+    """Return the chunks of a way of ours, forward and backward."""
+    forward, _, backward = variant.partition("/")
+    return int(forward), int(backward)
 
 
 def planned_ways(case: Case, profile: Profile) -> tuple[Planned, ...]:
-    """Return the plan, and the ways beside it: one chunk, chunks, two batches, and both."""
-    planner = Planner(
-        JointCase(transformer=case.transformer, sequences=case.sequences, num_random=0), profile
-    )
-    plan, chunks = _as_run(planner.best(None)), _as_run(planner.best("chunks"))
-    both = min((f"two:{one}" for one in _DEGREES_OF_BOTH), key=planner.step_seconds)
-    ways: Mapping[str, None] = dict.fromkeys((plan, "default:1", chunks, "two:1", both))
+    """Return the plan, and one chunk beside it."""
+    search, _ = search_layouts(_problem(case, profile))
+    plan = _timed(search, case)
+    ways = {"{}/{}".format(*plan.priced.moe.step.degrees): plan}
+    ways.setdefault("1/1", _timed(_pinned(search, (1, 1)), case))
     return tuple(
-        Planned(
-            variant=one, predicted_seconds=planner.step_seconds(one), is_plan=one == plan
-        )
-        for one in ways
+        Planned(variant=name, predicted_seconds=one.seconds, is_plan=one is plan)
+        for name, one in ways.items()
+    )
+
+
+def _timed(search: LayoutSearch, case: Case) -> Candidate:
+    whole = Batching(
+        sequences=case.sequences, num_micro_batches=1, zero=False, recompute=False
     )  # fmt: skip
+    return search.trial(_EXCHANGING).timed(whole)
 
 
-def _as_run(variant: str) -> str:
-    """Return the way with gradients between exchanges, which `moetune.replicate` does by itself."""
-    way, degrees = variant.split(":")
-    return f"{'two' if way == 'two' else 'default'}:{degrees}"
+def _pinned(search: LayoutSearch, degrees: tuple[int, int]) -> LayoutSearch:
+    return replace(search, prices=search.prices.under(search.prices.costs, degrees=degrees))
+
+
+def _problem(case: Case, profile: Profile) -> LayoutProblem:
+    model = case.transformer
+    exchanging = LayoutPins(dp=_NUM_RANKS, ep=_NUM_RANKS, tp=1, pp=1, zero=False)
+    request = PlanRequest(
+        layer=model.moe,
+        constraints=Constraints(sizes=TransformerSizes.of(model), pins=exchanging),
+        world_size=_NUM_RANKS,
+        tokens_per_rank=case.sequences * model.length,
+        dtype="float32",
+    )
+    return layout_problem(request.inputs_for(profile), model, profile)

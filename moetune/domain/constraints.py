@@ -93,8 +93,7 @@ class LayoutPins:
     Args:
         micro_batch: sequences of a micro-batch.
         offload: True where model states have to live on the host, False where they may not.
-        overlap: "batch": two micro-batches take turns; "chunks": one at a time; "none": one at a
-            time, and its exchanges in one chunk.
+        overlap: "chunks": of exchanges with the experts of other chunks; "none": in one chunk.
 
     Raises:
         InputError: a number below 1.
@@ -116,11 +115,8 @@ class LayoutPins:
     def allow(self, layout: Layout) -> bool:
         """Return whether the layout is as pinned."""
         kind = self.expert_parallel
-        takes_turns = layout.tp == layout.pp == 1 < layout.ep
-        return (
-            (kind is None or layout.expert_parallel == kind)
-            and (self.overlap != "batch" or takes_turns)
-            and all(getattr(self, axis) in (None, getattr(layout, axis)) for axis in AXES)
+        return (kind is None or layout.expert_parallel == kind) and all(
+            getattr(self, axis) in (None, getattr(layout, axis)) for axis in AXES
         )
 
 

@@ -27,7 +27,7 @@ from typing import (
 
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import nearest_or
-from moetune.domain.withdrawn import withdrawn_key, withdrawn_value
+from moetune.domain.withdrawn import UNREAD_KEYS, withdrawn_key, withdrawn_value
 
 T = TypeVar("T")
 _LONGEST_KEY = 60
@@ -221,7 +221,7 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
         raise InputError(f"{where} must be a table, got {shown(plain)}")
     items = {item.name: item for item in dataclasses.fields(kind)}
     for key in plain:
-        if key not in items:
+        if key not in items and (kind.__name__, key) not in UNREAD_KEYS:
             _refuse_key(kind, key, where)
     hints = _hints(kind)
     values: dict[str, object] = {}

@@ -4,12 +4,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moetune.domain.document import UNLESS_DEFAULT
-from moetune.domain.training import BatchSplit
 
 ModelBinding = Literal[
     "computation", "all_to_all", "all_reduce", "bubble", "gradients", "chunks", "memory",
 ]  # fmt: skip
-GradientTiming = Literal["at_end", "between_exchanges"]
 PartName = Literal[
     "gate", "first all_to_all", "second all_to_all", "MoE all_reduce", "experts", "attention",
     "attention all_reduce", "dense FFN", "FFN all_reduce", "norms", "launches", "embedding",
@@ -91,10 +89,6 @@ class TransformerPlan:
         confidence: in the layout, against the best other ones; None in older plans.
         model_flops_per_second_per_device: see `domain.throughput`; None in older plans.
         mfu: its share of the data sheet's peak; None where that is not known.
-        gradients: when dense gradients are reduced: `between_exchanges` by `moetune.replicate`.
-        batches_in_flight: micro-batches that take turns, each behind the other's exchanges
-            (`moetune.BatchOverlap`).
-        split: "positions" where those are the first and the last positions of one micro-batch.
     """
 
     num_layers: int
@@ -113,15 +107,6 @@ class TransformerPlan:
     confidence: Confidence | None = None
     model_flops_per_second_per_device: float | None = field(default=None, metadata=UNLESS_DEFAULT)
     mfu: float | None = field(default=None, metadata=UNLESS_DEFAULT)
-    gradients: GradientTiming = field(default="at_end", metadata=UNLESS_DEFAULT)
-    batches_in_flight: int = field(default=1, metadata=UNLESS_DEFAULT)
-    split: BatchSplit | None = field(default=None, metadata=UNLESS_DEFAULT)
-
-    @property
-    def layer_tokens(self) -> int:
-        """Tokens of one call of a layer: of a micro-batch, or of a half of one."""
-        tokens = self.micro_batch_tokens
-        return tokens if self.split is None else tokens // self.batches_in_flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -214,10 +214,10 @@ class Plan:
 
     @property
     def tokens_per_rank(self) -> int:
-        """Tokens of one layer's step on each rank; in a model, of a micro-batch or half of one."""
+        """Tokens of one layer's step on each rank; in a model, of a micro-batch."""
         if self.transformer is None:
             return self.inputs.tokens_per_rank
-        return self.transformer.layer_tokens
+        return self.transformer.micro_batch_tokens
 
     def decide(self, tokens_per_rank: int) -> Decision:
         """Return the degrees for so many tokens: the plan's own, else its range's.

@@ -15,7 +15,6 @@ from moetune.domain.quantization import check_product_dtype
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample
 from moetune.domain.step_errors import StepRecord
-from moetune.domain.turns import TurnsRecord
 from moetune.domain.withdrawn import without_unread_points
 
 PROFILE_SCHEMA = 1
@@ -192,7 +191,6 @@ class Profile:
     Args:
         bursts: of links that pass the first bytes after a pause faster than their rate.
         steps: of layers, measured beside their operations.
-        turns: blocks of models of which two batches took turns, beside their timeline.
         rows: memory-bound operations of published profiles; measured ones have samples instead.
         samples: the raw measurements of a measured profile.
         corrections: of the costs that the samples predict, by what jobs observed since.
@@ -217,7 +215,6 @@ class Profile:
     corrections: tuple[Correction, ...] = ()
     tables: tuple[Table, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     network: Network | None = field(default=None, metadata=UNLESS_DEFAULT)
-    turns: tuple[TurnsRecord, ...] = field(default=(), metadata=UNLESS_DEFAULT)
 
     def __hash__(self) -> int:
         return hash(self.digest)

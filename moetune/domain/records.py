@@ -13,7 +13,6 @@ from moetune.domain.errors import InputError, check_positive
 from moetune.domain.operations import OperationTimes
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Provenance
-from moetune.domain.training import StepOverlap
 
 T = TypeVar("T")
 
@@ -107,7 +106,6 @@ class Observation:
         operations: times of the steps' operations; empty where they were not observed.
         device_id: of the machine, see `Fingerprint`; "" where the sender does not know it.
         strategy: None for the plan's.
-        overlap: None for times of one layer's call; else of two batches in whole, so overlapped.
 
     Raises:
         InputError: a count below 1, no times, or one that is negative or not finite.
@@ -123,7 +121,6 @@ class Observation:
     operations: tuple[OperationTimes, ...] = ()
     device_id: str = ""
     strategy: Strategy | None = field(default=None, metadata=UNLESS_DEFAULT)
-    overlap: StepOverlap | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         check_positive(self, "forward_degree", "backward_degree", "tokens_per_rank")
@@ -145,8 +142,6 @@ class Settled:
         seconds: raw times of one call's pipelined part, forward and backward, step by step.
         planned_seconds: the median of the same with the plan's answer.
         num_steps: steps of the whole search, with those that warmed up.
-        overlap: None for a layer; else what was searched is the overlap of two batches, whose
-            forward and backward passes in whole took the seconds.
     """
 
     plan_id: str
@@ -157,7 +152,6 @@ class Settled:
     seconds: tuple[float, ...]
     planned_seconds: float
     num_steps: int
-    overlap: StepOverlap | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def median_seconds(self) -> float:

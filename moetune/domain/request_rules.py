@@ -103,8 +103,17 @@ def _check_pins_of_model(request: Pinned) -> None:
 
 
 def _check_overlap(request: Pinned) -> None:
-    """Raise InputError where exchanges are to be cut into chunks and not to be hidden."""
+    """Raise InputError where exchanges are to be cut into chunks and not to be hidden.
+
+    Or where micro-batches are to hide them, which Megatron's plans of Hugging Face models do.
+    """
     spelling, bounds = request.spelling, request.constraints.bounds
+    if request.constraints.pins.overlap == "batch":
+        raise InputError(
+            f"{spelling('overlap')} batch is for Hugging Face models on megatron-core and "
+            "megatron-bridge",
+            f"take {spelling('overlap')} chunks",
+        )
     for flag in ("forward-degree", "backward-degree"):
         degree = getattr(bounds, flag.replace("-", "_")) or 1
         if degree > 1 and request.constraints.pins.overlap == "none":

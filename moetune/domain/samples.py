@@ -11,8 +11,6 @@ from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError
 from moetune.domain.gemm_forms import GemmForm, expert_rows
 from moetune.domain.layer import Workload
-from moetune.domain.model import Transformer
-from moetune.domain.training import BATCHES_IN_TURNS, BatchSplit
 
 CollectiveOp = Literal["all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send"]
 """torch's names."""
@@ -218,50 +216,6 @@ class StepPoint:
         return self.workload.world_size, 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class TurnsPoint:
-    """A few blocks with experts, forward and backward, of which two batches take turns.
-
-    It shows by how much they differ from the timeline of their operations on this machine. What one
-    batch hides while it waits for an exchange, such as the host's own work, is not hidden here.
-
-    Args:
-        model: its blocks, without embedding and head; the experts are on consecutive ranks.
-        sequences: of each of the two batches on a rank.
-        degree: chunks forward and backward.
-        split: "positions" where the two are the first and the last ones of the same sequences.
-    """
-
-    kind: Literal["turns"] = "turns"
-    model: Transformer
-    world_size: int
-    sequences: int
-    dtype: str
-    degree: int
-    split: BatchSplit = field(default="sequences", metadata=UNLESS_DEFAULT)
-
-    @property
-    def group(self) -> Group:
-        """The ranks that share the experts."""
-        return self.world_size, 0
-
-    @property
-    def workload(self) -> Workload:
-        """One batch's work in a layer with experts."""
-        return Workload(
-            layer=self.model.moe,
-            world_size=self.world_size,
-            tokens_per_rank=self.sequences * self.positions,
-            dtype=self.dtype,
-        )
-
-    @property
-    def positions(self) -> int:
-        """Of one batch in each of its sequences."""
-        length = self.model.length
-        return length if self.split == "sequences" else length // BATCHES_IN_TURNS
-
-
 Point = (
     GemmPoint
     | RowsPoint
@@ -271,7 +225,6 @@ Point = (
     | CopyPoint
     | InterferencePoint
     | StepPoint
-    | TurnsPoint
 )
 
 

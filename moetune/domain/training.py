@@ -44,25 +44,6 @@ Overlap = Literal["none", "batch", "chunks"]
 """Of expert-parallel exchanges: not at all, with another micro-batch's computation, or, cut into
 chunks, with the experts of other chunks."""
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
-BATCHES_IN_TURNS = 2
-"""Micro-batches in flight under overlap by batch: one computes while the other exchanges."""
-BatchSplit = Literal["sequences", "positions"]
-"""Of a batch into halves in flight: whole sequences, or first and last positions of each."""
-BATCH_SPLITS: tuple[BatchSplit, ...] = get_args(BatchSplit)
-IN_TURNS_WORDS: Mapping[BatchSplit | None, str] = MappingProxyType({
-    None: "two in turns",
-    "sequences": "halves of its sequences in turns",
-    "positions": "halves of its positions in turns",
-})  # fmt: skip
-"""Of micro-batches, by how one is split; None where two of them take turns."""
-StepOverlap = Literal["chunks", "batch", "both"]
-"""How `moetune.BatchOverlap` runs two batches: one after the other, each cut into chunks; in turns,
-each in one chunk; or in turns and cut into chunks."""
-OVERLAP_WORDS: Mapping[StepOverlap, str] = MappingProxyType({
-    "chunks": "one after the other, in chunks as planned",
-    "batch": "in turns, in one chunk each",
-    "both": "in turns, in chunks as planned",
-})  # fmt: skip
 CudaGraphs = Literal["none", "partial", "full"]
 """Replayed by the host instead of launched: nothing, attention and the router, or a step."""
 CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)

@@ -31,6 +31,8 @@ class Withdrawn(NamedTuple):
 _AGAIN = "plan again: `moetune plan` makes a plan that runs"
 _HIERARCHICAL = "the hierarchical exchange, across the nodes and then inside them,"
 _NARROW = "experts in 8 bits in a layer of moetune"
+_TURNS = "two batches in turns (moetune.BatchOverlap)"
+_BETWEEN = "dense gradients between exchanges (moetune.replicate)"
 ETP = Withdrawn(
     "TrainingLayout", "etp", "experts' width over ranks (etp) in a layer of moetune",
     "2026-11-28", "plan again: `moetune plan` with --etp 1, or for another --target",
@@ -42,12 +44,20 @@ _KEYS = (
     Withdrawn("Choice", "dispatcher", _HIERARCHICAL, "2026-11-28", _AGAIN),
     Withdrawn("Alternative", "dispatcher", _HIERARCHICAL, "2026-11-28", _AGAIN),
     Withdrawn("Observation", "dispatcher", _HIERARCHICAL, "2026-11-28", "leave it out"),
+    Withdrawn("TransformerPlan", "batches_in_flight", _TURNS, "2026-11-28", _AGAIN),
+    Withdrawn("TransformerPlan", "split", _TURNS, "2026-11-28", _AGAIN),
+    Withdrawn("TransformerPlan", "gradients", _BETWEEN, "2026-11-28", _AGAIN),
+    Withdrawn("Observation", "overlap", _TURNS, "2026-11-28", "leave it out"),
 )
 _VALUES = (
     Withdrawn("TrainingLayout", "hierarchical", _HIERARCHICAL, "2026-11-28", _AGAIN),
 )  # fmt: skip
+UNREAD_KEYS = frozenset({("Profile", "turns")})
+"""Keys that are left out where they are read: what else the document says holds without them."""
+UNREAD_POINTS = frozenset({"turns"})
+"""Kinds of a profile's points that are left out in the same way."""
 UNREAD_OPS = frozenset({"all_to_all_2d", "quantize", "quantize_matrix", "quantize_wire"})
-"""Operations of a profile's points and lines that are left out where they are read."""
+"""Operations of a profile's points and lines that are left out in the same way."""
 UNREAD_DTYPES = frozenset({"fp8_rowwise_emulated", "mxfp8_emulated"})
 
 
@@ -79,5 +89,6 @@ def _is_unread(row: object) -> bool:
     return (
         point.get("op") in UNREAD_OPS
         or point.get("dtype") in UNREAD_DTYPES
+        or point.get("kind") in UNREAD_POINTS
         or (isinstance(workload, Mapping) and "quantization" in workload)
     )

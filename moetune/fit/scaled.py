@@ -18,7 +18,6 @@ from moetune.domain.samples import (
     ResourceClass,
     Sample,
     StepPoint,
-    TurnsPoint,
 )
 from moetune.fit.interference import interference_of
 from moetune.fit.pool import pool
@@ -121,7 +120,7 @@ def _network(network: Network | None, factor: float) -> Network | None:
 
 
 def _sample(sample: Sample, speeds: Speeds) -> Sample:
-    if isinstance(sample.point, (StepPoint, TurnsPoint)):
+    if isinstance(sample.point, StepPoint):
         return sample  # the profile has its ratio to what its operations say, which stays
     factor = getattr(speeds, _CLASSES[_class_of(sample.point)])
     return replace(sample, seconds=tuple(one / factor for one in sample.seconds))

@@ -15,9 +15,7 @@ from moetune.domain.samples import (
     Point,
     RowsPoint,
     StepPoint,
-    TurnsPoint,
 )
-from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.domain.units import dtype_bytes
 from moetune.measure.device import CpuDevice, Device
 from moetune.measure.expert_kernels import gemm
@@ -85,8 +83,8 @@ def operation_seconds(point: Point, rates: Rates) -> float:
         return point.in_flight * (wire.seconds + times * point.num_bytes / wire.bytes_per_second)
     if isinstance(point, CopyPoint):
         return point.num_bytes / rates.copy_bytes_per_second * (1 + point.both_ways)
-    if isinstance(point, (StepPoint, TurnsPoint)):
-        return _whole_seconds(point, rates)
+    if isinstance(point, StepPoint):
+        return _step_seconds(point, rates)
     return 0.0
 
 
@@ -99,14 +97,6 @@ def _turn_seconds(point: InterferencePoint, rates: Rates) -> float:
     return at_once * (wire.seconds + point.comm_bytes / wire.bytes_per_second)
 
 
-def _whole_seconds(point: StepPoint | TurnsPoint, rates: Rates) -> float:
-    return (
-        _step_seconds(point, rates)
-        if isinstance(point, StepPoint)
-        else _turns_seconds(point, rates)
-    )
-
-
 def _step_seconds(point: StepPoint, rates: Rates) -> float:
     """Return a rough time of a layer's step whose experts and exchanges take turns."""
     load = point.workload
@@ -116,20 +106,6 @@ def _step_seconds(point: StepPoint, rates: Rates) -> float:
     wire = rates.wires[point.group]
     exchange = point.degree * wire.seconds + load.payload_bytes / wire.bytes_per_second
     return gemms + 4 * exchange
-
-
-def _turns_seconds(point: TurnsPoint, rates: Rates) -> float:
-    """Return a rough time of two batches' blocks, whose exchanges hide behind each other."""
-    model, load = point.model, point.workload
-    dense = load.tokens_per_rank * (
-        model.num_layers * model.attention_parameters
-        + (model.num_layers - model.num_moe_layers) * model.ffn_parameters
-    )
-    experts = model.num_moe_layers * load.layer.num_gemms * load.macs
-    computed = BATCHES_IN_TURNS * 3 * (dense + experts) / rates.macs_per_second[point.dtype]
-    wire = rates.wires[point.group]
-    exchange = point.degree * wire.seconds + load.payload_bytes / wire.bytes_per_second
-    return max(computed, BATCHES_IN_TURNS * model.num_moe_layers * 4 * exchange)
 
 
 def visit_seconds(point: Point, rates: Rates, effort: Effort) -> float:
@@ -217,14 +193,12 @@ def probe(
     macs: dict[str, float] = {}
     width = min(representatives.comp.d_in, 2048)
     dtypes = {point.dtype for point in points if isinstance(point, (GemmPoint, AttentionPoint))}
-    dtypes |= {
-        point.workload.dtype for point in points if isinstance(point, (StepPoint, TurnsPoint))
-    }
+    dtypes |= {point.workload.dtype for point in points if isinstance(point, StepPoint)}
     for dtype in sorted(dtypes):
         square = GemmPoint(dtype=dtype, rows=width, d_in=width, d_out=width)
         macs[dtype] = square.macs / seconds(square)
     copy = CopyPoint(direction="d2h", pinned=True, num_bytes=_LARGE_BYTES)
-    linked = (CollectivePoint, BurstPoint, StepPoint, TurnsPoint)
+    linked = (CollectivePoint, BurstPoint, StepPoint)
     groups = sorted({point.group for point in points if isinstance(point, linked)})
     return Rates(
         macs_per_second=macs,

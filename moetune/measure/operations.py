@@ -25,7 +25,6 @@ from moetune.domain.samples import (
     ResourceClass,
     RowsPoint,
     StepPoint,
-    TurnsPoint,
 )
 from moetune.measure import expert_kernels, model_kernels
 from moetune.measure.device import Device, drop
@@ -134,14 +133,12 @@ class Makers:
     Args:
         rows: by `RowsPoint.op`.
         step: of a layer's step on these ranks; None where no steps are measured.
-        turns: of blocks in turns on these ranks; None where none are measured.
     """
 
     rows: Mapping[str, Callable[[RowsPoint, Device], Callable[[], None]]] = field(
         default_factory=dict
     )
     step: Callable[[StepPoint, Device, Communicator], Callable[[], None]] | None = None
-    turns: Callable[[TurnsPoint, Device, Communicator], Callable[[], None]] | None = None
 
 
 def prepare_experiment(
@@ -174,9 +171,7 @@ def prepare_experiment(
     if isinstance(point, RowsPoint) and point.op == SUSTAINED:
         victim = operation(_sustained_product(point))
         return Experiment(victim=victim, sustained_seconds=SUSTAINED_SECONDS)
-    if isinstance(point, (StepPoint, TurnsPoint)) or (
-        isinstance(point, RowsPoint) and point.op in makers.rows
-    ):
+    if isinstance(point, StepPoint) or (isinstance(point, RowsPoint) and point.op in makers.rows):
         return Experiment(victim=_made(point, device, ranks, makers), is_issued=True)
     if isinstance(point, CopyPoint) and point.both_ways:
         opposite = replace(point, direction=_OPPOSITE[point.direction], both_ways=False)
@@ -230,7 +225,7 @@ def _computation(
 
 
 def _made(
-    point: StepPoint | TurnsPoint | RowsPoint, device: Device, ranks: MeasuringRanks, makers: Makers
+    point: StepPoint | RowsPoint, device: Device, ranks: MeasuringRanks, makers: Makers
 ) -> TimedOperation:
     """Return an operation that the caller knows."""
     if isinstance(point, RowsPoint):
@@ -238,10 +233,8 @@ def _made(
     group = OneRank() if point.workload.world_size == 1 else ranks.group(point.group)
     if group is None:
         return local_operation(_nothing)
-    if isinstance(point, StepPoint) and makers.step is not None:
+    if makers.step is not None:
         return local_operation(makers.step(point, device, group))
-    if isinstance(point, TurnsPoint) and makers.turns is not None:
-        return local_operation(makers.turns(point, device, group))
     raise InputError("whole steps are not measured here")
 
 

@@ -10,9 +10,7 @@ from moetune.domain.samples import (
     Point,
     RowsPoint,
     StepPoint,
-    TurnsPoint,
 )
-from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.domain.units import dtype_bytes
 
 # Query, key, value, result, and the gradient of each.
@@ -31,14 +29,11 @@ def memory_bytes(point: Point) -> int:
         return 2 * point.num_bytes * (1 + point.both_ways)
     if isinstance(point, InterferencePoint):
         return 0
-    whole = (StepPoint, TurnsPoint)
-    dtype = point.workload.dtype if isinstance(point, whole) else point.dtype
+    dtype = point.workload.dtype if isinstance(point, StepPoint) else point.dtype
     return _elements(point) * dtype_bytes(dtype)
 
 
-def _elements(
-    point: GemmPoint | RowsPoint | AttentionPoint | StepPoint | TurnsPoint,
-) -> int:
+def _elements(point: GemmPoint | RowsPoint | AttentionPoint | StepPoint) -> int:
     if isinstance(point, GemmPoint):
         elements = point.rows * (point.d_in + point.d_out) + point.d_in * point.d_out
         return point.num_experts * elements
@@ -47,11 +42,6 @@ def _elements(
     if isinstance(point, AttentionPoint):
         tokens = point.num_sequences * point.length
         return _ATTENTION_TENSORS * tokens * point.num_heads * point.head_dim
-    if isinstance(point, TurnsPoint):
-        layers = StepPoint(workload=point.workload, degree=point.degree)
-        tokens = point.workload.tokens_per_rank * point.model.moe.d_model
-        attention = 2 * point.model.attention_parameters + _ATTENTION_TENSORS * tokens
-        return BATCHES_IN_TURNS * point.model.num_layers * (_elements(layers) + attention)
     load, layer = point.workload, point.workload.layer
     weights = load.local_experts * layer.num_gemms * layer.d_model * layer.d_hidden
     rows = load.rows * (_STEP_ROWS * layer.d_model + layer.num_gemms * layer.d_hidden)

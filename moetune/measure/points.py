@@ -39,7 +39,7 @@ from moetune.measure.layer_points import (
     uneven_points,
 )
 from moetune.measure.point_memory import memory_bytes
-from moetune.measure.transformer_points import transformer_points, turns_points
+from moetune.measure.transformer_points import transformer_points
 
 _MEMORY_SHARE = 8
 # Of exchanges that overlap computation: several, as the loss has a constant and a rate.
@@ -175,8 +175,6 @@ class _Scope:
             num_ranks = self.machine.num_devices
             yield from overlap_points(overlapped_exchanges(workloads, grid, num_ranks=num_ranks))
         yield from step_points(self.of_layers)
-        if self.machine.kind == "cpu":  # plans for GPUs have no batches in turns
-            yield from self._in_turns()
         if self.machine.kind == "cuda" and workloads:
             # Plans may offload activations, on streams beside computation and exchanges.
             yield from interference(has_link=bool(self.linked))
@@ -185,16 +183,6 @@ class _Scope:
             yield from uneven_points(workloads, grid)
             yield from gate_points(workloads, grid)
             yield from launch_points(workloads)
-
-    def _in_turns(self) -> Iterator[Point]:
-        """Yield blocks of each model with experts, which all ranks share, in turns."""
-        world_size = self.machine.num_devices
-        for model in self.transformers:
-            if world_size > 1 and not model.moe.num_experts % world_size:
-                for dtype in self.dtypes:
-                    yield from turns_points(
-                        model, dtype=dtype, world_size=world_size, max_tokens=self.max_tokens
-                    )
 
     def others(self) -> Iterator[Point]:
         """Yield the grid's sizes, for what the layers and models do not say."""

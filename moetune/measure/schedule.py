@@ -24,7 +24,6 @@ from moetune.domain.samples import (
     RowsPoint,
     Sample,
     StepPoint,
-    TurnsPoint,
 )
 
 NUM_VISITS = 3
@@ -45,7 +44,6 @@ _FIRST_TURN: Mapping[str, int] = MappingProxyType({"interference": 2, "burst": 2
 _STEP = 1
 """Tier of whole steps, which say how far the sum of the operations is from them: after the ends of
 all that they consist of."""
-_WHOLE = (StepPoint, TurnsPoint)
 
 
 def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point, ...], ...]:
@@ -61,7 +59,7 @@ def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point
         others: further sizes and kinds.
     """
     worth = _depths(needed)
-    worth |= {point: _STEP for point in worth if isinstance(point, _WHOLE)}
+    worth |= {point: _STEP for point in worth if isinstance(point, StepPoint)}
     known = {family(point) for point in needed}
     for point, depth in _depths([point for point in others if point not in worth]).items():
         worth[point] = depth + (_KNOWN_KIND if family(point) in known else _NEW_KIND)
@@ -96,7 +94,7 @@ def doubtful(visits: Mapping[Point, Sequence[Sample]]) -> tuple[Point, ...]:
     """
     families: dict[object, list[Point]] = {}
     for point, samples in visits.items():
-        if not isinstance(point, (InterferencePoint, *_WHOLE)) and samples[0].seconds:
+        if not isinstance(point, (InterferencePoint, StepPoint)) and samples[0].seconds:
             families.setdefault(family(point), []).append(point)
     found = []
     for members in families.values():
@@ -174,11 +172,9 @@ def family(point: Point) -> object:
     return _rest(point)
 
 
-def _rest(point: InterferencePoint | StepPoint | TurnsPoint) -> object:
+def _rest(point: InterferencePoint | StepPoint) -> object:
     if isinstance(point, StepPoint):
         return (point.kind, point.workload.key)
-    if isinstance(point, TurnsPoint):
-        return (point.kind, point.model, point.group, point.dtype, point.degree, point.split)
     return (point.kind, point.victim, point.others)
 
 
@@ -189,6 +185,6 @@ def _size(point: Point) -> int:
         return point.num_bytes
     if isinstance(point, AttentionPoint):
         return point.num_sequences
-    if isinstance(point, _WHOLE):
+    if isinstance(point, StepPoint):
         return point.workload.tokens_per_rank
     return point.comm_bytes

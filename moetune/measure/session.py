@@ -20,7 +20,6 @@ from moetune.domain.samples import (
     Point,
     Sample,
     StepPoint,
-    TurnsPoint,
 )
 from moetune.domain.units import format_seconds
 from moetune.measure.device import Device
@@ -150,7 +149,7 @@ def _runner_of(
 def _open_groups(assignment: Assignment, ranks: MeasuringRanks) -> None:
     """Open the groups of all points that need one, and that of all ranks."""
     num_ranks = ranks.control.num_ranks
-    linked = (CollectivePoint, BurstPoint, StepPoint, TurnsPoint)
+    linked = (CollectivePoint, BurstPoint, StepPoint)
     groups = {point.group for point in assignment.points if isinstance(point, linked)}
     ranks.open_groups(
         [*groups, (num_ranks, 0)], ranks_per_node=assignment.ranks_per_node or num_ranks

@@ -1,7 +1,6 @@
 """Points of a whole model around its experts: attention, dense FFNs, head, optimizer."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from moetune.domain.cluster import DeviceKind, Group
 from moetune.domain.model import Transformer
@@ -11,9 +10,7 @@ from moetune.domain.samples import (
     AttentionPoint,
     Point,
     RowsPoint,
-    TurnsPoint,
 )
-from moetune.domain.training import BATCHES_IN_TURNS, BatchSplit
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import Grid, collective, gemm_points
 
@@ -21,7 +18,6 @@ from moetune.measure.grid import Grid, collective, gemm_points
 _MAX_ADAM_ELEMENTS: dict[DeviceKind, int] = {"cpu": 2**24, "cuda": 2**28}
 _MAX_HOST_ADAM_ELEMENTS = 2**26
 _MAX_GRADIENT_LADDERS = 8
-_TURNS_BLOCKS, _TURNS_DEGREES = 4, (1, 2, 4)
 
 
 def transformer_points(
@@ -61,37 +57,6 @@ def transformer_points(
         for name in (op, f"{op}_step"):
             yield RowsPoint(op=name, dtype=dtype, rows=HOST_ROWS, width=HOST_WIDTH)
     yield from _optimizer(model, dtype, groups, kind, grid)
-
-
-def turns_points(
-    model: Transformer, *, dtype: str, world_size: int, max_tokens: int
-) -> Iterator[Point]:
-    """Yield blocks of which two batches take turns, each with half of the tokens.
-
-    Of a single sequence the first and the last positions take turns. And their experts' GEMMs, of
-    which odd numbers of rows take an eighth longer at some sizes. None where a model begins with
-    more dense blocks, or there is no sequence.
-    """
-    few = replace(model, num_layers=min(model.num_layers, max(_TURNS_BLOCKS, model.moe_every)))
-    most = max_tokens // model.length
-    split: BatchSplit = "sequences" if most > 1 else "positions"
-    sequences = most // BATCHES_IN_TURNS
-    if split == "positions" and model.length % BATCHES_IN_TURNS == 0:
-        sequences = most
-    if model.is_dense or few.num_layers > _TURNS_BLOCKS or not sequences:
-        return
-    points = [
-        TurnsPoint(
-            model=few, world_size=world_size, sequences=sequences, dtype=dtype, degree=degree,
-            split=split,
-        )
-        for degree in _TURNS_DEGREES
-    ]  # fmt: skip
-    load = points[0].workload
-    rows, shape = -(-load.rows // load.local_experts), (model.moe.d_model, model.moe.d_hidden)
-    for d_in, d_out in (shape, shape[::-1]):
-        yield from gemm_points(dtype, load.local_experts, rows, d_in, d_out)
-    yield from points
 
 
 def _sequences(model: Transformer, max_tokens: int, grid: Grid) -> list[int]:

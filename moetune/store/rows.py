@@ -156,8 +156,11 @@ def fit_info(row: RowMapping) -> FitInfo:
 
 def observation_values(observation: Observation) -> Values:
     """Return the columns of an observation."""
-    kind = {name: getattr(observation, name) for name in ("strategy", "overlap")}
-    return {**encode(observation), **kind, "created_at": utc_now()}
+    return {
+        **encode(observation),
+        "strategy": observation.strategy,  # also where it is None
+        "created_at": utc_now(),
+    }
 
 
 def observation_from_row(row: RowMapping) -> Observation:
@@ -195,7 +198,6 @@ def settled_values(settled: Settled) -> Values:
     decision: Values = values.pop("decision")
     decision["issue_order"] = decision.pop("order")
     median_seconds = settled.median_seconds
-    values["overlap"] = settled.overlap
     return {**values, **decision, "median_seconds": median_seconds, "created_at": utc_now()}
 
 

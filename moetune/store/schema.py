@@ -122,7 +122,6 @@ observations = Table(
     Column("operations", JSON, nullable=False, server_default="[]"),
     Column("device_id", Text, nullable=False, server_default=""),
     Column("strategy", Text, nullable=True),
-    Column("overlap", Text, nullable=True),
     sqlite_autoincrement=True,
 )
 
@@ -143,6 +142,5 @@ settled_sizes = Table(
     Column("seconds", JSON, nullable=False),
     Column("num_steps", BigInteger, nullable=False),
     Column("created_at", Text, nullable=False),
-    Column("overlap", Text, nullable=True),
     sqlite_autoincrement=True,
 )

@@ -7,7 +7,6 @@ from typing import Literal, TypeAlias
 from moetune.domain.layer import PHASES
 from moetune.domain.records import Observation, Stored
 from moetune.domain.storable import is_sound
-from moetune.domain.training import OVERLAP_WORDS
 from moetune.domain.units import format_seconds, format_share
 from moetune.fit.drift import LIMIT, NUM_FIRST, NUM_SKIPPED, Watched, watch
 
@@ -113,8 +112,7 @@ def _times(
     one: Observation,
 ) -> Iterator[tuple[tuple[str, str, WatchedPhase, str], tuple[float, ...]]]:
     if all(one.seconds):
-        name = "step" if one.overlap is None else f"two batches {OVERLAP_WORDS[one.overlap]}"
-        yield (one.plan_id, one.source, "step", name), one.seconds
+        yield (one.plan_id, one.source, "step", "step"), one.seconds
     for each in one.operations:
         name = each.operation.words
         yield (one.plan_id, one.source, each.operation.phase, name), each.seconds

@@ -20,7 +20,6 @@ from moetune.domain.samples import (
     LAUNCHES,
     RowsPoint,
     StepPoint,
-    TurnsPoint,
 )
 from moetune.measure.device import Device, drop, open_device
 from moetune.measure.operations import Makers
@@ -30,7 +29,6 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.workflows.launch import rank_device, run_on_ranks
 from moetune.workflows.steps import random_steps
-from moetune.workflows.turn_steps import BlocksInTurns
 
 _NUM_EXPERTS = 2
 
@@ -84,7 +82,7 @@ def block_makers() -> Makers:
         "moe_block_step": partial(_step, _moe),
         **dict(zip(LAUNCHES, (_chunked_layer, _chunked_layer_step), strict=True)),
     }
-    return Makers(rows=rows, step=_layer_step, turns=_blocks_in_turns)
+    return Makers(rows=rows, step=_layer_step)
 
 
 def _layer_step(point: StepPoint, device: Device, communicator: Communicator) -> Callable[[], None]:
@@ -93,12 +91,6 @@ def _layer_step(point: StepPoint, device: Device, communicator: Communicator) ->
         replace(SAFE_DECISION, forward_degree=point.degree, backward_degree=point.degree)
     )
     return steps.once
-
-
-def _blocks_in_turns(
-    point: TurnsPoint, device: Device, communicator: Communicator
-) -> Callable[[], None]:
-    return BlocksInTurns(point, device=device.torch_device, communicator=communicator).once
 
 
 def _chunked_layer(point: RowsPoint, device: Device) -> Callable[[], None]:

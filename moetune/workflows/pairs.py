@@ -59,6 +59,6 @@ def chosen_layout(plan: Plan, whole: Transformer, profile: Profile) -> ChosenLay
         micro_batch=transformer.micro_batch_sequences,
         zero=transformer.zero if layout.dp > 1 else None,
         offload=plan.chunks.offload if plan.chunks else problem.pins.offload,
-        overlap="batch" if transformer.batches_in_flight > 1 else problem.pins.overlap or "chunks",
+        overlap=problem.pins.overlap,
     )  # fmt: skip
     return choose_layout(replace(problem, pins=pins))

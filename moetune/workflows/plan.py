@@ -269,7 +269,6 @@ def layout_problem(inputs: PlanInputs, model: Transformer, profile: Profile) -> 
         provenance=profile.provenance,
         launch=launcher((inputs.world_size, 0), machine),
         error=OF_MODELS,
-        turns=profile.turns,
     )
 
 

@@ -6,7 +6,6 @@ from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.layout import Layout
 from moetune.domain.plan import Alternative, Decision, Plan
 from moetune.domain.terms import LayerTerms, PhaseTerms
-from moetune.domain.training import IN_TURNS_WORDS
 from moetune.solve.layout.words import BINDING_WORDS, name_layout, seconds_by_binding
 from moetune.workflows.compared import ComparedChoice, degrees_name, is_same_step
 from moetune.workflows.plan_changes import needed_bytes, step_seconds
@@ -74,7 +73,6 @@ def _layout_name(plan: Plan) -> str:
     ways = [f"micro-batch {transformer.micro_batch_sequences}"]
     ways += ["ZeRO"] if transformer.zero else []
     ways += ["blocks recomputed"] if transformer.recompute else []
-    ways += [IN_TURNS_WORDS[transformer.split]] if transformer.batches_in_flight > 1 else []
     degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
     if transformer.moe_every and max(degrees) > 1:
         ways.append(f"{degrees[0]} and {degrees[1]} chunks")

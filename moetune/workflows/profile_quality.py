@@ -20,7 +20,6 @@ _NAMES = {
     "rows": "memory-bound operations",
     "copy": "copies",
     "step": "steps of the layer",
-    "turns": "blocks in turns",
 }
 _QUALITIES: tuple[Quality, ...] = ("good", "usable", "suspect")
 

@@ -6,7 +6,6 @@ The runtime's plan book calls `StudyTuner` between steps; it knows neither Optun
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 from moetune.domain.errors import MoetuneError
@@ -82,11 +81,11 @@ class StudyTuner:
             planned_seconds=(planned or best).median_seconds,
             num_steps=study.num_steps,
         )
-        return self.store(task.plan, settled)
+        self._store(task.plan, settled)
+        return settled
 
-    def store(self, plan: Plan, settled: Settled) -> Settled:
+    def _store(self, plan: Plan, settled: Settled) -> None:
         """Store a result for this machine; without a store the job trains with it all the same."""
-        settled = replace(settled, hardware_id=self._hardware_id)
         try:
             with self._stores() as store:
                 if store.plan(plan.id) is None:
@@ -94,4 +93,3 @@ class StudyTuner:
                 store.add_settled(settled)
         except MoetuneError as error:
             _LOGGER.warning("the result of a search could not be stored: %s", error)
-        return settled

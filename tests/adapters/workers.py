@@ -283,14 +283,6 @@ def trains_under_fsdp() -> None:
     check_states(whole_state(adapted), whole.state_dict())
 
 
-def trains_replicated() -> None:
-    whole = tiny("Qwen3Moe")
-    adapted = moetune.replicate(moetune.adapt(copy.deepcopy(whole)))
-    train(adapted, adapted)
-    train_whole(whole)
-    check_states(whole_state(adapted), whole.state_dict())
-
-
 def trains_in_chunks_of_states() -> None:
     whole = tiny("Qwen3Moe")
     adapted = moetune.adapt(copy.deepcopy(whole))
@@ -568,7 +560,6 @@ def two_ranks(folder: str) -> None:
     follows_its_plan()
     trains_under_ddp()
     trains_under_fsdp()
-    trains_replicated()
     trains_in_chunks_of_states()
     saves(f"{folder}/saved", ("Mixtral", "GptOss", "Llama4"))
     loads(f"{folder}/loaded", ("Mixtral", "GptOss", "Llama4"))

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from moetune.domain.errors import CollectiveError
-from moetune.domain.layer import LayerShape
-from moetune.domain.model import Transformer
 from moetune.domain.samples import (
     AttentionPoint,
     BurstPoint,
@@ -23,7 +21,6 @@ from moetune.domain.samples import (
     Point,
     RowsPoint,
     Sample,
-    TurnsPoint,
 )
 from moetune.measure.noise import num_sharers
 from moetune.measure.session import Assignment, Estimates, News
@@ -58,20 +55,6 @@ POINTS: tuple[Point, ...] = (
     CollectivePoint(op="all_gather", group_size=2, num_bytes=1024),
     CollectivePoint(op="reduce_scatter", group_size=2, num_bytes=1024),
     CollectivePoint(op="send", group_size=2, num_bytes=1024),
-    TurnsPoint(
-        model=Transformer(
-            moe=LayerShape(d_model=16, d_hidden=32, num_experts=4),
-            num_layers=2,
-            num_heads=2,
-            length=8,
-            vocab_size=1,
-        ),
-        world_size=2,
-        sequences=2,
-        dtype="float32",
-        degree=2,
-        split="positions",
-    ),
     CopyPoint(direction="h2d", pinned=True, num_bytes=4096),
     InterferencePoint(victim="comp", others=()),
     InterferencePoint(victim="mem", others=("comm",)),

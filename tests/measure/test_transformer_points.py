@@ -13,11 +13,9 @@ from moetune.domain.model import Transformer
 from moetune.domain.profile import Profile
 from moetune.domain.samples import (
     AttentionPoint,
-    GemmPoint,
     Point,
     RowsPoint,
     Sample,
-    TurnsPoint,
 )
 from moetune.fit.costs import costs_of
 from moetune.measure.grid import Preset
@@ -164,42 +162,3 @@ def test_a_sequence_longer_than_the_tokens_is_measured_whole() -> None:
 def test_a_models_points_come_before_the_grid() -> None:
     kinds = [point.kind for point in points_of()]
     assert "attention" not in kinds[kinds.index("interference") :]
-
-
-def turns_of(model: Transformer, max_tokens: int = TOKENS) -> list[TurnsPoint]:
-    return [one for one in points_of(model, max_tokens) if isinstance(one, TurnsPoint)]
-
-
-def test_blocks_in_turns_have_half_of_the_tokens_and_their_experts_gemms() -> None:
-    points = turns_of(MODEL)
-    assert {one.degree for one in points} == {1, 2, 4}
-    for one in points:
-        assert (one.world_size, one.sequences, one.dtype) == (4, TOKENS // 2 // 128, DTYPE)
-        assert one.model.num_moe_layers == 2
-    rows = TOKENS // 2 * MODEL.moe.top_k  # of a rank, whose one expert has all of them
-    gemms = {one for one in points_of() if isinstance(one, GemmPoint) and one.rows == rows}
-    shapes = {(one.product, one.d_in, one.d_out) for one in gemms if one.num_experts == 1}
-    for product in PRODUCTS:
-        assert {(product, 256, 1024), (product, 1024, 256)} <= shapes
-
-
-def test_of_a_single_sequence_halves_of_its_positions_take_turns() -> None:
-    points = turns_of(MODEL, max_tokens=MODEL.length)
-    assert {one.degree for one in points} == {1, 2, 4}
-    for one in points:
-        assert (one.split, one.sequences) == ("positions", 1)
-        assert one.workload.tokens_per_rank == MODEL.length // 2
-
-
-def test_blocks_that_no_plan_has_in_turns_are_not_measured() -> None:
-    assert not turns_of(replace(MODEL, moe_every=0, moe=replace(MODEL.moe, num_experts=1)))
-    assert not turns_of(replace(MODEL, moe=replace(MODEL.moe, num_experts=6)))
-    assert not turns_of(replace(MODEL, num_layers=16, moe_every=8))
-    assert not turns_of(MODEL, max_tokens=MODEL.length - 1)
-    odd = replace(MODEL, length=MODEL.length - 1)
-    assert not turns_of(odd, max_tokens=odd.length)
-    on_gpus = choose_points(
-        cluster=Cluster(machine=replace(MACHINE, kind="cuda"), fingerprint=Fingerprint()),
-        dtypes=("bfloat16",), group_sizes=(4,), transformers=(MODEL,),
-    )  # fmt: skip
-    assert not any(isinstance(one, TurnsPoint) for one in on_gpus.all)

@@ -288,7 +288,7 @@ def parts_of_a_graph() -> None:
 
 
 def equal_beside_others() -> None:
-    """Data-parallel wrappers and batches in turns sum the same gradients as one process."""
+    """Data-parallel wrappers sum the same gradients as one process."""
     rank, num_ranks = rank_of()
 
     def loss_of(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -300,25 +300,16 @@ def equal_beside_others() -> None:
         dense = nn.Linear(D_MODEL, D_MODEL, dtype=torch.float64)
         return nn.Sequential(dense, layer_of(**options), nn.Tanh(), layer_of(**options))
 
-    batches = [inputs_of(0, (6 + at,))[0] * (at + 1) for at in range(2 * num_ranks)]
+    batches = [inputs_of(0, (6 + at,))[0] * (at + 1) for at in range(num_ranks)]
     alone = block(communicator=OneRank())
-    for x in batches[:num_ranks]:
+    for x in batches:
         (loss_of(alone, x) / num_ranks).backward()
     wanted = own(alone)
-    nets: list[nn.Module] = [
-        DistributedDataParallel(moetune.prepare_ddp(block(pipeline=2))),
-        moetune.replicate(block(pipeline=2)),
-    ]
-    for net in nets:
-        for _ in range(3):  # pieces of gradients travel from the second step on
-            net.zero_grad()
-            loss_of(net, batches[rank]).backward()
-            same(own(net), wanted)
-    replicated = nets[1]
-    moetune.plan_gradients(replicated, lambda: loss_of(replicated, batches[rank]).backward())
-    replicated.zero_grad()
-    loss_of(replicated, batches[rank]).backward()
-    same(own(replicated), wanted)
+    net = DistributedDataParallel(moetune.prepare_ddp(block(pipeline=2)))
+    for _ in range(3):
+        net.zero_grad()
+        loss_of(net, batches[rank]).backward()
+        same(own(net), wanted)
     sharded = block(pipeline=2)
     moetune.prepare_fsdp(sharded, mesh := init_device_mesh("cpu", (num_ranks,)))
     for part in (*sharded, sharded):
@@ -327,14 +318,6 @@ def equal_beside_others() -> None:
         sharded.zero_grad()
         loss_of(sharded, batches[rank]).backward()
         same(own(sharded), wanted)
-    for x in batches[num_ranks:]:
-        (loss_of(alone, x) / num_ranks).backward()
-    both = own(alone)
-    overlap = moetune.BatchOverlap[torch.Tensor](replicated, partial(loss_of, replicated))
-    for _ in range(2):
-        replicated.zero_grad()
-        overlap([batches[rank], batches[num_ranks + rank]])
-        same(own(replicated), both)
 
 
 def equal_after() -> None:
@@ -388,7 +371,7 @@ def first_of_a_model() -> None:
     for x in inputs:
         (alone(x).square().mean() / num_ranks).backward()
     layer, made = net_of()
-    net = moetune.replicate(made)
+    net = DistributedDataParallel(moetune.prepare_ddp(made))
     layer.recorder = Recorder(events)
     for _ in range(3):
         net.zero_grad()
@@ -396,7 +379,7 @@ def first_of_a_model() -> None:
         same(own(net), own(alone))
         assert events[-1] == ("backward", "has combine 0")  # nothing is left under way
         loss = net(inputs[rank].clone().requires_grad_()).square().mean()
-        with moetune.no_sync(net):
+        with net.no_sync():
             torch.autograd.grad(loss, [*layer.experts.parameters()])
 
 

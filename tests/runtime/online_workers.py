@@ -96,11 +96,6 @@ class CountedTuner:
         self.settled.append(settled)
         return settled
 
-    def store(self, plan: Plan, settled: Settled) -> Settled:
-        stored = self._tuner.store(plan, settled)
-        self.settled.append(stored)
-        return stored
-
     def _seen(self, said: Decision | Settled) -> Decision | Settled:
         if isinstance(said, Settled):
             self.settled.append(said)

@@ -12,10 +12,10 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-import moetune
 from moetune.comm.group import OneRank
 from moetune.comm.transfer import Done, Transfer
 from moetune.domain.constraints import Strategy
+from moetune.domain.errors import InputError
 from moetune.runtime.moe.layer import MoELayer
 from tests.cuda_kit import FakeCuda
 from tests.ranks import run_ranks
@@ -29,7 +29,6 @@ from tests.runtime.gpu_runs import (
     on_every_rank,
     step,
 )
-from tests.runtime.gpu_turns import WIDTH, in_turns, train
 from tests.runtime.workers import TOKENS, inputs_of
 
 
@@ -80,18 +79,6 @@ def test_on_a_gpu_exchanges_hide_the_shared_expert_in_both_passes() -> None:
     for alone, after, beside in zip(*seconds.values(), strict=True):
         assert after - alone > 3e-3  # three products at least, of a millisecond each
         assert beside - alone < 0.5 * (after - alone)
-
-
-def test_batches_in_turns_on_gpus_wait_for_what_they_need() -> None:
-    def program(_: FakeCuda) -> None:
-        torch.cuda.set_device(GPU)
-        layer = MoELayer(WIDTH, 16, 4, 2, shared_experts=nn.Linear(WIDTH, WIDTH))
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), layer).to(GPU).double()
-        layer.pin(decision("S4", (2, 2)))
-        replicated = moetune.replicate(model)
-        train(in_turns(replicated), replicated, 3)
-
-    on_every_rank(program, backends=NCCL)
 
 
 class Lingering(OneRank):
@@ -199,9 +186,9 @@ class _InPlace(nn.Module):
 
 def test_shared_experts_that_are_none_are_refused_by_name() -> None:
     layer = MoELayer(8, 12, 4, 2, shared_experts=nn.Linear(8, 4))
-    with pytest.raises(moetune.InputError, match=r"return \(16, 4\) for tokens \(16, 8\)"):
+    with pytest.raises(InputError, match=r"return \(16, 4\) for tokens \(16, 8\)"):
         layer(torch.randn(16, 8))
-    with pytest.raises(moetune.InputError, match="change their input in place"):
+    with pytest.raises(InputError, match="change their input in place"):
         MoELayer(8, 12, 4, 2, shared_experts=_InPlace())(torch.randn(16, 8))
     layer.shared_experts = nn.Linear(8, 8)  # a failure leaves nothing behind
     assert layer(torch.randn(16, 8)).shape == (16, 8)

@@ -43,7 +43,7 @@ def test_a_checkpointed_step_keeps_the_buffers_for_the_next() -> None:
     kept = list[torch.Tensor | None]()
     for _ in range(3):
         checkpoint(layer, x, use_reentrant=False).sum().backward()
-        kept.append(layer._workspaces[0]._memory)
+        kept.append(layer._workspace._memory)
     assert kept[0] is not None
     assert all(memory is kept[0] for memory in kept)
 

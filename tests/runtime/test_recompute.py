@@ -55,7 +55,8 @@ class Allocations(TorchDispatchMode):
 
     def kept_bytes(self, block: torch.nn.Module) -> int:
         """Those beside the parameters, and a CPU's buffers, which every phase overwrites."""
-        for workspace in getattr(getattr(block, "ffn", None), "_workspaces", ()):
+        workspace = getattr(getattr(block, "ffn", None), "_workspace", None)
+        if workspace is not None:
             workspace._memory = None
         own = {one.untyped_storage()._cdata for one in block.parameters()}
         return sum(

@@ -322,7 +322,6 @@ class TestStore:
             operations=(times, others),
             device_id="0123456789abcdef",
             strategy="S2",
-            overlap="both",
         )
         store.add_observations([made, observation(plan.id)])
         assert store.observations(plan.id) == (made, observation(plan.id))
@@ -435,7 +434,6 @@ class TestStore:
                 settled(one),
                 decision=Decision(forward_degree=2, backward_degree=1, strategy="S3"),
             ),
-            replace(settled(one), overlap="batch"),
             settled(one),
         ]
         store.add_settled(made[0])

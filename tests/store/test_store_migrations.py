@@ -395,3 +395,35 @@ def test_optuna_keeps_its_studies_in_the_same_file(
     assert upgrade(url) == (HEAD, HEAD)
     assert check(url) == ()
     assert "alembic_version" in tables(url)
+
+
+def test_what_batches_in_turns_left_goes_and_the_rest_stays(url: str) -> None:
+    def as_0007(connection: Connection) -> None:
+        upgrade_to(connection, "0007")
+        connection.execute(
+            text("INSERT INTO plans VALUES ('ab', NULL, 'lab', 2, 40, '{}', '2026')")
+        )
+        for overlap in (None, "both"):
+            connection.execute(
+                text(
+                    "INSERT INTO settled (plan_id, hardware_id, tokens_per_rank, forward_degree, "
+                    "backward_degree, issue_order, strategy, median_seconds, planned_seconds, "
+                    "seconds, num_steps, created_at, overlap) VALUES ('ab', 'f', 40, 4, 3, "
+                    "'dispatch_first', 'none', 0.5, 0.5, '[0.5]', 9, '2026', :overlap)"
+                ),
+                {"overlap": overlap},
+            )
+            connection.execute(
+                text(
+                    "INSERT INTO observations (plan_id, forward_degree, backward_degree, "
+                    "tokens_per_rank, predicted_seconds, seconds, source, created_at, overlap) "
+                    "VALUES ('ab', 4, 3, 40, 0.5, '[0.5]', 'search', '2026', :overlap)"
+                ),
+                {"overlap": overlap},
+            )
+
+    run(url, as_0007)
+    assert upgrade(url) == ("0007", HEAD)
+    with open_store(url) as store:
+        assert [one.forward_degree for one in store.observations("ab")] == [4]
+        assert [one.decision.backward_degree for one in store.settled("ab")] == [3]

@@ -95,10 +95,3 @@ def test_rows_with_times_that_no_step_takes_are_left_out() -> None:
     sound = rows([0.01] * 3)
     strange = replace(sound[0], value=replace(sound[0].value, seconds=(1e308,)))
     assert len(watched_series([strange, *sound[1:]])[0].states) == 2
-
-
-def test_two_batches_in_whole_are_a_series_of_their_own() -> None:
-    layer, batches = rows([0.01, 0.02])
-    mixed = [layer, replace(batches, value=replace(batches.value, overlap="both", operations=()))]
-    names = [one.name for one in watched_series(mixed) if one.phase == "step"]
-    assert names == ["two batches in turns, in chunks as planned", "step"]

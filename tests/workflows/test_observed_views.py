@@ -144,19 +144,6 @@ def test_observed_steps_are_summed_up_by_their_medians() -> None:
     assert newest[1].text == PLAN.id[:6]
 
 
-def test_two_batches_in_whole_are_listed_and_in_no_figure_of_a_layer() -> None:
-    (layer, other) = rows(2)
-    batches = replace(other.observation, overlap="batch", predicted_seconds=0.0, source="search")
-    found = (layer, replace(other, observation=batches))
-    drift, table = observed_sections(found, found, is_all=True, known={PLAN.id: PLAN})
-    assert highlights(drift)["Observations"] == 1
-    texts = [cell.text for cell in table.tables[0].rows[1]]
-    chunks = f"{PLAN.pipeline.forward_degree} and {PLAN.pipeline.backward_degree}"
-    assert texts[4] == f"{chunks}, two batches in turns"
-    assert (texts[6], texts[8]) == ("–", "–"), "nothing was predicted"
-    assert table.tables[0].rows[1][-1].value is None
-
-
 def test_a_cut_list_is_not_called_the_total() -> None:
     notes = [
         observed_sections(rows(), rows(), is_all=is_all)[0].highlights[0].note

@@ -166,25 +166,6 @@ def test_the_search_in_training_takes_the_services_plan(service: Stub, home: Pat
     assert (found.strategy, found.tokens_per_rank) == (None, 40)
 
 
-def test_the_overlap_that_a_search_settles_is_reported(service: Stub, home: Path) -> None:
-    book = moetune.open_planbook(INPUTS, service=service.url, online=True, db=str(home / "it.db"))
-    layer = layer_of(book)
-    two = moetune.BatchOverlap[torch.Tensor](layer, lambda x: layer(x).square().mean())
-    for _ in range(MOST_STEPS):
-        two([torch.ones(40, 8, dtype=torch.float64)] * 2)
-        book.step()
-        if (home / "it.db").exists():
-            break
-    book.close()
-    with open_store(str(home / "it.db")) as store:
-        (settled,) = [one for one in store.settled(ALONE.id) if one.overlap is not None]
-    (found,) = [one for one in observations(service) if one.overlap is not None]
-    assert (found.source, found.overlap, found.seconds) == (
-        "search", settled.overlap, settled.seconds,
-    )  # fmt: skip
-    assert found.predicted_seconds == 0.0
-
-
 def test_disabled_asks_nobody(service: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOETUNE_DISABLE", "1")
     assert moetune.open_planbook(INPUTS, service=service.url).plans == ()

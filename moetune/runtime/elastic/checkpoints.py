@@ -71,7 +71,7 @@ class Checkpoints:
 
     All ranks of the world make one, and call its methods together. Models are those whose state
     dicts have DTensors of all experts (`MoELayer`, `moetune.adapt`), plain or under
-    DistributedDataParallel, `moetune.replicate` or FSDP2.
+    DistributedDataParallel or FSDP2.
 
     Args:
         folder: on a file system of all ranks; made with the first checkpoint.

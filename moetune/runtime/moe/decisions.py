@@ -20,7 +20,6 @@ from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_on_first
 from moetune.runtime.plans.shared import plans_of
 from moetune.runtime.plans.timers import NoWatch, Watch
-from moetune.solve.layer.step_overlaps import PlannedCall
 
 _SHOWN_EXPERTS = 8
 
@@ -113,20 +112,12 @@ class LayerDecisions:
         """Return `decision` from now on; None goes back to the plan."""
         self._pinned = decision
 
-    def decide(
-        self, num_tokens: int, dtype: torch.dtype, *, in_one_chunk: bool = False
-    ) -> Decision:
-        """Return the decision for the group's agreed number of tokens.
-
-        Args:
-            in_one_chunk: whether to join the chunks, unless the caller chose their number.
-        """
+    def decide(self, num_tokens: int, dtype: torch.dtype) -> Decision:
+        """Return the decision for the group's agreed number of tokens."""
         decision = self._pinned
         if decision is None:
             plans = self._plans_for(dtype)
             decision = SAFE_DECISION if plans is None else plans.decide(num_tokens)
-            if in_one_chunk:
-                decision = replace(decision, forward_degree=1, backward_degree=1)
         if self._strategy is not None:
             decision = replace(decision, strategy=self._strategy)
         return decision
@@ -135,13 +126,6 @@ class LayerDecisions:
     def book(self) -> PlanBook:
         """The plans that the layer looks up."""
         return self._book
-
-    def searched_call(self, num_tokens: int, dtype: torch.dtype) -> PlannedCall | None:
-        """Return the plan of a call that a search may decide; None where it may not."""
-        plans = self._plans.get(dtype)
-        return (
-            None if self._pinned is not None or plans is None else plans.searched_call(num_tokens)
-        )
 
     def note(self, dtype: torch.dtype) -> int:
         """Return what this rank, if it is the first, tells the others: see `LayerPlans.note`."""

@@ -22,7 +22,6 @@ from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.dispatch import PhaseOrder
 from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.replica_sums import ReplicaSums
-from moetune.runtime.moe.turns import BatchTurn
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 
@@ -94,24 +93,14 @@ class GradientMean:
 
 
 class GradientQueue(Protocol):
-    """Data-parallel gradients that are sent while a backward phase leaves the link idle."""
-
-    def before_experts(self, chunk: int, behind: Transfer | None) -> None:
-        """Send what is due before a chunk's experts, whose rows have arrived.
-
-        Args:
-            behind: the last exchange that was issued; None where it has ended.
-        """
+    """Gradients of replicas that are sent while a step leaves the link idle."""
 
     def behind_phase(self) -> None:
-        """Send what is due behind the phase's last combine, which has ended."""
+        """Send what is due behind a backward phase's last combine, which has ended."""
 
 
 class NoGradients:
     """Sends nothing: gradients are a wrapper's, or there is one rank."""
-
-    def before_experts(self, chunk: int, behind: Transfer | None) -> None:
-        """Do nothing."""
 
     def behind_phase(self) -> None:
         """Do nothing."""
@@ -122,7 +111,6 @@ class PipelineContext:
     """Everything but the memory policy that both phases of a step share.
 
     Args:
-        turn: of the step's batch, where it overlaps another one.
         replica_sums: of the gradients of hot experts; None without replicas.
         form: of fused experts, in place of the activation.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
@@ -134,7 +122,6 @@ class PipelineContext:
     workspace: Workspace
     gradients: GradientMean = field(default_factory=GradientMean)
     gradient_queue: GradientQueue = field(default_factory=NoGradients)
-    turn: BatchTurn | None = None
     replica_sums: ReplicaSums | None = None
     form: FusedForm | None = None
     weight_gradients: WeightGradients | None = None
@@ -168,7 +155,6 @@ class Executor:
     def __init__(self, context: PipelineContext, phase: Phase, degree: int) -> None:
         self._context, self._phase, self._degree = context, phase, degree
         self._arriving: dict[int, list[Transfer]] = {}
-        self._last: Transfer | None = None
 
     def run(self, schedule: Schedule, handlers: Handlers) -> None:
         """Issue every step. Computations wait for their chunk; combines may end after the return.
@@ -183,8 +169,6 @@ class Executor:
                 handlers.combine(chunk)
             else:
                 self._arrive(chunk)
-                if self._phase == "backward":
-                    self._context.gradient_queue.before_experts(chunk, self._last)
                 with self._context.recorder.compute(self._phase, "experts", chunk):
                     handlers.compute(chunk)
 
@@ -215,17 +199,11 @@ class Executor:
             num_bytes: that this rank sends.
         """
         transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._degree}")
-        transfer = self._context.recorder.transfer(self._phase, step, chunk, transfer, num_bytes)
-        if self._context.turn is not None:
-            transfer = self._context.turn.during(transfer)
-        self._last = transfer
-        return transfer
+        return self._context.recorder.transfer(self._phase, step, chunk, transfer, num_bytes)
 
     def _arrive(self, chunk: int) -> None:
         for transfer in self._arriving.pop(chunk, ()):
             transfer.wait()
-            if transfer is self._last:
-                self._last = None
 
     def _all_to_all(
         self,

@@ -21,7 +21,7 @@ from moetune.domain.layer import (
     check_sequence_parallel,
 )
 from moetune.domain.plan import Plan
-from moetune.runtime.moe.balance import BalanceLosses
+from moetune.runtime.moe.balance import LastLoss
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
 from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.gate import Gate, Routing
@@ -103,7 +103,7 @@ class ExpertLayer(PlannedLayer):
             shape, experts, communicator, decisions=decisions, tracker=tracker, mesh=mesh,
             sequence_parallel=sequence_parallel,
         )  # fmt: skip
-        self._balance_losses = BalanceLosses()
+        self._last_loss = LastLoss()
         self.gate, self.experts = gate, experts
         self.shared_experts = shared_experts
         self.reset_parameters()
@@ -150,28 +150,25 @@ class ExpertLayer(PlannedLayer):
 
     def _route(self, x: torch.Tensor) -> Routing:
         routing: Routing = self.gate(x.reshape(-1, self.shape.d_model))
-        if routing.balance is not None:
-            self._balance_losses.note(
-                routing.balance, trains=self.training and self.gate.weight.requires_grad
-            )
+        if routing.aux_loss is not None:
+            trains = self.training and self.gate.weight.requires_grad
+            self._last_loss.put(routing.aux_loss, trains=trains)
         return routing
 
     @property
     def aux_loss(self) -> torch.Tensor:
-        """Balance loss of the last forward pass, of the batch that asks where two overlap.
-
-        Half of a batch gets its part of the whole batch's: both parts add up to it.
+        """Balance loss of the last forward pass.
 
         Raises:
             AttributeError: there was none.
-            InputError: the batch's other half has not passed the layer; or it has no gradient and
-                is asked for with gradients, as behind a reentrant checkpoint.
+            InputError: it has no gradient and is asked for with gradients, as behind a reentrant
+                checkpoint.
         """
-        found = self._balance_losses.get()
+        found = self._last_loss.get()
         if found is None:
             raise AttributeError("aux_loss")
         return found
 
     @aux_loss.setter
     def aux_loss(self, loss: torch.Tensor) -> None:
-        self._balance_losses.set(loss)
+        self._last_loss.put(loss)

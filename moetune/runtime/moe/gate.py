@@ -16,7 +16,7 @@ from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.runtime.delayed import WeightGradients
-from moetune.runtime.moe.balance import Balance
+from moetune.runtime.moe.balance import balance_loss
 from moetune.runtime.moe.gate_function import GateFunction, counts_of
 from moetune.runtime.moe.local_parts import cut, local_part
 from moetune.runtime.moe.workspace import MemoryTracker
@@ -32,8 +32,8 @@ class Routing:
         places_TK: each pair's place among those of its expert, the heaviest weight first; None
             without a capacity.
         capacity: pairs of this rank that an expert takes at most; None takes all.
-        balance: of this rank's tokens; with sequence shards, of those of all ranks. None where the
-            router is the caller's.
+        aux_loss: balance loss of this rank's tokens, (); with sequence shards, of those of all
+            ranks. None where the router is the caller's.
     """
 
     x_TD: torch.Tensor
@@ -41,12 +41,7 @@ class Routing:
     experts_TK: torch.Tensor
     places_TK: torch.Tensor | None = None
     capacity: int | None = None
-    balance: Balance | None = None
-
-    @property
-    def aux_loss(self) -> torch.Tensor | None:
-        """The balance loss; None where the router is the caller's."""
-        return None if self.balance is None else self.balance.loss()
+    aux_loss: torch.Tensor | None = None
 
     @property
     def kept(self) -> torch.Tensor | None:
@@ -115,7 +110,7 @@ class Gate(nn.Module):
     def forward(self, x_TD: torch.Tensor) -> Routing:
         """Return the routing of the tokens."""
         with torch.autocast(x_TD.device.type, enabled=False):
-            weights_TK, experts_TK, mean_E, share_E, passed_TD, num_tokens = GateFunction.apply(  # type: ignore[no-untyped-call]
+            weights_TK, experts_TK, mean_E, share_E, passed_TD = GateFunction.apply(  # type: ignore[no-untyped-call]
                 x_TD, self.weight, self.layer.top_k, self.normalize_topk, self._tracker,
                 self._communicator, self.weight_gradients,
             )  # fmt: skip
@@ -125,7 +120,7 @@ class Gate(nn.Module):
                 experts_TK=experts_TK,
                 places_TK=self._places(weights_TK.detach(), experts_TK),
                 capacity=self._capacity(len(x_TD)),
-                balance=Balance(mean_E=mean_E, share_E=share_E, num_tokens=num_tokens),
+                aux_loss=balance_loss(share_E, mean_E),
             )
 
     def _capacity(self, num_tokens: int) -> int | None:

@@ -38,10 +38,7 @@ class GateFunction(torch.autograd.Function):
         communicator: Communicator | None,
         delayed: WeightGradients | None,
     ) -> tuple[torch.Tensor, ...]:
-        """Return weights and experts (T, K), mean probabilities and shares of pairs (E,), x, and T.
-
-        T is that of all shards of a sequence, at least 1.
-        """
+        """Return weights and experts (T, K), mean probabilities and shares of pairs (E,), and x."""
         dtype = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
         probabilities_TE = torch.softmax(_logits(x_TD, weight_ED, dtype), dim=-1)
         weights_TK, experts_TK = torch.topk(probabilities_TE, top_k, dim=-1)
@@ -55,9 +52,9 @@ class GateFunction(torch.autograd.Function):
         is_delayed = delayed is not None and communicator is None
         ctx.delayed = (delayed, weight_ED) if is_delayed else None
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(experts_TK, share_E, num_tokens)
+        ctx.mark_non_differentiable(experts_TK, share_E)
         ctx.save_for_backward(x_TD, weight_ED, probabilities_TE, experts_TK)
-        return weights_TK, experts_TK, mean_E, share_E, x_TD.view_as(x_TD), num_tokens
+        return weights_TK, experts_TK, mean_E, share_E, x_TD.view_as(x_TD)
 
     @staticmethod
     @once_differentiable
@@ -68,7 +65,6 @@ class GateFunction(torch.autograd.Function):
         grad_E: torch.Tensor | None,
         __: None,
         grad_x_TD: torch.Tensor | None,
-        ___: None,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x and of the weight."""
         tracker: MemoryTracker = ctx.tracker

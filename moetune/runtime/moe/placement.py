@@ -108,8 +108,7 @@ class ExpertPlacement:
             raise InputError(
                 f"{what} writes checkpoints with the experts in the order of the ranks, and a plan "
                 "has placed this layer's otherwise",
-                "plan with --expert-placement natural, or use DistributedDataParallel or "
-                "moetune.replicate",
+                "plan with --expert-placement natural, or use DistributedDataParallel",
             )
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,6 @@ from moetune.comm.group import Communicator
 from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.routing_record import RoutingRecord
-from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.beside import Beside
 from moetune.runtime.moe.decisions import LayerDecisions
@@ -31,13 +30,11 @@ from moetune.runtime.moe.inputs import input_dtype, input_problem, is_capturing
 from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.moe.shared_work import SharedWork, WorkBeside
-from moetune.runtime.moe.turns import current_batch, current_turn
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.timers import NoWatch, Watch
 from moetune.runtime.selective import unseen_by_selective_checkpoints
 from moetune.runtime.trace import NoRecorder, SpanRecorder
-from moetune.solve.layer.step_overlaps import PlannedCall
 
 Route = Callable[[], Routing]
 """Gives a step's routing, when it is time for it."""
@@ -69,7 +66,7 @@ class PlannedLayer(nn.Module, ABC):
     Attributes:
         expert_parallel: the kind of expert parallelism, as in its plans.
         sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
-        gradient_queue: of dense gradients, sent between the exchanges of backward phases.
+        gradient_queue: of replicas' gradients, sent behind backward phases.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
         replica_sums: of hot experts' gradients; None without replicas. `sums_replicas` tells
             whether backward passes make them, or what trains the layer does.
@@ -100,10 +97,9 @@ class PlannedLayer(nn.Module, ABC):
         self.recorder: SpanRecorder = NoRecorder()
         self.gradient_queue: GradientQueue = NoGradients()
         self.decision = SAFE_DECISION
-        self._asked: tuple[int, torch.dtype] | None = None
         self._num_dropped = 0
         self._decisions = decisions
-        self._workspaces = [Workspace(tracker) for _ in range(BATCHES_IN_TURNS)]
+        self._workspace = Workspace(tracker)
         self._loads = LoadRecorder(experts.local_experts)
         self.replica_sums = ReplicaSums.of(communicator, experts.placement.order)
 
@@ -156,8 +152,7 @@ class PlannedLayer(nn.Module, ABC):
             routing = step.routing
             x_TD = routing.x_TD.to(dtype)
             watch: Watch = NoWatch()
-            # Beside another batch a phase takes as long as that one computes.
-            if not is_capturing(x) and current_turn() is None:
+            if not is_capturing(x):
                 watch = self._decisions.watch(step.num_tokens, dtype, x.device)
             policy = step.policy(x_TD, self._context(watch.recorder))
             if beside is not None and not isinstance(watch, NoWatch):
@@ -190,14 +185,9 @@ class PlannedLayer(nn.Module, ABC):
         """The plans that the layer looks up; empty without any."""
         return self._decisions.book
 
-    @property
-    def searched_call(self) -> PlannedCall | None:
-        """The plan of the last forward pass, if a search may decide otherwise; else None."""
-        return None if self._asked is None else self._decisions.searched_call(*self._asked)
-
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use, to find reads of old values; slow."""
-        self._workspaces = [Workspace(self._tracker, poison=True) for _ in range(BATCHES_IN_TURNS)]
+        self._workspace = Workspace(self._tracker, poison=True)
 
     @property
     def num_dropped(self) -> int:
@@ -268,10 +258,8 @@ class PlannedLayer(nn.Module, ABC):
             note: the first rank's.
         """
         self._decisions.heed(note, dtype)
-        tokens, turn = self._planned_tokens(num_tokens), current_turn()
-        self._asked = tokens, dtype
-        in_one_chunk = turn is not None and turn.in_one_chunk
-        self.decision = self._decisions.decide(tokens, dtype, in_one_chunk=in_one_chunk)
+        tokens = self._planned_tokens(num_tokens)
+        self.decision = self._decisions.decide(tokens, dtype)
         return tokens
 
     def _context(self, recorder: SpanRecorder | None) -> PipelineContext:
@@ -280,9 +268,9 @@ class PlannedLayer(nn.Module, ABC):
             recorder = self.recorder
         return PipelineContext(
             communicator=self.communicator, activation=self.shape.activation, recorder=recorder,
-            workspace=self._workspaces[current_batch()], gradients=self.experts.gradients,
+            workspace=self._workspace, gradients=self.experts.gradients,
             gradient_queue=self.gradient_queue,
-            turn=current_turn(), form=self.experts.form, weight_gradients=self.weight_gradients,
+            form=self.experts.form, weight_gradients=self.weight_gradients,
             replica_sums=self.replica_sums if self.sums_replicas else None,
         )  # fmt: skip
 

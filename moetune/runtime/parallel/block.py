@@ -12,11 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 from moetune.comm.group import Communicator, OneRank
-from moetune.domain.errors import InputError
 from moetune.domain.training import Recompute
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.parallel.context import causal_attention
-from moetune.runtime.parallel.half_keys import continues_first_half, with_first_half
 from moetune.runtime.parallel.recompute import computed_again, with_norm_again
 from moetune.runtime.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
@@ -56,12 +54,6 @@ class Attention(nn.Module):
         qkv = self.qkv(x_BSD)
         heads = qkv.unflatten(-1, (self.num_heads, 3, -1)).permute(3, 0, 2, 1, 4)
         query, key, value = heads
-        key, value = with_first_half(self, key, value)
-        if self.context.num_ranks > 1 and continues_first_half():
-            raise InputError(
-                "ranks that share a sequence have no halves of its positions",
-                'split the batch by "sequences", or leave context parallelism out',
-            )
         if self.core_again:
             mixed = computed_again(causal_attention, query, key, value, self.context)
         else:

@@ -36,12 +36,12 @@ def prepare_ddp(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.
         RankMismatchError: replicas of experts have different places; the same on all ranks.
     """
     ignored = list(getattr(model, "_ddp_params_and_buffers_to_ignore", []))
-    ignored += [name for name in average_experts(model, group) if name not in ignored]
+    ignored += [name for name in _average_experts(model, group) if name not in ignored]
     model._ddp_params_and_buffers_to_ignore = ignored  # type: ignore[assignment] # noqa: SLF001 - the name torch reads
     return model
 
 
-def average_experts(model: nn.Module, group: dist.ProcessGroup | None) -> list[str]:
+def _average_experts(model: nn.Module, group: dist.ProcessGroup | None) -> list[str]:
     """Make the gradients of experts on several ranks means over the group; all ranks call this.
 
     Returns:

@@ -64,9 +64,6 @@ class Reductions:
         self._unmade = [len(bucket.parameters) for bucket in self._queue]
         self._num_started, self._phases_left, self._is_active = 0, self._num_phases, True
 
-    def before_experts(self, chunk: int, behind: Transfer | None) -> None:
-        """Do nothing: the phase's combines are still to come."""
-
     def behind_phase(self) -> None:
         """Start what is made; behind the step's last phase, from now on as it is made."""
         if self._is_active:

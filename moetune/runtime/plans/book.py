@@ -17,12 +17,10 @@ from moetune.runtime.plans.compare import content_digest, described
 from moetune.runtime.plans.drift import DriftAlarm
 from moetune.runtime.plans.layer_search import LayerSearch
 from moetune.runtime.plans.monitor import CallObserver, LayerMonitor, first_of_each_size
-from moetune.runtime.plans.overlap_search import OverlapSearch
 from moetune.runtime.plans.reports import StepReporter
 from moetune.runtime.plans.search import OnlineSearch
 from moetune.runtime.plans.timers import Clock, NoWatch, Watch, device_clock
 from moetune.runtime.plans.trial import OneChunkTrial, may_lose, one_chunk_of
-from moetune.solve.layer.step_overlaps import PlannedCall
 
 _LOGGER = logging.getLogger("moetune")
 
@@ -67,15 +65,6 @@ class LayerPlans:
             decision = self._look_up(tokens_per_rank)
             self._known[tokens_per_rank] = decision
         return decision
-
-    def searched_call(self, tokens_per_rank: int) -> PlannedCall | None:
-        """Return the plan and the decision of calls of that size; None where nothing searches."""
-        if self._search is None:
-            return None
-        return PlannedCall(
-            plan=self._search.plan(tokens_per_rank), tokens_per_rank=tokens_per_rank,
-            decision=self.decide(tokens_per_rank),
-        )  # fmt: skip
 
     def watch(self, tokens_per_rank: int, device: torch.device) -> Watch:
         """Return the timer of a call that will be trained on; most calls are not timed."""
@@ -202,10 +191,6 @@ class PlanBook:
         trials = [OneChunkTrial(plan, self._lost) for plan in predicting if may_lose(plan)]
         monitor = self._monitor(key, predicting, trials)
         return LayerPlans(plans, monitor=monitor, trials=trials)
-
-    def overlap_search(self) -> OverlapSearch | None:
-        """Return a search for the overlap of one model's batches; None in a book that has none."""
-        return None if self._search is None else self._search.overlap()
 
     def _monitor(
         self, key: LayerKey, plans: Sequence[Plan], trials: Sequence[OneChunkTrial]

@@ -223,22 +223,18 @@ def _chained(times: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
 
 
 def _observed(plan: Plan, settled: Settled, device_id: str) -> Observation:
-    """Return the time of a settled decision, and its prediction if the plan has one.
-
-    A plan predicts calls of a layer, and not two batches of the model around it.
-    """
+    """Return the time of a settled decision, and its prediction if the plan has one."""
     one, own = settled.decision, plan.decide(plan.tokens_per_rank)
     return Observation(
         plan_id=plan.id,
         forward_degree=one.forward_degree,
         backward_degree=one.backward_degree,
         tokens_per_rank=settled.tokens_per_rank,
-        predicted_seconds=0.0 if settled.overlap else _predicted_seconds(plan, one),
+        predicted_seconds=_predicted_seconds(plan, one),
         seconds=settled.seconds,
         source="search",
         device_id=device_id,
         strategy=None if one.strategy == own.strategy else one.strategy,
-        overlap=settled.overlap,
     )
 
 

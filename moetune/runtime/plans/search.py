@@ -17,10 +17,12 @@ from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
 from moetune.runtime.plans.layer_search import LayerSearch, Trial
 from moetune.runtime.plans.lost_time import BUDGET_SECONDS, LostTime
-from moetune.runtime.plans.overlap_search import OverlapSearch
-from moetune.runtime.plans.shared_tuner import PATIENCE_STEPS, Answer, Measured, SharedTuner
+from moetune.runtime.plans.shared_tuner import Answer, Measured, SharedTuner
 from moetune.runtime.plans.timers import Clock, device_clock
 from moetune.runtime.plans.tuner import Tuner, doubt
+
+PATIENCE_STEPS = 100
+"""Steps without a call of the size under search, until a search for another size may begin."""
 
 
 class OnlineSearch:
@@ -40,7 +42,6 @@ class OnlineSearch:
     Attributes:
         trial: the search under way.
         wanted: the next size to search for, and its layer.
-        overlaps: searches for the overlap of two batches, one a model.
         num_changes: decisions that changed since the start.
     """
 
@@ -63,7 +64,6 @@ class OnlineSearch:
             self._communicator, make_tuner, budget_seconds=budget_seconds, report=report
         )
         self._layers: dict[tuple[LayerKey, Strategy | None], LayerSearch] = {}
-        self.overlaps: list[OverlapSearch] = []
 
     @property
     def has_ended(self) -> bool:
@@ -94,38 +94,20 @@ class OnlineSearch:
             found = LayerSearch(self, plans, memory_reuse)
             self._layers[key, memory_reuse] = found
             for plan, one in product(plans, self.known):
-                mine = plan.id, memory_reuse, None
-                if (one.plan_id, one.memory_reuse, one.overlap) == mine:
+                if (one.plan_id, one.memory_reuse) == (plan.id, memory_reuse):
                     found.settle(plan, one.tokens_per_rank, one.decision)
-        return found
-
-    def overlap(self) -> OverlapSearch:
-        """Return the search for the overlap of two batches of one model."""
-        known = [one for one in self.known if one.overlap is not None]
-        found = OverlapSearch(clock=self.clock, known=known)
-        self.overlaps.append(found)
         return found
 
     def step(self) -> None:
         """Agree on the last step's times and on the next decision.
 
-        An overlap is settled before layers are searched, which in turns are not timed. Once all
-        is settled there is no exchange.
+        Once all is settled there is no exchange.
         """
         if self.trial is not None:
             self._advance(self.trial)
-        for one in self.overlaps:
-            one.is_settled |= self.has_ended  # nothing is timed any more
         if self.trial is not None or self.has_ended:
             return
-        overlap = next((one for one in self.overlaps if one.is_open), None)
-        if overlap is not None:
-            before = overlap.overlap
-            overlap.step(self._shared)
-            self.num_changes += overlap.overlap != before
-            # A trial's layers ask for searches of their own, and its overlap may not stay.
-            self.wanted = None
-        elif self.wanted is not None:
+        if self.wanted is not None:
             (layer, tokens), self.wanted = self.wanted, None
             self._begin(layer, tokens)
 
@@ -173,7 +155,7 @@ class OnlineSearch:
         layer.decisions.clear()
         self._apply(self.trial, self._shared.ask(lambda tuner: (tuner.begin(task), False)))
 
-    def _apply(self, trial: Trial, answer: Answer[Decision] | None) -> None:
+    def _apply(self, trial: Trial, answer: Answer | None) -> None:
         self.num_changes += 1
         if answer is None:
             self.wanted = None

@@ -3,25 +3,21 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from moetune.comm.agree import decide_on_first
 from moetune.comm.group import Communicator
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
 from moetune.runtime.plans.lost_time import LostTime
 from moetune.runtime.plans.tuner import Tuner, outcome
 
-PATIENCE_STEPS = 100
-"""Steps without a call of the size under search, until a search for another size may begin."""
 _LOGGER = logging.getLogger("moetune")
 Measured = tuple[float, ...]
 """Of one rank and step: the mean times of its calls, and their number; () without calls."""
-Trying = TypeVar("Trying")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer(Generic[Trying]):
+class Answer:
     """What the first rank's tuner says, and its account of lost time.
 
     Args:
@@ -29,7 +25,7 @@ class Answer(Generic[Trying]):
         is_cut: the budget ended the search.
     """
 
-    said: Trying | Settled
+    said: Decision | Settled
     lost_seconds: float
     is_spent: bool
     is_cut: bool = False
@@ -61,9 +57,7 @@ class SharedTuner:
         self.lost, self.has_ended = LostTime(budget_seconds=budget_seconds), False
         self._tuner: Tuner | None = None
 
-    def ask(
-        self, question: Callable[[Tuner], tuple[Trying | Settled, bool]]
-    ) -> Answer[Trying] | None:
+    def ask(self, question: Callable[[Tuner], tuple[Decision | Settled, bool]]) -> Answer | None:
         """Return the answer, None if the tuner raised; the same on all ranks.
 
         Args:
@@ -73,7 +67,7 @@ class SharedTuner:
             CollectiveError: the exchange failed.
         """
 
-        def safely() -> Answer[Trying] | None:
+        def safely() -> Answer | None:
             try:
                 self._tuner = self._tuner or self._make_tuner()
                 said, is_cut = question(self._tuner)

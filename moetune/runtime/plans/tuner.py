@@ -6,7 +6,6 @@ from typing import Protocol
 from moetune.domain.constraints import Strategy
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
-from moetune.domain.training import OVERLAP_WORDS
 from moetune.domain.units import format_seconds
 from moetune.solve.layer.search_space import Space
 
@@ -40,9 +39,6 @@ class Tuner(Protocol):
     def settle(self) -> Settled:
         """End the search with the best decision that was tried; at least one trial has ended."""
 
-    def store(self, plan: Plan, settled: Settled) -> Settled:
-        """Store what another search has settled, and return it with this machine's id."""
-
 
 def outcome(
     settled: Settled, num_trials: int, lost_seconds: float, budget_seconds: float | None
@@ -55,11 +51,8 @@ def outcome(
     one, saved_seconds = settled.decision, settled.planned_seconds - settled.median_seconds
     ended = "settled" if budget_seconds is None else "stopped"
     why = "" if budget_seconds is None else f" beyond its {format_seconds(budget_seconds)}"
-    what = (
-        f"{one.forward_degree} and {one.backward_degree} chunks, strategy {one.strategy}"
-        if settled.overlap is None
-        else f"two batches {OVERLAP_WORDS[settled.overlap]}"
-    )
+    what = f"{one.forward_degree} and {one.backward_degree} chunks, strategy {one.strategy}"
+    what += "" if one.dispatcher == "flat" else f", {one.dispatcher} exchange"
     gain = "as fast as the plan"
     if saved_seconds > 0:
         share = 100 * saved_seconds / settled.median_seconds

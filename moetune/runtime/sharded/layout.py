@@ -114,8 +114,7 @@ def _check_natural(layers: Mapping[str, AllToAllLayer], replicas: ReplicaGroup) 
     if name:
         raise InputError(
             f"a plan has placed the experts of {name}, and chunks keep them in the order of ranks",
-            "plan with --expert-placement natural, or use DistributedDataParallel or "
-            "moetune.replicate",
+            "plan with --expert-placement natural, or use DistributedDataParallel",
         )
 
 

@@ -57,14 +57,8 @@ def _chunks_of(plan: Plan, name: str) -> Chunks:
     """Return the plan's chunks; InputError where it has none."""
     if plan.chunks is None:
         kind = "one layer" if plan.transformer is None else "a model whose states are kept whole"
-        raise InputError(f"{name} has no chunks: it is for {kind}", _otherwise(plan))
+        raise InputError(f"{name} has no chunks: it is for {kind}", _ELSE)
     return plan.chunks
-
-
-def _otherwise(plan: Plan) -> str:
-    if plan.transformer is not None and plan.transformer.gradients == "between_exchanges":
-        return "use moetune.replicate(model), or plan with --zero 1 for sharded states"
-    return _ELSE
 
 
 def _check_ranks(plan: Plan, replicas: ReplicaGroup, name: str) -> None:

@@ -29,13 +29,9 @@ class ErrorDraws:
         """Return the factor of all choices."""
         return self._factor("all", draw, self._error.common)
 
-    def own(self, name: str, draw: int, *, besides: float = 0.0) -> float:
-        """Return the factor of the choice of that name.
-
-        Args:
-            besides: standard deviation of what only this choice has, of the factor's logarithm.
-        """
-        return self._factor(name, draw, math.hypot(self._error.own, besides))
+    def own(self, name: str, draw: int) -> float:
+        """Return the factor of the choice of that name."""
+        return self._factor(name, draw, self._error.own)
 
     def _factor(self, name: str, draw: int, deviation: float) -> float:
         if self._is_certain:

@@ -61,23 +61,18 @@ class Timeline:
     makespan_seconds: float
 
 
-def simulate(
-    tasks: Sequence[Task], *, interference: Interference, shares_link: bool = False
-) -> Timeline:
+def simulate(tasks: Sequence[Task], *, interference: Interference) -> Timeline:
     """Run the tasks, each as early as its stream and its dependencies let it.
 
     A running task advances at the speed that `interference` gives its class among the set of
     classes that run at that instant; tasks of one class do not disturb each other.
-
-    Args:
-        shares_link: communication of several streams gets equal shares of the link instead.
 
     Raises:
         ValueError: a name given twice, an unknown dependency, a duration that is negative or
             not finite, or tasks that wait for each other.
     """
     run = _Run(tasks)
-    makespan_seconds = run.finish(interference, shares_link=shares_link)
+    makespan_seconds = run.finish(interference)
     spans = tuple(
         Span(task.name, task.resource, task.stream, start, end)
         for task, start, end in zip(tasks, run.starts, run.ends, strict=True)
@@ -162,7 +157,7 @@ class _Run:
         self.starts = [0.0] * len(tasks)
         self.ends = [0.0] * len(tasks)
 
-    def finish(self, interference: Interference, *, shares_link: bool) -> float:
+    def finish(self, interference: Interference) -> float:
         """Run all tasks and return when the last one ends.
 
         Raises:
@@ -177,10 +172,7 @@ class _Run:
             speed = speeds.get(classes)
             if speed is None:
                 among = frozenset(classes)
-                speed = {one: interference.speed(one, among) for one in among}
-                if shares_link and classes.count("comm") > 1:
-                    speed["comm"] /= classes.count("comm")
-                speeds[classes] = speed
+                speed = speeds[classes] = {one: interference.speed(one, among) for one in among}
             times = [remaining[index] / speed[tasks[index].resource] for index in running]
             step = min(times)
             now += step

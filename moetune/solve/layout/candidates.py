@@ -6,7 +6,6 @@ from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
 from moetune.domain.model_plan import ModelMemory
-from moetune.domain.training import BatchSplit
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.operations import NOTHING
 from moetune.solve.model.prices import Priced
@@ -24,10 +23,6 @@ class Batching:
         one_chunk: the MoE layer runs in one chunk; the buffers of more do not fit.
         chunked: model states are sharded in chunks that are gathered for their use.
         offload: the shards live on the host.
-        in_flight: batches that take turns, each behind the other's exchanges.
-        split: "positions" where they are the first and the last ones of a micro-batch's sequences;
-            None where they are micro-batches.
-        between: replicas reduce gradients in pieces between the exchanges, and not at the end.
     """
 
     sequences: int
@@ -37,19 +32,6 @@ class Batching:
     one_chunk: bool = False
     chunked: bool = False
     offload: bool = False
-    in_flight: int = 1
-    split: BatchSplit | None = None
-    between: bool = False
-
-    @property
-    def micro_batches_in_turns(self) -> int:
-        """How many take turns with each other; a split one does so with itself."""
-        return self.in_flight if self.split is None else 1
-
-    @property
-    def num_backward_passes(self) -> int:
-        """Of a step."""
-        return self.num_micro_batches * self.in_flight // self.micro_batches_in_turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 from moetune.domain.constraint_texts import EXPERT_PARALLEL
 from moetune.domain.constraints import Bounds, LayoutPins
 from moetune.domain.costs import Costs, ModelError
-from moetune.domain.errors import InputError
 from moetune.domain.model import Transformer
 from moetune.domain.model_plan import Confidence
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
-from moetune.domain.turns import TurnsRecord
 from moetune.solve.layer.doubts import PROFILE
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
@@ -21,7 +19,6 @@ from moetune.solve.layout.infeasible import nothing_fits, what_would_fit
 from moetune.solve.layout.search import LayoutSearch, try_all
 from moetune.solve.layout.space import find_layouts, whole_batch
 from moetune.solve.layout.uncertainty import NO_ERROR, judge_layout
-from moetune.solve.model.in_turns import of_model
 from moetune.solve.model.prices import Prices, one_chunk_of
 from moetune.solve.runtime import MOETUNE, TargetRuntime
 
@@ -39,7 +36,6 @@ class LayoutProblem:
         launch: begins the command that measures the inputs' ranks.
         error: of a predicted step of the model, besides that of its costs.
         runs_ahead: whether the host starts operations while the device still computes others.
-        turns: blocks that were measured while two batches took turns.
     """
 
     inputs: PlanInputs
@@ -56,7 +52,6 @@ class LayoutProblem:
     runtime: TargetRuntime = MOETUNE
     host_bytes: int | None = None
     error: ModelError = NO_ERROR
-    turns: Sequence[TurnsRecord] = ()
 
     @property
     def limit_bytes(self) -> int:
@@ -94,19 +89,11 @@ def choose_layout(problem: LayoutProblem) -> ChosenLayout:
     if problem.pins.overlap == "none":
         problem = replace(problem, bounds=one_chunk_of(problem.bounds))
     search, found = search_layouts(problem)
-    layer, joint = _layer(problem, search, found.best[0]), _joint_degrees(found.best[0])
-    if layer.is_declined and joint != (1, 1):
+    layer = _layer(problem, search, found.best[0])
+    if layer.is_declined:
         in_one = replace(problem, bounds=one_chunk_of(problem.bounds))
         return replace(choose_layout(in_one), why_declined=layer.plan.decision.why)
-    if joint is not None:
-        fixed = replace(problem.bounds, forward_degree=joint[0], backward_degree=joint[1])
-        layer = _layer(replace(problem, bounds=fixed), search, found.best[0])
     return ChosenLayout(problem=problem, search=search, found=found, layer=layer)
-
-
-def _joint_degrees(best: Candidate) -> tuple[int, int] | None:
-    """Return degrees that were chosen with what else occupies device and link; None elsewhere."""
-    return best.priced.moe.step.degrees if best.setting.between else None
 
 
 def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
@@ -115,7 +102,6 @@ def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
     Raises:
         InputError, InfeasiblePlanError, ProfileError: as `solve_layout`.
     """
-    _check_turns(problem)
     inputs, search = problem.inputs, _search(problem)
     layouts = find_layouts(
         model=problem.model,
@@ -123,7 +109,6 @@ def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
         batch=search.batch,
         pins=problem.pins,
         runtime=problem.runtime,
-        splits_positions=_splits_positions(problem),
     )
     found = try_all(search, layouts)
     if not found.best and found.unpriced:
@@ -134,22 +119,6 @@ def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
             found.unfit[0], limit_bytes=search.limit_bytes, host_bytes=search.host_bytes, hint=hint
         )
     return search, found
-
-
-def _splits_positions(problem: LayoutProblem) -> bool:
-    """Return whether halves of the model's positions were measured in turns."""
-    dtype = problem.inputs.dtype
-    return bool(of_model(problem.turns, model=problem.model, dtype=dtype, split="positions"))
-
-
-def _check_turns(problem: LayoutProblem) -> None:
-    """Raise InputError where batches are to take turns on devices for which it is not predicted."""
-    if problem.pins.overlap == "batch" and problem.runs_ahead:
-        raise InputError(
-            "plans have batches take turns on CPUs only, and the profile is of GPUs, where "
-            "moetune.BatchOverlap was never timed",
-            "take --overlap chunks",
-        )
 
 
 def _search(problem: LayoutProblem) -> LayoutSearch:
@@ -164,7 +133,6 @@ def _search(problem: LayoutProblem) -> LayoutSearch:
             per_node=problem.per_node,
             runtime=problem.runtime,
             runs_ahead=problem.runs_ahead,
-            turns=problem.turns,
         ),
         batch=whole_batch(
             model=problem.model,

@@ -17,7 +17,6 @@ from moetune.solve.layout.search import LayoutSearch
 from moetune.solve.layout.words import (
     binding_of,
     doubts_in,
-    explain_between,
     explain_chunks,
     explain_layout,
     explain_layout_loss,
@@ -80,29 +79,9 @@ def _why(chosen: ChosenLayout, parts: Sequence[Part], binding: ModelBinding) -> 
     )
     if best.chunks is not None:
         words += f" {explain_chunks(best.chunks, num_micro_batches=best.setting.num_micro_batches)}"
-    if best.setting.between:
-        return f"{words} {_why_between(chosen.search, best)}"
     if not chosen.problem.model.is_dense:
         words += f" In the MoE layer: {chosen.layer.plan.decision.why}"
     return words
-
-
-def _why_between(search: LayoutSearch, best: Candidate) -> str:
-    """Return what is gained by batches in turns and by gradients between the exchanges."""
-    others = [
-        one
-        for one in search.trial(best.layout).candidates()
-        if one.setting.in_flight != best.setting.in_flight
-    ]
-    reduced = search.prices.gradients(
-        layout=best.layout, groups=search.prices.groups(best.layout), zero=False,
-        num_micro_batches=1,
-    )  # fmt: skip
-    return explain_between(
-        best,
-        other=min(others, key=lambda one: one.seconds, default=None),
-        reduce_seconds=reduced.seconds,
-    )
 
 
 def _layer_memory(search: LayoutSearch, layer: Plan) -> Memory:
@@ -119,7 +98,7 @@ def _chunks(search: LayoutSearch, best: Candidate) -> Chunks | None:
     """Return the chunks of the model states; None where they are kept whole."""
     if best.chunks is not None:
         return best.chunks.chunks
-    if best.layout.dp == 1 or best.setting.between or not can_chunk(best.layout, search.prices):
+    if best.layout.dp == 1 or not can_chunk(best.layout, search.prices):
         return None
     return search.trial(best.layout).chunker.replicated()
 
@@ -146,9 +125,6 @@ def _transformer(
         parts=parts,
         binding=binding,
         stages=stages,
-        gradients="between_exchanges" if setting.between else "at_end",
-        batches_in_flight=setting.in_flight,
-        split=setting.split,
     )
 
 

@@ -3,11 +3,9 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.constraints import LayoutPins
-from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
 from moetune.domain.model_plan import ModelMemory
@@ -16,12 +14,6 @@ from moetune.solve.layer.choose import NOISE
 from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layout.candidates import Batching, Candidate, SearchResult, Unfit
 from moetune.solve.layout.chunked import Chunker, can_chunk, can_offload
-from moetune.solve.layout.replicated import (
-    Replicated,
-    ReplicatedTime,
-    can_replicate,
-    ways_in_flight,
-)
 from moetune.solve.layout.settings import LayoutSettings
 from moetune.solve.layout.space import Batch
 from moetune.solve.model.exposed import exposed_gradients
@@ -92,8 +84,6 @@ class LayoutTrial:
         for zero in self.settings.zeros():
             setting = self.settings.first_that_fits(sequences, zero=zero)
             if setting is not None:
-                on_device += self._replicated(setting)
-            if setting is not None and not self.settings.takes_turns:
                 on_device.append(self.timed(setting))
         ways = self._chunk_ways()
         if False in ways:
@@ -160,7 +150,7 @@ class LayoutTrial:
     def _chunk_ways(self) -> tuple[bool, ...]:
         """Return the values of `offload` to try with states in chunks; none without chunks."""
         prices, pins, dp = self.search.prices, self.search.pins, self.layout.dp
-        is_whole = self.settings.takes_turns or (dp > 1 and pins.zero is False)
+        is_whole = dp > 1 and pins.zero is False
         if is_whole or not can_chunk(self.layout, prices):
             return ()
         ways = (False,) if dp > 1 and not pins.offload else ()
@@ -234,58 +224,16 @@ class LayoutTrial:
                 num_micro_batches=setting.num_micro_batches,
             ),
             hops=hops,
-            gradients=self._gradients(setting, priced),
+            gradients=exposed_gradients(
+                prices, priced, layout=layout, groups=self.groups, zero=setting.zero,
+                recompute=setting.recompute, num_micro_batches=setting.num_micro_batches,
+            ),
             optimizer=prices.optimizer(layout=layout, zero=setting.zero),
             accumulation=prices.accumulation(
-                layout=layout, num_backward_passes=setting.num_backward_passes
+                layout=layout, num_backward_passes=setting.num_micro_batches
             ),
             memory=memory,
-        )
-
-    def _gradients(self, setting: Batching, priced: Priced) -> Estimate:
-        """Return what is exposed of the gradients.
-
-        Replicas that exchange tokens have a candidate of their own with gradients between the
-        exchanges; this one has them at the end, as a training loop without it.
-        """
-        prices, layout = self.search.prices, self.layout
-        if can_replicate(layout, prices) and not setting.zero:
-            return prices.gradients(
-                layout=layout, groups=self.groups, zero=False,
-                num_micro_batches=setting.num_micro_batches,
-            )  # fmt: skip
-        return exposed_gradients(
-            prices, priced, layout=layout, groups=self.groups, zero=setting.zero,
-            recompute=setting.recompute, num_micro_batches=setting.num_micro_batches,
         )  # fmt: skip
-
-    def _replicated(self, setting: Batching) -> Iterator[Candidate]:
-        """Yield the setting with gradients between the exchanges, of one batch and of two."""
-        search = self.search
-        if not can_replicate(self.layout, search.prices) or setting.zero or setting.recompute:
-            return
-        for own in ways_in_flight(search.prices, search.pins.overlap, setting):
-            replicas = self._replicas(own, self._priced(setting))
-            for find in (replicas.best, partial(replicas.at, search.prices.fewest_chunks)):
-                time = find()
-                memory = self.settings.memory(own, degrees=time.priced.moe.step.degrees)
-                if memory.total_bytes <= search.limit_bytes:
-                    yield self._between(own, time, memory)
-                    break
-
-    def _replicas(self, setting: Batching, priced: Priced) -> Replicated:
-        return Replicated(
-            prices=self.search.prices,
-            layout=self.layout,
-            groups=self.groups,
-            priced=priced,
-            workload=self.settings.workload(setting),
-            setting=setting,
-        )
-
-    def _between(self, setting: Batching, time: ReplicatedTime, memory: ModelMemory) -> Candidate:
-        found = self._without_chunks(setting, time.priced, memory)
-        return replace(found, gradients=time.gradients)
 
     def timed_again(self, one: Candidate) -> Candidate:
         """Return this layout's candidate with the search's prices and its own decisions.
@@ -294,11 +242,6 @@ class LayoutTrial:
             ProfileError: an operation was not measured.
         """
         setting, priced = one.setting, self._priced(one.setting)
-        if setting.between:
-            degrees = one.priced.moe.step.degrees
-            replicas = self._replicas(setting, priced)
-            timed = replicas.at(degrees)
-            return self._between(setting, timed, one.memory)
         if one.chunks is None:
             return self._without_chunks(setting, priced, one.memory)
         time = self.chunker.time(one.chunks, priced=priced, recompute=setting.recompute)

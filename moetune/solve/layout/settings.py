@@ -1,13 +1,12 @@
 """Settings that a layout is tried with: micro-batches, ZeRO and recomputation, and their memory."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moetune.domain.constraints import LayoutPins
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
 from moetune.domain.model_plan import ModelMemory
-from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layout.candidates import Batching
 from moetune.solve.layout.chunked import can_chunk
@@ -45,12 +44,11 @@ class LayoutSettings:
             tokens=setting.sequences * self.batch.length,
             dtype=prices.dtype,
             moe=layer_memory(
-                workload=self.workload(replace(setting, split=None)),
+                workload=self.workload(setting),
                 forward_degree=degrees[0],
                 backward_degree=degrees[1],
             ),
             runtime=prices.runtime,
-            joins_keys=setting.split == "positions",
         )
         found = (
             stage_memory(
@@ -58,11 +56,9 @@ class LayoutSettings:
                 share=share,
                 each=prices.state_bytes,
                 footprint=footprint,
-                num_in_flight=setting.micro_batches_in_turns
-                * in_flight(
+                num_in_flight=in_flight(
                     stage=index, num_stages=layout.pp, num_micro_batches=setting.num_micro_batches
                 ),
-                num_workspaces=setting.micro_batches_in_turns,
                 sharers=(layout.dp, layout.dp // layout.ep) if setting.zero else (1, 1),
                 recompute=setting.recompute,
                 shards_gradients=prices.runtime.shards_gradients,
@@ -72,21 +68,19 @@ class LayoutSettings:
         return max(found, key=lambda memory: memory.total_bytes)
 
     def workload(self, setting: Batching) -> Workload:
-        """Return one MoE layer's work with one micro-batch, or with half of its positions."""
-        prices, length = self.prices, self.batch.length
-        if setting.split == "positions":
-            length //= BATCHES_IN_TURNS
+        """Return one MoE layer's work with one micro-batch."""
+        prices = self.prices
         return Workload(
             layer=layer_of(prices.model, self.layout.expert_parallel, self.layout.tp),
             world_size=self.layout.expert_ranks,
-            tokens_per_rank=setting.sequences * length,
+            tokens_per_rank=setting.sequences * self.batch.length,
             dtype=prices.dtype,
             expert_parallel=self.layout.expert_parallel,
         )
 
     def first_that_fits(self, sequences: int, *, zero: bool) -> Batching | None:
         """Return what fits in the fewest chunks, if anything; recomputed only where it must be."""
-        for recompute in (False,) if self.takes_turns else (False, True):
+        for recompute in (False, True):
             setting = self.of(sequences, zero=zero, recompute=recompute)
             needed = self.memory(setting, degrees=self.prices.fewest_chunks).total_bytes
             if needed <= self.limit_bytes:
@@ -100,14 +94,8 @@ class LayoutSettings:
             sequences=sequences,
             num_micro_batches=share // sequences,
             zero=zero,
-            recompute=recompute and not self.takes_turns,
-            in_flight=BATCHES_IN_TURNS if self.takes_turns else 1,
+            recompute=recompute,
         )
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether two batches have to, of which blocks keep what they compute."""
-        return self.pins.overlap == "batch"
 
     def sizes(self) -> Sequence[int]:
         """Return the sequences of a micro-batch to try."""

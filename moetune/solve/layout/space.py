@@ -25,7 +25,6 @@ from moetune.domain.layout import (
     runnable_micro_batches,
 )
 from moetune.domain.model import Transformer
-from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.solve.runtime import MOETUNE, TargetRuntime
 
 
@@ -71,12 +70,8 @@ def find_layouts(
     batch: Batch,
     pins: LayoutPins,
     runtime: TargetRuntime = MOETUNE,
-    splits_positions: bool = False,
 ) -> tuple[Layout, ...]:
     """Return every layout that the model, the batch, the runtime and the pins allow.
-
-    Args:
-        splits_positions: whether halves of a micro-batch's positions may take turns.
 
     Raises:
         InputError: there is none; the text says which rule is broken, the hint names the nearest.
@@ -86,8 +81,6 @@ def find_layouts(
     found = tuple(one for one in possible if pins.allow(one) and _is_wanted(one, pins))
     if pins.micro_batch is not None:
         found = _with_micro_batch(found, batch, pins.micro_batch)
-    if pins.overlap == "batch":
-        found = _with_turns(found, batch, pins, splits_positions=splits_positions)
     if found:
         return found
     broken = next(space.broken_rules(pins), None)
@@ -173,35 +166,6 @@ def _with_micro_batch(
             f"micro_batch ({sequences}) does not divide the {_or(shares)} sequences of a replica "
             "into a micro-batch for each stage",
             f"nearest: --micro-batch {near}",
-        )
-    return found
-
-
-def _with_turns(
-    layouts: tuple[Layout, ...], batch: Batch, pins: LayoutPins, *, splits_positions: bool
-) -> tuple[Layout, ...]:
-    """Return the layouts whose micro-batches come in pairs, to take turns, or have halves.
-
-    Raises:
-        InputError: there is none, or states are to be in shards or on the host.
-    """
-    if pins.zero or pins.offload:
-        raise InputError(
-            "overlap batch keeps the model's states whole on each rank",
-            "omit zero and offload, or take overlap chunks",
-        )
-    found = tuple(
-        one
-        for one in layouts
-        if splits_positions
-        or batch.num_sequences // one.dp // (pins.micro_batch or 1) % BATCHES_IN_TURNS == 0
-    )
-    if not found:
-        raise InputError(
-            "overlap batch needs ranks that exchange tokens, each with the whole model (tp 1, pp "
-            "1, ep above 1), and an even number of micro-batches",
-            "take overlap chunks, or an even number of sequences on each rank; a profile that was "
-            "measured for this model and one sequence lets halves of its positions take turns",
         )
     return found
 

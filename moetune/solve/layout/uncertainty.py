@@ -10,7 +10,6 @@ from moetune.solve.layer.uncertainty import HOPELESS, confidence_of
 from moetune.solve.layout.candidates import Candidate
 from moetune.solve.layout.search import LayoutSearch
 from moetune.solve.layout.words import name_layout
-from moetune.solve.model.in_turns import turns_error
 
 NO_ERROR = ModelError()
 NUM_CONTENDERS = 5
@@ -40,23 +39,14 @@ def judge_layout(
     contenders = [one for one in best[: NUM_CONTENDERS + 1] if one.seconds <= limit_seconds]
     refits = resamples[:NUM_REFITS] or (search.prices.costs,)
     draws = ErrorDraws(error, num=len(refits))
-    named = [(one, name_layout(one.layout), _turns_error(search, one)) for one in contenders]
+    named = [(one, name_layout(one.layout)) for one in contenders]
     found = []
     for draw, costs in enumerate(refits):
         times = [
-            timed_under(search, one, costs).seconds * draws.own(name, draw, besides=turns)
-            for one, name, turns in named
+            timed_under(search, one, costs).seconds * draws.own(name, draw) for one, name in named
         ]
         found.append((draws.common(draw) * times[0], draws.common(draw) * min(times)))
     return confidence_of(found)
-
-
-def _turns_error(search: LayoutSearch, one: Candidate) -> float:
-    """Return the error of a candidate's step by its blocks in turns, of its logarithm."""
-    if one.setting.in_flight == 1:
-        return 0.0
-    prices, split = search.prices, one.setting.split or "sequences"
-    return turns_error(prices.turns, model=prices.model, dtype=prices.dtype, split=split)
 
 
 def timed_under(search: LayoutSearch, one: Candidate, costs: Costs) -> Candidate:

@@ -9,7 +9,6 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.model_plan import ModelBinding, ModelMemory, Part, PartName
-from moetune.domain.training import IN_TURNS_WORDS
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.degree import TIE
@@ -159,7 +158,6 @@ def name_setting(setting: Batching) -> str:
     ways += ["states on the host"] if setting.offload else []
     ways += ["blocks recomputed"] if setting.recompute else []
     ways += ["one chunk"] if setting.one_chunk else []
-    ways += [IN_TURNS_WORDS[setting.split]] if setting.in_flight > 1 else []
     size, count = setting.sequences, setting.num_micro_batches
     text = f"{count} micro-batch{'' if count == 1 else 'es'} of {size} sequence"
     return ", ".join([text + ("" if size == 1 else "s"), *ways])
@@ -185,32 +183,6 @@ def explain_layout(
     if slower < -TIE:
         return f"{text} {other} is {format_share(-slower)} faster, {_IS_TIGHT}."
     return f"{text} The next best, {other}, is {format_share(slower)} slower."
-
-
-def explain_between(best: Candidate, *, other: Candidate | None, reduce_seconds: float) -> str:
-    """Return what batches in turns gain, the degrees, and what shows of the gradients.
-
-    Args:
-        other: the fastest with another number of batches in flight.
-        reduce_seconds: of the gradients by themselves.
-    """
-    forward, backward = best.priced.moe.step.degrees
-    chunks = "in one chunk" if (forward, backward) == (1, 1) else f"in {forward}/{backward} chunks"
-    text = f"One micro-batch runs at a time, its exchanges {chunks}"
-    if best.setting.in_flight > 1:
-        what = "Two micro-batches"
-        if best.setting.split is not None:
-            what = "First and last positions of a micro-batch"
-        text = f"{what} take turns at every exchange, {chunks} (moetune.BatchOverlap)"
-    if other is not None:
-        change = best.seconds / other.seconds - 1
-        way = "one at a time" if best.setting.in_flight > 1 else "two in turns"
-        text += f": {format_share(abs(change))} {'less' if change < 0 else 'more'} than {way}"
-    shown = format_seconds(best.gradients.seconds)
-    return (
-        f"{text}. Gradients go between the exchanges (moetune.replicate): of "
-        f"{format_seconds(reduce_seconds)} of their reduction {shown} are not hidden."
-    )
 
 
 def explain_chunks(choice: ChunkChoice, *, num_micro_batches: int) -> str:

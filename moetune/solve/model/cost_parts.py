@@ -3,13 +3,10 @@
 from dataclasses import dataclass
 
 from moetune.domain.costs import Estimate
-from moetune.domain.layer import PHASES, ExpertParallel
+from moetune.domain.layer import ExpertParallel
 from moetune.domain.model_plan import PartName
 from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.times import PhaseTime, StepTime
-
-_EXCHANGES = 2
-"""Dispatch and combine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,23 +45,6 @@ class MoeParts:
 
     step: StepTime
     parts: tuple[CostPart, ...]
-
-    def exposing(self, step: StepTime, seconds: float) -> "MoeParts":
-        """Return the parts where experts exchange, in other degrees and with other exposed times.
-
-        Args:
-            seconds: of both exchanges of both phases, beyond what hides them.
-        """
-        share = step.forward.transfer._replace(seconds=seconds / (_EXCHANGES * len(PHASES)))
-        other: dict[PartName, CostPart] = {
-            part.name: part
-            for part in (
-                experts_part(step),
-                CostPart(name="first all_to_all", forward=share, backward=share),
-                CostPart(name="second all_to_all", forward=share, backward=share),
-            )
-        }
-        return MoeParts(step=step, parts=tuple(other.get(part.name, part) for part in self.parts))
 
 
 def experts_part(step: StepTime) -> CostPart:

@@ -5,17 +5,13 @@ Attention and dense networks are cut over the tp ranks, with one all-reduce afte
 and backward (Megatron-LM, PPMoE §3.1.3), and the vocabulary of embedding and head; norms are not.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Literal
 
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.layer import PHASES, ExpertParallel, LayerShape, Phase, Workload
 from moetune.domain.model import Transformer
 from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
-from moetune.domain.training import BATCHES_IN_TURNS
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.operations import NOTHING, PHASE_GEMMS
@@ -78,11 +74,6 @@ def all_reduce_time(group: Group, *, num_bytes: int, costs: Costs) -> Estimate:
 
 
 NORMS_OF_A_BLOCK = 2
-PositionsHalf = Literal["first", "last"]
-_SHARES_OF_CAUSAL_PAIRS: Mapping[PositionsHalf, float] = MappingProxyType(
-    {"first": 1 / 4, "last": 3 / 4}
-)
-"""Of query and key: the last positions meet the first ones' keys, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +81,6 @@ class Parts:
     """The costs of a model's parts with micro-batches of so many sequences.
 
     Args:
-        half: of their positions; None for all.
         runs_ahead: whether the host starts operations while the device still computes others.
     """
 
@@ -101,13 +91,11 @@ class Parts:
     costs: Costs
     runtime: TargetRuntime = MOETUNE
     runs_ahead: bool = False
-    half: PositionsHalf | None = None
 
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch."""
-        tokens = self.num_sequences * self.model.length
-        return tokens if self.half is None else tokens // BATCHES_IN_TURNS
+        return self.num_sequences * self.model.length
 
     def backbone(self) -> Backbone:
         """Return everything but the experts.
@@ -231,9 +219,8 @@ class Parts:
             head_dim=model.head_dim,
             backward=phase == "backward",
         )
-        share = 1.0 if self.half is None else _SHARES_OF_CAUSAL_PAIRS[self.half]
         if found is not None:
-            return found.scaled(share)
+            return found
         gemms = [
             self.costs.gemm(
                 dtype=self.dtype,
@@ -249,7 +236,7 @@ class Parts:
                 (model.length, model.head_dim),
             )
         ]
-        return total(*gemms).scaled(share)._replace(trust="modelled")
+        return total(*gemms)._replace(trust="modelled")
 
     def _ffn(self) -> CostPart:
         layer = self.model.moe

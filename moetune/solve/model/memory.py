@@ -74,7 +74,6 @@ def footprint_of(
     dtype: str,
     moe: Memory,
     runtime: TargetRuntime,
-    joins_keys: bool = False,
 ) -> Footprint:
     """Return the bytes of one micro-batch.
 
@@ -91,8 +90,6 @@ def footprint_of(
     Args:
         tokens: T, of the micro-batch.
         moe: memory of one MoE layer with the micro-batch.
-        joins_keys: first and last positions take turns, and each block keeps keys and values of all
-            positions once more, in one piece: T·s·2·M.
     """
     layer, element = model.moe, dtype_bytes(dtype)
     full = max(FULL_BYTES, element)
@@ -100,14 +97,13 @@ def footprint_of(
     dense = 4 * width + (4 * width + middles * layer.d_hidden) // tp
     vocab = model.vocab_per_rank(tp)
     scores = wide_logits = 0
-    joined = 2 * width * tokens * element if joins_keys else 0
     if runtime.is_unfused:
         scores = tokens * model.length * model.num_heads // tp * (2 * element + _MASK_BYTES)
         wide_logits = tokens * vocab * FULL_BYTES
     with_experts = tokens * element * (3 * width + 4 * width // tp)
     return Footprint(
-        dense=tokens * element * dense + scores + joined,
-        moe=with_experts + scores + joined + moe.activation_bytes,
+        dense=tokens * element * dense + scores,
+        moe=with_experts + scores + moe.activation_bytes,
         block_input=tokens * element * width,
         head=tokens * (2 * element * width + (element + full) * vocab) + wide_logits,
         buffers=moe.buffer_bytes,
@@ -121,7 +117,6 @@ def stage_memory(
     each: StateBytes,
     footprint: Footprint,
     num_in_flight: int,
-    num_workspaces: int = 1,
     sharers: tuple[int, int] = (1, 1),
     recompute: bool = False,
     shards_gradients: bool = False,
@@ -130,7 +125,6 @@ def stage_memory(
 
     Args:
         num_in_flight: micro-batches in flight.
-        num_workspaces: of an MoE layer, which has one for each batch that takes turns.
         sharers: ranks that shard the optimizer states of dense parameters and of experts (ZeRO).
         recompute: blocks keep their input only, and one at a time is recomputed.
         shards_gradients: gradients are sharded like the optimizer states.
@@ -149,6 +143,6 @@ def stage_memory(
         "gradient_bytes": (states if shards_gradients else count) * each.gradient,
         "optimizer_bytes": states * each.optimizer,
         "activation_bytes": activations,
-        "buffer_bytes": num_workspaces * footprint.buffers if stage.num_moe else 0,
+        "buffer_bytes": footprint.buffers if stage.num_moe else 0,
     }
     return ModelMemory(**sizes, total_bytes=sum(sizes.values()))

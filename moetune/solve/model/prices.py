@@ -14,11 +14,10 @@ from moetune.domain.layer import ExpertParallel
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.samples import CollectiveOp
-from moetune.domain.turns import TurnsRecord
 from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.totals import total
 from moetune.solve.model.cost_parts import Backbone, CostPart, MoeParts
-from moetune.solve.model.costs import Parts, PositionsHalf, send_time
+from moetune.solve.model.costs import Parts, send_time
 from moetune.solve.model.groups import Group, Groups, groups_of
 from moetune.solve.model.memory import Share, share_of
 from moetune.solve.model.stages import Stage, cut_into_stages
@@ -87,7 +86,6 @@ class Prices:
     """Cached costs of a model on a machine. Not safe for several threads.
 
     Args:
-        turns: blocks that were measured while two batches took turns.
         structure: what depends on the model and its layouts alone, not on costs; prices of one
             model share it.
     """
@@ -102,7 +100,6 @@ class Prices:
         per_node: int,
         runtime: TargetRuntime = MOETUNE,
         runs_ahead: bool = False,
-        turns: Sequence[TurnsRecord] = (),
         structure: "PriceCache | None" = None,
     ) -> None:
         self.model = model
@@ -113,7 +110,6 @@ class Prices:
         self.bounds = bounds
         self._per_node = per_node
         self.runs_ahead = runs_ahead
-        self.turns = turns
         self.structure = structure or PriceCache()
         self._priced = PriceCache()
 
@@ -142,7 +138,6 @@ class Prices:
             per_node=self._per_node,
             runtime=self.runtime,
             runs_ahead=self.runs_ahead,
-            turns=self.turns,
             structure=self.structure,
         )
 
@@ -157,24 +152,22 @@ class Prices:
         groups: Groups,
         sequences: int,
         one_chunk: bool,
-        half: PositionsHalf | None = None,
     ) -> Priced:
         """Return the parts of a layout.
 
         Args:
             sequences: of a micro-batch.
             one_chunk: run the MoE layer in one chunk, whatever the bounds allow.
-            half: of the sequences' positions; None for all.
 
         Raises:
             ProfileError: an operation was not measured.
         """
         kind = layout.expert_parallel
-        key = (groups.tensor, groups.experts, kind, sequences, one_chunk, half)
+        key = (groups.tensor, groups.experts, kind, sequences, one_chunk)
         return self._priced.once(
             ("priced", *key),
             lambda: self._price(
-                groups.tensor, groups.experts, kind, sequences, one_chunk=one_chunk, half=half
+                groups.tensor, groups.experts, kind, sequences, one_chunk=one_chunk
             ),
         )
 
@@ -284,15 +277,14 @@ class Prices:
         sequences: int,
         *,
         one_chunk: bool,
-        half: PositionsHalf | None,
     ) -> Priced:
         parts = Parts(
             model=self.model, dtype=self.dtype, num_sequences=sequences, tensor=tensor,
-            costs=self.costs, runtime=self.runtime, runs_ahead=self.runs_ahead, half=half,
+            costs=self.costs, runtime=self.runtime, runs_ahead=self.runs_ahead,
         )  # fmt: skip
-        backbone = self._priced.once(("backbone", tensor, sequences, half), parts.backbone)
+        backbone = self._priced.once(("backbone", tensor, sequences), parts.backbone)
         moe = self._priced.once(
-            ("moe", kind, tensor, experts, sequences, one_chunk, half),
+            ("moe", kind, tensor, experts, sequences, one_chunk),
             lambda: parts.moe(
                 expert_parallel=kind,
                 experts=experts,

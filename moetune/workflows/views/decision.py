@@ -127,9 +127,4 @@ def _model_decision(plan: Plan, transformer: TransformerPlan) -> str:
         ways.append("optimizer states sharded (ZeRO)")
     if transformer.recompute:
         ways.append("blocks are recomputed before their backward pass")
-    if transformer.batches_in_flight > 1:
-        which = "two of them" if transformer.split is None else "first and last positions of each"
-        ways.append(f"{which} in turns (moetune.BatchOverlap)")
-    if transformer.gradients == "between_exchanges":
-        ways.append("gradients between the exchanges (moetune.replicate)")
     return f"Take {replicas}, {stages}, {tensor}{experts}. Run {', '.join(ways)}."

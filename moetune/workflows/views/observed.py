@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from moetune.domain.plan import Plan
-from moetune.domain.records import Observation
 from moetune.domain.throughput import Throughput, observed_throughput, throughput_of
-from moetune.domain.training import StepOverlap
 from moetune.domain.units import format_seconds, format_share
 from moetune.report.observed import (
     WINDOW,
@@ -25,9 +23,6 @@ from moetune.workflows.views.words import (
     speed_words,
 )
 
-_TURNS: Mapping[StepOverlap, str] = MappingProxyType(
-    {"chunks": "one after the other", "batch": "in turns", "both": "in turns"}
-)
 MOST_CHANGES = 5
 MOVED = 1.15
 """An operation that takes so much longer, or shorter, than predicted is named."""
@@ -100,11 +95,7 @@ def _span(seconds: tuple[float, float]) -> str:
 
 
 def observed_figures(found: Sequence[Seen]) -> tuple[Figure, ...]:
-    """Return figures of steps over time; steps of several plans compare only as ratios.
-
-    Without those of two batches in whole, which no plan of a layer predicts.
-    """
-    found = [one for one in found if one.observation.overlap is None]
+    """Return figures of steps over time; steps of several plans compare only as ratios."""
     if not found:
         return ()
     if len({one.observation.plan_id for one in found}) > 1:
@@ -231,7 +222,6 @@ def _best(found: Verification) -> str:
 
 
 def _highlights(found: Sequence[Seen], *, is_all: bool) -> Iterator[Highlight]:
-    found = [one for one in found if one.observation.overlap is None]
     if not found:
         return
     errors = [one.error for one in found]
@@ -256,22 +246,17 @@ def _row(one: Seen, plans: str, plan: Plan | None) -> tuple[Cell, ...]:
     observation = one.observation
     href = f"{plans}{observation.plan_id}" if plans else ""
     tokens = observation.tokens_per_rank
-    is_layer, is_known = observation.overlap is None, bool(observation.predicted_seconds)
-    speed = observed_throughput(plan, tokens, one.seconds) if plan and is_layer else None
+    is_known = bool(observation.predicted_seconds)
+    speed = observed_throughput(plan, tokens, one.seconds) if plan else None
     return (
         Cell.words(one.at[:19].replace("T", " ")),
         Cell(text=observation.plan_id[:6], value=observation.plan_id, href=href, mark="code"),
         Cell.words(observation.source),
         Cell.count(observation.tokens_per_rank),
-        Cell.words(_ran(observation)),
+        Cell.words(f"{observation.forward_degree} and {observation.backward_degree}"),
         Cell.count(len(observation.seconds)),
         Cell.seconds(observation.predicted_seconds) if is_known else Cell(text="–"),
         Cell.seconds(one.seconds),
         Cell.share(one.error, sign=True) if is_known else Cell(text="–"),
         speed_cell(speed),
     )
-
-
-def _ran(one: Observation) -> str:
-    chunks = f"{one.forward_degree} and {one.backward_degree}"
-    return chunks if one.overlap is None else f"{chunks}, two batches {_TURNS[one.overlap]}"

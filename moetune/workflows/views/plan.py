@@ -8,7 +8,6 @@ from moetune.domain.profile import Profile
 from moetune.domain.samples import LAUNCHES, RowsPoint
 from moetune.domain.terms import PhaseTerms
 from moetune.domain.throughput import throughput_of
-from moetune.domain.training import IN_TURNS_WORDS
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.report.memory_figure import memory_parts_figure
 from moetune.report.section import (
@@ -286,14 +285,11 @@ def _model_highlights(
     yield from _speed_highlight(explanation.plan)
     yield _memory_highlight(explanation, transformer.memory.total_bytes)
     binding = BINDING_WORDS[transformer.binding].capitalize()
-    turns = ""
-    if transformer.batches_in_flight > 1:
-        turns = f", {IN_TURNS_WORDS[transformer.split]}"
     yield Highlight(name="What binds", cell=Cell.words(binding))
     yield Highlight(
         name="Micro-batches",
         cell=Cell.count(transformer.num_micro_batches),
-        note=f"of {plural(transformer.micro_batch_sequences, 'sequence')}{turns}",
+        note=f"of {plural(transformer.micro_batch_sequences, 'sequence')}",
     )
     if sure is not None:
         yield _sure_highlight("layout", sure.probability_best, sure.expected_regret)

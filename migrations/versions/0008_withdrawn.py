@@ -1,4 +1,4 @@
-"""Withdrawn: the hierarchical exchange, with its columns, and layers with experts in 8 bits."""
+"""Withdrawn: hierarchical exchanges and two batches in turns, with columns, and 8-bit experts."""
 
 from typing import Any
 
@@ -17,10 +17,12 @@ _DTYPES = ("fp8_rowwise_emulated", "mxfp8_emulated")
 
 def upgrade() -> None:
     for name in ("observations", "settled"):
-        table = sa.table(name, sa.column("dispatcher"))
+        table = sa.table(name, sa.column("dispatcher"), sa.column("overlap"))
         op.execute(sa.delete(table).where(table.c.dispatcher == "hierarchical"))
+        op.execute(sa.delete(table).where(table.c.overlap.is_not(None)))
         with op.batch_alter_table(name, table_kwargs={"sqlite_autoincrement": True}) as batch:
             batch.drop_column("dispatcher")
+            batch.drop_column("overlap")
     samples = sa.table("samples", sa.column("id"), sa.column("point", sa.JSON))
     found = op.get_bind().execute(sa.select(samples)).all()
     withdrawn = [{"number": one} for one, point in found if _is_withdrawn(point)]
@@ -31,4 +33,4 @@ def upgrade() -> None:
 
 def _is_withdrawn(point: dict[str, Any]) -> bool:
     is_named = point.get("op") in _OPS or point.get("dtype") in _DTYPES
-    return is_named or "quantization" in point.get("workload", {})
+    return is_named or point.get("kind") == "turns" or "quantization" in point.get("workload", {})
