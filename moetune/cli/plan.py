@@ -249,13 +249,6 @@ def plan(
         bool,
         typer.Option("--front", help="Show the fastest layout for every memory of a device, too."),
     ] = False,
-    search_trials: Annotated[
-        int | None,
-        _size(
-            "--search-trials",
-            "Also try so many layouts with any modules recomputed, any stages and micro-batch.",
-        ),
-    ] = None,
     no_save: Annotated[
         bool, typer.Option("--no-save", help="Do not save the plan in the store.")
     ] = False,
@@ -286,7 +279,6 @@ def plan(
         forward_degree=forward_degree, backward_degree=backward_degree, max_degree=max_degree,
         min_chunk_tokens=min_chunk_tokens, order=order, dispatcher=dispatcher,
         dispatcher_sms=dispatcher_sms, allow_modelled=allow_modelled, front=front,
-        search_trials=search_trials,
     )  # fmt: skip
     session = session_of(context)
     show = print_decoder if flags.is_of_decoder else _print_layer

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import nearest_or
+from moetune.domain.withdrawn import SINCE, withdrawn_key
 
 T = TypeVar("T")
 _LONGEST_KEY = 60
@@ -209,6 +210,8 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
     items = {item.name: item for item in dataclasses.fields(kind)}
     for key in plain:
         if key not in items:
+            if row := withdrawn_key(kind.__name__, key):
+                raise InputError(f"{where}.{key} was withdrawn in moetune {SINCE}", row.instead)
             hint = nearest_or(f"known keys: {_names(items)}", key, items)
             raise InputError(f"{where} has the unknown key {shown(key)}", hint)
     hints = _hints(kind)

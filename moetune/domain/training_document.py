@@ -41,7 +41,6 @@ class TrainingInputs:
         target_version: of the runtime; "" where it has none, and in plans of before versions were
             told apart, which are of the only one that there was.
         memory_limit_bytes: usable memory of a device.
-        search_trials: layouts that were tried beyond branch and bound.
         model_path: the configuration that the model was read from; "" for a name.
         leaves_room: whether memory has room for natural routing beside balanced one.
     """
@@ -58,7 +57,6 @@ class TrainingInputs:
     profile_fingerprint: str = ""
     optimizer: OptimizerName = "adam"
     routing: str = "balanced"
-    search_trials: int = field(default=0, metadata=UNLESS_DEFAULT)
     leaves_room: bool = field(default=False, metadata=UNLESS_DEFAULT)
     model_path: str = field(default="", metadata=UNLESS_DEFAULT)
     target_version: str = field(default="", metadata=UNLESS_DEFAULT)
@@ -244,8 +242,6 @@ class TrainingDocument:
         profile_quality: None where the profile says nothing of its errors, and in older plans.
         front: the fastest layout for each memory, least first; empty where not asked for.
         placement: of experts, by a record of the layers' routing; None without one.
-        bounded_step_seconds: of the best layout of branch and bound, where others were tried
-            beyond it; None where they were not, or it does not fit.
         origin: of the numbers; None in older plans.
         savings: of single flags, the shortest step first.
         free: the best layout without pins, where it is faster.
@@ -268,7 +264,6 @@ class TrainingDocument:
     alternatives: tuple[TrainingAnswer, ...] = ()
     front: tuple[TrainingAnswer, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     placement: ModelPlacement | None = field(default=None, metadata=UNLESS_DEFAULT)
-    bounded_step_seconds: float | None = field(default=None, metadata=UNLESS_DEFAULT)
     origin: PlanOrigin | None = field(default=None, metadata=UNLESS_DEFAULT)
     savings: tuple[Saving, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     free: Saving | None = field(default=None, metadata=UNLESS_DEFAULT)

@@ -57,7 +57,6 @@ def read_planned_training(
         pins=inputs.pins,
         target=inputs.facts,
         memory_limit_bytes=inputs.memory_limit_bytes,
-        search_trials=inputs.search_trials,
     )  # fmt: skip
     _check_id(plan, request)
     layouts = (one.layout for one in (plan.best, *plan.alternatives))

@@ -382,36 +382,6 @@ def test_the_front_is_of_hugging_face_models(cli: Cli) -> None:
     assert "--front" in refused.err
 
 
-def test_layouts_beyond_branch_and_bound_are_tried_and_the_plan_says_so(cli: Cli) -> None:
-    flags = (*SEARCHED, "--memory-limit", "20GiB")
-    plain = cli(*flags, "--front", "--json").document
-    plan = cli(*flags, "--front", "--search-trials", "150", "--json").document
-    assert plan["inputs"] == plain["inputs"] | {"search_trials": 150}
-    assert plan["id"] != plain["id"]
-    bounded = plan["bounded_step_seconds"]
-    assert bounded == plain["predicted"]["step_seconds"]
-    assert plan["predicted"]["step_seconds"] <= bounded
-    for one in plain["front"]:
-        peak, seconds = one["memory"]["peak_bytes"], one["predicted"]["step_seconds"]
-        assert any(
-            two["memory"]["peak_bytes"] <= peak and two["predicted"]["step_seconds"] <= seconds
-            for two in plan["front"]
-        )
-    assert "150 layouts tried beyond branch and bound" in cli("plans", "show", plan["id"]).out
-    explained = cli("explain", plan["id"], "--json").document
-    assert explained["plan"] == plan["id"]
-    assert "bounded_step_seconds" not in plain
-
-
-def test_a_search_of_layouts_is_for_whole_models_and_tries_at_least_one(cli: Cli) -> None:
-    none = cli(*SEARCHED, "--search-trials", "0")
-    assert none.code == 2
-    assert "'--search-trials'" in none.err
-    refused = cli("plan", "--model", "gpt-xl", "--search-trials", "5")
-    assert refused.code == 2
-    assert "--search-trials is for Hugging Face models" in refused.err
-
-
 @pytest.mark.parametrize(
     ("flags", "hint"),
     [

@@ -22,7 +22,6 @@ from moetune.workflows.views.first_words import binding_words, origin_section, s
 from moetune.workflows.views.words import (
     largest_first,
     model_placement_words,
-    searched_words,
     speed_cell,
     speed_words,
 )
@@ -59,7 +58,6 @@ def _decision(plan: TrainingDocument) -> Section:
             binding_words(best),
             *saving_words(plan),
             how_sure_of_training(plan),
-            *searched_words(plan),
             *model_placement_words(plan),
             *map(sentence, plan.warnings),
         ),

@@ -1,0 +1,19 @@
+"""Files of before that name a withdrawn feature are refused by its name, with what to do."""
+
+import pytest
+
+from moetune.domain.document import decode
+from moetune.domain.errors import InputError
+from moetune.domain.training_document import TrainingInputs
+from moetune.domain.withdrawn import SINCE, WITHDRAWN
+
+OWNERS = {owner.__name__: owner for owner in (TrainingInputs,)}
+
+
+@pytest.mark.parametrize("row", WITHDRAWN)
+def test_a_withdrawn_key_is_refused_by_its_name(row: tuple[str, str, str]) -> None:
+    owner, key, instead = row
+    with pytest.raises(InputError) as refused:
+        decode(OWNERS[owner], {key: 1}, "plan.inputs")
+    assert refused.value.what == f"plan.inputs.{key} was withdrawn in moetune {SINCE}"
+    assert refused.value.hint == instead
