@@ -284,16 +284,10 @@ def _check_formats(inputs: PlanInputs, profile: Profile) -> None:
             check_format(profile, form, flag="--quantization")
 
 
-def drawn_costs(
-    profile: Profile, *, allow_modelled: bool, known: frozenset[str] = frozenset()
-) -> tuple[Costs, ...]:
-    """Return the refits behind a plan's confidence, with the profile's corrections.
-
-    Args:
-        known: families of operations without uncertainty.
-    """
+def drawn_costs(profile: Profile, *, allow_modelled: bool) -> tuple[Costs, ...]:
+    """Return the refits behind a plan's confidence, with the profile's corrections."""
     drawn = resample_costs(
-        profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allow_modelled, known=known
+        profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allow_modelled
     )
     return tuple(corrected(one, profile.corrections) for one in drawn)
 

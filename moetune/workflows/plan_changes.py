@@ -37,7 +37,13 @@ def input_changes(before: PlanInputs, after: PlanInputs) -> Iterator[str]:
 
 def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
     """Yield sentences on how the second plan differs and why, the most important first."""
-    yield from compare_decisions(before, after)
+    yield _step(before, after)
+    yield from _layout(before, after)
+    if after.transformer is None or after.transformer.moe_every:
+        yield _chunks(before, after)
+    yield from _strategy(before, after)
+    yield from _dispatcher(before, after)
+    yield from _placement(before, after)
     yield _binding(before, after)
     yield _memory(before, after)
     yield _sentence(after.decision.why)
@@ -47,17 +53,6 @@ def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
     for warning in after.warnings:
         if warning not in before.warnings:
             yield _sentence(warning)
-
-
-def compare_decisions(before: Plan, after: Plan) -> Iterator[str]:
-    """Yield sentences on the second plan's time and decisions."""
-    yield _step(before, after)
-    yield from _layout(before, after)
-    if after.transformer is None or after.transformer.moe_every:
-        yield _chunks(before, after)
-    yield from _strategy(before, after)
-    yield from _dispatcher(before, after)
-    yield from _placement(before, after)
 
 
 def step_seconds(plan: AnyPlan) -> float:

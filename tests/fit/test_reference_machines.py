@@ -21,7 +21,6 @@ from moetune.fit.costs import costs_of
 from moetune.fit.dispatchers import TokenTransfer, transfer_time
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.fit.variants import resample_costs
-from moetune.fit.wanted import wanted_by
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 MIB = 2**20
@@ -392,11 +391,3 @@ def test_a_broken_rule_is_refused() -> None:
             label="published", source="x", dispatcher="deepep", phase="dispatch", group_size=8,
             num_sms=-1, points=((1.0, 1.0),),
         )  # fmt: skip
-
-
-def test_what_a_plan_asks_of_a_rule_can_be_measured() -> None:
-    found = wanted_by(
-        lambda costs: costs.collective(op="all_to_all", group_size=64, num_bytes=MIB),
-        read("h100-x8"),
-    )
-    assert [one.operation for one in found] == ["all_to_all of 64 ranks"]

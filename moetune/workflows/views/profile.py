@@ -147,10 +147,6 @@ def _next_words(names: Sequence[str], profile: Profile) -> Iterator[str]:
     more = f" and {len(unique) - _MOST_NAMES} more" if len(unique) > _MOST_NAMES else ""
     if unique:
         yield f"Measure next, on an idle machine: {some}{more}, with `{_command(profile)}`."
-    yield (
-        "What is worth measuring for one plan, before it is measured: "
-        "`moetune profile --for PLAN --plan-only`."
-    )
 
 
 def _command(profile: Profile) -> str:
