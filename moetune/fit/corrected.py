@@ -76,18 +76,11 @@ class CorrectedCosts:
         """As measured."""
         return self._costs.copy_mode
 
-    def overlap_speeds(
-        self, *, exchange_bytes: float, exchange_seconds: float, in_flight: int = 1
-    ) -> OverlapSpeeds:
+    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         """Return the measured speeds of an exchange that takes as long."""
         return self._costs.overlap_speeds(
-            exchange_bytes=exchange_bytes, exchange_seconds=exchange_seconds, in_flight=in_flight
+            exchange_bytes=exchange_bytes, exchange_seconds=exchange_seconds
         )
-
-    @property
-    def exchanges_gain(self) -> bool:
-        """As measured."""
-        return self._costs.exchanges_gain
 
     def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
         """Return the measured lead of the link after a pause."""

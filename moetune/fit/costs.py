@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from moetune.domain.arrays import Floats, array_of, floats_of, is_many, longer
+from moetune.domain.arrays import Floats, array_of, is_many
 from moetune.domain.cluster import Group, canonical
 from moetune.domain.costs import NO_BURST, Burst, CopyMode, Costs, Estimate, LinearCost
 from moetune.domain.gemm_forms import GemmForm
@@ -62,30 +62,19 @@ class ProfileCosts:
         """Speed of each class while others run."""
         return self._curves.interference(self._index)
 
-    def overlap_speeds(
-        self, *, exchange_bytes: float, exchange_seconds: float, in_flight: int = 1
-    ) -> OverlapSpeeds:
+    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         """Return the speeds of computation and of exchanges of that size.
 
         They are the table's where sizes were not measured, or the table was set by hand.
         """
+        comp, comm = self._index.comp_loss, self._index.comm_loss
         table = self.interference.overlap_speeds
-        comm, during, exchanges = table.comm, exchange_seconds, self._index.overlapped_exchanges
-        if exchanges is not None:
-            comm = exchanges.speed(exchange_bytes, exchange_seconds, in_flight)
-            if exchanges.is_gain:
-                during = exchange_seconds / longer(comm, 1.0)
-        loss = self._index.comp_loss
-        comp = table.comp if loss is None else loss.speed(exchange_bytes, during)
-        return OverlapSpeeds(comp=comp, comm=comm)
-
-    @property
-    def exchanges_gain(self) -> bool:
-        """Whether exchanges of some measured size, or by a table set by hand, are faster."""
-        measured = self._index.overlapped_exchanges
-        if measured is not None:
-            return measured.is_gain
-        return bool(np.any(floats_of(self.interference.comm.comp) > 1))
+        return OverlapSpeeds(
+            comp=table.comp if comp is None else comp.speed(exchange_bytes, exchange_seconds),
+            comm=table.comm
+            if comm is None
+            else comm.stretched_speed(exchange_bytes, exchange_seconds),
+        )
 
     @property
     def as_measured(self) -> Costs:

@@ -69,12 +69,10 @@ class SlowedCosts(CorrectedCosts):
             mem=MemSpeed(comp=speed(mem.comp), comm=speed(mem.comm), all=speed(mem.all)),
         )
 
-    def overlap_speeds(
-        self, *, exchange_bytes: float, exchange_seconds: float, in_flight: int = 1
-    ) -> OverlapSpeeds:
+    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         """Return the speeds of an exchange that takes as long."""
         found = super().overlap_speeds(
-            exchange_bytes=exchange_bytes, exchange_seconds=exchange_seconds, in_flight=in_flight
+            exchange_bytes=exchange_bytes, exchange_seconds=exchange_seconds
         )
         if self._part != INTERFERENCE:
             return found
@@ -180,4 +178,4 @@ class SlowedCosts(CorrectedCosts):
 
     def _speed(self, speed: float) -> float:
         """Return a speed beside others, of which what takes longer is multiplied."""
-        return 1 / (1 + self._factor * (1 / speed - 1)) if speed < 1 else speed
+        return 1 / (1 + self._factor * (1 / speed - 1))

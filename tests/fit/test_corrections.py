@@ -233,7 +233,6 @@ def test_corrected_costs_change_the_operation_that_was_observed_and_nothing_else
     assert found.overlap_speeds(exchange_bytes=SIZE, exchange_seconds=1e-3) == base.overlap_speeds(
         exchange_bytes=SIZE, exchange_seconds=1e-3
     )
-    assert found.exchanges_gain == base.exchanges_gain
     burst = {"op": "all_to_all", "group_size": 4}
     assert found.burst(**burst) == base.burst(**burst)  # type: ignore[arg-type] # its arguments
     attention = {

@@ -27,7 +27,6 @@ from tests.solve.costs_by_hand import LinearCosts, event_by_event, plan_inputs
 
 seconds = st.floats(min_value=1e-3, max_value=10.0)
 speeds = st.floats(min_value=0.05, max_value=1.0)
-comm_speeds = st.one_of(speeds, st.floats(1.0, 8.0))  # a core that computes is awake
 alphas = st.one_of(st.just(0.0), st.floats(min_value=1e-9, max_value=10.0))
 betas = st.one_of(st.just(0.0), st.floats(min_value=1e-18, max_value=1e-3))
 sizes = st.floats(min_value=1.0, max_value=1e16)
@@ -45,7 +44,7 @@ GATED = replace(MEASURED, rows_seconds={**MEASURED.rows_seconds, "gate": 1e-9})
 
 
 @settings(deadline=None)
-@given(st.integers(1, 24), seconds, seconds, comm_speeds, speeds)
+@given(st.integers(1, 24), seconds, seconds, speeds, speeds)
 @example(7, 1.0, 3.0, 1.0, 1.0)
 @example(7, 3.0, 1.0, 1.0, 1.0)
 def test_tensor_parallel_makespan_equals_both_simulations(

@@ -53,12 +53,6 @@ class AllToAllCosts(LayerCosts):
         """Whether several local experts receive rows from several ranks."""
         return self.world_size > 1 and self.local_experts > 1
 
-    def in_flight(self, degree: int) -> int:
-        """Return the phase's chunks, or 1 where so few are each alone on the link."""
-        if is_many(degree):
-            return cast("int", np.where(np.asarray(degree) <= ALONE_CHUNKS, 1, degree))
-        return 1 if degree <= ALONE_CHUNKS else degree
-
     def _transfer(self, rows: float, degree: int) -> Estimate:
         """Return one chunk's dispatch, which is also its combine.
 
@@ -66,9 +60,11 @@ class AllToAllCosts(LayerCosts):
         as long as one alone: the profile has both. What pauses of the link are worth is shared
         among the exchanges of the phase.
         """
-        found = self.collective(
-            self.exchange_op, rows * self.bytes_per_row, in_flight=self.in_flight(degree)
-        )
+        if is_many(degree):
+            in_flight = cast("int", np.where(np.asarray(degree) <= ALONE_CHUNKS, 1, degree))
+        else:
+            in_flight = 1 if degree <= ALONE_CHUNKS else degree
+        found = self.collective(self.exchange_op, rows * self.bytes_per_row, in_flight=in_flight)
         burst = self.costs.burst(
             op=self.exchange_op, group_size=self.world_size, num_nodes=self.num_nodes
         )
@@ -156,7 +152,7 @@ class AllToAllCosts(LayerCosts):
         order: Order,
     ) -> float:  # fmt: skip
         """Return the time of a phase: `degree.makespan`."""
-        speeds = self.speeds(rows=rows, degree=degree, transfer_seconds=transfer_seconds)
+        speeds = self.speeds(rows=rows, transfer_seconds=transfer_seconds)
         return makespan(
             degree=degree,
             transfer_seconds=transfer_seconds,

@@ -260,27 +260,16 @@ class LayerCosts(LayerOperations, ABC):
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""
         seconds = self.transfer(rows=rows, degree=degree).seconds
-        return self.costs.interference.overlapped(
-            self.speeds(rows=rows, degree=degree, transfer_seconds=seconds)
-        )
+        return self.costs.interference.overlapped(self.speeds(rows=rows, transfer_seconds=seconds))
 
-    def in_flight(self, degree: int) -> int:  # noqa: ARG002 - where chunks are in flight together
-        """Return how many of a phase's collectives are in flight together.
-
-        Args:
-            degree: of the phase, or an array of theirs.
-        """
-        return 1
-
-    def speeds(self, *, rows: float, degree: int, transfer_seconds: float) -> OverlapSpeeds:
+    def speeds(self, *, rows: float, transfer_seconds: float) -> OverlapSpeeds:
         """Return the speeds of the experts and of the collectives of such chunks, overlapped."""
         return self.kept(
-            ("speeds", _key(rows), _key(degree), _key(transfer_seconds)),
+            ("speeds", _key(rows), _key(transfer_seconds)),
             lambda: self.costs.overlap_speeds(
-                exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds,
-                in_flight=self.in_flight(degree),
+                exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
             ),
-        )  # fmt: skip
+        )
 
     def overhead(self, *, tokens: float) -> Estimate:
         """Return the time outside both pipelines: gate, permutation and small collectives."""

@@ -128,7 +128,6 @@ class BlockTable:
             * most_saved(
                 times, repeats=repeats, beside=NO_TIME if part is None else prices.beside(part),
                 hidden=sum(hidden) + (hidden[0] if repeats else 0.0),
-                exchanges_gain=self.device.costs.exchanges_gain,
             )
             for count, part, times, hidden in every
         )  # fmt: skip
