@@ -1,21 +1,15 @@
 """Candidates of a layer's plan: its strategies and degrees with each dispatcher, best first."""
 
-from collections.abc import Sequence
-
 from moetune.domain.constraints import Bounds, Dispatcher
 from moetune.domain.costs import Costs
 from moetune.domain.layout import Layout
 from moetune.domain.request import PlanInputs
-from moetune.solve.layer.doubts import decline_chunks, in_one_chunk
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.parallelism import is_hierarchy_measured, layer_costs
-from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import (
     RankedLayer,
     choose_dispatcher,
     choose_strategy,
-    fastest_ranking,
-    gains_by_hierarchy,
 )
 
 
@@ -62,41 +56,3 @@ def rank_layer(
     if not is_hierarchy_measured(workload=workload, costs=costs, num_nodes=num_nodes):
         return flat
     return choose_dispatcher(flat, rank("hierarchical"))
-
-
-def choose_quickly(
-    *,
-    inputs: PlanInputs,
-    costs: Costs,
-    resamples: Sequence[Costs],
-    device_memory_bytes: int,
-    placement: tuple[int, ...] = (),
-) -> Ranking:
-    """Return the choice of `solve_plan` for a layer, without the candidates that explain it.
-
-    Args:
-        placement: expert of each place; empty for the natural order.
-
-    Raises:
-        InfeasiblePlanError, ProfileError: as `rank_layer`.
-    """
-    bounds = inputs.pinned.bounds
-    layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
-    workload = inputs.workload(layout, placement)
-    dispatchers: tuple[Dispatcher, ...] = (bounds.dispatcher or "flat",)
-    if bounds.dispatcher is None and is_hierarchy_measured(workload=workload, costs=costs):
-        dispatchers = ("flat", "hierarchical")
-    limit = limit_of(inputs, device_memory_bytes=device_memory_bytes)
-    best, *others = (
-        fastest_ranking(
-            workload=workload,
-            costs=layer_costs(workload=workload, costs=costs, dispatcher=one),
-            bounds=bounds,
-            limit_bytes=limit,
-        )
-        for one in dispatchers
-    )
-    for other in others:
-        if gains_by_hierarchy(best.best.seconds, other.best.seconds):
-            best = other
-    return best if decline_chunks(best, resamples) is None else in_one_chunk(best)
