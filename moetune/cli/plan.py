@@ -229,12 +229,6 @@ def plan(
             "Default: the faster of those measured.",
         ),
     ] = None,
-    dispatcher_sms: Annotated[
-        int | None,
-        _size(
-            "--dispatcher-sms", "Multiprocessors of a whole model's deepep (20) or hybrid_ep (16)."
-        ),
-    ] = None,
     allow_modelled: Annotated[
         bool | None,
         typer.Option(
@@ -278,7 +272,7 @@ def plan(
         memory_taken=parsed(memory_taken, parse_bytes, "--memory-taken"), strategy=strategy,
         forward_degree=forward_degree, backward_degree=backward_degree, max_degree=max_degree,
         min_chunk_tokens=min_chunk_tokens, order=order, dispatcher=dispatcher,
-        dispatcher_sms=dispatcher_sms, allow_modelled=allow_modelled, front=front,
+        allow_modelled=allow_modelled, front=front,
     )  # fmt: skip
     session = session_of(context)
     show = print_decoder if flags.is_of_decoder else _print_layer

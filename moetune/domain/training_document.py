@@ -89,7 +89,6 @@ class TrainingLayout:
         recompute: names of modules; "none" alone for nothing.
         stages: modules of each stage in Megatron's letters; None without a pipeline.
         degree: of overlap "chunks".
-        dispatcher_sms: where they are not the dispatcher's own number.
 
     Raises:
         InputError: a size is below 1.
@@ -114,7 +113,6 @@ class TrainingLayout:
     schedule: Schedule | None = None
     stages: str | None = None
     degree: Degrees | None = field(default=None, metadata=UNLESS_DEFAULT)
-    dispatcher_sms: int | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         for name in (*_SIZES, "edp", "micro_batch"):

@@ -22,6 +22,8 @@ class Withdrawn(NamedTuple):
 _PLAN_AGAIN = "make the plan again"
 WITHDRAWN = (
     Withdrawn("TrainingInputs", "search_trials", f"{_PLAN_AGAIN} without --search-trials"),
+    Withdrawn("LayoutRequest", "dispatcher_sms", f"{_PLAN_AGAIN} without --dispatcher-sms"),
+    Withdrawn("TrainingLayout", "dispatcher_sms", f"{_PLAN_AGAIN} without --dispatcher-sms"),
 )  # fmt: skip
 
 

@@ -52,13 +52,13 @@ _OF_LAYERS = (
 )  # fmt: skip
 _OF_DECODERS = (
     "global_batch", "cp", "vpp", "etp", "recompute", "cuda_graphs", "target",
-    "offload_activations", "offload_optimizer", "optimizer", "schedule", "stages", "dispatcher_sms",
+    "offload_activations", "offload_optimizer", "optimizer", "schedule", "stages",
     "front",
 )  # fmt: skip
 _COUNTS = (
     "d_model", "d_hidden", "num_experts", "top_k", "world_size", "nodes", "batch", "num_layers",
     "num_heads", "dp", "ep", "tp", "pp", "micro_batch", "global_batch", "cp", "vpp", "etp",
-    "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens", "dispatcher_sms",
+    "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens",
 )  # fmt: skip
 _INSTEAD = {"quantization": "omit it; --dtype fp8, mxfp8 or nvfp4 has narrow GEMMs everywhere"}
 _LARGEST_ZERO = 3
@@ -126,7 +126,6 @@ class PlanFlags:
     min_chunk_tokens: int | None = None
     order: Order | None = None
     dispatcher: str | None = None
-    dispatcher_sms: int | None = None
     allow_modelled: bool | None = None
     front: bool = False
 
@@ -261,7 +260,6 @@ class PlanFlags:
             micro_batch=self.micro_batch,
             recompute=None if self.recompute is None else modules_of(self.recompute),
             dispatcher=_one_of("--dispatcher", self.dispatcher, TOKEN_DISPATCHERS),
-            dispatcher_sms=self.dispatcher_sms,
             overlap=_one_of("--overlap", self.overlap, OVERLAPS),
             cuda_graphs=_one_of("--cuda-graphs", self.cuda_graphs, CUDA_GRAPHS),
             offload_activations=self.offload_activations,

@@ -12,7 +12,6 @@ from moetune.domain.errors import (
     InputError,
     LayoutTooLargeError,
     MoetuneError,
-    ProfileError,
     RefusedLayoutError,
 )
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
@@ -23,7 +22,6 @@ from moetune.domain.site import check_format, site_of
 from moetune.domain.target_rules import model_rules
 from moetune.domain.targets import Target
 from moetune.domain.training import (
-    DEFAULT_SMS,
     TRAINING_DTYPES,
     FoldedLayout,
     LayoutRequest,
@@ -32,7 +30,6 @@ from moetune.domain.training import (
 )
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
-from moetune.fit.dispatchers import SmTimes
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.front import memory_front
 from moetune.solve.joint.savings import Savings
@@ -109,7 +106,7 @@ def plan_training(
         InfeasiblePlanError: the runtime does not have the model.
         LayoutTooLargeError: nothing fits; the smallest layout is priced all the same.
         RefusedLayoutError: the runtime would refuse what is pinned, priced all the same.
-        ProfileError: the profile lacks an operation, or times of so many multiprocessors.
+        ProfileError: the profile lacks an operation.
     """
     solved = _solved(request, profile, costs)
     plan, pins = solved.plan, _of_layouts(request.pins)
@@ -156,7 +153,6 @@ class _Solved:
 
 
 def _solved(request: TrainingRequest, profile: Profile, costs: Costs | None) -> _Solved:
-    _check_sms(request.pins, profile)
     check_placement_rule(request)
     check_format(profile, request.job.dtype)
     broken = next(model_rules(request.job.decoder, request.target), None)
@@ -233,25 +229,6 @@ def _opened(
 def _of_layouts(pins: LayoutRequest) -> LayoutRequest:
     """Return the pins that layouts obey."""
     return pins if pins.expert_placement is None else replace(pins, expert_placement=None)
-
-
-def _check_sms(pins: LayoutRequest, profile: Profile) -> None:
-    """Raise ProfileError unless the profile has times around the dispatcher's multiprocessors."""
-    sms, dispatcher = pins.dispatcher_sms, pins.dispatcher
-    if sms is None or dispatcher is None or sms == DEFAULT_SMS.get(dispatcher, sms):
-        return  # rules of the layout refuse other dispatchers
-    usual, known = DEFAULT_SMS[dispatcher], SmTimes(profile=profile).known(dispatcher)
-    if not known or not known[0] <= usual <= known[-1]:
-        raise ProfileError(
-            f"profile {profile.name!r} has no times of {dispatcher} by its multiprocessors",
-            f"use --dispatcher-sms {usual}, {dispatcher}'s own number, or another --profile",
-        )
-    if not known[0] <= sms <= known[-1]:
-        raise ProfileError(
-            f"--dispatcher-sms {sms}: profile {profile.name!r} has times of {dispatcher} with "
-            f"{known[0]} to {known[-1]} multiprocessors",
-            f"use {known[0]} to {known[-1]}; {usual} is {dispatcher}'s own number",
-        )
 
 
 def training_job(

@@ -130,6 +130,7 @@ class TrainingPlan:
         """Digest of the inputs, with what their names stand for."""
         job, inputs = self.request.job, self.inputs
         inputs.pop("model_path", None)  # the decoder itself is part of the digest
+        inputs["pins"] = {**inputs["pins"], "dispatcher_sms": None}  # as while there was such a pin
         if self.request.target == planned_target(self.request.target.name, ""):
             inputs.pop("target_version", None)  # as in plans of before versions were told apart
         loads = _loads(job.routing)
@@ -263,7 +264,7 @@ def _layout(layout: FoldedLayout, job: TrainingJob) -> TrainingLayout:
         offload_activations=layout.offload_activations,
         offload_optimizer=layout.offload_optimizer, schedule=layout.order,
         stages=stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None,
-        degree=layout.degree, dispatcher_sms=layout.dispatcher_sms or None,
+        degree=layout.degree,
     )  # fmt: skip
 
 

@@ -114,7 +114,6 @@ def test_wrong_input_is_named(cli: Cli, flags: tuple[str, ...], word: str) -> No
         ("--optimizer", "adam"),
         ("--schedule", "1f1b"),
         ("--stages", "EttL"),
-        ("--dispatcher-sms", "24"),
     ],
 )
 def test_flags_of_decoders_are_refused_for_the_papers_models(
@@ -199,31 +198,6 @@ def test_what_shared_experts_hide_is_said_and_counted(cli: Cli, tmp_path: Path) 
         plan = cli(*pins, "--target", *other, "--output", str(file), "--json").document
         assert key not in plan["predicted"]
         assert "Shared experts run beside" not in cli("explain", str(file)).out
-
-
-def test_multiprocessors_of_a_dispatcher_are_priced_shown_and_exported(
-    cli: Cli, tmp_path: Path
-) -> None:
-    file = tmp_path / "plan.json"
-    pinned = (*PINNED, "--dispatcher", "deepep")
-    plain, usual, fewer = (
-        cli(*pinned, *more, "--json", "--output", str(file)).document
-        for more in ((), ("--dispatcher-sms", "20"), ("--dispatcher-sms", "8"))
-    )
-    assert usual["predicted"] == plain["predicted"]
-    assert fewer["predicted"]["step_seconds"] > plain["predicted"]["step_seconds"]
-    assert "dispatcher_sms" not in plain["layout"]
-    assert fewer["layout"]["dispatcher_sms"] == 8
-    assert "deepep with 8 multiprocessors" in cli(*pinned, "--dispatcher-sms", "8").out
-    text = cli("export", str(file), "--to", "megatron").out
-    assert "--moe-flex-dispatcher-num-sms 8" in text
-    assert "Megatron-Core's default" not in text
-    assert "moe_flex_dispatcher_num_sms = 8" in cli("export", str(file), "--to", "bridge").out
-    assert cli("export", str(file), "--to", "torchtitan").code == 3
-    outside = cli(*pinned, "--dispatcher-sms", "40")
-    assert outside.code == 5
-    assert "4 to 24 multiprocessors" in outside.err
-    assert cli(*PINNED, "--dispatcher", "all_to_all", "--dispatcher-sms", "20").code == 2
 
 
 def test_an_overlapped_micro_batch_says_what_it_saves(cli: Cli, tmp_path: Path) -> None:

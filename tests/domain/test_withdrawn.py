@@ -4,10 +4,11 @@ import pytest
 
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError
-from moetune.domain.training_document import TrainingInputs
+from moetune.domain.training import LayoutRequest
+from moetune.domain.training_document import TrainingInputs, TrainingLayout
 from moetune.domain.withdrawn import SINCE, WITHDRAWN
 
-OWNERS = {owner.__name__: owner for owner in (TrainingInputs,)}
+OWNERS = {owner.__name__: owner for owner in (LayoutRequest, TrainingInputs, TrainingLayout)}
 
 
 @pytest.mark.parametrize("row", WITHDRAWN)
@@ -17,3 +18,7 @@ def test_a_withdrawn_key_is_refused_by_its_name(row: tuple[str, str, str]) -> No
         decode(OWNERS[owner], {key: 1}, "plan.inputs")
     assert refused.value.what == f"plan.inputs.{key} was withdrawn in moetune {SINCE}"
     assert refused.value.hint == instead
+
+
+def test_a_withdrawn_key_that_was_not_used_is_let_be() -> None:
+    assert decode(LayoutRequest, {"tp": 2, "dispatcher_sms": None}, "pins") == LayoutRequest(tp=2)

@@ -211,7 +211,7 @@ def _plainest(space: LayoutSpace, pins: LayoutRequest) -> FoldedLayout:
         schedule=pins.schedule, stages=pins.stages,
         offload_activations=pins.offload_activations or 0.0,
         offload_optimizer=pins.offload_optimizer or 0.0,
-        dispatcher_sms=pins.dispatcher_sms, **sizes,
+        **sizes,
     )  # fmt: skip
 
 

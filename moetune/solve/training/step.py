@@ -330,6 +330,6 @@ def _of_micro_batch(layout: FoldedLayout) -> _Key:
     """Return what the seconds of a micro-batch depend on."""
     return (
         layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
-        layout.dispatcher_sms, layout.overlap, layout.degree, layout.recompute,
+        layout.overlap, layout.degree, layout.recompute,
         layout.cuda_graphs,
     )  # fmt: skip

@@ -74,7 +74,7 @@ def _facts(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
     yield "model FLOP/s per device", speed_words(predicted.throughput, "")
     yield "memory per device", _memory(plan)
     yield "recompute", _recomputed(best)
-    yield "dispatcher", _dispatcher(layout)
+    yield "dispatcher", layout.dispatcher
     yield "overlap of exchanges", _overlap(best)
     yield "in host memory", _offloaded(best)
     yield "CUDA graphs", layout.cuda_graphs
@@ -93,12 +93,6 @@ def _recomputed(best: TrainingAnswer) -> str:
     if best.layout.recompute == ("none",) and best.predicted.parts.get("recompute"):
         return "none; activations of experts are not kept, and computed again"
     return _recompute(best.layout)
-
-
-def _dispatcher(layout: TrainingLayout) -> str:
-    sms = layout.dispatcher_sms
-    of = f" with {sms} multiprocessors" if sms else ""
-    return f"{layout.dispatcher}{of}"
 
 
 def _overlap(best: TrainingAnswer) -> str:

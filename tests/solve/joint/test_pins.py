@@ -105,8 +105,6 @@ def test_all_that_contradict_are_found_and_the_nearest_change_fewest(
          "nearest that agree: --tp 4"),
         ("megatron", LayoutRequest(stages=read_stages("Et*24|t*23L")), ("number 47",),
          "omit --stages 'Et*24|t*23L'"),
-        ("megatron", LayoutRequest(pp=7, dispatcher_sms=7), ("--dispatcher-sms 7: ", "--pp 7: "),
-         "nearest that agree: --pp 8, without --dispatcher-sms 7"),
     ],
 )  # fmt: skip
 def test_contradictions_are_named_together_with_the_nearest_pins_that_agree(
