@@ -125,11 +125,6 @@ class Costs(Protocol):
         """
         ...
 
-    @property
-    def as_measured(self) -> "Costs":
-        """The same without corrections by later observations: of the time of the measurements."""
-        ...
-
     def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
         """Return what collectives gain by a pause of the link; nothing where it is not known."""
         ...

@@ -211,7 +211,7 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
     for key in plain:
         if key not in items:
             if row := withdrawn_key(kind.__name__, key):
-                if plain[key] is None:  # as files of before say that it was not used
+                if not plain[key]:  # null or empty: files of before say that it was not used
                     continue
                 raise InputError(f"{where}.{key} was withdrawn in moetune {SINCE}", row.instead)
             hint = nearest_or(f"known keys: {_names(items)}", key, items)

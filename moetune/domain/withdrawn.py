@@ -24,6 +24,7 @@ WITHDRAWN = (
     Withdrawn("TrainingInputs", "search_trials", f"{_PLAN_AGAIN} without --search-trials"),
     Withdrawn("LayoutRequest", "dispatcher_sms", f"{_PLAN_AGAIN} without --dispatcher-sms"),
     Withdrawn("TrainingLayout", "dispatcher_sms", f"{_PLAN_AGAIN} without --dispatcher-sms"),
+    Withdrawn("Profile", "corrections", "delete its [[corrections]], or measure it again"),
 )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from moetune.domain.layer import LayerKey
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp, Direction
 from moetune.domain.step_errors import StepErrors
-from moetune.fit.corrected import corrected
 from moetune.fit.curve import Line
 from moetune.fit.index import ProfileIndex, index_of
 from moetune.fit.operations import Operations
@@ -27,15 +26,14 @@ _FREE = Estimate(seconds=0.0, trust="measured")
 
 
 def costs_of(profile: Profile, *, allow_modelled: bool = False) -> Costs:
-    """Return the costs that the profile's samples, or else its lines, predict, with corrections.
+    """Return the costs that the profile's samples, or else its lines, predict.
 
     Args:
         allow_modelled: estimate a group that was not measured from the nearest one.
     """
-    measured = ProfileCosts(
+    return ProfileCosts(
         index=index_of(profile), curves=ExactCurves(), allow_modelled=allow_modelled
     )
-    return corrected(measured, profile.corrections)
 
 
 class ProfileCosts:
@@ -75,11 +73,6 @@ class ProfileCosts:
             if comm is None
             else comm.stretched_speed(exchange_bytes, exchange_seconds),
         )
-
-    @property
-    def as_measured(self) -> Costs:
-        """These costs, which nothing corrects."""
-        return self
 
     def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
         """Return what collectives gain by a pause of the link; nothing where it is not known."""

@@ -30,7 +30,7 @@ def with_steps(profile: Profile) -> Profile:
     Steps whose operations were not measured, as in a very short session, have none; nor have those
     that other programs disturbed at every visit.
     """
-    bare = replace(profile, steps=(), turns=(), corrections=())
+    bare = replace(profile, steps=(), turns=())
     steps = tuple(_steps(bare))
     # The timeline of a plan has what layers' steps correct, so that of blocks in turns has it, too.
     return replace(profile, steps=steps, turns=tuple(_turns(replace(bare, steps=steps))))

@@ -4,11 +4,14 @@ import pytest
 
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError
+from moetune.domain.profile import Profile
 from moetune.domain.training import LayoutRequest
 from moetune.domain.training_document import TrainingInputs, TrainingLayout
 from moetune.domain.withdrawn import SINCE, WITHDRAWN
 
-OWNERS = {owner.__name__: owner for owner in (LayoutRequest, TrainingInputs, TrainingLayout)}
+OWNERS = {
+    owner.__name__: owner for owner in (LayoutRequest, Profile, TrainingInputs, TrainingLayout)
+}
 
 
 @pytest.mark.parametrize("row", WITHDRAWN)

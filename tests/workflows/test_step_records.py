@@ -10,7 +10,6 @@ from dataclasses import fields, replace
 import pytest
 
 from moetune.domain.constraints import Bounds, Constraints
-from moetune.domain.corrections import Correction
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.model import Transformer
 from moetune.domain.plan import Plan
@@ -216,19 +215,3 @@ def test_a_step_that_was_disturbed_at_every_visit_has_no_record(lab: Profile) ->
         for one in slow.samples
     )
     assert with_steps(replace(slow, samples=samples)).steps == ()
-
-
-def test_a_correction_moves_the_range_with_the_prediction(lab: Profile) -> None:
-    profile = with_step(lab, 1.1)
-    load = load_of(profile)
-    slower = Correction(
-        op="all_to_all", group_size=load.world_size, size=load.payload_bytes, factor=3.0,
-        num_calls=20, num_batches=4,
-    )  # fmt: skip
-    before, after = (
-        planned(one).predicted for one in (profile, replace(profile, corrections=(slower,)))
-    )
-    assert after.step_seconds > 1.2 * before.step_seconds
-    for end in ("p05_step_seconds", "p95_step_seconds"):
-        shares = [getattr(one, end) / one.step_seconds for one in (before, after)]
-        assert shares[1] == pytest.approx(shares[0], abs=0.05)

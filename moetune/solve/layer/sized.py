@@ -38,11 +38,6 @@ class _OneByOne:
         return self._costs.interference
 
     @property
-    def as_measured(self) -> Costs:
-        """The same without corrections."""
-        return _OneByOne(self._costs.as_measured)
-
-    @property
     def copy_mode(self) -> CopyMode | None:
         """That of the costs."""
         return self._costs.copy_mode

@@ -81,11 +81,6 @@ class _StackedCosts:
         return table_of(list(map(array_of, speeds.T)))
 
     @property
-    def as_measured(self) -> Costs:
-        """The same without corrections."""
-        return _StackedCosts([one.as_measured for one in self._refits])
-
-    @property
     def copy_mode(self) -> CopyMode | None:
         """That of all refits."""
         return self._first.copy_mode

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moetune.domain.cluster import DEVICE_MEMORY
-from moetune.domain.corrections import corrections_words
 from moetune.domain.profile import Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
@@ -186,10 +185,7 @@ def _head(found: FoundProfile) -> Section:
             host_words(profile),
             *quality_words(profile),
         ),
-        notes=(
-            *((_suspects(suspects, samples),) if suspects else ()),
-            *(f"Corrected: {words}." for words in corrections_words(profile.corrections)),
-        ),
+        notes=(*((_suspects(suspects, samples),) if suspects else ()),),
     )
 
 
