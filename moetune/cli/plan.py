@@ -157,9 +157,9 @@ def plan(
     expert_placement: Annotated[
         PlacementRule | None,
         typer.Option(
-            metavar="[planned|once|natural]",
-            help="Place experts on ranks by their loads in --routing where that is worth it, hot "
-            "ones on several ranks or each once, or keep their order. Default: planned.",
+            metavar="[planned|natural]",
+            help="Place experts on ranks by their loads in --routing where that is worth it, or "
+            "keep their order. Default: planned.",
         ),
     ] = None,
     optimizer: Annotated[

@@ -200,8 +200,7 @@ class Constraints:
         allow_modelled: accept estimates for what was not measured.
         quantization: text of a layer's `Quantization`; "" for none.
         routing: text of a `LayerRouting`; "" for balanced.
-        expert_placement: "planned" by the loads of the routing, likewise with each expert "once",
-            without replicas, or the "natural" order.
+        expert_placement: "planned" by the loads of the routing, or the "natural" order.
     """
 
     bounds: Bounds = field(default_factory=Bounds)

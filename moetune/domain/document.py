@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import nearest_or
-from moetune.domain.withdrawn import SINCE, withdrawn_key
+from moetune.domain.withdrawn import SINCE, withdrawn_key, withdrawn_value
 
 T = TypeVar("T")
 _LONGEST_KEY = 60
@@ -130,6 +130,8 @@ def _decode(kind: Any, plain: object, where: str) -> object:  # noqa: ANN401 - a
     if origin is Literal:
         if plain in get_args(kind):
             return plain
+        if row := withdrawn_value(where.rpartition(".")[2], plain):
+            raise InputError(f"{where} {plain!r} was withdrawn in moetune {SINCE}", row.instead)
         raise InputError(f"{where} must be one of {_names(get_args(kind))}, got {shown(plain)}")
     if origin is tuple:
         return _decode_tuple(get_args(kind), plain, where)

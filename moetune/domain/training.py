@@ -264,18 +264,6 @@ class TrainingJob:
             return RankSkew(mean=1 + _MEAN_OF_NATURAL * (fullest - 1), p99=fullest)
         return RankSkew(mean=fullest, p99=fullest)
 
-    def added_places(self, record: int | None, ep: int) -> int:
-        """Return the places of each rank beyond its equal part of a recorded layer's experts."""
-        if isinstance(self.routing, RecordedLayers):
-            return self.routing.added_places(record, ep)
-        return 0
-
-    def summed_experts(self, record: int | None, ep: int) -> float:
-        """Return the experts of a recorded layer that a rank sends to its replicas in a step."""
-        if isinstance(self.routing, RecordedLayers):
-            return self.routing.summed_experts(record, ep)
-        return 0.0
-
     def mean_skews(self, records: Sequence[int | None], ep: int) -> list[float]:
         """Return how full the fullest of ep ranks is on the mean, in each recorded layer."""
         routing = self.routing

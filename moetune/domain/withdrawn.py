@@ -25,12 +25,21 @@ WITHDRAWN = (
     Withdrawn("LayoutRequest", "dispatcher_sms", f"{_PLAN_AGAIN} without --dispatcher-sms"),
     Withdrawn("TrainingLayout", "dispatcher_sms", f"{_PLAN_AGAIN} without --dispatcher-sms"),
     Withdrawn("Profile", "corrections", "delete its [[corrections]], or measure it again"),
+    Withdrawn("PlacementChoice", "replicas", _PLAN_AGAIN),
+    Withdrawn("ModelPlacement", "replicas", _PLAN_AGAIN),
 )  # fmt: skip
+
+WITHDRAWN_VALUES = (
+    Withdrawn("expert_placement", "once", "--expert-placement planned places each expert once"),
+)
+"""Values of a key, whose name stands in place of the owner."""
+
+
+def withdrawn_value(name: str, value: object) -> Withdrawn | None:
+    """Return the row of a withdrawn value of a key; None for other values."""
+    return next((row for row in WITHDRAWN_VALUES if (row.owner, row.key) == (name, value)), None)
 
 
 def withdrawn_key(owner: str, key: str) -> Withdrawn | None:
     """Return the row of a withdrawn key; None for other keys."""
-    for row in WITHDRAWN:
-        if (row.owner, row.key) == (owner, key):
-            return row
-    return None
+    return next((row for row in WITHDRAWN if (row.owner, row.key) == (owner, key)), None)

@@ -157,8 +157,7 @@ def _placement(before: Plan, after: Plan) -> Iterator[str]:
 def _where_experts_are(plan: Plan) -> str:
     if not plan.experts or plan.placement is None:
         return "in their order"
-    replicas = f", with {plan.placement.replica_words}," if plan.placement.has_replicas else ""
-    return f"placed by their loads{replicas}"
+    return "placed by their loads"
 
 
 def _binding(before: Plan, after: Plan) -> str:

@@ -4,13 +4,23 @@ import pytest
 
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError
+from moetune.domain.model_placement import ModelPlacement
+from moetune.domain.placement import PlacementChoice
 from moetune.domain.profile import Profile
 from moetune.domain.training import LayoutRequest
 from moetune.domain.training_document import TrainingInputs, TrainingLayout
 from moetune.domain.withdrawn import SINCE, WITHDRAWN
 
 OWNERS = {
-    owner.__name__: owner for owner in (LayoutRequest, Profile, TrainingInputs, TrainingLayout)
+    owner.__name__: owner
+    for owner in (
+        LayoutRequest,
+        ModelPlacement,
+        PlacementChoice,
+        Profile,
+        TrainingInputs,
+        TrainingLayout,
+    )
 }
 
 
@@ -25,3 +35,8 @@ def test_a_withdrawn_key_is_refused_by_its_name(row: tuple[str, str, str]) -> No
 
 def test_a_withdrawn_key_that_was_not_used_is_let_be() -> None:
     assert decode(LayoutRequest, {"tp": 2, "dispatcher_sms": None}, "pins") == LayoutRequest(tp=2)
+
+
+def test_a_withdrawn_value_is_refused_by_its_name() -> None:
+    with pytest.raises(InputError, match="expert_placement 'once' was withdrawn"):
+        decode(LayoutRequest, {"expert_placement": "once"}, "plan.inputs.pins")

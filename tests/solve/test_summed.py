@@ -268,7 +268,3 @@ def test_tasks_of_a_phase_have_one_sum_for_each_chunk() -> None:
     for compute, reduce in (([1.0], [1.0, 2.0]), ([], [])):
         with pytest.raises(ValueError, match="one entry for each chunk"):
             tensor_parallel_tasks(compute_seconds=compute, reduce_seconds=reduce)
-
-
-def test_parts_of_experts_have_no_replicas_to_sum() -> None:
-    assert layer_costs(workload=WORKLOAD, costs=MEASURED).replica_sums().seconds == 0

@@ -31,7 +31,7 @@ def _experts(checkpoint: Checkpoint, layer: PlannedLayer, num_ranks: int) -> str
     change = str(each)
     before, rest = divmod(placement.num_experts, checkpoint.num_ranks)
     shards = placement.width.num_shards
-    # Of experts with replicas, or that are cut, the checkpoint does not tell how they were spread.
+    # Of experts that are cut, the checkpoint does not tell how they were spread.
     if placement.num_ranks == num_ranks and shards == 1 and not rest and before != each:
         change = f"{before} -> {each}"
     if placement.order:

@@ -15,7 +15,7 @@ from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.document import digest
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
-from moetune.domain.placement import check_places, has_replicas
+from moetune.domain.placement import check_order
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_on_first
 from moetune.runtime.plans.shared import plans_of
@@ -34,7 +34,6 @@ class LayerDecisions:
         pipeline, memory_reuse, plan, planbook, placement: as in `MoELayer`.
         can_relay: False for a layer whose rows never travel in two steps.
         can_place: whether the layer can have its experts in another than the natural order.
-        can_replicate: whether hot ones can have places on several ranks.
 
     Attributes:
         placement: expert of each place; empty for the natural order.
@@ -58,7 +57,6 @@ class LayerDecisions:
         placement: Sequence[int] | None = None,
         can_place: bool = True,
         can_relay: bool = True,
-        can_replicate: bool = True,
     ) -> None:
         self._key, self._rank, self._can_relay = key, rank, can_relay
         self._pinned = _pinned_decision(pipeline)
@@ -70,7 +68,6 @@ class LayerDecisions:
             placed = _placement(placement, self._book, key)
             self.placement = () if placed == tuple(range(key.layer.num_experts)) else placed
             _check_placement(self.placement, can_place=can_place)
-            _check_replicas(self.placement, can_replicate=can_replicate)
         except InputError as error:
             self._problem = error
         self._plans: dict[torch.dtype, LayerPlans | None] = {}
@@ -252,7 +249,7 @@ def _placement(given: Sequence[int] | None, book: PlanBook, key: LayerKey) -> tu
     """
     num_experts = key.layer.num_experts
     if given is not None:
-        check_places(given, num_experts, key.num_ranks)
+        check_order(given, num_experts)
         return tuple(given)
     natural = tuple(range(num_experts))
     found: dict[tuple[int, ...], Plan] = {}
@@ -274,15 +271,6 @@ def _check_placement(placement: tuple[int, ...], *, can_place: bool) -> None:
         raise InputError(
             "the plan places experts on other ranks, and this model's stay in their own order",
             "plan with --expert-placement natural",
-        )
-
-
-def _check_replicas(placement: tuple[int, ...], *, can_replicate: bool) -> None:
-    if has_replicas(placement) and not can_replicate:
-        raise InputError(
-            "a layer that pads to its capacity has as many rows for each place, and replicas of "
-            "hot experts would have full ones each",
-            "plan with --expert-placement once, or leave pad_to_capacity out",
         )
 
 

@@ -23,7 +23,6 @@ from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.dispatch import PhaseOrder
 from moetune.runtime.moe.fused import FusedForm
-from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.moe.turns import BatchTurn
 from moetune.runtime.moe.width import WHOLE, ExpertWidth
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
@@ -126,7 +125,6 @@ class PipelineContext:
 
     Args:
         turn: of the step's batch, where it overlaps another one.
-        replica_sums: of the gradients of hot experts; None without replicas.
         form: of fused experts, in place of the activation.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
         width: of experts that are cut over ranks.
@@ -140,7 +138,6 @@ class PipelineContext:
     quantization: Quantization | None = None
     gradient_queue: GradientQueue = field(default_factory=NoGradients)
     turn: BatchTurn | None = None
-    replica_sums: ReplicaSums | None = None
     form: FusedForm | None = None
     weight_gradients: WeightGradients | None = None
     width: ExpertWidth = WHOLE

@@ -105,7 +105,6 @@ class ExpertLayer(PlannedLayer):
             key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
             plan=plan, planbook=planbook, placement=placement,
             can_place=width is None, can_relay=not pad_to_capacity,
-            can_replicate=not pad_to_capacity,
         )  # fmt: skip
         # Experts behind an all-to-all get gradients from every rank's tokens: a wrapper must not
         # average them. Tensor-parallel experts have data-parallel replicas, as dense layers do.

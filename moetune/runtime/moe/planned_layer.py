@@ -34,7 +34,6 @@ from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.inputs import input_dtype, input_problem, is_capturing
 from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.quantized import check_keeps
-from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.moe.shards import to_shards
 from moetune.runtime.moe.shared_work import SharedWork, WorkBeside
 from moetune.runtime.moe.turns import current_batch, current_turn
@@ -80,15 +79,12 @@ class PlannedLayer(nn.Module, ABC):
         quantization: of the experts' products and of the rows on the wire; None for neither.
         gradient_queue: of dense gradients, sent between the exchanges of backward phases.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
-        replica_sums: of hot experts' gradients; None without replicas. `sums_replicas` tells
-            whether backward passes make them, or what trains the layer does.
     """
 
     expert_parallel: ClassVar[ExpertParallel]
     experts: LocalExperts
     pad_to_capacity = False
     weight_gradients: WeightGradients | None = None
-    sums_replicas = True
 
     def __init__(
         self,
@@ -120,7 +116,6 @@ class PlannedLayer(nn.Module, ABC):
         self._decisions = decisions
         self._workspaces = [Workspace(tracker) for _ in range(BATCHES_IN_TURNS)]
         self._loads = LoadRecorder(experts.local_experts)
-        self.replica_sums = ReplicaSums.of(communicator, experts.placement.order)
 
     # Never compiled, because the tokens decide the exchanges' sizes. `torch.compiler.disable` would
     # load the compiler with this module, in every process that only measures.
@@ -314,7 +309,6 @@ class PlannedLayer(nn.Module, ABC):
             workspace=self._workspaces[current_batch()], gradients=self.experts.gradients,
             quantization=self.quantization, gradient_queue=self.gradient_queue,
             turn=current_turn(), form=self.experts.form, weight_gradients=self.weight_gradients,
-            replica_sums=self.replica_sums if self.sums_replicas else None,
             width=self.experts.placement.width,
         )  # fmt: skip
 

@@ -19,7 +19,6 @@ from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES
 from moetune.solve.layer.quantized import dispatched_bytes, once_a_phase, quantized_chunk
 from moetune.solve.layer.timeline import Task, pipeline_tasks
 from moetune.solve.layer.totals import total
-from moetune.solve.runtime import StateBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +103,9 @@ class AllToAllCosts(LayerCosts):
         return total(*gemms, self.activation(phase, rows), sorting, sorting)
 
     def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return gate and permutation, forward the opening exchanges, backward replicas' sums."""
+        """Return gate and permutation, forward the opening exchanges."""
         rows = tokens * self.layer.top_k
-        ends = self.opening(tokens=tokens) if phase == "forward" else self.replica_sums()
+        ends = self.opening(tokens=tokens) if phase == "forward" else NOTHING
         once: tuple[Estimate, ...] = ()
         if self.quantization is not None:
             once = tuple(once_a_phase(self, self.quantization, phase, rows=self.rows(tokens)))
@@ -129,23 +128,6 @@ class AllToAllCosts(LayerCosts):
         if self.dispatcher == "hierarchical":
             ops = (*ops, self.exchange_op)
         return total(*(self.collective(op, self.layer.num_experts * COUNT_BYTES) for op in ops))
-
-    def replica_sums(self) -> Estimate:
-        """Return the sums of replicas' gradients behind a backward phase: two exchanges.
-
-        The busiest rank's bytes are priced as an all-to-all in which each rank sends as many to the
-        others. Each expert's gradient is read once and added once where that was measured.
-        """
-        if not self.summed_experts:
-            return NOTHING
-        values = self.layer.num_gemms * self.macs_per_row
-        sent_bytes = self.summed_experts / 2 * values * StateBytes.of_layer(self.dtype).gradient
-        exchange = self.collective(
-            "all_to_all", sent_bytes * self.world_size / (self.world_size - 1)
-        )
-        rows = self.summed_experts * values / self.layer.d_model
-        moves = (self.rows_op(op, rows, self.layer.d_model) for op in ROW_MOVES)
-        return total(exchange, exchange, *moves)
 
     def makespan(
         self, *, degree: int, rows: float, transfer_seconds: float, compute_seconds: float,

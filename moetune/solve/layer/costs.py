@@ -46,13 +46,11 @@ class LayerCosts(LayerOperations, ABC):
         errors: of whole steps, where they are not those of the costs.
         dispatcher: of all-to-alls.
         skew: rows of the fullest rank over the mean; the others wait for it.
-        summed_experts: whose gradients a rank sends, and receives, for the sums over replicas.
     """
 
     errors: StepErrors | None = None
     dispatcher: Dispatcher = "flat"
     skew: float = 1.0
-    summed_experts: float = 0.0
     _kept: dict[Hashable, object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -149,10 +147,6 @@ class LayerCosts(LayerOperations, ABC):
     @abstractmethod
     def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Compute `phase_overhead`, but for the host's launches."""
-
-    def replica_sums(self) -> Estimate:
-        """Return the sums of replicas' gradients behind a backward phase; 0 without replicas."""
-        return NOTHING
 
     @abstractmethod
     def makespan(

@@ -40,8 +40,6 @@ def layer_costs(
         quantization=workload.recipe,
         skew=workload.skew.mean,
         expert_shares=workload.skew.shares,
-        places=workload.local_experts,
-        summed_experts=workload.summed_experts,
     )
 
 

@@ -106,9 +106,7 @@ def _peak(
     return Peak(
         state_bytes=counts.parameters * states.total,
         activation_bytes=counts.activation_bytes(),
-        buffer_bytes=counts.buffer_bytes()
-        + counts.gradient_sum_bytes(states)
-        + counts.replica_bytes(states),
+        buffer_bytes=counts.buffer_bytes() + counts.gradient_sum_bytes(states),
         ring_bytes=max(
             counts.ring_bytes(backward=backward)
             + (counts.relay_bytes(backward=backward) if dispatcher == "hierarchical" else 0)

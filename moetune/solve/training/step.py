@@ -257,8 +257,6 @@ class StepPrices:
             "gradients": self.gradients(layout, pipeline),
             "optimizer": self.update.optimizer_seconds(layout, layout.offload_optimizer),
         }
-        if replicas := self.update.replica_seconds(layout):
-            rest["replicas"] = replicas
         return busiest, slowest, rest
 
     def _stage(
