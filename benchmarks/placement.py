@@ -1,10 +1,10 @@
-"""Experts placed by their loads, and replicas of hot ones, on real ranks: 10 minutes, as root.
+"""Experts placed by their loads, on real ranks: 5 minutes, as root.
 
 python -m benchmarks.placement            writes docs/results/placement.md
 
 Layers with uneven loads are planned twice from one profile of the lab, and `moetune verify` runs
 both plans with tokens that follow the loads: with the experts in their own order and where the plan
-puts them; and, where one expert has half of the rows, without and with its replicas.
+puts them.
 """
 
 import argparse
@@ -33,12 +33,10 @@ _SIZES = (
 _TOKENS = ("--tokens", "2048")
 _CASES: dict[str, tuple[tuple[float, ...], tuple[str, str]]] = {
     "1 / i": (tuple(1 / (expert + 1) for expert in range(16)), ("natural", "planned")),
-    "one of half": ((15.0, *(1.0,) * 15), ("once", "planned")),
 }
 """Loads, and the rules that are compared.
 
-A power law has the busiest experts on one rank in the natural order. An expert that each token
-chooses makes a rank of eight experts fuller than the other one wherever it is.
+A power law has the busiest experts on one rank in the natural order.
 """
 
 
@@ -117,9 +115,6 @@ def _plan(folder: Path, *words: str) -> None:
 
 def _where(plan: dict[str, Any]) -> str:
     placement = plan.get("placement") or {}
-    replicas = placement.get("replicas") or {}
-    if replicas.get("is_taken"):
-        return f"placed by their loads, {replicas['num_replicas']} replicated"
     return "placed by their loads" if placement.get("experts") else "in their own order"
 
 
@@ -137,8 +132,8 @@ def _lines(rows: Sequence[Row], machine: str) -> Iterator[str]:
     yield from ("# Experts placed by their loads", "", machine, "")
     yield (
         "A layer with d_model 512, d_hidden 1024, 16 experts, top-2, 2048 tokens a rank, float32 "
-        "on two ranks of the network lab; the expert of number i has a load of 1 / i, or one has "
-        "half of the rows and the others equal parts of the rest. `moetune verify` runs the "
+        "on two ranks of the network lab; the expert of number i has a load of 1 / i. "
+        "`moetune verify` runs the "
         "plan's layer with tokens that follow the loads. Imbalance: rows of the busiest rank over "
         "the mean."
     )

@@ -26,7 +26,7 @@ LONGEST = (
     "runtime/test_random_layouts.py", "docs/test_docs.py", "measure/test_profile_command.py",
     "workflows/test_verify_on_ranks.py", "service/test_new_plan_in_a_browser.py",
     "measure/test_measuring_ranks.py", "service/test_page_in_a_browser.py",
-    "cli/test_cli_profile_for.py", "solve/joint/test_search.py", "test_make_gpu.py",
+    "solve/joint/test_search.py", "test_make_gpu.py",
     "workflows/test_parallelize.py", "service/hostile/test_solves.py",
 )  # fmt: skip
 """Files that begin first: one that begins last leaves the other workers without any."""

@@ -22,7 +22,7 @@ from moetune.domain.gemm_forms import EvenForm
 from moetune.domain.reference import TransferPhase
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.targets import find_target
-from moetune.domain.training import DEFAULT_SMS, FoldedLayout, TokenDispatcher, TrainingJob
+from moetune.domain.training import FoldedLayout, TokenDispatcher, TrainingJob
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import BlockPrices
 from moetune.solve.training.exchange import exchange_seconds
@@ -32,6 +32,8 @@ _FP8 = (1 + 4 / 128) / ELEMENT
 _EXPERTS, _MOST_GROUPS = 256, 4
 """Of DeepEP's own test between nodes, unless a row says its local experts: groups are nodes."""
 _LIKE_SMS = 0.2
+_USUAL_SMS: dict[TokenDispatcher, int] = {"deepep": 20, "hybrid_ep": 16}
+"""Multiprocessors that a dispatcher's kernels take unless told otherwise (Megatron-Core)."""
 """Multiprocessors that differ by no more than this share from a plan's are taken to be as many."""
 _UNITS = {"MiB": 2.0**20, "GiB": 2.0**30, "MB": 1e6, "GB": 1e9}
 Row = Mapping[str, str]
@@ -166,7 +168,7 @@ def _library(op: str) -> tuple[str, TokenDispatcher]:
 def _check_sms(row: Row, library: str, dispatcher: TokenDispatcher) -> None:
     """Raise ValueError for other numbers of multiprocessors than a plan's own; V2 needs fewer."""
     given = re.match(r"(\d+) SMs", row["notes"])
-    usual = DEFAULT_SMS.get(dispatcher, 0)
+    usual = _USUAL_SMS.get(dispatcher, 0)
     if given and library != "DeepEP V2" and abs(int(given[1]) / usual - 1) > _LIKE_SMS:
         raise ValueError(f"{library} with other multiprocessors than its own {usual}")
 

@@ -21,7 +21,6 @@ from moetune.domain.reference import (
 from moetune.domain.routing import reached
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.curve import curve_through
-from moetune.fit.dispatchers import TokenTransfer
 from moetune.fit.gemm import Surface
 from moetune.fit.reference import gemm_series, series_of
 
@@ -38,6 +37,9 @@ COPY_SPREAD = 0.10
 DEEPEP_HIDDEN, DEEPEP_TOP_K, DEEPEP_EXPERTS = 7168, 8, 256
 WIDTHS: Mapping[TransferPhase, int] = {"dispatch": 1, "combine": 2}
 """Bytes of an element: rows travel to their experts in fp8, and back in bfloat16."""
+ROW_BYTES: Mapping[TransferPhase, int] = {"dispatch": 1800, "combine": 0}
+"""Of a row beside its elements (scales, experts, weights), fitted to DeepEP's rows of 2,048 to
+7,168 elements on eight H100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,17 +251,14 @@ def _deepep_inside(folder: Path) -> tuple[list[DispatcherTable], list[Kept]]:
 def _transfers(row: Mapping[str, str]) -> Iterator[tuple[TransferPhase, float, int, float]]:
     """Yield phase, bytes, multiprocessors and microseconds of a row."""
     for phase in WIDTHS:
-        sms = int(row[f"{phase}_sms"])
-        wanted = _transfer(phase, 8, int(row["num_token"]), sms)
-        yield phase, wanted.num_bytes, sms, float(row[f"{phase}_transmit_us"])
+        num_bytes = _transfer_bytes(phase, 8, int(row["num_token"]))
+        yield phase, num_bytes, int(row[f"{phase}_sms"]), float(row[f"{phase}_transmit_us"])
 
 
-def _transfer(phase: TransferPhase, ranks: int, tokens: int, sms: int) -> TokenTransfer:
-    """Return the transfer of tokens as the tables have them."""
-    return TokenTransfer(
-        dispatcher="deepep", phase=phase, group_size=ranks, num_sms=sms, tokens=tokens,
-        top_k=DEEPEP_TOP_K, width_bytes=DEEPEP_HIDDEN * WIDTHS[phase],
-    )  # fmt: skip
+def _transfer_bytes(phase: TransferPhase, ranks: int, tokens: float) -> float:
+    """Return the bytes of one rank's rows: each token once for every rank that it reaches."""
+    width = DEEPEP_HIDDEN * WIDTHS[phase] + ROW_BYTES[phase]
+    return tokens * width * reached(DEEPEP_TOP_K, ranks)
 
 
 def _deepep_between() -> Iterator[DispatcherTable]:
@@ -268,17 +267,16 @@ def _deepep_between() -> Iterator[DispatcherTable]:
         nodes = ranks // 8
         to_others = reached(DEEPEP_TOP_K, nodes) * (nodes - 1) / nodes
         for phase, rate in zip(WIDTHS, rates, strict=True):
-            wanted = _transfer(phase, ranks, 4096, facts.DEEPEP_V1_SMS)
-            seconds = wanted.tokens * wanted.width_bytes * to_others / rate
+            seconds = 4096 * DEEPEP_HIDDEN * WIDTHS[phase] * to_others / rate
             yield DispatcherTable(
                 label="modelled",
                 source="DeepEP docs/legacy.md, V1 on H800: its rate × the nodes that tokens reach",
                 dispatcher="deepep",
                 phase=phase,
                 group_size=ranks,
-                num_sms=wanted.num_sms,
+                num_sms=facts.DEEPEP_V1_SMS,
                 spread=COPY_SPREAD,
-                points=((wanted.num_bytes, seconds),),
+                points=((_transfer_bytes(phase, ranks, 4096), seconds),),
             )
 
 

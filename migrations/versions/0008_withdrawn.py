@@ -1,4 +1,4 @@
-"""Withdrawn: hierarchical exchanges and two batches in turns, with columns, and 8-bit experts."""
+"""Columns and rows of what is withdrawn go: exchanges, turns, 8-bit experts and corrections."""
 
 from typing import Any
 
@@ -29,6 +29,11 @@ def upgrade() -> None:
     if withdrawn:
         mine = samples.c.id == sa.bindparam("number")
         op.get_bind().execute(sa.delete(samples).where(mine), withdrawn)
+    fits = sa.table("fits", sa.column("id", sa.Integer), sa.column("document", sa.JSON))
+    for fit, document in op.get_bind().execute(sa.select(fits)).all():
+        if document.pop("corrections", None):
+            mine = sa.update(fits).where(fits.c.id == fit)
+            op.get_bind().execute(mine.values(document=document))
 
 
 def _is_withdrawn(point: dict[str, Any]) -> bool:

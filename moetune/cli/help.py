@@ -28,11 +28,11 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
         "Pin chunks and exchanges": (
             "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens", "order",
-            "overlap", "dispatcher", "dispatcher_sms", "cuda_graphs",
+            "overlap", "dispatcher", "cuda_graphs",
         ),
     },
     "profile": {
-        "How much is measured": ("preset", "budget", "plan_only", "resume", "for_"),
+        "How much is measured": ("preset", "budget", "plan_only", "resume"),
         "What is measured": (
             "model", "d_model", "d_hidden", "num_experts", "top_k", "activation", "tokens",
             "num_layers", "num_heads", "seq", "vocab", "moe_every", "dtype",

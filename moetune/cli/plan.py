@@ -157,9 +157,9 @@ def plan(
     expert_placement: Annotated[
         PlacementRule | None,
         typer.Option(
-            metavar="[planned|once|natural]",
-            help="Place experts on ranks by their loads in --routing where that is worth it, hot "
-            "ones on several ranks or each once, or keep their order. Default: planned.",
+            metavar="[planned|natural]",
+            help="Place experts on ranks by their loads in --routing where that is worth it, or "
+            "keep their order. Default: planned.",
         ),
     ] = None,
     optimizer: Annotated[
@@ -221,12 +221,6 @@ def plan(
             help="Pin the exchange of tokens of a Hugging Face model.",
         ),
     ] = None,
-    dispatcher_sms: Annotated[
-        int | None,
-        _size(
-            "--dispatcher-sms", "Multiprocessors of a whole model's deepep (20) or hybrid_ep (16)."
-        ),
-    ] = None,
     allow_modelled: Annotated[
         bool | None,
         typer.Option(
@@ -241,13 +235,6 @@ def plan(
         bool,
         typer.Option("--front", help="Show the fastest layout for every memory of a device, too."),
     ] = False,
-    search_trials: Annotated[
-        int | None,
-        _size(
-            "--search-trials",
-            "Also try so many layouts with any modules recomputed, any stages and micro-batch.",
-        ),
-    ] = None,
     no_save: Annotated[
         bool, typer.Option("--no-save", help="Do not save the plan in the store.")
     ] = False,
@@ -276,8 +263,7 @@ def plan(
         memory_taken=parsed(memory_taken, parse_bytes, "--memory-taken"), strategy=strategy,
         forward_degree=forward_degree, backward_degree=backward_degree, max_degree=max_degree,
         min_chunk_tokens=min_chunk_tokens, order=order, dispatcher=dispatcher,
-        dispatcher_sms=dispatcher_sms, allow_modelled=allow_modelled, front=front,
-        search_trials=search_trials,
+        allow_modelled=allow_modelled, front=front,
     )  # fmt: skip
     session = session_of(context)
     show = print_decoder if flags.is_of_decoder else _print_layer

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moetune.cli.session import Session, saved_or_written
-from moetune.cli.trials import TrialsProgress
 
 if TYPE_CHECKING:
     from moetune.workflows.plan_flags import PlanFlags
@@ -26,9 +25,8 @@ def print_decoder(
     from moetune.workflows.views.training import training_sections
 
     screen = session.screen
-    with TrialsProgress(screen, flags.search_trials or 0) as progress:
-        make = partial(plan_decoder, flags, profile=profile, goes_on=progress.goes_on)
-        plan, save = saved_or_written(session, make, save=save, output=output)
+    make = partial(plan_decoder, flags, profile=profile)
+    plan, save = saved_or_written(session, make, save=save, output=output)
     if output is not None:
         write_text(output, plan.text)
     if as_json:

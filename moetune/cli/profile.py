@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune import config
-from moetune.cli.completers import model_names, plan_ids, profile_names
-from moetune.cli.profile_for import INTERRUPTED, check_flags, profile_for
+from moetune.cli.completers import model_names, profile_names
 from moetune.cli.progress import ScreenProgress, clock
 from moetune.cli.session import Json, Oversubscribe, Session, command_again, example, session_of
 from moetune.domain.document import encode
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
 EPILOG = example("moetune profile --nproc 2 --preset quick --model bert-l --tokens 2k")
 _TOKENS = 4096
+_INTERRUPTED = 130
 _BUDGET = "80s"
 """Of a run that names neither a budget nor a preset, and then is quick: two minutes with its start
 and its fit."""
@@ -85,16 +85,6 @@ def profile(
         int | None,
         typer.Option(min=0, help="Every n-th block has experts; 0 for none. Default: 2."),
     ] = None,
-    for_: Annotated[
-        str | None,
-        typer.Option(
-            "--for",
-            metavar="PLAN",
-            autocompletion=plan_ids,
-            help="Measure what this plan is least sure of, add it to the plan's profile, and plan "
-            "again: a plan's file, or the beginning of an id in the store.",
-        ),
-    ] = None,
     base: Annotated[
         str | None,
         typer.Option(
@@ -125,24 +115,9 @@ def profile(
     session = session_of(context)
     settings, setting = session.settings, _setting(nproc, oversubscribe=oversubscribe)
     limit = budget or settings.budget
-    if limit is None and preset is None and for_ is None:
+    if limit is None and preset is None:
         limit, preset = _BUDGET, "quick"
     budget_seconds = parsed(limit, parse_seconds, "--budget")
-    if for_ is not None:
-        given = {
-            "--name": name, "--nproc": nproc, "--dtype": dtype, "--group-sizes": group_sizes,
-            "--model": model, "--d-model": d_model, "--d-hidden": d_hidden,
-            "--num-experts": num_experts, "--top-k": top_k, "--activation": activation,
-            "--tokens": tokens, "--num-layers": num_layers, "--num-heads": num_heads,
-            "--seq": seq, "--vocab": vocab, "--moe-every": moe_every, "--base": base,
-            "--resume": resume,
-        }  # fmt: skip
-        check_flags({flag: value not in {None, False} for flag, value in given.items()})
-        profile_for(
-            session, for_, setting, preset=preset or settings.preset,
-            budget_seconds=budget_seconds, plan_only=plan_only, as_json=json,
-        )  # fmt: skip
-        return
     num_ranks = setting.launch.world_size if setting.launch else nproc or 1
     named = find_model(model) if model is not None else None
     layer = LayerFlags(
@@ -276,7 +251,7 @@ def _measure(
                 f"interrupted: {progress.num_done} of {progress.num_points} points are stored\n"
                 f"  measure the rest:  {command_again(session, '--resume')}"
             )
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(_INTERRUPTED) from None
     fitness = fitness_of(outcome.profile, request)
     if as_json:
         document = outcome.document

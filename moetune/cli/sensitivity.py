@@ -25,9 +25,8 @@ def sensitivity(
 ) -> None:
     """Say which part of the machine and which decision a plan's step follows.
 
-    Each part is made 1 % slower and faster with the plan's choice held fixed, then up to twice
-    and half its time until another choice is best; each decision is moved to its neighbours.
-    Nothing is stored.
+    Each part is made 1 % slower and faster with the plan's choice held fixed; each decision is
+    moved to its neighbours. Nothing is stored.
     """
     from moetune.domain.training_document import TrainingDocument
     from moetune.workflows.open_planner import local_planner

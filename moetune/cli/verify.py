@@ -85,10 +85,8 @@ def _judge(session: Session, made: "Plan", found: "Verification", *, as_json: bo
 
 
 def _store(session: Session, made: "Plan", found: "Verification") -> tuple[str, ...]:
-    """Store what was observed, and return what it changes for the next plan."""
-    from moetune.domain.corrections import corrections_words
+    """Store what was observed, and return the newest change among all observations."""
     from moetune.workflows import wiring
-    from moetune.workflows.corrections import update_corrections
     from moetune.workflows.drift import observed_drifts
     from moetune.workflows.verify import observations_of
 
@@ -97,13 +95,4 @@ def _store(session: Session, made: "Plan", found: "Verification") -> tuple[str, 
         store.save_plan(made)
         store.add_observations(observations)
         changes = observed_drifts(store.observation_page(made.id, limit=1000))
-        corrected = update_corrections(store, made.inputs.profile) if observations else None
-    notes = [one.words for one in changes[:1]]
-    if corrected is not None:
-        notes += corrected.refused[:1]
-        for reason in (*corrected.refused[1:], *corrected.waiting):
-            session.screen.detail(reason)
-        if corrected.is_changed:
-            known = "; ".join(corrections_words(corrected.corrections)) or "what was measured"
-            notes.append(f"the next plan of profile {made.inputs.profile!r} takes {known}")
-    return tuple(notes)
+    return tuple(one.words for one in changes[:1])

@@ -24,7 +24,6 @@ class Chip:
     Args:
         capability: compute capability; None where the vendor has none.
         links: that join the devices of a node where no bridge was bought.
-        num_sms: multiprocessors, of boards with SXM where there are such; 0 for not known.
         most_per_host: devices that one operating system has, where a domain of links spans
             several of them; 0 where a host has all of a node's.
         is_slower_board: whether others of the chip have more power and links of their own.
@@ -35,19 +34,18 @@ class Chip:
     generation: Generation | None
     capability: Capability | None = None
     links: Links = "pcie"
-    num_sms: int = 0
     most_per_host: int = 0
     is_slower_board: bool = False
 
 
 def _nvidia(
     names: str, generation: Generation, capability: Capability, links: Links = "pcie",
-    *, sms: int = 0, hosts: int = 0,
+    *, hosts: int = 0,
 ) -> Iterator[Chip]:  # fmt: skip
     for name in names.split():
         yield Chip(
             name=name, vendor="nvidia", generation=generation, capability=capability,
-            links=links, num_sms=sms, most_per_host=hosts,
+            links=links, most_per_host=hosts,
         )  # fmt: skip
 
 
@@ -65,17 +63,17 @@ def _chips(*rows: Iterable[Chip]) -> tuple[Chip, ...]:
 CHIPS = _chips(
     _nvidia("v100", "volta", (7, 0), "nvlink"),
     _nvidia("t4 rtx2080ti rtx2080 titanrtx rtx8000", "turing", (7, 5)),
-    _nvidia("a100 a800", "ampere", (8, 0), "nvlink", sms=108),
+    _nvidia("a100 a800", "ampere", (8, 0), "nvlink"),
     _nvidia("a30", "ampere", (8, 0)),
     _nvidia("a10 a10g a16 a40 a6000 a5000 rtx3090 rtx3090ti rtx3080", "ampere", (8, 6)),
-    _nvidia("l40s", "ada", (8, 9), sms=142),
+    _nvidia("l40s", "ada", (8, 9)),
     _nvidia("l4 l20 l40 rtx4090 rtx4090d rtx4080 rtx6000ada rtx5000ada", "ada", (8, 9)),
-    _nvidia("h100 h800 h200 gh200", "hopper", (9, 0), "nvlink", sms=132),
-    _nvidia("h20", "hopper", (9, 0), "nvlink", sms=78),
-    _nvidia("b200", "blackwell", (10, 0), "nvlink", sms=148),
-    _nvidia("gb200", "blackwell", (10, 0), "nvlink", sms=152, hosts=4),
-    _nvidia("b300", "blackwell", (10, 3), "nvlink", sms=148),
-    _nvidia("gb300", "blackwell", (10, 3), "nvlink", sms=152, hosts=4),
+    _nvidia("h100 h800 h200 gh200", "hopper", (9, 0), "nvlink"),
+    _nvidia("h20", "hopper", (9, 0), "nvlink"),
+    _nvidia("b200", "blackwell", (10, 0), "nvlink"),
+    _nvidia("gb200", "blackwell", (10, 0), "nvlink", hosts=4),
+    _nvidia("b300", "blackwell", (10, 3), "nvlink"),
+    _nvidia("gb300", "blackwell", (10, 3), "nvlink", hosts=4),
     _nvidia("rtxpro6000 rtx5090 rtx5080", "blackwell", (12, 0)),
     _nvidia("gb10", "blackwell", (12, 1)),
     _amd("mi210 mi250 mi250x", None),
@@ -104,9 +102,7 @@ def chip_of(device: str) -> Chip | None:
         name = re.sub(r"^rtx(?=\d0\d0)", "(rtx)?", re.sub("x$", "x?", chip.name))
         if re.search(rf"(?<![a-z0-9]){name}{_AFTER}", text):
             is_slower = chip.links == "nvlink" and re.search(r"pcie|nvl\b", text)
-            return (
-                replace(chip, links="pcie", num_sms=0, is_slower_board=True) if is_slower else chip
-            )
+            return replace(chip, links="pcie", is_slower_board=True) if is_slower else chip
     return None
 
 

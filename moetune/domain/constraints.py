@@ -191,8 +191,7 @@ class Constraints:
         memory_taken_bytes: part of the memory limit that the rest of the model takes.
         allow_modelled: accept estimates for what was not measured.
         routing: text of a `LayerRouting`; "" for balanced.
-        expert_placement: "planned" by the loads of the routing, likewise with each expert "once",
-            without replicas, or the "natural" order.
+        expert_placement: "planned" by the loads of the routing, or the "natural" order.
     """
 
     bounds: Bounds = field(default_factory=Bounds)

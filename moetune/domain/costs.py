@@ -116,26 +116,13 @@ class Costs(Protocol):
         """Speeds of operations of different classes beside each other."""
         ...
 
-    def overlap_speeds(
-        self, *, exchange_bytes: float, exchange_seconds: float, in_flight: int = 1
-    ) -> OverlapSpeeds:
+    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         """Return the speeds of computation and of back-to-back all-to-alls while they overlap.
 
         Args:
             exchange_bytes: input of one all-to-all on one rank.
             exchange_seconds: of one all-to-all, undisturbed.
-            in_flight: with which that is predicted, as of `collective`.
         """
-        ...
-
-    @property
-    def exchanges_gain(self) -> bool:
-        """Whether all-to-alls of some size are faster beside computation than by themselves."""
-        ...
-
-    @property
-    def as_measured(self) -> "Costs":
-        """The same without corrections by later observations: of the time of the measurements."""
         ...
 
     def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:

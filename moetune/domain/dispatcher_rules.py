@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from moetune.domain.layout import BrokenRule
 from moetune.domain.site import Site
 from moetune.domain.targets import Target
-from moetune.domain.training import DEFAULT_SMS, FoldedLayout
+from moetune.domain.training import DEDUPLICATING, FoldedLayout
 
 _IN_NODE, _NODES = (2, 4, 8), (2, 4, 8, 16, 18, 20)
 """`SWITCH_RANKS` and `SWITCH_RDMA_RANKS` of DeepEP's `launch.cuh`."""
@@ -29,11 +29,6 @@ def dispatcher_rules(
     Args:
         site: None where the machine is not known: rules about machines are not asked.
     """
-    if not layout.has_usual_sms and not target.sets_sms:
-        yield target.refusal(
-            f"{layout.dispatcher} with {layout.sms} multiprocessors",
-            f"--dispatcher-sms {DEFAULT_SMS[layout.dispatcher]}",
-        )
     if layout.dispatcher == "all_gather":
         yield from _gather_rules(layout, target)
     if layout.cuda_graphs == "full" and layout.ep > 1 and layout.dispatcher != "hybrid_ep":
@@ -41,7 +36,7 @@ def dispatcher_rules(
             f"full CUDA graphs of experts with {layout.dispatcher}", "--dispatcher hybrid_ep",
             "transformer/transformer_config.py",
         )  # fmt: skip
-    if layout.dispatcher not in DEFAULT_SMS:
+    if layout.dispatcher not in DEDUPLICATING:
         return
     if layout.dispatcher == "deepep":
         yield from _deepep_rules(layout, target)

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import (
     Any,
     Literal,
-    NoReturn,
     TypeVar,
     Union,
     cast,
@@ -140,7 +139,7 @@ def _decode(kind: Any, plain: object, where: str) -> object:  # noqa: ANN401 - a
     if origin is Literal:
         if plain in get_args(kind):
             return plain
-        if (row := withdrawn_value(plain)) is not None:
+        if (row := withdrawn_value(where.rpartition(".")[2], plain)) is not None:
             raise row.refusal(where)
         raise InputError(f"{where} must be one of {_names(get_args(kind))}, got {shown(plain)}")
     if origin is tuple:
@@ -222,7 +221,7 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
     items = {item.name: item for item in dataclasses.fields(kind)}
     for key in plain:
         if key not in items and (kind.__name__, key) not in UNREAD_KEYS:
-            _refuse_key(kind, key, where)
+            _refuse_key(kind, key, plain[key], where)
     hints = _hints(kind)
     values: dict[str, object] = {}
     for name, item in items.items():
@@ -236,9 +235,11 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
         raise InputError(f"{where}: {error.what}", error.hint) from None
 
 
-def _refuse_key(kind: type, key: object, where: str) -> NoReturn:
+def _refuse_key(kind: type, key: object, value: object, where: str) -> None:
     """Raise InputError for a key that a class has no field for, or no longer."""
     if (row := withdrawn_key(kind.__name__, key)) is not None:
+        if not value:  # null or empty: files of before say that it was not used
+            return
         raise row.refusal(where)
     names = [item.name for item in dataclasses.fields(kind)]
     hint = nearest_or(f"known keys: {_names(names)}", key, names)

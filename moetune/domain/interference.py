@@ -7,17 +7,12 @@ from typing import NamedTuple
 from moetune.domain.errors import InputError
 from moetune.domain.samples import ResourceClass
 
-FASTEST_EXCHANGE = 10.0
-"""Highest speed of exchanges beside computation. A core that has nothing to do sleeps and wakes
-late: small exchanges by themselves then take longer than beside computation, which keeps it awake.
-"""
 
-
-def _check_speeds(speeds: Iterable[tuple[str, float]], *, most: float = 1.0) -> None:
+def _check_speeds(speeds: Iterable[tuple[str, float]]) -> None:
     for name, speed in speeds:
         is_array = hasattr(speed, "shape")  # without importing NumPy; those are never input
-        if not is_array and not 0 < speed <= most:
-            raise InputError(f"{name} must be a speed above 0 and at most {most:g}, got {speed}")
+        if not is_array and not 0 < speed <= 1:
+            raise InputError(f"{name} must be a speed above 0 and at most 1, got {speed}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +29,14 @@ class CompSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommSpeed:
-    """Speed of communication while the others run, 1.0 = undisturbed.
-
-    Beside computation alone it may be above 1, up to `FASTEST_EXCHANGE`.
-    """
+    """Speed of communication while the others run, 1.0 = undisturbed."""
 
     comp: float = 1.0
     mem: float = 1.0
     all: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_speeds((("comp", self.comp),), most=FASTEST_EXCHANGE)
-        _check_speeds((("mem", self.mem), ("all", self.all)))
+        _check_speeds((("comp", self.comp), ("mem", self.mem), ("all", self.all)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
-from moetune.domain.placement import busiest_sum, check_places, most_replicas
+from moetune.domain.placement import check_order
 from moetune.domain.routing import EVEN, LayerRouting, RankSkew
 from moetune.domain.units import dtype_bytes
 
@@ -78,8 +78,7 @@ class Workload:
         sequence_parallel: with "tensor", whether each rank has only a shard of those tokens
             around the layer.
         routing: text of a `LayerRouting`; "" for balanced.
-        placement: expert of each place in the order of the ranks, hot ones with replicas; empty
-            for the natural order.
+        placement: expert of each place in the order of the ranks; empty for the natural order.
 
     Raises:
         InputError: a size below 1, an unknown dtype, experts that do not divide by the ranks,
@@ -100,7 +99,7 @@ class Workload:
         dtype_bytes(self.dtype)
         check_divisible(self.layer.num_experts, self.world_size)
         if self.placement:
-            check_places(self.placement, self.layer.num_experts, self.world_size)
+            check_order(self.placement, self.layer.num_experts)
         check_sequence_parallel(self.expert_parallel, sequence_parallel=self.sequence_parallel)
 
     @property
@@ -126,18 +125,8 @@ class Workload:
 
     @property
     def local_experts(self) -> int:
-        """Number of experts on one rank, replicas and empty places among them."""
-        return (len(self.placement) or self.layer.num_experts) // self.world_size
-
-    @property
-    def summed_experts(self) -> float:
-        """Experts whose gradients a rank sends, and receives, for the sums over replicas."""
-        return busiest_sum(self.placement, self.world_size)
-
-    @property
-    def local_replicas(self) -> int:
-        """Experts of a rank that other ranks have, too."""
-        return most_replicas(self.placement, self.world_size)
+        """Number of experts on one rank."""
+        return self.layer.num_experts // self.world_size
 
     @property
     def rows(self) -> int:

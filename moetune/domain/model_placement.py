@@ -1,15 +1,8 @@
 """Experts of a model's layers in the order of the ranks, each layer by its own loads, and why."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from moetune.domain.document import UNLESS_DEFAULT
-from moetune.domain.placement import (
-    EMPTY,
-    ReplicaChoice,
-    check_all_placed,
-    check_order,
-    has_replicas,
-)
+from moetune.domain.placement import check_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +11,7 @@ class LayerPlacement:
 
     Args:
         experts: expert of each place, of which rank r has the r-th of equal parts; empty for the
-            natural order. A hot expert may have several places; see `domain.placement`.
+            natural order.
         natural_skew: rows of the fullest rank over the mean in the natural order.
         placed_skew: with the best placement that was found, the natural order's where none is
             better.
@@ -34,26 +27,13 @@ class LayerPlacement:
     least_skew: float
 
     def __post_init__(self) -> None:
-        if self.experts and not self.has_replicas:
+        if self.experts:
             check_order(self.experts, len(self.experts))
-        elif self.experts:
-            check_all_placed(self.experts)
 
     @property
     def skew(self) -> float:
         """Rows of the fullest rank over the mean, as the experts are."""
         return self.placed_skew if self.experts else self.natural_skew
-
-    @property
-    def has_replicas(self) -> bool:
-        """Whether an expert has several places."""
-        return has_replicas(self.experts)
-
-    @property
-    def num_replicas(self) -> int:
-        """Places of experts beyond the first one of each."""
-        found = [expert for expert in self.experts if expert != EMPTY]
-        return len(found) - len({*found})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,22 +44,14 @@ class ModelPlacement:
         layers: of experts, in order, for the ranks of the plan's layout.
         natural_step_seconds: predicted step of the best layout in the natural order; None where
             none fits.
-        placed_step_seconds: of the best layout with placed experts, each in one place; None where
-            none was tried.
+        placed_step_seconds: of the best layout with placed experts; None where none was tried.
         why: the reason for the one or the other.
-        replicas: of hot experts; None where the plan has none.
     """
 
     layers: tuple[LayerPlacement, ...]
     natural_step_seconds: float | None
     placed_step_seconds: float | None
     why: str
-    replicas: ReplicaChoice | None = field(default=None, metadata=UNLESS_DEFAULT)
-
-    @property
-    def has_replicas(self) -> bool:
-        """Whether hot experts have places on several ranks."""
-        return self.replicas is not None and self.replicas.is_taken
 
     @property
     def is_taken(self) -> bool:

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from moetune.domain.corrections import CorrectedOp
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layer import PHASES, Phase, Workload
 from moetune.domain.plan import Decision, Plan
@@ -62,13 +61,6 @@ class OperationTimes:
             raise InputError(
                 f"{self.operation.name}: seconds must be positive and finite, and at least one"
             )
-
-
-def corrected_op(operation: Operation) -> CorrectedOp:
-    """Return the operation's name among corrections: experts differ by phase."""
-    if operation.name != "experts":
-        return operation.name
-    return "experts_forward" if operation.phase == "forward" else "experts_backward"
 
 
 def transfer_of(workload: Workload) -> OperationName:

@@ -14,7 +14,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
 from moetune.domain.model_plan import Chunks, TransformerPlan
-from moetune.domain.placement import PlacementChoice, check_places
+from moetune.domain.placement import PlacementChoice, check_order
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.request import PlanInputs
 from moetune.domain.terms import LayerTerms
@@ -204,7 +204,7 @@ class Plan:
             )
         _check_pipeline(self.pipeline)
         if self.experts:
-            check_places(self.experts, self.inputs.layer.num_experts, self.layout.expert_ranks)
+            check_order(self.experts, self.inputs.layer.num_experts)
 
     @property
     def workload(self) -> Workload:

@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Literal
 
 from moetune.domain.cluster import Fingerprint, Machine
-from moetune.domain.corrections import Correction
 from moetune.domain.costs import NO_BURST, LinearCost
 from moetune.domain.document import UNLESS_DEFAULT, decode_schema, digest, encode
 from moetune.domain.errors import InputError, check_positive
@@ -193,7 +192,6 @@ class Profile:
         steps: of layers, measured beside their operations.
         rows: memory-bound operations of published profiles; measured ones have samples instead.
         samples: the raw measurements of a measured profile.
-        corrections: of the costs that the samples predict, by what jobs observed since.
         tables: what others measured or a rule derives, where there are no samples.
         network: the rule for groups of ranks that neither has; None for no such groups.
     """
@@ -212,7 +210,6 @@ class Profile:
     interference: Interference = field(default_factory=Interference)
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
     samples: tuple[Sample, ...] = ()
-    corrections: tuple[Correction, ...] = ()
     tables: tuple[Table, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     network: Network | None = field(default=None, metadata=UNLESS_DEFAULT)
 
@@ -221,28 +218,12 @@ class Profile:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all but the name, which a plan made from the profile records.
-
-        Of a corrected profile it begins as that of the measured one:
-        `is_same_but_for_corrections` compares them.
-        """
+        """Hash of all but the name, which a plan made from the profile records."""
         plain = encode(replace(self, name=""))
-        del plain["corrections"]
         for name in ("rows", "bursts", "steps"):
             if not plain[name]:
                 del plain[name]  # older plans record digests from before profiles had them
-        if not self.corrections:
-            return digest(plain)
-        return digest(plain)[:_MEASURED_DIGITS] + digest(self.corrections)[_MEASURED_DIGITS:]
-
-
-_MEASURED_DIGITS = 48
-"""Digits of a digest that the corrections leave as they are."""
-
-
-def is_same_but_for_corrections(digest: str, other: str) -> bool:
-    """Return whether two profiles' digests are those of the same measurements."""
-    return digest[:_MEASURED_DIGITS] == other[:_MEASURED_DIGITS]
+        return digest(plain)
 
 
 def profile_from_document(document: object) -> Profile:

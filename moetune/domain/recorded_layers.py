@@ -67,22 +67,6 @@ class RecordedLayers:
         """Return what `fullest` is at least, sooner."""
         return self.fullest(layer, ep)
 
-    def added_places(self, layer: int | None, ep: int) -> int:  # noqa: ARG002 - none without replicas
-        """Return the places of each rank beyond its equal part of the experts: of replicas.
-
-        Args:
-            layer: its number; None for the mean of all, at least.
-        """
-        return 0
-
-    def summed_experts(self, layer: int | None, ep: int) -> float:  # noqa: ARG002 - none without replicas
-        """Return the experts whose values a rank sends, to sum replicas' gradients and gather them.
-
-        Args:
-            layer: as of `added_places`.
-        """
-        return 0.0
-
     def told_apart(self, decoder: Decoder) -> Decoder:
         """Return the model with the number of its record in every layer of experts.
 

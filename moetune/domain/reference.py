@@ -94,8 +94,7 @@ class DispatcherTable:
         source, spread: as of `GemmTable`.
         dispatcher: the library's name ("deepep").
         num_sms: multiprocessors that it takes from computation.
-        points: a rank's bytes are those of its tokens, once for each rank that they reach
-            (`fit.dispatchers.Transfer.num_bytes`).
+        points: a rank's bytes are those of its tokens, once for each rank that they reach.
     """
 
     kind: Literal["dispatcher"] = "dispatcher"

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
 from moetune.domain.errors import InputError
-from moetune.domain.placement import EMPTY, replicas_of
 
 _EXPONENT, _LARGEST = 1.01, 3276.8
 """Of natural routing's power law, and its largest over its smallest load: aiconfigurator's
@@ -82,8 +81,7 @@ class ExpertLoads:
         """Return the fullest rank's rows over the mean, each rank having neighbours.
 
         Rank r of ep holds the experts of places r·E/ep to (r+1)·E/ep − 1, as layers do; experts
-        whose order says nothing of their loads are placed by chance. Replicas have equal parts of
-        an expert's load.
+        whose order says nothing of their loads are placed by chance.
 
         Args:
             experts: of each place; empty for the natural order.
@@ -114,10 +112,7 @@ class ExpertLoads:
     def _by_rank(self, top_k: float, ep: int, experts: tuple[int, ...]) -> list[list[float]]:
         """Return each rank's shares of all rows, by its experts."""
         shares = self.shares(top_k) or ()
-        placed = list(shares)
-        if experts:
-            parts = [shares[one] / len(places) for one, places in enumerate(replicas_of(experts))]
-            placed = [0.0 if one == EMPTY else parts[one] for one in experts]
+        placed = [shares[one] for one in experts] if experts else list(shares)
         local = len(placed) // ep
         return [placed[rank * local : (rank + 1) * local] for rank in range(ep)]
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError
-from moetune.domain.placement import replicas_of
+from moetune.domain.placement import places_of
 from moetune.domain.routing import ExpertLoads
 
 SCHEMA: Literal["moetune.routing/1"] = "moetune.routing/1"
@@ -68,8 +68,7 @@ class RoutingRecord:
         """
         if not experts:
             return self
-        loads = tuple(sum(self.loads[one] for one in places) for places in replicas_of(experts))
-        return replace(self, num_experts=len(loads), loads=loads)
+        return replace(self, loads=tuple(self.loads[place] for place in places_of(experts)))
 
     def expert_loads(self, name: str) -> ExpertLoads:
         """Return the loads by that name, as plans take them."""

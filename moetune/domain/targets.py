@@ -95,7 +95,6 @@ class Target:
         caches_narrow_weights: whether 8-bit copies of the weights are kept between micro-batches.
         offloads_optimizer: whether the host can keep and compute a share of the optimizer, with
             ZeRO stage 1.
-        sets_sms: whether the dispatcher's multiprocessors can be chosen.
         cuda_graphs: partial ones are of attention, the router and the order of rows.
         offloads_activations: whether activations of whole blocks can wait in host memory, without
             a pipeline, recomputation, overlap of exchanges and CUDA graphs.
@@ -145,7 +144,6 @@ class Target:
     offloads_optimizer: bool = False
     kernels_per_expert: tuple[int, int] = (0, 0)
     kept_by_experts: KeptByExperts = KeptByExperts()
-    sets_sms: bool = False
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
     shared_beside: bool = False
     places_experts: bool = False
@@ -210,7 +208,6 @@ _MEGATRON = Target(
     predicts_apart=True,
     vocabulary_multiple=128,  # make_vocab_size_divisible_by
     caches_narrow_weights=True,  # is_first_microbatch, without --fp8-param-gather
-    sets_sms=True,  # moe_deepep_num_sms, moe_hybridep_num_sms
     offloads_activations=True,  # cpu_offloading_num_layers of Transformer Engine
     offloads_optimizer=True,  # HybridDeviceOptimizer
     without_deepep=("gb200", "gb300"),

@@ -10,7 +10,7 @@ from moetune.domain.layout import BrokenRule, nearest_divisors
 from moetune.domain.site import Site
 from moetune.domain.targets import Target
 from moetune.domain.torchtitan_recipes import recipe_names, recipe_of
-from moetune.domain.training import DEFAULT_SMS, FoldedLayout, TrainingJob
+from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
 
 _MASK_BLOCK = 128
 """Positions of a block of FlexAttention's mask, which no rank's part of a sequence may cut."""
@@ -83,7 +83,7 @@ def _expert_rules(layout: FoldedLayout, target: Target, decoder: Decoder) -> Ite
     """
     if not decoder.num_moe_layers:
         return
-    if layout.dispatcher in DEFAULT_SMS and layout.ep == 1:
+    if layout.dispatcher in DEDUPLICATING and layout.ep == 1:
         yield target.refusal(
             f"{layout.dispatcher} with ep 1", "--dispatcher all_to_all",
             "models/common/token_dispatcher.py",

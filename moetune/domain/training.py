@@ -4,11 +4,10 @@ World size = dp·cp·tp·pp for everything but the experts, and edp·ep·etp·pp
 dp·cp·tp, and may exceed or cross dp (Megatron-Core's parallel folding).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import ceil
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
 from moetune.domain.architecture import Decoder
@@ -34,8 +33,8 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 TokenDispatcher = Literal["all_to_all", "all_gather", "deepep", "hybrid_ep"]
 """Exchanges of tokens, the simplest first."""
 TOKEN_DISPATCHERS: tuple[TokenDispatcher, ...] = get_args(TokenDispatcher)
-DEFAULT_SMS: Mapping[TokenDispatcher, int] = MappingProxyType({"deepep": 20, "hybrid_ep": 16})
-"""Multiprocessors that a dispatcher's own kernels take unless told otherwise (Megatron-Core)."""
+DEDUPLICATING: frozenset[TokenDispatcher] = frozenset({"deepep", "hybrid_ep"})
+"""Dispatchers with kernels of their own, which send a token once to each node and each rank."""
 _MEAN_OF_NATURAL = 0.75
 """Of what natural routing's law fills the fullest rank beyond the mean, that it does on the mean of
 a run's layers: runs of Qwen3-235B-A22B with forced and with natural routing differ by 0.73, 0.74
@@ -89,7 +88,6 @@ class FoldedLayout:
         offload_activations: share of the blocks whose activations wait in host memory.
         offload_optimizer: share of the optimizer that the host keeps and computes.
         degree: of overlap "chunks"; None for the fastest, and with another overlap.
-        dispatcher_sms: multiprocessors of the dispatcher; None for its own number (`sms`).
     """
 
     dp: int = 1
@@ -110,20 +108,9 @@ class FoldedLayout:
     offload_activations: float = 0.0
     offload_optimizer: float = 0.0
     degree: Degrees | None = None
-    dispatcher_sms: int | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
-
-    @property
-    def sms(self) -> int:
-        """Multiprocessors of the dispatcher; 0 where its kernels are not its own."""
-        return self.dispatcher_sms or DEFAULT_SMS.get(self.dispatcher, 0)
-
-    @property
-    def has_usual_sms(self) -> bool:
-        """Whether the dispatcher has its own number of them, or no kernels of its own."""
-        return self.sms == DEFAULT_SMS.get(self.dispatcher, self.sms)
 
     @property
     def world_size(self) -> int:
@@ -204,11 +191,10 @@ class LayoutRequest:
     stages: StageLetters | None = None
     offload_activations: float | None = None
     offload_optimizer: float | None = None
-    dispatcher_sms: int | None = None
     expert_placement: PlacementRule | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
-        sizes = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "dispatcher_sms")
+        sizes = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
         check_positive(self, *sizes)
 
 
@@ -257,18 +243,6 @@ class TrainingJob:
         if self.routing == NATURAL:
             return RankSkew(mean=1 + _MEAN_OF_NATURAL * (fullest - 1), p99=fullest)
         return RankSkew(mean=fullest, p99=fullest)
-
-    def added_places(self, record: int | None, ep: int) -> int:
-        """Return the places of each rank beyond its equal part of a recorded layer's experts."""
-        if isinstance(self.routing, RecordedLayers):
-            return self.routing.added_places(record, ep)
-        return 0
-
-    def summed_experts(self, record: int | None, ep: int) -> float:
-        """Return the experts of a recorded layer that a rank sends to its replicas in a step."""
-        if isinstance(self.routing, RecordedLayers):
-            return self.routing.summed_experts(record, ep)
-        return 0.0
 
     def mean_skews(self, records: Sequence[int | None], ep: int) -> list[float]:
         """Return how full the fullest of ep ranks is on the mean, in each recorded layer."""

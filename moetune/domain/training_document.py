@@ -42,7 +42,6 @@ class TrainingInputs:
         target_version: of the runtime; "" where it has none, and in plans of before versions were
             told apart, which are of the only one that there was.
         memory_limit_bytes: usable memory of a device.
-        search_trials: layouts that were tried beyond branch and bound.
         model_path: the configuration that the model was read from; "" for a name.
         leaves_room: whether memory has room for natural routing beside balanced one.
     """
@@ -59,7 +58,6 @@ class TrainingInputs:
     profile_fingerprint: str = ""
     optimizer: OptimizerName = "adam"
     routing: str = "balanced"
-    search_trials: int = field(default=0, metadata=UNLESS_DEFAULT)
     leaves_room: bool = field(default=False, metadata=UNLESS_DEFAULT)
     model_path: str = field(default="", metadata=UNLESS_DEFAULT)
     target_version: str = field(default="", metadata=UNLESS_DEFAULT)
@@ -92,7 +90,6 @@ class TrainingLayout:
         recompute: names of modules; "none" alone for nothing.
         stages: modules of each stage in Megatron's letters; None without a pipeline.
         degree: of overlap "chunks".
-        dispatcher_sms: where they are not the dispatcher's own number.
 
     Raises:
         InputError: a size is below 1.
@@ -117,7 +114,6 @@ class TrainingLayout:
     schedule: Schedule | None = None
     stages: str | None = None
     degree: Degrees | None = field(default=None, metadata=UNLESS_DEFAULT)
-    dispatcher_sms: int | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         for name in (*_SIZES, "edp", "micro_batch"):
@@ -245,8 +241,6 @@ class TrainingDocument:
         profile_quality: None where the profile says nothing of its errors, and in older plans.
         front: the fastest layout for each memory, least first; empty where not asked for.
         placement: of experts, by a record of the layers' routing; None without one.
-        bounded_step_seconds: of the best layout of branch and bound, where others were tried
-            beyond it; None where they were not, or it does not fit.
         origin: of the numbers; None in older plans.
         savings: of single flags, the shortest step first.
         free: the best layout without pins, where it is faster.
@@ -269,7 +263,6 @@ class TrainingDocument:
     alternatives: tuple[TrainingAnswer, ...] = ()
     front: tuple[TrainingAnswer, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     placement: ModelPlacement | None = field(default=None, metadata=UNLESS_DEFAULT)
-    bounded_step_seconds: float | None = field(default=None, metadata=UNLESS_DEFAULT)
     origin: PlanOrigin | None = field(default=None, metadata=UNLESS_DEFAULT)
     savings: tuple[Saving, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     free: Saving | None = field(default=None, metadata=UNLESS_DEFAULT)

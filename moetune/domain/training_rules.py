@@ -14,14 +14,13 @@ from moetune.domain.pipeline import (
     stage_words,
     wrong_stages,
 )
-from moetune.domain.training import DEFAULT_SMS, RECOMPUTES, FoldedLayout, TrainingJob
+from moetune.domain.training import RECOMPUTES, FoldedLayout, TrainingJob
 
 
 def broken_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]:
     """Yield the rules that a layout breaks for a job, the most basic one first."""
     yield from _rank_rules(layout, job)
     yield from _model_rules(layout, job.decoder)
-    yield from sms_rules(layout)
     yield from _stage_rules(layout, job.decoder)
     yield from _batch_rules(layout, job)
 
@@ -106,24 +105,6 @@ def _recompute_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenR
             yield BrokenRule(
                 f"{decoder.name} has no {module} to recompute", f"use some of {', '.join(known)}"
             )
-
-
-def sms_rules(layout: FoldedLayout) -> Iterator[BrokenRule]:
-    """Yield what of the dispatcher's multiprocessors is wrong: DeepEP's work in pairs."""
-    sms, dispatcher = layout.dispatcher_sms, layout.dispatcher
-    if sms is None:
-        return
-    if dispatcher not in DEFAULT_SMS:
-        known = " or ".join(DEFAULT_SMS)
-        yield BrokenRule(
-            f"dispatcher_sms {sms} is for {known}, not for {dispatcher}",
-            f"use --dispatcher {known}, or omit it",
-        )
-    elif dispatcher == "deepep" and sms % 2:
-        yield BrokenRule(
-            f"dispatcher_sms {sms} is odd, and deepep has a channel for every two",
-            f"use {sms - 1 or 2} or {sms + 1}",
-        )
 
 
 def _stage_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]:

@@ -5,26 +5,27 @@ from typing import NamedTuple
 
 from moetune.domain.errors import InputError
 
+SINCE = "2026-11-28"
+"""The day of the version without any of these, which is the first that is released."""
+
 
 class Withdrawn(NamedTuple):
-    """A key of a document that no longer is one.
+    """A key of a document, or a value of a key, that no longer is one.
 
     Args:
-        place: the class that had it.
-        since: the day from which on it is not read.
+        place: the class that had the key, or the key that had the value.
         instead: what to do with a file that has it.
     """
 
     place: str
     key: str
     what: str
-    since: str
     instead: str
 
     def refusal(self, where: str) -> InputError:
         """Return the error of a document that has the name in that place."""
         return InputError(
-            f"{where} has {self.key!r}: {self.what} was withdrawn on {self.since}", self.instead
+            f"{where} has {self.key!r}: {self.what} was withdrawn on {SINCE}", self.instead
         )
 
 
@@ -33,25 +34,34 @@ _HIERARCHICAL = "the hierarchical exchange, across the nodes and then inside the
 _NARROW = "experts in 8 bits in a layer of moetune"
 _TURNS = "two batches in turns (moetune.BatchOverlap)"
 _BETWEEN = "dense gradients between exchanges (moetune.replicate)"
+_REPLICAS = "replicas of hot experts"
+_CORRECTED = "delete its [[corrections]], or measure the machine again"
 ETP = Withdrawn(
     "TrainingLayout", "etp", "experts' width over ranks (etp) in a layer of moetune",
-    "2026-11-28", "plan again: `moetune plan` with --etp 1, or for another --target",
+    "plan again: `moetune plan` with --etp 1, or for another --target",
 )  # fmt: skip
 _KEYS = (
-    Withdrawn("PlanInputs", "quantization", _NARROW, "2026-11-28", _AGAIN),
-    Withdrawn("Workload", "quantization", _NARROW, "2026-11-28", _AGAIN),
-    Withdrawn("Pipeline", "dispatcher", _HIERARCHICAL, "2026-11-28", _AGAIN),
-    Withdrawn("Choice", "dispatcher", _HIERARCHICAL, "2026-11-28", _AGAIN),
-    Withdrawn("Alternative", "dispatcher", _HIERARCHICAL, "2026-11-28", _AGAIN),
-    Withdrawn("Observation", "dispatcher", _HIERARCHICAL, "2026-11-28", "leave it out"),
-    Withdrawn("TransformerPlan", "batches_in_flight", _TURNS, "2026-11-28", _AGAIN),
-    Withdrawn("TransformerPlan", "split", _TURNS, "2026-11-28", _AGAIN),
-    Withdrawn("TransformerPlan", "gradients", _BETWEEN, "2026-11-28", _AGAIN),
-    Withdrawn("Observation", "overlap", _TURNS, "2026-11-28", "leave it out"),
+    Withdrawn("PlanInputs", "quantization", _NARROW, _AGAIN),
+    Withdrawn("Workload", "quantization", _NARROW, _AGAIN),
+    Withdrawn("Pipeline", "dispatcher", _HIERARCHICAL, _AGAIN),
+    Withdrawn("Choice", "dispatcher", _HIERARCHICAL, _AGAIN),
+    Withdrawn("Alternative", "dispatcher", _HIERARCHICAL, _AGAIN),
+    Withdrawn("Observation", "dispatcher", _HIERARCHICAL, "leave it out"),
+    Withdrawn("TransformerPlan", "batches_in_flight", _TURNS, _AGAIN),
+    Withdrawn("TransformerPlan", "split", _TURNS, _AGAIN),
+    Withdrawn("TransformerPlan", "gradients", _BETWEEN, _AGAIN),
+    Withdrawn("Observation", "overlap", _TURNS, "leave it out"),
+    Withdrawn("TrainingInputs", "search_trials", "the search by trials", _AGAIN),
+    Withdrawn("LayoutRequest", "dispatcher_sms", "the choice of DeepEP's SMs", _AGAIN),
+    Withdrawn("TrainingLayout", "dispatcher_sms", "the choice of DeepEP's SMs", _AGAIN),
+    Withdrawn("Profile", "corrections", "correction by observed steps", _CORRECTED),
+    Withdrawn("PlacementChoice", "replicas", _REPLICAS, _AGAIN),
+    Withdrawn("ModelPlacement", "replicas", _REPLICAS, _AGAIN),
 )
 _VALUES = (
-    Withdrawn("TrainingLayout", "hierarchical", _HIERARCHICAL, "2026-11-28", _AGAIN),
-)  # fmt: skip
+    Withdrawn("dispatcher", "hierarchical", _HIERARCHICAL, _AGAIN),
+    Withdrawn("expert_placement", "once", "placing experts once beside replicas", _AGAIN),
+)
 UNREAD_KEYS = frozenset({("Profile", "turns")})
 """Keys that are left out where they are read: what else the document says holds without them."""
 UNREAD_POINTS = frozenset({"turns"})
@@ -66,9 +76,9 @@ def withdrawn_key(place: str, key: object) -> Withdrawn | None:
     return next((row for row in _KEYS if (row.place, row.key) == (place, key)), None)
 
 
-def withdrawn_value(value: object) -> Withdrawn | None:
-    """Return what was taken away that a document had that word for."""
-    return next((row for row in _VALUES if row.key == value), None)
+def withdrawn_value(place: str, value: object) -> Withdrawn | None:
+    """Return what was taken away that a key had that word for."""
+    return next((row for row in _VALUES if (row.place, row.key) == (place, value)), None)
 
 
 def without_unread_points(document: object) -> object:

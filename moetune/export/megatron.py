@@ -25,7 +25,6 @@ _DATA = (
     "Give the data's, the tokenizer's and the schedule's arguments behind the script's name, such "
     "as --data-path, --tokenizer-type, --lr and --train-iters; it passes them on."
 )
-_SMS = "The dispatcher's multiprocessors are Megatron-Core's default."
 _DELAYED = "Delayed weight gradients need --transformer-impl transformer_engine, 2.8 or newer."
 _NO_NAN_CHECK = "--no-check-for-nan-in-loss-and-grad"
 _HYBRID_SCRIPTS = MappingProxyType({
@@ -42,8 +41,6 @@ def megatron_export(planned: Planned) -> Export:
     values = megatron_values(planned)
     model = megatron_model(planned.decoder, planned.core, planned.config, planned.job.length)
     notes = {"delay_wgrad_compute": _DELAYED}
-    if planned.layout.has_usual_sms:
-        notes = {"moe_flex_dispatcher_backend": _SMS, **notes}
     said = (note for field, note in notes.items() if field in values.model)
     text = (
         "#!/usr/bin/env bash\n"

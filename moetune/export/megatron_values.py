@@ -20,13 +20,9 @@ from moetune.export.planned import Planned
 _DISPATCHERS: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
     {"all_gather": "allgather", "all_to_all": "alltoall", "deepep": "flex", "hybrid_ep": "flex"}
 )
-_FLEX: MappingProxyType[TokenDispatcher, tuple[str, str]] = MappingProxyType(
-    {
-        "deepep": ("deepep", "moe_deepep_num_sms"),
-        "hybrid_ep": ("hybridep", "moe_hybridep_num_sms"),
-    }
+_FLEX: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
+    {"deepep": "deepep", "hybrid_ep": "hybridep"}
 )
-"""Back end, and the field of its multiprocessors."""
 _NARROW: MappingProxyType[str, dict[str, Value]] = MappingProxyType(
     {
         "fp8": {"fp8": "e4m3", "fp8_recipe": "blockwise"},
@@ -40,8 +36,6 @@ _FP32_BYTES = 4
 _SHARED_CONNECTIONS = 32
 _GRAPHS_BY_MODULE = (0, 18)
 """First core whose graphs of parts are `cuda_graph_modules`, and whose whole steps an own kind."""
-_COMMON_SMS = (0, 19)
-"""First core with `moe_flex_dispatcher_num_sms` for all back ends."""
 _STASH: Mapping[str, Value] = MappingProxyType({
     "moe_paged_stash": True, "moe_expert_rank_capacity_factor": 1.5,
     "moe_paged_stash_buffer_size_factor_cuda": 1.2, "moe_paged_stash_buffer_size_factor_cpu": 1.0,
@@ -123,14 +117,7 @@ def _dispatch(planned: Planned) -> dict[str, Value]:
         "moe_grouped_gemm": True,
     }
     if name in _FLEX:
-        backend, field = _FLEX[name]
-        if planned.core >= _COMMON_SMS:
-            field = "moe_flex_dispatcher_num_sms"
-        found |= {
-            "moe_flex_dispatcher_backend": backend,
-            field: planned.layout.sms,
-            "moe_router_dtype": "fp32",
-        }
+        found |= {"moe_flex_dispatcher_backend": _FLEX[name], "moe_router_dtype": "fp32"}
     return found
 
 

@@ -11,7 +11,6 @@ index         a profile's operations by key
 missing       errors for those it lacks
 collectives   stand-ins for collectives of groups that were not measured
 nodes         the rule for groups of more nodes, or of more ranks in one
-dispatchers   libraries that exchange tokens, by their multiprocessors
 merged        a measured profile with a reference of its device for the rest
 predictor     points and lines to predictions with their trust
 costs         a Profile to the Costs that the solvers read

@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from moetune.domain.arrays import Floats, array_of, floats_of, is_many, longer
+from moetune.domain.arrays import Floats, array_of, is_many
 from moetune.domain.cluster import Group, canonical
 from moetune.domain.costs import NO_BURST, Burst, CopyMode, Costs, Estimate, LinearCost
 from moetune.domain.gemm_forms import GemmForm
@@ -16,7 +16,6 @@ from moetune.domain.layer import LayerKey
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp, Direction
 from moetune.domain.step_errors import StepErrors
-from moetune.fit.corrected import corrected
 from moetune.fit.curve import Line
 from moetune.fit.index import ProfileIndex, index_of
 from moetune.fit.operations import Operations
@@ -27,15 +26,14 @@ _FREE = Estimate(seconds=0.0, trust="measured")
 
 
 def costs_of(profile: Profile, *, allow_modelled: bool = False) -> Costs:
-    """Return the costs that the profile's samples, or else its lines, predict, with corrections.
+    """Return the costs that the profile's samples, or else its lines, predict.
 
     Args:
         allow_modelled: estimate a group that was not measured from the nearest one.
     """
-    measured = ProfileCosts(
+    return ProfileCosts(
         index=index_of(profile), curves=ExactCurves(), allow_modelled=allow_modelled
     )
-    return corrected(measured, profile.corrections)
 
 
 class ProfileCosts:
@@ -62,35 +60,19 @@ class ProfileCosts:
         """Speed of each class while others run."""
         return self._curves.interference(self._index)
 
-    def overlap_speeds(
-        self, *, exchange_bytes: float, exchange_seconds: float, in_flight: int = 1
-    ) -> OverlapSpeeds:
+    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         """Return the speeds of computation and of exchanges of that size.
 
         They are the table's where sizes were not measured, or the table was set by hand.
         """
+        comp, comm = self._index.comp_loss, self._index.comm_loss
         table = self.interference.overlap_speeds
-        comm, during, exchanges = table.comm, exchange_seconds, self._index.overlapped_exchanges
-        if exchanges is not None:
-            comm = exchanges.speed(exchange_bytes, exchange_seconds, in_flight)
-            if exchanges.is_gain:
-                during = exchange_seconds / longer(comm, 1.0)
-        loss = self._index.comp_loss
-        comp = table.comp if loss is None else loss.speed(exchange_bytes, during)
-        return OverlapSpeeds(comp=comp, comm=comm)
-
-    @property
-    def exchanges_gain(self) -> bool:
-        """Whether exchanges of some measured size, or by a table set by hand, are faster."""
-        measured = self._index.overlapped_exchanges
-        if measured is not None:
-            return measured.is_gain
-        return bool(np.any(floats_of(self.interference.comm.comp) > 1))
-
-    @property
-    def as_measured(self) -> Costs:
-        """These costs, which nothing corrects."""
-        return self
+        return OverlapSpeeds(
+            comp=table.comp if comp is None else comp.speed(exchange_bytes, exchange_seconds),
+            comm=table.comm
+            if comm is None
+            else comm.stretched_speed(exchange_bytes, exchange_seconds),
+        )
 
     def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
         """Return what collectives gain by a pause of the link; nothing where it is not known."""

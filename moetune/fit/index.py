@@ -15,10 +15,9 @@ from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import (
     OverlapLoss,
-    OverlappedExchanges,
+    comm_loss,
     comp_loss,
     interference_of,
-    overlapped_exchanges,
 )
 from moetune.fit.left_out import interpolation_errors
 from moetune.fit.model_error import OF_LAYERS
@@ -107,9 +106,9 @@ class ProfileIndex:
         return comp_loss(self.pool) if self.has_own_interference else None
 
     @cached_property
-    def overlapped_exchanges(self) -> OverlappedExchanges | None:
-        """What exchanges take beside computation; None where not measured or set by hand."""
-        return overlapped_exchanges(self.pool) if self.has_own_interference else None
+    def comm_loss(self) -> OverlapLoss | None:
+        """Time that computation costs exchanges; None where not measured or set by hand."""
+        return comm_loss(self.pool) if self.has_own_interference else None
 
     @cached_property
     def has_own_interference(self) -> bool:

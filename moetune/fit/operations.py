@@ -223,7 +223,6 @@ class Operations:
             name = Name(
                 operation=name_collective(op, group, 1),
                 unit="bytes",
-                family=key[0],
                 low=0.0,
                 high=0.0,
                 stand_in=f"the {profile.network.label} rule for more ranks",
@@ -292,13 +291,11 @@ class Operations:
             drawn = self._curves.stand_in(inner, spread=origin.spread, label=f"{family}: table")
             inner = FromTable(inner=inner, table=drawn, origin=origin)
         if spread:
-            family = f"{stand_in} stands in"
-            inner = self._curves.stand_in(inner, spread=spread, label=family)
+            label = f"{stand_in} stands in"
+            inner = self._curves.stand_in(inner, spread=spread, label=label)
         inner = capped(inner, cap)
         if isinstance(found, Line):
-            name_of_line = Name(
-                operation=name, unit=unit, family=family, low=0.0, high=0.0, stand_in=stand_in
-            )
+            name_of_line = Name(operation=name, unit=unit, low=0.0, high=0.0, stand_in=stand_in)
             return Remembered(self._curves.named(inner, name_of_line)) if stand_in else inner
         if origin is not None and not stand_in:
             stand_in = origin.words
@@ -308,7 +305,6 @@ class Operations:
         known = Name(
             operation=name,
             unit=unit,
-            family=family,
             low=sizes[0] / factor,
             high=sizes[-1] / factor,
             stand_in=stand_in,

@@ -156,14 +156,12 @@ class Name:
 
     Args:
         unit: of its sizes.
-        family: of the draws whose error it has: its own, or that of what stands in.
         low, high: smallest and largest measured size.
         stand_in: what stands in for it; "" where the operation itself was measured.
     """
 
     operation: str
     unit: str
-    family: str
     low: float
     high: float
     stand_in: str = ""

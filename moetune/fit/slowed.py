@@ -7,11 +7,12 @@ it, finer: a collective's start-up time apart from its bandwidth.
 from dataclasses import dataclass
 from typing import get_args
 
-from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.costs import Burst, CopyMode, Costs, Estimate, LinearCost
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
+from moetune.domain.layer import LayerKey
 from moetune.domain.samples import CollectiveOp, Direction
-from moetune.fit.corrected import CorrectedCosts
+from moetune.domain.step_errors import StepErrors
 
 GEMM_RATE, GEMM_START = "gemm rate", "gemm start-up"
 ATTENTION, ROWS, COPIES = "attention", "memory-bound operations", "copies"
@@ -39,7 +40,7 @@ def slowed(costs: Costs, slowdown: Slowdown | None) -> Costs:
     return costs if slowdown is None else SlowedCosts(costs, slowdown)
 
 
-class SlowedCosts(CorrectedCosts):
+class SlowedCosts:
     """Costs (`domain.costs.Costs`) of which one part takes so many times as long.
 
     Start-up is what the α–β line has at no bytes; where points were measured instead, the time of
@@ -47,7 +48,7 @@ class SlowedCosts(CorrectedCosts):
     """
 
     def __init__(self, costs: Costs, slowdown: Slowdown) -> None:
-        super().__init__(costs, ())
+        self._costs = costs
         self._part, self._factor = slowdown.part, slowdown.factor
 
     @property
@@ -56,9 +57,22 @@ class SlowedCosts(CorrectedCosts):
         return False
 
     @property
+    def copy_mode(self) -> CopyMode | None:
+        """That of the costs."""
+        return self._costs.copy_mode
+
+    def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
+        """Return the lead of the link after a pause, as fast as before."""
+        return self._costs.burst(op=op, group_size=group_size, num_nodes=num_nodes)
+
+    def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
+        """Return those of the costs."""
+        return self._costs.step_errors(key, tokens=tokens)
+
+    @property
     def interference(self) -> Interference:
         """The table; what an operation takes longer beside others is multiplied."""
-        table = super().interference
+        table = self._costs.interference
         if self._part != INTERFERENCE:
             return table
         comp, comm, mem = table.comp, table.comm, table.mem
@@ -69,12 +83,10 @@ class SlowedCosts(CorrectedCosts):
             mem=MemSpeed(comp=speed(mem.comp), comm=speed(mem.comm), all=speed(mem.all)),
         )
 
-    def overlap_speeds(
-        self, *, exchange_bytes: float, exchange_seconds: float, in_flight: int = 1
-    ) -> OverlapSpeeds:
+    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         """Return the speeds of an exchange that takes as long."""
-        found = super().overlap_speeds(
-            exchange_bytes=exchange_bytes, exchange_seconds=exchange_seconds, in_flight=in_flight
+        found = self._costs.overlap_speeds(
+            exchange_bytes=exchange_bytes, exchange_seconds=exchange_seconds
         )
         if self._part != INTERFERENCE:
             return found
@@ -82,33 +94,33 @@ class SlowedCosts(CorrectedCosts):
 
     def gemm_line(self, *, dtype: str) -> LinearCost | None:
         """Return the line of slower GEMMs."""
-        line = super().gemm_line(dtype=dtype)
+        line = self._costs.gemm_line(dtype=dtype)
         return None if line is None else self._line(line, GEMM_START, GEMM_RATE)
 
     def collective_line(
         self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0
     ) -> LinearCost | None:
         """Return the line of slower collectives."""
-        line = super().collective_line(op=op, group_size=group_size, num_nodes=num_nodes)
+        line = self._costs.collective_line(op=op, group_size=group_size, num_nodes=num_nodes)
         return None if line is None else self._line(line, f"{op} {START}", f"{op} {BANDWIDTH}")
 
     def gemm(
         self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
     ) -> Estimate:
         """Return the slower time."""
-        found = super().gemm(
+        found = self._costs.gemm(
             dtype=dtype, product=product, num_experts=num_experts, rows=rows, d_in=d_in,
             d_out=d_out,
         )  # fmt: skip
         if self._part not in {GEMM_RATE, GEMM_START}:
             return found
-        line = super().gemm_line(dtype=dtype)
+        line = self._costs.gemm_line(dtype=dtype)
         start = 0.0 if line is None else line.alpha_seconds
         return self._split(found, start, is_start=self._part == GEMM_START)
 
     def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> Estimate | None:
         """Return the slower time."""
-        found = super().rows_op(op=op, dtype=dtype, rows=rows, width=width)
+        found = self._costs.rows_op(op=op, dtype=dtype, rows=rows, width=width)
         return None if found is None else self._whole(found, ROWS)
 
     def collective(
@@ -121,19 +133,18 @@ class SlowedCosts(CorrectedCosts):
         num_nodes: int = 0,
     ) -> Estimate:
         """Return the slower time."""
-        found = super().collective(
+        found = self._costs.collective(
             op=op, group_size=group_size, num_bytes=num_bytes, in_flight=in_flight,
             num_nodes=num_nodes,
         )  # fmt: skip
         if self._part not in {f"{op} {START}", f"{op} {BANDWIDTH}"}:
             return found
-        line = super().collective_line(op=op, group_size=group_size, num_nodes=num_nodes)
+        line = self._costs.collective_line(op=op, group_size=group_size, num_nodes=num_nodes)
         if line is not None:
             start = line.alpha_seconds
         else:
             start = (
-                super()
-                .collective(
+                self._costs.collective(
                     op=op, group_size=group_size, num_bytes=min(num_bytes, _SMALLEST_BYTES),
                     in_flight=in_flight, num_nodes=num_nodes,
                 )
@@ -152,7 +163,7 @@ class SlowedCosts(CorrectedCosts):
         backward: bool,
     ) -> Estimate | None:
         """Return the slower time."""
-        found = super().attention(
+        found = self._costs.attention(
             dtype=dtype, num_sequences=num_sequences, length=length, num_heads=num_heads,
             head_dim=head_dim, backward=backward,
         )  # fmt: skip
@@ -160,7 +171,7 @@ class SlowedCosts(CorrectedCosts):
 
     def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
         """Return the slower time."""
-        found = super().copy(direction=direction, pinned=pinned, num_bytes=num_bytes)
+        found = self._costs.copy(direction=direction, pinned=pinned, num_bytes=num_bytes)
         return self._whole(found, COPIES)
 
     def _whole(self, found: Estimate, part: str) -> Estimate:
@@ -180,4 +191,4 @@ class SlowedCosts(CorrectedCosts):
 
     def _speed(self, speed: float) -> float:
         """Return a speed beside others, of which what takes longer is multiplied."""
-        return 1 / (1 + self._factor * (1 / speed - 1)) if speed < 1 else speed
+        return 1 / (1 + self._factor * (1 / speed - 1))

@@ -16,7 +16,7 @@ from moetune.fit.draws import curves_through, scaled_curves
 from moetune.fit.index import Points, ProfileIndex, index_of
 from moetune.fit.line import Floats
 from moetune.fit.noise import Noise
-from moetune.fit.predictor import ExactCurves, Name, Predictor, StandIn
+from moetune.fit.predictor import Name, Predictor, StandIn
 
 NUM_RESAMPLES, RESAMPLING_SEED = 100, 0
 """Draws behind a plan's own spread, and behind the bands of figures."""
@@ -28,7 +28,6 @@ def resample_costs(
     num: int,
     seed: int,
     allow_modelled: bool = False,
-    known: frozenset[str] = frozenset(),
 ) -> tuple[Costs, ...]:
     """Return `num` costs drawn within the noise of the samples and the errors of the fits.
 
@@ -46,11 +45,9 @@ def resample_costs(
 
     Args:
         num: how many.
-        known: families of operations (`Name.family`) that are as they were measured in every draw,
-            as if nothing were left to learn about them; the draws of the others are the same.
     """
     draws = _Draws(
-        index=index_of(profile), noise=Noise(num=num, seed=seed), known=known,
+        index=index_of(profile), noise=Noise(num=num, seed=seed),
         allow_modelled=allow_modelled,
     )  # fmt: skip
     return tuple(_DrawnCosts(draws, draw) for draw in range(num))
@@ -74,17 +71,15 @@ def drawn_predictors(
 class _Draws:
     """All draws of a profile's costs."""
 
-    def __init__(
-        self, *, index: ProfileIndex, noise: Noise, known: frozenset[str], allow_modelled: bool
-    ) -> None:
-        self.index, self.noise, self.known = index, noise, known
+    def __init__(self, *, index: ProfileIndex, noise: Noise, allow_modelled: bool) -> None:
+        self.index, self.noise = index, noise
         self.allow_modelled = allow_modelled
         self._together: dict[tuple[int, ...], Costs] = {}
 
     def together(self, draws: tuple[int, ...]) -> Costs:
         """Return costs with an array of seconds in each estimate, one for each of the draws."""
         if draws not in self._together:
-            curves = _CurvesOfAll(noise=self.noise, draws=draws, known=self.known)
+            curves = _CurvesOfAll(noise=self.noise, draws=draws)
             self._together[draws] = ProfileCosts(
                 index=self.index, curves=curves, allow_modelled=self.allow_modelled
             )
@@ -95,7 +90,7 @@ class _DrawnCosts(ProfileCosts):
     """Costs of one draw."""
 
     def __init__(self, draws: _Draws, draw: int) -> None:
-        curves = _DrawnCurves(noise=draws.noise, draw=draw, known=draws.known)
+        curves = _DrawnCurves(noise=draws.noise, draw=draw)
         super().__init__(index=draws.index, curves=curves, allow_modelled=draws.allow_modelled)
         self.draws, self.draw = draws, draw
 
@@ -110,18 +105,14 @@ class _DrawnCosts(ProfileCosts):
 class _DrawnCurves:
     """The curves, lines and blends of one draw."""
 
-    def __init__(self, *, noise: Noise, draw: int, known: frozenset[str] = frozenset()) -> None:
+    def __init__(self, *, noise: Noise, draw: int) -> None:
         self._noise = noise
         self._draw = draw
-        self._known = known
-        self._exact = ExactCurves()
 
     def interference(self, index: ProfileIndex) -> Interference:
         return self._noise.interference(index, draws=(self._draw,))
 
     def through(self, points: Points) -> Curve:
-        if points.family in self._known:
-            return self._exact.through(points)
         factor, _ = self._noise.factors(
             points.family, draw=self._draw, relative_error=points.relative_error
         )
@@ -144,16 +135,12 @@ class _DrawnCurves:
         return Line(cost=cost, relative_error=line.relative_error)
 
     def blend(self, curve: Curve, *, family: str) -> Curve:
-        if family in self._known:
-            return curve
         factor, _ = self._noise.factors(
             family, draw=self._draw, relative_error=curve.relative_error
         )
         return replace(curve.scaled(factor), deviates=self._beyond(family))
 
     def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:
-        if label in self._known:
-            return inner
         deviate, _ = self._noise.deviates(label, draw=self._draw)
         return StandIn(inner=inner, factor=math.exp(spread * deviate))
 
@@ -167,18 +154,14 @@ class _DrawnCurves:
 class _CurvesOfAll:
     """The curves, lines and blends of some draws, whose predictions are arrays."""
 
-    def __init__(self, *, noise: Noise, draws: tuple[int, ...], known: frozenset[str]) -> None:
+    def __init__(self, *, noise: Noise, draws: tuple[int, ...]) -> None:
         self._noise = noise
         self._draws = list(draws)
-        self._known = known
-        self._exact = ExactCurves()
 
     def interference(self, index: ProfileIndex) -> Interference:
         return self._noise.interference(index, draws=tuple(self._draws))
 
     def through(self, points: Points) -> Predictor:
-        if points.family in self._known:
-            return self._exact.through(points)
         factors = self._factors(points.family, relative_error=points.relative_error)[:, 0]
         medians = self._noise.medians(points)[self._draws]
         return curves_through(
@@ -197,14 +180,10 @@ class _CurvesOfAll:
         return Line(cost=cost, relative_error=line.relative_error)
 
     def blend(self, curve: Curve, *, family: str) -> Predictor:
-        if family in self._known:
-            return curve
         factors = self._factors(family, relative_error=curve.relative_error)[:, 0]
         return scaled_curves(curve, factors, self._beyond(family))
 
     def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:
-        if label in self._known:
-            return inner
         deviates = self._noise.all_deviates(label)[self._draws, 0]
         return StandIn(inner=inner, factor=array_of(np.exp(spread * deviates)))
 

@@ -1,6 +1,5 @@
-"""Searches as Optuna studies: on a running layer, and of layouts. Only this package imports it."""
+"""The search on a running layer as an Optuna study. Only this package imports Optuna."""
 
-from moetune.search.layouts import LayoutStudy
 from moetune.search.study import TuningStudy
 
-__all__ = ["LayoutStudy", "TuningStudy"]
+__all__ = ["TuningStudy"]

@@ -1,30 +1,22 @@
 """Routes of observed steps: store them, list them, and name the operations that changed."""
 
-import logging
-import time
-from collections.abc import Sequence
 from http import HTTPStatus
-from threading import Lock
 
 from fastapi import FastAPI
-from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 
 from moetune.domain.document import decode, encode, shown
-from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.errors import InputError
 from moetune.domain.records import MAX_OBSERVATIONS, OBSERVATIONS_SCHEMA, Observation, Stored
 from moetune.service import describe
 from moetune.service.bodies import document, page, read_document
 from moetune.service.describe import Limit, PlanCursor, RowCursor
 from moetune.service.workers import WorkerPools
-from moetune.workflows.corrections import update_corrections
 from moetune.workflows.drift import DRIFT_SCHEMA, observed_drifts
-from moetune.workflows.open_planner import ServicePlanner
 
 MOST_OBSERVATIONS = 2000
 """Newest observations in which changes are looked for."""
-_LOGGER = logging.getLogger("moetune")
 _MAX_SECONDS = 10_000
 _MAX_SOURCE_CHARACTERS = 64
 
@@ -32,7 +24,6 @@ _MAX_SOURCE_CHARACTERS = 64
 def add_observations(app: FastAPI, pools: WorkerPools) -> None:
     """Add the routes of observations, and of the changes among them."""
     _add_drift(app, pools)
-    corrector = Corrector(pools.planner)
 
     @app.post(
         "/v1/observations",
@@ -48,13 +39,10 @@ def add_observations(app: FastAPI, pools: WorkerPools) -> None:
         await pools.may_add(request, "observations", len(found))
         await pools.write(pools.planner.store.add_observations, found)
         pools.metrics.observed(found)
-        answer = document(
+        return document(
             {"schema": "moetune.observations.kept/1", "num_observations": len(found)},
             status=HTTPStatus.CREATED,
         )
-        # After the answer: a job's thread should not wait for the judging of its times.
-        answer.background = BackgroundTask(pools.write, corrector.correct, found)
-        return answer
 
     @app.get(
         "/v1/observations",
@@ -88,38 +76,6 @@ def _add_drift(app: FastAPI, pools: WorkerPools) -> None:
         found = await pools.read(observed_drifts, rows)
         items = [{**encode(one), "words": one.words} for one in found]
         return document({"schema": DRIFT_SCHEMA, "items": items})
-
-
-class Corrector:
-    """Corrects the profiles behind new observations, each at most once in a while.
-
-    Args:
-        pause_seconds: between two corrections of one profile: judging reads all of its samples.
-    """
-
-    def __init__(self, planner: ServicePlanner, *, pause_seconds: float = 60.0) -> None:
-        self._planner, self._pause_seconds = planner, pause_seconds
-        self._next_seconds: dict[str, float] = {}
-        self._lock = Lock()
-
-    def correct(self, observations: Sequence[Observation]) -> None:
-        """Correct every profile whose turn it is; a failure is logged, the rows are stored."""
-        plan_ids = dict.fromkeys(one.plan_id for one in observations if one.operations)
-        try:
-            plans = [self._planner.reading.plan(plan_id) for plan_id in plan_ids]
-            for name in dict.fromkeys(plan.inputs.profile for plan in plans if plan is not None):
-                if self._is_due(name):
-                    update_corrections(self._planner.store, name)
-        except MoetuneError as error:
-            _LOGGER.warning("observations are stored, and correct nothing: %s", error)
-
-    def _is_due(self, name: str) -> bool:
-        now = time.monotonic()
-        with self._lock:
-            is_due = now >= self._next_seconds.get(name, now)
-            if is_due:
-                self._next_seconds[name] = now + self._pause_seconds
-        return is_due
 
 
 def observations_in(body: dict[str, object]) -> tuple[Observation, ...]:

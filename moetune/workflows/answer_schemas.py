@@ -24,7 +24,6 @@ from moetune.workflows.profile_quality import GroupSummary
 from moetune.workflows.profiles import Difference, ProfileInfo
 from moetune.workflows.staleness import Check
 from moetune.workflows.trace import Overlap
-from moetune.workflows.worth import PlanWorth
 
 _Texts = tuple[str, ...]
 _Objects = tuple[object, ...]
@@ -123,19 +122,6 @@ _PLANS: Mapping[str, tuple[Keys, ...]] = {
 }  # fmt: skip
 _PROFILES: Mapping[str, tuple[Keys, ...]] = {
     "profile-check/1": (Keys({"name": str}, of=Check),),
-    "profile-for/1": (
-        Keys({
-            "plan_id": str, "profile": str, "worth": PlanWorth, "seconds": float | None,
-            "run": Keys({"schema": Literal["moetune.profile-run/1"], **_RUN}, is_nullable=True),
-            "after": Keys(
-                {
-                    "plan_id": str, "forward_degree": int, "backward_degree": int,
-                    "strategy": str, "confidence": Confidence | None,
-                },
-                is_nullable=True,
-            ),
-        }),
-    ),
     "profile-plan/1": (
         Keys({
             "num_points": int, "seconds": float,

@@ -23,7 +23,7 @@ _NOTHING = 1e-9
 _SAME = 1e-9
 """Of a step, between two versions of moetune."""
 _WAYS = (
-    "recompute", "dispatcher", "dispatcher-sms", "overlap", "zero", "schedule", "stages",
+    "recompute", "dispatcher", "overlap", "zero", "schedule", "stages",
     "cuda-graphs", "offload-activations", "offload-optimizer",
 )  # fmt: skip
 """Decisions that the name of a layout does not say."""

@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from moetune.domain.corrections import Correction
 from moetune.domain.document import canonical_json, encode, refuse_pointer, refuse_zip
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan, of_training, plan_from_json
@@ -33,9 +32,7 @@ from moetune.workflows.wiring import StoreFinder
 _PACKAGE = Path(__file__).resolve().parent.parent
 _MOST_BYTES = 16 * 2**20
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_Row: TypeAlias = (
-    GemmLine | CollectiveLine | CopyLine | RowsLine | Correction | Table | Network | Sample
-)
+_Row: TypeAlias = GemmLine | CollectiveLine | CopyLine | RowsLine | Table | Network | Sample
 
 
 def load_profile_file(path: Path) -> Profile:

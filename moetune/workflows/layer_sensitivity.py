@@ -1,4 +1,4 @@
-"""Sensitivity of a layer's plan: its step and its choice under slower and faster parts."""
+"""Sensitivity of a layer's plan: its step under slower and faster parts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -9,9 +9,9 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import PARTS, Slowdown, slowed
-from moetune.solve.layer.candidates import choose_quickly, rank_layer
+from moetune.solve.layer.candidates import rank_layer
 from moetune.solve.layer.memory import limit_of
-from moetune.solve.layer.strategies import RankedLayer, all_contenders
+from moetune.solve.layer.strategies import RankedLayer, all_contenders, choose_safely
 from moetune.solve.predict import plan_step
 from moetune.workflows.compared import degrees_name
 from moetune.workflows.plan import drawn_costs
@@ -30,7 +30,6 @@ class LayerSubject:
     profile: Profile
     costs: Costs = field(init=False)
     resamples: tuple[Costs, ...] = field(init=False)
-    _known: dict[Slowdown | None, str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         modelled = self.plan.inputs.pinned.allow_modelled
@@ -59,26 +58,13 @@ class LayerSubject:
         """Every part."""
         return PARTS
 
-    @property
-    def among(self) -> str:
-        """The choices among which turning points are found."""
-        return "all degrees and strategies that the plan may have"
-
     def step(self, slowdown: Slowdown | None) -> float:
         """Return the seconds of the plan's own choice."""
         return self._seconds(self.decision, slowed(self.costs, slowdown))
 
-    def best(self, slowdown: Slowdown | None) -> str:
-        """Return what the solver would choose."""
-        if slowdown is not None and slowdown.factor == 1:
-            slowdown = None
-        if slowdown not in self._known:
-            self._known[slowdown] = degrees_name(self._chosen(slowdown, self.plan.inputs))
-        return self._known[slowdown]
-
     def knobs(self) -> Iterator[KnobEffect]:
         """Yield one chunk more and less of each phase, other strategies, and more memory."""
-        ranked = self._ranked()
+        ranked = self._ranked(self.plan.inputs)
         yield from self._degrees(is_paired=ranked.best.chooser.is_paired)
         yield from self._strategies(ranked)
         yield self._memory()
@@ -114,7 +100,7 @@ class LayerSubject:
         limit = limit_of(inputs, device_memory_bytes=machine.plannable_bytes)
         taken = inputs.pinned.memory_taken_bytes
         roomy = replace(inputs, memory_limit_bytes=limit + taken + GIB)
-        other = self._chosen(None, roomy)
+        other = self._chosen(roomy)
         seconds = self._seconds(other, self.costs) - self.step(None)
         return KnobEffect(
             knob="memory-limit", choice=f"1 GiB more memory: {degrees_name(other)}",
@@ -130,24 +116,18 @@ class LayerSubject:
     def _seconds(self, decision: Decision, costs: Costs) -> float:
         return plan_step(plan=self.plan, costs=costs, decision=decision).seconds
 
-    def _ranked(self) -> RankedLayer:
-        """Return all candidates of the plan's own inputs."""
+    def _ranked(self, inputs: PlanInputs) -> RankedLayer:
+        """Return all candidates."""
         return rank_layer(
-            inputs=self.plan.inputs,
+            inputs=inputs,
             costs=self.costs,
-            bounds=self.plan.inputs.pinned.bounds,
+            bounds=inputs.pinned.bounds,
             device_memory_bytes=self.profile.machine.plannable_bytes,
             placement=self.plan.experts,
         )
 
-    def _chosen(self, slowdown: Slowdown | None, inputs: PlanInputs) -> Decision:
-        found = choose_quickly(
-            inputs=inputs,
-            costs=slowed(self.costs, slowdown),
-            resamples=[slowed(one, slowdown) for one in self.resamples],
-            device_memory_bytes=self.profile.machine.plannable_bytes,
-            placement=self.plan.experts,
-        )
+    def _chosen(self, inputs: PlanInputs) -> Decision:
+        found = choose_safely(self._ranked(inputs), self.resamples).best
         forward, backward = found.best.degrees
         return Decision(
             forward_degree=forward, backward_degree=backward, order=found.order,

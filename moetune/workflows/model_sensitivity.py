@@ -1,4 +1,4 @@
-"""Sensitivity of a whole model's plan: its layout and the next ones under other costs."""
+"""Sensitivity of a whole model's plan: its layout under other costs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,6 @@ from moetune.workflows.plan import layout_problem
 from moetune.workflows.plan_changes import step_seconds
 from moetune.workflows.sensitivity import GIB, KnobEffect, check_same
 
-_NUM_CONTENDERS = 5
 _HALF, _TWICE = 0.5, 2.0
 
 
@@ -54,34 +53,21 @@ class ModelSubject:
     @property
     def name(self) -> str:
         """The layout and its micro-batches."""
-        return _name(self._contenders[0])
+        return _name(self._own)
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Every part."""
         return PARTS
 
-    @property
-    def among(self) -> str:
-        """The choices among which turning points are found."""
-        others = len(self._contenders) - 1
-        return f"the layout and the next {others}, each with its own micro-batches and chunks"
-
     def step(self, slowdown: Slowdown | None) -> float:
         """Return the seconds of the plan's own layout."""
-        search, own = self.chosen.search, self._contenders[0]
-        return timed_under(search, own, slowed(search.prices.costs, slowdown)).seconds
-
-    def best(self, slowdown: Slowdown | None) -> str:
-        """Return the best of the layouts that the plan was compared with."""
         search = self.chosen.search
-        costs = slowed(search.prices.costs, slowdown)
-        found = [timed_under(search, one, costs) for one in self._contenders]
-        return _name(search.ranked(found)[0])
+        return timed_under(search, self._own, slowed(search.prices.costs, slowdown)).seconds
 
     def knobs(self) -> Iterator[KnobEffect]:
         """Yield half and twice each size of the layout and of the micro-batch, and more memory."""
-        layout, setting = self._contenders[0].layout, self._contenders[0].setting
+        layout, setting = self._own.layout, self._own.setting
         sizes = {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep}
         for knob, size in {**sizes, "micro-batch": setting.sequences}.items():
             for factor in (_HALF, _TWICE):
@@ -91,7 +77,7 @@ class ModelSubject:
         yield self._memory()
 
     def _moved(self, knob: str, size: int) -> KnobEffect:
-        layout = self._contenders[0].layout
+        layout = self._own.layout
         pins = LayoutPins(
             tp=layout.tp, pp=layout.pp, ep=layout.ep, expert_parallel=layout.expert_parallel,
             zero=self.chosen.problem.pins.zero, offload=self.chosen.problem.pins.offload,
@@ -121,9 +107,8 @@ class ModelSubject:
         )  # fmt: skip
 
     @property
-    def _contenders(self) -> tuple[Candidate, ...]:
-        """The best candidate of each layout, the chosen one first."""
-        return self.chosen.found.best[: _NUM_CONTENDERS + 1]
+    def _own(self) -> Candidate:
+        return self.chosen.found.best[0]
 
 
 def _name(one: Candidate) -> str:

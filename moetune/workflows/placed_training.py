@@ -15,12 +15,9 @@ from moetune.solve.joint.placement import (
     natural_words,
     placing,
     unplaceable,
-    with_replicas,
 )
-from moetune.solve.joint.replicated_layers import ReplicatedLayers
 from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.joint.ties import PricedLayout
-from moetune.solve.layer.placed import WORTH_PLACING
 from moetune.workflows.training_plan import TrainingRequest
 
 _FLAG = "--expert-placement"
@@ -65,15 +62,6 @@ def placed_request(request: TrainingRequest) -> TrainingRequest:
     return replace(request, job=job, target=placing(request.target))
 
 
-def replicated_request(request: TrainingRequest, once: PlacedLayers) -> TrainingRequest:
-    """Return the question for layouts with replicas of hot experts.
-
-    Args:
-        request: of `placed_request`, whose layers `once` are.
-    """
-    return replace(request, job=replace(request.job, routing=ReplicatedLayers.of_placed(once)))
-
-
 def check_placement_rule(request: TrainingRequest) -> None:
     """Raise InputError where a rule for the experts' placement has nothing to go by."""
     rule, target = request.pins.expert_placement, request.target
@@ -96,8 +84,8 @@ def solve_placed(
 ) -> tuple[SolvedTraining, ModelPlacement | None]:
     """Return the best layouts, with experts placed where that saves enough of the step.
 
-    In the natural order, placed, and with replicas of hot experts, each is the best of its own
-    search: what balances ranks may make more of them worth while. Placed experts are whole, and not
+    In the natural order and placed, each is the best of its own search: what balances ranks may
+    make more of them worth while. Placed experts are whole, and not
     sharded by FSDP2. Without a record of each layer, or with the natural order pinned, nothing is
     placed.
 
@@ -114,10 +102,7 @@ def solve_placed(
     fixed = _fixed(natural, layers)
     if fixed is not None:
         return natural, fixed
-    found, choice = _placed_once(natural, _best(asked, opened), layers)
-    if request.pins.expert_placement == "once":
-        return found, choice
-    return _replicated(asked, layers, found, choice, opened) or (found, choice)
+    return _placed_by_loads(natural, _best(asked, opened), layers)
 
 
 def _best(request: TrainingRequest, opened: Opened) -> SolvedTraining:
@@ -125,10 +110,10 @@ def _best(request: TrainingRequest, opened: Opened) -> SolvedTraining:
     return SolvedTraining(request=request, search=search, best=layouts.best(), layouts=layouts)
 
 
-def _placed_once(
+def _placed_by_loads(
     natural: SolvedTraining, placed: SolvedTraining, layers: PlacedLayers
 ) -> tuple[SolvedTraining, ModelPlacement]:
-    """Return the better of the natural order and a placement of each expert once."""
+    """Return the better of the natural order and placed experts."""
     own = natural.placements(layers)
     if placed.seconds is None:
         return natural, kept(own, "no layout that places them fits", natural.seconds)
@@ -139,31 +124,6 @@ def _placed_once(
     if choice.is_taken:
         return placed, choice
     return natural, kept(own, choice.why, natural.seconds, placed.seconds)
-
-
-def _replicated(
-    asked: TrainingRequest,
-    layers: PlacedLayers,
-    once: SolvedTraining,
-    choice: ModelPlacement,
-    opened: Opened,
-) -> tuple[SolvedTraining, ModelPlacement] | None:
-    """Return the best layouts with replicas of hot experts; None where they save too little."""
-    if once.seconds is None:
-        return None
-    request = replicated_request(asked, layers)
-    search, layouts = opened(request)
-    best = layouts.best_below(once.seconds * (1 - WORTH_PLACING))
-    replicated = request.job.routing
-    assert isinstance(replicated, ReplicatedLayers)  # noqa: S101 - of `replicated_request`
-    if best is None or not any(one.has_replicas for one in replicated.placements(best.layout.ep)):
-        return None
-    found = SolvedTraining(request=request, search=search, best=best, layouts=layouts)
-    return found, with_replicas(
-        replicated.placements(best.layout.ep), choice, ep=best.layout.ep,
-        once_step_seconds=once.seconds, step_seconds=best.step.seconds,
-        sum_seconds=best.step.parts.get("replicas", 0.0),
-    )  # fmt: skip
 
 
 def _fixed(natural: SolvedTraining, layers: PlacedLayers) -> ModelPlacement | None:

@@ -9,21 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from moetune.domain.constraint_texts import decode_constraints
-from moetune.domain.corrections import corrections_words
 from moetune.domain.costs import Costs
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
-from moetune.domain.operations import corrected_op, operations_of
-from moetune.domain.plan import SAFE_DECISION, Plan
+from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.domain.site import site_of
 from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.throughput import with_throughput
 from moetune.domain.units import dtype_bytes, full_dtype, parse_bytes
-from moetune.fit.corrected import corrected
 from moetune.fit.costs import costs_of
 from moetune.fit.missing import launcher
 from moetune.fit.model_error import OF_MODELS
@@ -200,8 +197,7 @@ def make_plan(
 def plan_of(solved: SolvedPlan, profile: Profile) -> Plan:
     """Return a solved plan with its terms and FLOP/s, and what is said of its profile."""
     plan = with_throughput(solved.plan, profile.machine.device)
-    plan = replace(plan, terms=solved.terms, profile_quality=quality_of(profile))
-    return replace(plan, warnings=(*_corrections(plan, profile), *plan.warnings))
+    return replace(plan, terms=solved.terms, profile_quality=quality_of(profile))
 
 
 @contextmanager
@@ -272,28 +268,8 @@ def layout_problem(inputs: PlanInputs, model: Transformer, profile: Profile) -> 
     )
 
 
-def drawn_costs(
-    profile: Profile, *, allow_modelled: bool, known: frozenset[str] = frozenset()
-) -> tuple[Costs, ...]:
-    """Return the refits behind a plan's confidence, with the profile's corrections.
-
-    Args:
-        known: families of operations without uncertainty.
-    """
-    drawn = resample_costs(
-        profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allow_modelled, known=known
-    )
-    return tuple(corrected(one, profile.corrections) for one in drawn)
-
-
-def _corrections(plan: Plan, profile: Profile) -> tuple[str, ...]:
-    """Return a warning for each operation that the plan runs and observations have corrected."""
-    ranks = plan.layout.expert_ranks
-    names = {corrected_op(one) for one in operations_of(plan.workload, SAFE_DECISION)}
-    mine = [
-        one for one in profile.corrections if one.op in names and one.group_size in {0, ranks}
-    ]  # fmt: skip
-    return tuple(
-        f"the profile's times are corrected by what was observed since: {words}"
-        for words in corrections_words(mine)
+def drawn_costs(profile: Profile, *, allow_modelled: bool) -> tuple[Costs, ...]:
+    """Return the refits behind a plan's confidence."""
+    return resample_costs(
+        profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allow_modelled
     )

@@ -37,7 +37,13 @@ def input_changes(before: PlanInputs, after: PlanInputs) -> Iterator[str]:
 
 def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
     """Yield sentences on how the second plan differs and why, the most important first."""
-    yield from compare_decisions(before, after)
+    yield _step(before, after)
+    yield from _layout(before, after)
+    if after.transformer is None or after.transformer.moe_every:
+        yield _chunks(before, after)
+    yield from _strategy(before, after)
+    yield from _dispatcher(before, after)
+    yield from _placement(before, after)
     yield _binding(before, after)
     yield _memory(before, after)
     yield _sentence(after.decision.why)
@@ -47,16 +53,6 @@ def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
     for warning in after.warnings:
         if warning not in before.warnings:
             yield _sentence(warning)
-
-
-def compare_decisions(before: Plan, after: Plan) -> Iterator[str]:
-    """Yield sentences on the second plan's time and decisions."""
-    yield _step(before, after)
-    yield from _layout(before, after)
-    if after.transformer is None or after.transformer.moe_every:
-        yield _chunks(before, after)
-    yield from _strategy(before, after)
-    yield from _placement(before, after)
 
 
 def step_seconds(plan: AnyPlan) -> float:
@@ -155,8 +151,7 @@ def _placement(before: Plan, after: Plan) -> Iterator[str]:
 def _where_experts_are(plan: Plan) -> str:
     if not plan.experts or plan.placement is None:
         return "in their order"
-    replicas = f", with {plan.placement.replica_words}," if plan.placement.has_replicas else ""
-    return f"placed by their loads{replicas}"
+    return "placed by their loads"
 
 
 def _binding(before: Plan, after: Plan) -> str:

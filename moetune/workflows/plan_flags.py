@@ -5,7 +5,7 @@ A layer and a paper's model are asked of the `Planner`, a Hugging Face model of 
 
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from moetune.config import Settings
 from moetune.domain.constraints import (
@@ -42,9 +42,6 @@ from moetune.workflows.routing_files import read_layer_routing, read_routing
 from moetune.workflows.training import plan_training, training_job
 from moetune.workflows.training_plan import TrainingRequest
 
-if TYPE_CHECKING:
-    from moetune.workflows.wider_layouts import GoesOn
-
 T = TypeVar("T", bound=str)
 _OF_LAYERS = (
     "d_model", "d_hidden", "num_experts", "top_k", "activation", "tokens", "batch", "num_layers",
@@ -55,13 +52,12 @@ _OF_LAYERS = (
 _OF_DECODERS = (
     "global_batch", "cp", "vpp", "etp", "recompute", "cuda_graphs", "target",
     "offload_activations", "offload_optimizer", "optimizer", "schedule", "stages", "dispatcher",
-    "dispatcher_sms", "front", "search_trials",
+    "front",
 )  # fmt: skip
 _COUNTS = (
     "d_model", "d_hidden", "num_experts", "top_k", "world_size", "nodes", "batch", "num_layers",
     "num_heads", "dp", "ep", "tp", "pp", "micro_batch", "global_batch", "cp", "vpp", "etp",
-    "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens", "dispatcher_sms",
-    "search_trials",
+    "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens",
 )  # fmt: skip
 _LARGEST_ZERO = 3
 
@@ -127,10 +123,8 @@ class PlanFlags:
     min_chunk_tokens: int | None = None
     order: Order | None = None
     dispatcher: str | None = None
-    dispatcher_sms: int | None = None
     allow_modelled: bool | None = None
     front: bool = False
-    search_trials: int | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, *_COUNTS)
@@ -207,7 +201,6 @@ class PlanFlags:
             pins=self._training_pins(),
             target=target,
             memory_limit_bytes=self.memory_limit,
-            search_trials=self.search_trials or 0,
         )  # fmt: skip
 
     @property
@@ -255,7 +248,6 @@ class PlanFlags:
             micro_batch=self.micro_batch,
             recompute=None if self.recompute is None else modules_of(self.recompute),
             dispatcher=_one_of("--dispatcher", self.dispatcher, TOKEN_DISPATCHERS),
-            dispatcher_sms=self.dispatcher_sms,
             overlap=_one_of("--overlap", self.overlap, OVERLAPS),
             cuda_graphs=_one_of("--cuda-graphs", self.cuda_graphs, CUDA_GRAPHS),
             offload_activations=self.offload_activations,
@@ -308,14 +300,12 @@ def plan_layer(
 
 
 def plan_decoder(
-    flags: PlanFlags, settings: Settings, *, profile: str | Profile | None, save: bool,
-    goes_on: "GoesOn" = lambda _: True,
-) -> TrainingDocument:  # fmt: skip
+    flags: PlanFlags, settings: Settings, *, profile: str | Profile | None, save: bool
+) -> TrainingDocument:
     """Return the plan of a Hugging Face model's training.
 
     Args:
         profile, save: as of `plan_layer`.
-        goes_on: whether the search of `search_trials` does.
 
     Raises:
         MoetuneError: as of `plan_training`, there is no such profile, or the database cannot be
@@ -325,9 +315,7 @@ def plan_decoder(
     wanted = settings.profile if profile is None else profile
     found = find_profile(wanted, stores=stores, for_models=True)
     request = flags.training_request(found.profile)
-    plan = plan_training(
-        request, found.profile, with_front=flags.front, with_savings=True, goes_on=goes_on
-    ).stored
+    plan = plan_training(request, found.profile, with_front=flags.front, with_savings=True).stored
     if save:
         with wiring.open_store(settings) as store:
             store.save_training_plan(plan)

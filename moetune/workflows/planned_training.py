@@ -6,9 +6,8 @@ from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
-from moetune.solve.joint.placed_layers import PlacedLayers
 from moetune.workflows.models import find_planned_model
-from moetune.workflows.placed_training import placed_request, replicated_request
+from moetune.workflows.placed_training import placed_request
 from moetune.workflows.routing_files import read_routing
 from moetune.workflows.training_files import MAKE_ONE, folded_layout
 from moetune.workflows.training_plan import TrainingPlan, TrainingRequest
@@ -57,7 +56,6 @@ def read_planned_training(
         pins=inputs.pins,
         target=inputs.facts,
         memory_limit_bytes=inputs.memory_limit_bytes,
-        search_trials=inputs.search_trials,
     )  # fmt: skip
     _check_id(plan, request)
     layouts = (one.layout for one in (plan.best, *plan.alternatives))
@@ -74,12 +72,7 @@ def _priced(plan: TrainingDocument, request: TrainingRequest) -> TrainingRequest
     """Return the request with experts as the plan places them."""
     if plan.placement is None or not plan.is_placed:
         return request
-    asked = placed_request(request)
-    if not plan.placement.has_replicas:
-        return asked
-    layers = asked.job.routing
-    assert isinstance(layers, PlacedLayers)  # noqa: S101 - of `placed_request`
-    return replicated_request(asked, layers)
+    return placed_request(request)
 
 
 def _check_id(document: TrainingDocument, request: TrainingRequest) -> None:

@@ -14,7 +14,7 @@ from moetune.domain.samples import Point, Sample
 from moetune.fit.merged import check_base, merged
 from moetune.fit.profile import fit_profile
 from moetune.measure.points import PointChoice, choose_points, default_group_sizes
-from moetune.workflows.beginning import Beginning, added_to, resumed, still_correct
+from moetune.workflows.beginning import Beginning, resumed
 from moetune.workflows.profile_quality import summarize
 from moetune.workflows.profile_request import (
     MeasurementSetting,
@@ -128,8 +128,6 @@ def profile_machine(
         _measure(request, setting, cluster, begun.done, recorder)
         found = replace(cluster, machine=recorder.machine)
         profile = _fit(name, found, run.samples(), request.seed)
-        corrections = still_correct(begun.corrections, frozenset(request.points))
-        profile = replace(profile, corrections=corrections)
         if base is not None:
             profile = merged(profile, base)
         run.complete(profile)
@@ -147,10 +145,7 @@ def profile_machine(
 def _beginning(
     request: ProfileRequest, cluster: Cluster, store: Store, *, resume: bool
 ) -> Beginning:
-    name = profile_name(request, cluster)
-    if request.points:
-        return added_to(store, name, cluster)
-    return resumed(store, name, cluster) if resume else Beginning()
+    return resumed(store, profile_name(request, cluster), cluster) if resume else Beginning()
 
 
 def _measure(
@@ -165,10 +160,7 @@ def _measure(
     """Measure the points that are not done."""
     from moetune.measure.session import Assignment
 
-    points = PointChoice(needed=request.points, others=())
-    if not request.points:
-        points = _chosen_points(request, cluster)
-    left = points.without(done)
+    left = _chosen_points(request, cluster).without(done)
     assignment = Assignment(
         needed=left.needed,
         others=left.others,

@@ -1,6 +1,6 @@
 """A request to measure this machine, the process that does it, and its outcome.
 
-`profile` and `profile_for` run a request; commands, checks and benchmarks make it.
+`profile` runs a request; commands, checks and benchmarks make it.
 """
 
 import re
@@ -14,7 +14,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.profile import Profile
-from moetune.domain.samples import Point, Sample
+from moetune.domain.samples import Sample
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import Preset
 from moetune.measure.noise import has_drifted
@@ -34,8 +34,6 @@ class ProfileRequest:
         transformers: whole models whose own shapes are measured.
         max_tokens: tokens of one step on one rank; of a model, those of a micro-batch.
         budget_seconds: longest time to measure, without the fit.
-        points: measured instead of all that the layers and presets ask for; the current profile
-            keeps its samples.
         base: a profile of the same device, for what is not measured here.
     """
 
@@ -48,7 +46,6 @@ class ProfileRequest:
     transformers: tuple[Transformer, ...] = ()
     max_tokens: int = 4096
     budget_seconds: float | None = None
-    points: tuple[Point, ...] = ()
     base: Profile | None = None
     seed: int = 0
 

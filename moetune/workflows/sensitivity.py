@@ -1,8 +1,8 @@
 """Sensitivity of a plan's step to the parts of its machine, and to its own decisions.
 
-Each part of the machine is made 1 % slower and 1 % faster with the plan's choice held fixed, then
-so much slower or faster that another choice would be best. Each decision is moved to its
-neighbours. `Planner.sensitivity` finds the plan and its profile; nothing is stored.
+Each part of the machine is made 1 % slower and 1 % faster with the plan's choice held fixed. Each
+decision is moved to its neighbours. `Planner.sensitivity` finds the plan and its profile; nothing
+is stored.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,16 +14,13 @@ from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.units import format_seconds
 from moetune.fit.slowed import BANDWIDTH, INTERFERENCE, START, Slowdown
-from moetune.solve.sensitivity import FASTER, PERCENT, SLOWER, seconds_per_percent, turn_of
+from moetune.solve.sensitivity import PERCENT, seconds_per_percent
 from moetune.workflows.compared import is_same_step
 
 SENSITIVITY_SCHEMA = "moetune.sensitivity/1"
 GIB = 2**30
 _NOTHING = 1e-7
 """Of the step, for every percent: parts that change it less are left out."""
-_SEARCHED = 5e-5
-"""Of the step, for every percent: parts that change it less cannot turn the choice but of ties."""
-_NAMED_TURNS = 3
 _TIE = 1e-9
 OP_WORDS: Mapping[str, str] = MappingProxyType({
     "all_to_all": "all-to-alls", "all_reduce": "all-reduces", "all_gather": "all-gathers",
@@ -36,19 +33,6 @@ _NAMES: Mapping[str, str] = MappingProxyType({
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurningPoint:
-    """The smallest change of a part, found between half and twice its time, that turns the choice.
-
-    Args:
-        change: of the part's times: 0.18 is 18 % longer.
-        choice: the best one there.
-    """
-
-    change: float
-    choice: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PartEffect:
     """One part of the machine.
 
@@ -56,18 +40,12 @@ class PartEffect:
         name: in words.
         seconds_per_percent: by how much the step is longer for each percent that the part takes
             longer, the choice held fixed.
-        slower, faster: where the choice turns; None where it does not up to twice or half.
-        is_searched: whether turning points were looked for; not of parts of which twice the time
-            is less than half a percent of the step.
     """
 
     part: str
     name: str
     seconds_per_percent: float
     share_per_percent: float
-    slower: TurningPoint | None
-    faster: TurningPoint | None
-    is_searched: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,17 +85,8 @@ class Subject(Protocol):
         """Parts of the machine that may count."""
         ...
 
-    @property
-    def among(self) -> str:
-        """The choices among which the best one is looked for, in words."""
-        ...
-
     def step(self, slowdown: Slowdown | None) -> float:
         """Return the seconds of the plan's own choice."""
-        ...
-
-    def best(self, slowdown: Slowdown | None) -> str:
-        """Return the best choice, in words."""
         ...
 
     def knobs(self) -> Iterator[KnobEffect]:
@@ -135,7 +104,6 @@ class Sensitivity:
         parts: of the machine, the one that counts most first.
         knobs: the plan's decisions at their neighbours, the shortest step first.
         without_effect: parts that do not change the step.
-        among: the choices among which turning points were looked for.
     """
 
     plan: str
@@ -144,7 +112,6 @@ class Sensitivity:
     parts: tuple[PartEffect, ...]
     knobs: tuple[KnobEffect, ...]
     without_effect: tuple[str, ...]
-    among: str
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -181,23 +148,18 @@ def sensitivity_of(subject: Subject) -> Sensitivity:
         plan=subject.plan_id,
         choice=subject.name,
         step_seconds=step,
-        parts=tuple(_part(subject, part, seconds, step) for part, seconds in ordered),
+        parts=tuple(_part(part, seconds, step) for part, seconds in ordered),
         knobs=tuple(sorted(subject.knobs(), key=_order)),
         without_effect=tuple(one for one in effects if one not in known),
-        among=subject.among,
     )
 
 
-def _part(subject: Subject, part: str, seconds: float, step: float) -> PartEffect:
-    is_searched = abs(seconds) >= _SEARCHED * step
+def _part(part: str, seconds: float, step: float) -> PartEffect:
     return PartEffect(
         part=part,
         name=part_words(part),
         seconds_per_percent=seconds,
         share_per_percent=seconds / step,
-        slower=_turn(subject, part, SLOWER) if is_searched else None,
-        faster=_turn(subject, part, FASTER) if is_searched else None,
-        is_searched=is_searched,
     )
 
 
@@ -211,11 +173,6 @@ def part_words(part: str) -> str:
 
 def _effect(subject: Subject, part: str) -> float:
     return seconds_per_percent(lambda factor: subject.step(Slowdown(part=part, factor=factor)))
-
-
-def _turn(subject: Subject, part: str, factors: tuple[float, ...]) -> TurningPoint | None:
-    turn = turn_of(lambda factor: subject.best(Slowdown(part=part, factor=factor)), factors)
-    return None if turn is None else TurningPoint(change=turn.factor - 1, choice=turn.choice)
 
 
 def _order(knob: KnobEffect) -> float:
@@ -236,37 +193,12 @@ def _words(found: Sensitivity) -> Iterator[str]:
             f"the {one.name} ({format_seconds(abs(one.seconds_per_percent))})" for one in others[:2]
         ]
         yield f"Then {' and '.join(rest)}."
-    yield from _turn_words(found)
     yield from _knob_words(found)
 
 
 def _percent_words(one: PartEffect) -> str:
     share = abs(one.share_per_percent) * 100
     return f"{format_seconds(abs(one.seconds_per_percent))} for every percent, {share:.2g} %"
-
-
-def _turn_words(found: Sensitivity) -> Iterator[str]:
-    turns = [
-        (turn, one.name)
-        for one in found.parts
-        for turn in (one.slower, one.faster)
-        if turn is not None
-    ]
-    if not turns:
-        yield (
-            "No single part changes the choice between half and twice its time, among "
-            f"{found.among}."
-        )
-    for turn, name in sorted(turns, key=lambda pair: abs(pair[0].change))[:_NAMED_TURNS]:
-        start = f"{name[:1].upper()}{name[1:]}, {change_words(turn.change)}"
-        yield f"{start}: the best choice is {turn.choice}."
-
-
-def change_words(change: float) -> str:
-    """Return "18 % slower" or "9.1 % faster", of a part's times."""
-    share = abs(change) * 100
-    digits = 0 if share >= 9.95 else 1  # noqa: PLR2004 - two significant digits
-    return f"{share:.{digits}f} % {'slower' if change > 0 else 'faster'}"
 
 
 def _knob_words(found: Sensitivity) -> Iterator[str]:

@@ -23,8 +23,7 @@ def with_steps(profile: Profile) -> Profile:
     Steps whose operations were not measured, as in a very short session, have none; nor have those
     that other programs disturbed at every visit.
     """
-    bare = replace(profile, steps=(), corrections=())
-    return replace(profile, steps=tuple(_steps(bare)))
+    return replace(profile, steps=tuple(_steps(replace(profile, steps=()))))
 
 
 def _steps(profile: Profile) -> Iterator[StepRecord]:

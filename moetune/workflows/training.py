@@ -1,10 +1,8 @@
 """The fastest layout to train a decoder in: its job, the search, and why nothing fits."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.cluster import Machine
@@ -14,7 +12,6 @@ from moetune.domain.errors import (
     InputError,
     LayoutTooLargeError,
     MoetuneError,
-    ProfileError,
     RefusedLayoutError,
 )
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
@@ -25,7 +22,6 @@ from moetune.domain.site import check_format, site_of
 from moetune.domain.target_rules import model_rules
 from moetune.domain.targets import Target
 from moetune.domain.training import (
-    DEFAULT_SMS,
     TRAINING_DTYPES,
     FoldedLayout,
     LayoutRequest,
@@ -34,12 +30,10 @@ from moetune.domain.training import (
 )
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
-from moetune.fit.dispatchers import SmTimes
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.front import memory_front
 from moetune.solve.joint.savings import Savings
 from moetune.solve.joint.search import FoldedSearch
-from moetune.solve.joint.ties import PricedLayout
 from moetune.solve.training.memory import MemoryModel, fillable_bytes
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
@@ -50,10 +44,7 @@ from moetune.workflows.placed_training import (
 from moetune.workflows.plan import sound_numbers
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.training_plan import TrainingPlan, TrainingRequest, layout_words
-from moetune.workflows.training_prices import StandIns, stand_ins_of, step_prices
-
-if TYPE_CHECKING:
-    from moetune.workflows.wider_layouts import GoesOn
+from moetune.workflows.training_prices import stand_ins_of, step_prices
 
 
 def memory_model(job: TrainingJob, target: Target, stages: DecoderStages) -> MemoryModel:
@@ -102,7 +93,6 @@ def plan_training(
     *,
     with_front: bool = False,
     with_savings: bool = False,
-    goes_on: "GoesOn" = lambda _: True,
 ) -> TrainingPlan:
     """Return the fastest layout that the rules, the pins and the memory allow.
 
@@ -110,22 +100,19 @@ def plan_training(
         costs: the profile's, where they are known already.
         with_front: find the fastest layout for every other memory, too.
         with_savings: find what single flags and all pins cost, too.
-        goes_on: whether the search beyond branch and bound does, where the request asks for one.
 
     Raises:
         InputError: the pins break a rule, or the profile's dtype is not there.
         InfeasiblePlanError: the runtime does not have the model.
         LayoutTooLargeError: nothing fits; the smallest layout is priced all the same.
         RefusedLayoutError: the runtime would refuse what is pinned, priced all the same.
-        ProfileError: the profile lacks an operation, or times of so many multiprocessors.
+        ProfileError: the profile lacks an operation.
     """
     solved = _solved(request, profile, costs)
     plan, pins = solved.plan, _of_layouts(request.pins)
     with sound_numbers(profile.name):
-        if with_front and (plan.fits or request.search_trials):
+        if with_front and plan.fits:
             plan = replace(plan, front=memory_front(solved.search, pins))
-        if request.search_trials:
-            plan = _widened(replace(solved, plan=plan), pins, goes_on)
         if with_savings and plan.fits:
             plan = add_savings(plan, solved.search)
     if not plan.fits:
@@ -163,11 +150,9 @@ class _Solved:
 
     plan: TrainingPlan
     search: FoldedSearch
-    stand_ins: Callable[[PricedLayout], StandIns]
 
 
 def _solved(request: TrainingRequest, profile: Profile, costs: Costs | None) -> _Solved:
-    _check_sms(request.pins, profile)
     check_placement_rule(request)
     check_format(profile, request.job.dtype)
     broken = next(model_rules(request.job.decoder, request.target), None)
@@ -203,10 +188,6 @@ def _searched(
         )
         one, placement = solve_placed(request, opened)
         found = one.layouts.ranked()
-
-        def stand_ins(best: PricedLayout) -> StandIns:
-            return stand_ins_of(one.request.job, one.request.target, profile, best, known)
-
         plan = TrainingPlan(
             request=request, profile=profile.name, profile_fingerprint=profile.digest,
             limit_bytes=limit, placement=placement,
@@ -215,10 +196,12 @@ def _searched(
             ranks_per_host=min(request.job.world_size, site_of(profile).devices_per_node),
             quality=quality_of(profile), device=profile.machine.device,
             provenance=profile.provenance,
-            stand_ins=stand_ins(found[0]),
+            stand_ins=stand_ins_of(
+                one.request.job, one.request.target, profile, found[0], known
+            ),
             natural_bytes=_natural_bytes(one.request, found[0].layout),
         )  # fmt: skip
-    return _Solved(plan=plan, search=one.search, stand_ins=stand_ins)
+    return _Solved(plan=plan, search=one.search)
 
 
 def _natural_bytes(request: TrainingRequest, layout: FoldedLayout) -> float | None:
@@ -228,18 +211,6 @@ def _natural_bytes(request: TrainingRequest, layout: FoldedLayout) -> float | No
         return None
     roomy = replace(job, leaves_room=True)
     return memory_model(roomy, request.target, DecoderStages(job.decoder)).needs(layout)[0]
-
-
-def _widened(solved: _Solved, pins: LayoutRequest, goes_on: "GoesOn") -> TrainingPlan:
-    """Return the plan with what is found beyond branch and bound."""
-    from moetune.workflows.wider_layouts import widened  # Optuna takes half a second to import
-
-    plan = widened(solved.plan, solved.search, pins, goes_on)
-    return replace(
-        plan,
-        stand_ins=solved.stand_ins(plan.best),
-        trust=solved.search.prices.device.trusts.least,
-    )
 
 
 def _opened(
@@ -258,25 +229,6 @@ def _opened(
 def _of_layouts(pins: LayoutRequest) -> LayoutRequest:
     """Return the pins that layouts obey."""
     return pins if pins.expert_placement is None else replace(pins, expert_placement=None)
-
-
-def _check_sms(pins: LayoutRequest, profile: Profile) -> None:
-    """Raise ProfileError unless the profile has times around the dispatcher's multiprocessors."""
-    sms, dispatcher = pins.dispatcher_sms, pins.dispatcher
-    if sms is None or dispatcher is None or sms == DEFAULT_SMS.get(dispatcher, sms):
-        return  # rules of the layout refuse other dispatchers
-    usual, known = DEFAULT_SMS[dispatcher], SmTimes(profile=profile).known(dispatcher)
-    if not known or not known[0] <= usual <= known[-1]:
-        raise ProfileError(
-            f"profile {profile.name!r} has no times of {dispatcher} by its multiprocessors",
-            f"use --dispatcher-sms {usual}, {dispatcher}'s own number, or another --profile",
-        )
-    if not known[0] <= sms <= known[-1]:
-        raise ProfileError(
-            f"--dispatcher-sms {sms}: profile {profile.name!r} has times of {dispatcher} with "
-            f"{known[0]} to {known[-1]} multiprocessors",
-            f"use {known[0]} to {known[-1]}; {usual} is {dispatcher}'s own number",
-        )
 
 
 def training_job(

@@ -77,5 +77,4 @@ def _where(plan: TrainingDocument) -> str:
     """Return where a plan's experts are."""
     if plan.placement is None or not plan.is_placed:
         return "in their order"
-    replicas = plan.placement.replicas
-    return "placed by their loads" + (f", with {replicas.words}" if replicas else "")
+    return "placed by their loads"

@@ -139,7 +139,6 @@ def folded_layout(layout: TrainingLayout) -> FoldedLayout:
     same = (
         "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "dispatcher", "overlap", "zero",
         "cuda_graphs", "offload_activations", "offload_optimizer", "schedule", "degree",
-        "dispatcher_sms",
     )  # fmt: skip
     recompute = () if layout.recompute == ("none",) else layout.recompute
     stages = None if layout.stages is None else read_stages(layout.stages)

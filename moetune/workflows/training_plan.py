@@ -42,14 +42,12 @@ class TrainingRequest:
     Args:
         target: the runtime that it is for.
         memory_limit_bytes: of one device; None for the machine's usable memory.
-        search_trials: layouts to try beyond branch and bound.
     """
 
     job: TrainingJob
     pins: LayoutRequest
     target: Target
     memory_limit_bytes: int | None = None
-    search_trials: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +66,6 @@ class TrainingPlan:
         quality: of the profile; None where it says nothing of its errors.
         device: name of the machine's devices.
         natural_bytes: of a device under natural routing, where the plan has no room for it.
-        bounded_step_seconds: of the best layout of branch and bound, where others were tried; None
-            where they were not, or it does not fit.
         provenance: of the profile.
         savings: faster layouts with one flag changed; `free`: without pins.
     """
@@ -87,7 +83,6 @@ class TrainingPlan:
     ranks_per_host: int = 1
     front: tuple[PricedLayout, ...] = ()
     placement: ModelPlacement | None = None
-    bounded_step_seconds: float | None = None
     natural_bytes: float | None = None
     provenance: Provenance = "published"
     savings: tuple[FoundSaving, ...] = ()
@@ -135,6 +130,7 @@ class TrainingPlan:
         """Digest of the inputs, with what their names stand for."""
         job, inputs = self.request.job, self.inputs
         inputs.pop("model_path", None)  # the decoder itself is part of the digest
+        inputs["pins"] = {**inputs["pins"], "dispatcher_sms": None}  # as while there was such a pin
         if self.request.target == planned_target(self.request.target.name, ""):
             inputs.pop("target_version", None)  # as in plans of before versions were told apart
         loads = _loads(job.routing)
@@ -155,7 +151,7 @@ class TrainingPlan:
     @property
     def inputs(self) -> dict[str, Any]:
         """The question, in plain values."""
-        job, trials = self.request.job, self.request.search_trials
+        job = self.request.job
         version = self.request.target.number
         return {
             "model": job.decoder.name,
@@ -170,7 +166,6 @@ class TrainingPlan:
             "target": self.request.target.name,
             "pins": encode(self.request.pins),
             "memory_limit_bytes": self.limit_bytes,
-            **({"search_trials": trials} if trials else {}),
             **({"target_version": version} if version else {}),
             **({"model_path": job.decoder.path} if job.decoder.path else {}),
             **({"leaves_room": True} if job.leaves_room else {}),
@@ -194,7 +189,6 @@ class TrainingPlan:
             alternatives=tuple(map(self._answer, self.found[1:])),
             front=tuple(map(self._answer, self.front)),
             placement=self.placement,
-            bounded_step_seconds=self.bounded_step_seconds,
             origin=PlanOrigin(
                 provenance=self.provenance, device=self.device,
                 public_ratios=public_ratios(self.request.target.name),
@@ -270,7 +264,7 @@ def _layout(layout: FoldedLayout, job: TrainingJob) -> TrainingLayout:
         offload_activations=layout.offload_activations,
         offload_optimizer=layout.offload_optimizer, schedule=layout.order,
         stages=stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None,
-        degree=layout.degree, dispatcher_sms=layout.dispatcher_sms or None,
+        degree=layout.degree,
     )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ from moetune.domain.profile import Profile
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.fit.costs import costs_of
-from moetune.fit.dispatchers import SmTimes
 from moetune.fit.variants import RESAMPLING_SEED, resample_costs
 from moetune.solve.joint.ties import PricedLayout
 from moetune.solve.training.machine import DevicePrices
@@ -56,7 +55,6 @@ def device_prices(profile: Profile, costs: Costs | None = None) -> DevicePrices:
         sustained=1.0 if profile.samples else sustained_by(profile.machine.device),
         gap_seconds=0.0 if profile.samples else _GAP_SECONDS,
         posted_chunk_seconds=network.posted_chunk_seconds if network else 0.0,
-        transfers=SmTimes(profile=profile),
     )
 
 

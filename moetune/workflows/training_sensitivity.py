@@ -1,4 +1,4 @@
-"""Sensitivity of a training plan: its layout and the next ones under other prices."""
+"""Sensitivity of a training plan: its layout under other prices."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,6 @@ from moetune.fit.costs import costs_of
 from moetune.fit.slowed import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.search import FoldedSearch
-from moetune.solve.joint.ties import NOISE
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.planned_training import PlannedTraining, read_planned_training
@@ -73,24 +72,9 @@ class TrainingSubject:
         """Every part, and the host's."""
         return (*PARTS, LAUNCHES, POSTED)
 
-    @property
-    def among(self) -> str:
-        """The choices among which turning points are found."""
-        others = len(self.planned.layouts) - 1
-        return f"the layout and the {others} that the plan lists after it"
-
     def step(self, slowdown: Slowdown | None) -> float:
         """Return the seconds of the plan's own layout."""
         return self._priced(slowdown).step(self._own).seconds
-
-    def best(self, slowdown: Slowdown | None) -> str:
-        """Return the plan's own layout unless another one is faster by more than ties are."""
-        prices = self._priced(slowdown)
-        times = [prices.step(one).seconds for one in self.planned.layouts]
-        fastest = min(times)
-        if times[0] <= fastest * (1 + NOISE):
-            return self.name
-        return layout_words(self.planned.layouts[times.index(fastest)])
 
     def knobs(self) -> Iterator[KnobEffect]:
         """Yield half and twice each size of the layout, and more memory."""

@@ -61,11 +61,9 @@ def _rest(step: DrawnStep, parts: Mapping[str, float]) -> Iterator[TraceSpan]:
     """Yield what comes behind the last pass of all ranks."""
     at = max(one.end_seconds for one in step.passes)
     behind: tuple[tuple[str, ResourceClass, str], ...] = (
-        ("gradients", "comm", LINK), ("optimizer", "comp", COMPUTE), ("replicas", "comm", LINK),
+        ("gradients", "comm", LINK), ("optimizer", "comp", COMPUTE),
     )  # fmt: skip
     for name, resource, track in behind:
-        if name not in parts:
-            continue  # without replicas of hot experts
         end = at + parts[name]
         yield TraceSpan(name, resource, track, at, end, {})
         at = end

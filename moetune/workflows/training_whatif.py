@@ -105,7 +105,6 @@ def _options(plan: TrainingDocument, own: Profile | None) -> dict[str, object]:
         "global_batch": inputs.global_batch, "seq": inputs.seq, "dtype": inputs.dtype,
         "routing": None if inputs.leaves_room else inputs.routing,
         "optimizer": inputs.optimizer, "target": inputs.runtime,
-        "search_trials": inputs.search_trials or None,
         "memory_limit": None if is_default else inputs.memory_limit_bytes,
         **{name: _pin(pins, name) for name in pinned(pins)},
     }  # fmt: skip

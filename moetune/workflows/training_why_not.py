@@ -49,7 +49,7 @@ from moetune.workflows.training_prices import step_prices
 from moetune.workflows.why_not import WhyNot
 
 _PINNED = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro-batch")
-_SIZES = ("dp", *_PINNED, "dispatcher-sms")
+_SIZES = ("dp", *_PINNED)
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "zero": ("0", "1", "2", "3"), "dispatcher": TOKEN_DISPATCHERS, "overlap": OVERLAPS,
     "recompute": ("none", *RECOMPUTES), "cuda-graphs": CUDA_GRAPHS, "schedule": SCHEDULES,

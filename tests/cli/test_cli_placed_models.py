@@ -2,13 +2,12 @@
 
 import json
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moetune.domain.placement import EMPTY, check_order, check_places
+from moetune.domain.placement import check_order
 from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from tests.cli.running import Cli
 
@@ -84,72 +83,6 @@ def test_each_layers_experts_are_placed_and_the_step_is_that_much_shorter(
     assert not any(layer["experts"] for layer in natural["placement"]["layers"])
     assert "placement" not in balanced
     assert len({plan["id"], natural["id"], balanced["id"]}) == 3
-
-
-SPREAD_WIDE = ("--world-size", "32", "--ep", "32", "--global-batch", "256")
-"""Two experts a rank: one hot expert is more than a rank's share."""
-
-
-def replicated_rows_of_fullest(loads: list[int], places: list[int], ranks: int) -> float:
-    numbers, each = Counter(places), len(places) // ranks
-    sums = [
-        sum(loads[one] / numbers[one] for one in places[at : at + each] if one != EMPTY)
-        for at in range(0, len(places), each)
-    ]
-    return max(sums) / sum(loads) * ranks
-
-
-def test_hot_experts_have_replicas_where_placing_each_once_leaves_ranks_uneven(
-    cli: Cli, routing: str
-) -> None:
-    plan = planned(cli, routing, *SPREAD_WIDE)
-    placement = plan["placement"]
-    for seed, layer in enumerate(placement["layers"]):
-        check_places(layer["experts"], EXPERTS, 32)
-        rows = replicated_rows_of_fullest(uneven(seed), layer["experts"], 32)
-        assert layer["placed_skew"] == pytest.approx(rows)
-    once = planned(cli, routing, *SPREAD_WIDE, "--expert-placement", "once")
-    assert "replicas" not in once["placement"]
-    for layer in once["placement"]["layers"]:
-        check_order(layer["experts"], EXPERTS)
-    assert placement["placed_step_seconds"] == once["predicted"]["step_seconds"]
-    replicas, step = placement["replicas"], plan["predicted"]["step_seconds"]
-    assert replicas["step_seconds"] == step < 0.98 * once["predicted"]["step_seconds"]
-    assert replicas["sum_seconds"] == plan["predicted"]["parts"]["replicas"] > 0
-    assert replicas["num_replicas"] == sum(
-        len([one for one in layer["experts"] if one != EMPTY]) - EXPERTS
-        for layer in placement["layers"]
-    )
-    assert plan["memory"]["parts"]["parameters"] > once["memory"]["parts"]["parameters"]
-
-
-def test_a_plan_with_replicas_that_is_read_back_has_the_same_numbers(
-    cli: Cli, routing: str
-) -> None:
-    plan = planned(cli, routing, *SPREAD_WIDE)
-    step = plan["predicted"]["step_seconds"]
-    assert cli("trace", "plan.json", "--output", "trace.json").code == 0
-    events = json.loads(Path("trace.json").read_text())["traceEvents"]
-    bars = [one for one in events if one["ph"] == "X" and one["pid"] == 0]
-    assert max(one["ts"] + one["dur"] for one in bars) / 1e6 == pytest.approx(step, rel=1e-9)
-    assert cli("sensitivity", "plan.json", "--json").document["step_seconds"] == step
-    other = cli("explain", "plan.json", "--layout", "ep=8", "--json").document
-    assert other["chosen"]["step_seconds"] == step
-    words = " ".join(cli("explain", "plan.json").out.split())
-    cli(
-        *OLMOE,
-        *SPREAD_WIDE,
-        "--routing",
-        routing,
-        "--expert-placement",
-        "once",
-        "--output",
-        "1.json",
-    )
-    changed = " ".join(cli("plans", "diff", "1.json", "plan.json").out.split())
-    assert "replicas of hot ones instead of placed by their loads." in changed
-    assert f"with {plan['placement']['replicas']['num_replicas']} replicas of hot ones" in words
-    assert "layer of experts own order placed at least replicas" in words
 
 
 def test_the_id_covers_every_layers_loads(cli: Cli, routing: str, tmp_path: Path) -> None:
@@ -262,10 +195,10 @@ def test_records_of_other_models_and_rules_without_a_record_are_refused(
     assert "the record of a model's 16 layers, and this plan is for one" in result.err
     for flags, words in (
         (("--expert-placement", "natural"), "natural needs loads of each layer's experts"),
-        (("--expert-placement", "once", "--routing", "natural"), "once needs loads"),
+        (("--expert-placement", "planned", "--routing", "natural"), "planned needs loads"),
         (
-            ("--expert-placement", "once", "--routing", routing, "--target", "megatron"),
-            "once: megatron keeps experts in their own order",
+            ("--expert-placement", "planned", "--routing", routing, "--target", "megatron"),
+            "planned: megatron keeps experts in their own order",
         ),
     ):
         result = cli(*OLMOE, *flags)

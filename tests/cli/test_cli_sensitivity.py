@@ -1,7 +1,6 @@
-"""`moetune sensitivity`, against slopes by hand and turning points by trying every degree."""
+"""`moetune sensitivity`, against slopes by hand."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +41,6 @@ class Lines:
         forward, backward = degrees
         return self.phase(forward, 2, **factors) + self.phase(backward, 4, **factors)
 
-    def best(self, **factors: float) -> tuple[int, int]:
-        def least(num_gemms: int) -> int:
-            return min(range(1, 65), key=lambda one: self.phase(one, num_gemms, **factors))
-
-        return least(2), least(4)
-
 
 @pytest.fixture
 def lines(cli: Cli) -> Lines:
@@ -77,29 +70,6 @@ def test_slopes_are_those_of_the_closed_form(cli: Cli, planned: Planned, lines: 
     assert "gemm rate" in found["without_effect"]
     assert found["parts"][0]["part"] == "all_to_all bandwidth"
     assert "bandwidth of all-to-alls most: 515 µs for every percent" in found["words"][0]
-
-
-@pytest.mark.parametrize(("part", "which"), [("bandwidth", "beta"), ("start-up", "alpha")])
-def test_turning_points_are_those_of_trying_every_degree(
-    cli: Cli, planned: Planned, lines: Lines, part: str, which: str
-) -> None:
-    planned("plan.json", *XL)
-    row = parts_of(cli("sensitivity", "plan.json", "--json").document)[f"all_to_all {part}"]
-    for name, sign in (("slower", 1), ("faster", -1)):
-        turn = first_turn(lambda factor: lines.best(**{which: factor}), sign)
-        assert row[name]["change"] == pytest.approx(turn[0], abs=4e-3)
-        assert row[name]["choice"] == f"{turn[1][0]} and {turn[1][1]} chunks, strategy none"
-
-
-def first_turn(
-    best: Callable[[float], tuple[int, int]], sign: int
-) -> tuple[float, tuple[int, int]]:
-    own = best(1.0)
-    for step in range(1, 1000):
-        change = sign * step / 1000
-        if change > -1 and best(1 + change) != own:
-            return change, best(1 + change)
-    raise AssertionError("no turn")
 
 
 def test_neighbours_are_the_plans_with_that_pin(cli: Cli, planned: Planned) -> None:

@@ -39,7 +39,7 @@ WRONG = [
     (DECODER, "--seq", "0"),
     *((("profile", "--plan-only"), flag, "zz9") for flag in (
         "--budget", "--dtype", "--group-sizes", "--model", "--tokens",
-        "--preset", "--seq", "--for", "--nproc",
+        "--preset", "--seq", "--nproc",
     )),
     *((("profile", "--plan-only"), flag, "0") for flag in ("--budget", "--group-sizes")),
     *((("memory", "olmoe"), flag, "zz9") for flag in (

@@ -2,20 +2,17 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.corrections import Correction, corrections_words
 from moetune.domain.errors import InputError
 from moetune.domain.interference import Interference
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.operations import (
     Operation,
     OperationTimes,
-    corrected_op,
     operations_of,
     predicted_seconds,
     transfer_seconds,
@@ -23,7 +20,7 @@ from moetune.domain.operations import (
 from moetune.domain.plan import Decision
 from moetune.solve.layer.timeline import pipeline_tasks, simulate, tensor_parallel_tasks
 from moetune.workflows.plan import make_plan
-from tests.workflows.test_corrections import PLAN, PROFILE, REQUEST
+from tests.workflows.observed import PLAN, PROFILE, REQUEST
 
 LAYER = LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=2)
 DECISION = Decision(forward_degree=4, backward_degree=3)
@@ -138,18 +135,8 @@ def test_an_operation_has_a_size_and_chunks(field: str) -> None:
         Operation(name="experts", phase="forward", **values)
 
 
-def test_operations_and_corrections_name_what_they_are_of() -> None:
+def test_operations_name_what_they_are_of() -> None:
     one = Operation(name="all_to_all", phase="forward", size=2**21, degree=1)
     several = Operation(name="experts", phase="backward", size=2**21, degree=3)
     assert "all_to_all of 2.00 MiB" in one.words
     assert "3 chunks" in several.words
-    assert [corrected_op(each) for each in (one, several)] == ["all_to_all", "experts_backward"]
-    made = Correction(
-        op="experts_forward", group_size=0, size=10**9, factor=1.5, num_calls=5, num_batches=2
-    )
-    again = replace(made, factor=2.5, size=2 * 10**9)
-    moved = replace(made, op="all_to_all", group_size=4, size=2**21)
-    experts, transfers = corrections_words([again, made, moved])
-    assert "1.50 to 2.50 around 1e+09 MACs to 2e+09 MACs (10 observed calls)" in experts
-    assert "of 4 ranks × 1.50 around 2.00 MiB (5 observed calls)" in transfers
-    assert corrections_words([]) == ()

@@ -65,14 +65,6 @@ def test_experts_that_tensor_parallelism_divides() -> None:
     assert dividing
 
 
-def test_multiprocessors_are_set_where_the_runtime_has_them_fixed() -> None:
-    fixed = [one for one in TARGETS if not find_target(one).sets_sms]
-    for target in fixed:
-        found = " ".join(broken(target, {"dp": 8, "dispatcher": "deepep", "dispatcher_sms": 5}))
-        assert "deepep with 5 multiprocessors" in found
-    assert fixed
-
-
 def test_an_unknown_target_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(InputError, match="target 'pytorch' is unknown") as caught:
         find_target("pytorch")

@@ -8,12 +8,15 @@ import pytest
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.model_placement import ModelPlacement
 from moetune.domain.model_plan import TransformerPlan
+from moetune.domain.placement import PlacementChoice
 from moetune.domain.plan import plan_from_document
-from moetune.domain.profile import CollectiveLine, profile_from_document
+from moetune.domain.profile import CollectiveLine, Profile, profile_from_document
 from moetune.domain.records import Observation
 from moetune.domain.samples import CollectivePoint, GemmPoint, RowsPoint, Sample, StepPoint
-from moetune.domain.training_document import TrainingLayout
+from moetune.domain.training import LayoutRequest
+from moetune.domain.training_document import TrainingInputs, TrainingLayout
 from moetune.domain.withdrawn import without_unread_points
 from tests.report.lab import lab_profile
 from tests.runtime.plans import small_plan
@@ -85,6 +88,12 @@ def test_a_profile_is_read_without_what_only_withdrawn_things_asked_for() -> Non
         (TransformerPlan, "split", "positions", "two batches in turns"),
         (TransformerPlan, "gradients", "between_exchanges", "dense gradients between exchanges"),
         (Observation, "overlap", "both", "two batches in turns"),
+        (TrainingInputs, "search_trials", 64, "the search by trials"),
+        (LayoutRequest, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),
+        (TrainingLayout, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),
+        (Profile, "corrections", [{}], "correction by observed steps"),
+        (PlacementChoice, "replicas", [1], "replicas of hot experts"),
+        (ModelPlacement, "replicas", [1], "replicas of hot experts"),
     ],
 )
 def test_a_withdrawn_key_is_refused_with_what_to_do(
@@ -115,3 +124,12 @@ def test_a_sample_without_a_point_is_named_as_before() -> None:
         profile_from_document(plain)
     with pytest.raises(InputError, match="profile lacks the key 'schema'"):
         profile_from_document([])
+
+
+def test_a_withdrawn_key_that_was_not_used_is_let_be() -> None:
+    assert decode(LayoutRequest, {"tp": 2, "dispatcher_sms": None}, "pins") == LayoutRequest(tp=2)
+
+
+def test_a_withdrawn_value_is_refused_by_its_name() -> None:
+    with pytest.raises(InputError, match="expert_placement has 'once': .* was withdrawn on 20"):
+        decode(LayoutRequest, {"expert_placement": "once"}, "plan.inputs.pins")

@@ -27,7 +27,7 @@ def test_megatron_gets_each_size_and_the_batch(tmp_path: Path) -> None:
         "--tensor-model-parallel-size": 4, "--pipeline-model-parallel-size": 8,
         "--context-parallel-size": 1, "--expert-model-parallel-size": 32,
         "--expert-tensor-parallel-size": 1, "--micro-batch-size": 1, "--global-batch-size": 2048,
-        "--seq-length": 4096, "--moe-deepep-num-sms": 20,
+        "--seq-length": 4096,
     }  # fmt: skip
     assert {flag: int(given[flag][0]) for flag in sizes} == sizes
     assert given["--moe-token-dispatcher-type"] == ["flex"]

@@ -98,9 +98,8 @@ def test_curves_through_times_that_fall_are_those_of_each_draw(
     )
 
 
-@pytest.mark.parametrize("known", [frozenset[str](), frozenset({"gelu stands in"})])
-def test_what_stands_in_is_drawn_unless_it_is_known(known: frozenset[str]) -> None:
-    every = resample_costs(PROFILES["samples"], num=NUM, seed=0, known=known)
+def test_what_stands_in_is_drawn() -> None:
+    every = resample_costs(PROFILES["samples"], num=NUM, seed=0)
     together, times = costs_of_all(every), []
     assert together is not None
     for costs in (together, *every):
@@ -110,7 +109,7 @@ def test_what_stands_in_is_drawn_unless_it_is_known(known: frozenset[str]) -> No
         assert None not in pair
         times.append([one.seconds for one in pair if one is not None])
     ratios = [stand_in / own for stand_in, own in times[1:]]
-    assert max(ratios) / min(ratios) == pytest.approx(1) if known else max(ratios) > min(ratios)
+    assert max(ratios) > min(ratios)
     for at in range(2):
         found = np.broadcast_to(times[0][at], NUM).tolist()
         assert found == pytest.approx([one[at] for one in times[1:]], rel=1e-12)
@@ -129,12 +128,3 @@ def test_a_draw_takes_sizes_beside_its_points_one_by_one_or_as_an_array() -> Non
 def test_draws_of_several_profiles_are_none() -> None:
     one, other = (resample_costs(PROFILES["samples"], num=2, seed=seed) for seed in (0, 1))
     assert costs_of_all([one[0], other[1]]) is None
-    known = resample_costs(
-        PROFILES["samples"], num=2, seed=0, known=frozenset({"gemm float32 forward"})
-    )
-    costs = costs_of_all(known)
-    assert costs is not None
-    shape = {"num_experts": 2, "rows": 100.0, "d_in": 512, "d_out": 2048}
-    found = costs.gemm(dtype="float32", product="forward", **shape)  # type: ignore[arg-type]
-    alone = [one.gemm(dtype="float32", product="forward", **shape).seconds for one in known]  # type: ignore[arg-type]
-    assert np.broadcast_to(found.seconds, 2).tolist() == pytest.approx(alone, rel=1e-12)

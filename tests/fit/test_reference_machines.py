@@ -14,14 +14,11 @@ from moetune.domain.reference import (
     DispatcherTable,
     GemmTable,
     Network,
-    TransferPhase,
 )
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
-from moetune.fit.dispatchers import TokenTransfer, transfer_time
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.fit.variants import resample_costs
-from moetune.fit.wanted import wanted_by
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 MIB = 2**20
@@ -252,49 +249,6 @@ def test_what_follows_a_rule_says_so() -> None:
     assert all(table.source for table in read("h100-x8").tables)
 
 
-@pytest.mark.parametrize(
-    ("sms", "dispatch", "combine"),
-    [(4, 2068, 3897), (8, 1082, 2031), (12, 754, 1417), (16, 579, 1086), (20, 492, 983),
-     (24, 498, 961)],
-)  # fmt: skip
-def test_deepep_takes_what_was_published_by_its_multiprocessors(
-    sms: int, dispatch: float, combine: float
-) -> None:
-    phases: tuple[TransferPhase, TransferPhase] = ("dispatch", "combine")
-    found = [
-        transfer_time(read("h100-x8"), transfer(phase, sms, element_bytes)).seconds * 1e6
-        for phase, element_bytes in zip(phases, (1, 2), strict=True)
-    ]
-    assert found == pytest.approx([dispatch, combine], rel=KEPT)
-
-
-def transfer(phase: TransferPhase, num_sms: int, element_bytes: int = 1) -> TokenTransfer:
-    """4,096 tokens of 7,168 elements, top-8, among eight ranks."""
-    return TokenTransfer(
-        dispatcher="deepep", phase=phase, group_size=8, num_sms=num_sms, tokens=4096, top_k=8,
-        width_bytes=7168 * element_bytes,
-    )  # fmt: skip
-
-
-def test_deepep_between_two_numbers_of_multiprocessors_and_beyond() -> None:
-    profile = read("h100-x8")
-    times = [transfer_time(profile, transfer("dispatch", sms)).seconds for sms in (8, 10, 12)]
-    assert times == sorted(times, reverse=True)
-    most = [transfer_time(profile, transfer("combine", sms)).seconds for sms in (24, 64)]
-    assert most[0] == most[1]
-    with pytest.raises(ProfileError, match="8 ranks with 2 multiprocessors"):
-        transfer_time(profile, transfer("dispatch", 2))
-    with pytest.raises(ProfileError, match="it has: none"):
-        transfer_time(read("a100-x8"), transfer("dispatch", 24))
-
-
-def test_deepep_between_nodes_has_the_published_rate() -> None:
-    # On two nodes a token reaches the other one with 1 − (1/2)^8; 43 GB/s cross.
-    wanted = replace(transfer("dispatch", 24), group_size=16)
-    crossing = 4096 * 7168 * (1 - 0.5**8)
-    assert transfer_time(read("h800-x8"), wanted).seconds == pytest.approx(crossing / 43e9)
-
-
 def test_predictions_from_tables_are_modelled_and_rules_are_named() -> None:
     costs = costs_of(read("h100-x8"))
     published = costs.collective(op="all_to_all", group_size=8, num_bytes=64 * MIB)
@@ -390,11 +344,3 @@ def test_a_broken_rule_is_refused() -> None:
             label="published", source="x", dispatcher="deepep", phase="dispatch", group_size=8,
             num_sms=-1, points=((1.0, 1.0),),
         )  # fmt: skip
-
-
-def test_what_a_plan_asks_of_a_rule_can_be_measured() -> None:
-    found = wanted_by(
-        lambda costs: costs.collective(op="all_to_all", group_size=64, num_bytes=MIB),
-        read("h100-x8"),
-    )
-    assert [one.operation for one in found] == ["all_to_all of 64 ranks"]

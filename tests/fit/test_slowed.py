@@ -87,15 +87,6 @@ def test_stronger_interference_lengthens_what_others_lengthen() -> None:
     assert slowed(BASE, None) is BASE
 
 
-def test_stronger_interference_leaves_gains_as_they_are() -> None:
-    gaining = replace(DISTURBED, comm=CommSpeed(comp=2.5, mem=1.0, all=0.5))
-    found = slowed(replace(BASE, interference=gaining), Slowdown(part="interference", factor=2.0))
-    speeds = found.overlap_speeds(exchange_bytes=1.0, exchange_seconds=1.0)
-    assert speeds.comm == found.interference.comm.comp == 2.5
-    assert found.interference.comm.all == pytest.approx(1 / 3)
-    assert found.exchanges_gain
-
-
 def test_parts_leave_each_other_alone() -> None:
     for part in PARTS:
         found = slowed(BASE, Slowdown(part=part, factor=3.0))

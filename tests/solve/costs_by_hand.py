@@ -48,17 +48,10 @@ class LinearCosts:
     pause_gain_seconds: float = 0.0
     pause_gain_share: float = NO_BURST.share
 
-    def overlap_speeds(
-        self, *, exchange_bytes: float, exchange_seconds: float, in_flight: int = 1
-    ) -> OverlapSpeeds:
+    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         assert exchange_bytes >= 0
         assert exchange_seconds >= 0
-        assert in_flight >= 1
         return OverlapSpeeds(comp=self.interference.comp.comm, comm=self.interference.comm.comp)
-
-    @property
-    def exchanges_gain(self) -> bool:
-        return self.interference.comm.comp > 1
 
     def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:  # noqa: ARG002 - of all
         """Return the same for every layer."""

@@ -10,7 +10,6 @@ from tests.solve.costs_by_hand import event_by_event, link_order
 
 seconds = st.floats(min_value=1e-6, max_value=10.0)
 speeds = st.floats(min_value=0.05, max_value=1.0)
-comm_speeds = st.one_of(speeds, st.floats(1.0, 8.0))  # a core that computes is awake
 alphas = st.one_of(st.just(0.0), st.floats(min_value=1e-9, max_value=10.0))
 betas = st.one_of(st.just(0.0), st.floats(min_value=1e-18, max_value=1e-3))
 sizes = st.floats(min_value=1.0, max_value=1e16)
@@ -55,7 +54,7 @@ def test_makespan_equals_an_event_by_event_simulation(
     st.integers(1, 16),
     seconds,
     st.floats(0.05, 20.0),
-    comm_speeds,
+    speeds,
     speeds,
     st.sampled_from(["dispatch_first", "interleaved"]),
 )

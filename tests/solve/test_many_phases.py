@@ -53,7 +53,7 @@ def _of_a_strategy(chunk: ReusedChunk, phase: Phase) -> ReusedChunk:
 
 @settings(max_examples=60, deadline=None)
 @given(wanted=st.lists(cases, min_size=1, max_size=24))
-def test_no_phase_beats_its_bound_even_where_exchanges_gain(wanted: list[Case]) -> None:
+def test_no_phase_beats_its_bound(wanted: list[Case]) -> None:
     phases = together(
         [
             (_of_a_strategy(chunk, phase), phase, table, degree)

@@ -43,7 +43,7 @@ def planned(loads: list[int] | None = None, *, layer: LayerShape = LAYER, **opti
 
 
 def test_uneven_experts_are_placed_and_the_step_is_that_of_the_fullest_rank() -> None:
-    natural, placed = planned(STEEP, rule="natural"), planned(STEEP, rule="once")
+    natural, placed = planned(STEEP, rule="natural"), planned(STEEP)
     choice = placed.placement
     assert choice is not None
     assert natural.placement is None
@@ -68,7 +68,6 @@ def test_what_reads_a_plan_has_the_placements_times() -> None:
     assert step.seconds == pytest.approx(placed.predicted.step_seconds)
     subject = LayerSubject(plan=placed, profile=PROFILE)
     assert subject.step(None) == pytest.approx(placed.predicted.step_seconds)
-    assert subject.best(None) == subject.name
     assert len(list(subject.knobs())) > 1
 
 
@@ -99,12 +98,12 @@ def test_an_order_that_does_not_fit_is_placed() -> None:
     pins = Bounds(strategy="none", forward_degree=2, backward_degree=2)
     natural, placed = (
         planned(STEEP, rule=rule, spread=1.2, bounds=pins).memory.peak_bytes
-        for rule in ("natural", "once")
+        for rule in ("natural", "planned")
     )
     assert natural is not None
     assert placed is not None
     limit = (natural + placed) // 2
-    only = planned(STEEP, rule="once", spread=1.2, bounds=pins, memory_limit_bytes=limit)
+    only = planned(STEEP, spread=1.2, bounds=pins, memory_limit_bytes=limit)
     assert only.placement is not None
     assert only.experts
     assert only.placement.natural_step_seconds is None
@@ -148,9 +147,8 @@ def test_nothing_is_placed_without_loads_or_on_one_rank() -> None:
     assert planned(STEEP, world_size=1).placement is None
     document = json.loads(canonical_json(planned()))
     assert "placement" not in document
-    for rule in ("natural", "once"):
-        with pytest.raises(InputError, match=f"{rule} needs --routing"):
-            planned(rule=rule)
+    with pytest.raises(InputError, match="natural needs --routing"):
+        planned(rule="natural")
 
 
 def test_ids_are_of_what_was_asked() -> None:
@@ -159,7 +157,7 @@ def test_ids_are_of_what_was_asked() -> None:
 
 
 def test_a_placement_has_each_expert_once() -> None:
-    plan = planned(STEEP, rule="once")
+    plan = planned(STEEP)
     assert plan.placement is not None
     with pytest.raises(InputError, match=f"no place for expert {plan.experts[-1]}"):
         replace(plan.placement, experts=(*plan.experts[:-1], plan.experts[0]))

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from moetune.domain.constraints import Strategy
-from moetune.domain.corrections import CorrectedOp, Correction
 from moetune.domain.costs import Costs, LinearCost, takes_arrays
 from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
 from moetune.domain.profile import Profile
-from moetune.fit.corrected import corrected
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.simulated import Cases, NearBest, simulations
@@ -26,19 +24,6 @@ DEGREES = tuple(range(1, 33))
 TOLERANCE = 0.01
 
 
-def corrected_lab() -> Costs:
-    factors: list[tuple[CorrectedOp, int, float]] = [
-        ("all_to_all", 8, 1.3), ("experts_forward", 0, 0.8),
-    ]  # fmt: skip
-    known = [
-        Correction(
-            op=op, group_size=size, size=1_000_000, factor=factor, num_calls=1, num_batches=1
-        )
-        for op, size, factor in factors
-    ]
-    return corrected(costs_of(lab_profile()), known)
-
-
 def a100() -> Profile:
     return load_profile_file(bundled_profiles()["a100-x4"])
 
@@ -50,7 +35,6 @@ BIG = Workload(
 )  # fmt: skip
 MACHINES: dict[str, Callable[[], tuple[Costs, Workload]]] = {
     "samples": lambda: (costs_of(lab_profile()), LAB),
-    "corrected": lambda: (corrected_lab(), LAB),
     "tables": lambda: (costs_of(a100(), allow_modelled=True), BIG),
     "lines": lambda: (COSTS, LAB),
     "one rank": lambda: (costs_of(lab_profile()), replace(LAB, world_size=1)),
@@ -113,7 +97,6 @@ def test_what_is_near_the_best_is_what_all_times_say(
 
 def test_machines_take_arrays_or_one_size_at_a_time() -> None:
     assert takes_arrays(costs_of(lab_profile()))
-    assert takes_arrays(corrected_lab())
     assert not takes_arrays(COSTS)
 
 

@@ -10,7 +10,6 @@ from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.constraints import Constraints, LayoutPins
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.placement import PlacementRule
 from moetune.domain.plan import Plan
 from moetune.domain.request import PlanRequest
 from moetune.domain.routing import LayerRouting
@@ -25,10 +24,9 @@ DOUBLE = " ".join(["2"] + ["1"] * 62 + ["0"])
 
 
 def planned(routing: str = "", tokens: int = 4096, **options: object) -> Plan:
-    placement: PlacementRule = "once" if "/" in routing else "planned"
     request = PlanRequest(
         layer=LAYER, world_size=64, tokens_per_rank=tokens, dtype="float16",
-        constraints=Constraints(routing=routing, expert_placement=placement),
+        constraints=Constraints(routing=routing),
         **options,  # type: ignore[arg-type] # inputs of any kind
     )  # fmt: skip
     return make_plan(request, profile=PROFILE)

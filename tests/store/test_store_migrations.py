@@ -11,7 +11,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, inspect, select, text, update
 
 from moetune.domain.cluster import Cluster
 from moetune.domain.errors import InputError, MoetuneError, SchemaMismatchError
@@ -21,6 +21,7 @@ from moetune.domain.samples import CollectivePoint, CopyPoint, Sample
 from moetune.store import backup, check, current, migrate, open_store, upgrade
 from moetune.store.address import parse_address
 from moetune.store.database import Database
+from moetune.store.schema import fits
 
 OLD_SCHEMA = Path(__file__).with_name("schema_0001.sql")
 HEAD = migrate.known_revisions()[-1]
@@ -252,6 +253,25 @@ def test_observations_of_steps_alone_are_kept_when_those_of_operations_come(url:
         (page,) = store.observation_page(None)
     assert (kept.seconds, kept.operations, kept.device_id) == ((0.25, 0.75), (), "")
     assert page.value == kept
+
+
+def test_corrected_profiles_are_as_measured_after_the_upgrade(
+    url: str, make_profile: Callable[..., Profile]
+) -> None:
+    profile = make_profile()
+    with open_store(url) as store:
+        store.save_profile(profile)
+
+    def as_0007(connection: Connection) -> None:
+        document = connection.execute(select(fits.c.document)).scalar_one()
+        corrected = document | {"corrections": [{"op": "all_to_all", "factor": 1.5}]}
+        connection.execute(update(fits).values(document=corrected))
+        connection.execute(text("UPDATE moetune_revision SET version_num = '0007'"))
+
+    run(url, as_0007)
+    assert upgrade(url) == ("0007", HEAD)
+    with open_store(url) as store:
+        assert store.profile(profile.name) == profile
 
 
 def test_an_older_database_can_be_backed_up_before_the_upgrade(

@@ -142,34 +142,6 @@ def written_and_not_loaded_is_an_error() -> None:
         trained.backward(*map(trained.own_part, own.batch_of(0)))
 
 
-REPLICATED = {2: ((0, 1, 2, 0, 3, -1), (3, 1, 2, 3, 0, 1)), 4: ((0, 1, 0, 2, 3, 0, 1, -1), ())}
-"""By the ranks that share the experts: three places of each, and two."""
-
-
-def replicated_models_train_as_one_process_does(layouts: Sequence[dict[str, Any]]) -> None:
-    """Losses, weights after clipped steps, and replicas to the last bit."""
-    losses, state = own.trained_alone()
-    for layout in layouts:
-        trained = parallel(layout, REPLICATED[layout["ep"]])
-        worst = own.train(trained, losses)
-        for name, value in trained.state_dict().items():  # refuses replicas that differ
-            worst = max(worst, float((own.whole(value) - state[name]).abs().max()))
-        assert worst < own.SAME, (worst, layout)
-        trained.load_state_dict(trained.state_dict())
-        again = parallel(layout, REPLICATED[layout["ep"]])
-        again.load_state_dict(trained.state_dict())
-        for mine, its in zip(again.parts.parameters(), trained.parts.parameters(), strict=True):
-            assert torch.equal(mine, its) or mine.dim() == 3  # empty places have any values
-
-
-def optimizers_that_mix_elements_are_refused_with_replicas() -> None:
-    layout = {"dp": 2, "ep": 2, "zero": 0}
-    trained = parallel(layout, REPLICATED[2])
-    with pytest.raises(InputError, match="Adagrad with replicas of hot experts"):
-        trained.optimizer(torch.optim.Adagrad)
-    parallel(layout).optimizer(torch.optim.Adagrad)
-
-
 def records_are_of_the_whole_model(layouts: Sequence[dict[str, Any]]) -> None:
     """Every layer's rows by the experts' own numbers, whatever the stages and placements."""
     tokens, wanted = own.batch_of(0)
@@ -179,8 +151,7 @@ def records_are_of_the_whole_model(layouts: Sequence[dict[str, Any]]) -> None:
     assert [one.num_experts for one in expected.layers] == [own.EXPERTS] * 2
     assert all(sum(one.loads) == tokens.numel() * 2 for one in expected.layers)
     for layout in layouts:
-        replicated = [parallel(layout, REPLICATED[2])] if "ep" in layout else []
-        for trained in (parallel(layout), _natural(layout), *replicated):
+        for trained in (parallel(layout), _natural(layout)):
             with pytest.raises(InputError, match="no step was recorded"):
                 moetune.routing_record(trained)
             trained.backward(trained.own_part(tokens), trained.own_part(wanted))

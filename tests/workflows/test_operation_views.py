@@ -13,7 +13,7 @@ from moetune.workflows.verify import (
     observations_of,
 )
 from moetune.workflows.views.observed import MOVED, verification_sections
-from tests.workflows.test_corrections import PLAN
+from tests.workflows.observed import PLAN
 
 TRANSFER = Operation(name="all_to_all", phase="forward", size=2**21, degree=2)
 EXPERTS = Operation(name="experts", phase="backward", size=2**30, degree=2)

@@ -27,34 +27,6 @@ def test_placed_models_train_as_one_process_does(
     assert run_ranks(worker, num_ranks, layouts) == [""] * num_ranks
 
 
-REPLICATED_TWO: tuple[dict[str, Any], ...] = (
-    {"dp": 2, "ep": 2, "zero": 0},
-    {"dp": 2, "ep": 2, "overlap": "chunks", "degree": {"forward": 2, "backward": 2}},
-)
-REPLICATED_FOUR: tuple[dict[str, Any], ...] = (
-    {"dp": 4, "ep": 2},
-    {"dp": 4, "ep": 2, "zero": 0},
-    {"dp": 4, "ep": 4},
-    {"dp": 2, "pp": 2, "ep": 2, "recompute": ["full"]},
-    {"dp": 2, "pp": 2, "ep": 2, "schedule": "zero_bubble"},
-)
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize(("num_ranks", "layouts"), [(2, REPLICATED_TWO), (4, REPLICATED_FOUR)])
-def test_models_with_replicas_train_as_one_process_does(
-    num_ranks: int, layouts: tuple[dict[str, Any], ...]
-) -> None:
-    worker = placed.replicated_models_train_as_one_process_does
-    assert run_ranks(worker, num_ranks, layouts) == [""] * num_ranks
-
-
-@pytest.mark.dist
-def test_optimizers_that_mix_elements_are_refused_with_replicas() -> None:
-    worker = placed.optimizers_that_mix_elements_are_refused_with_replicas
-    assert run_ranks(worker, 2) == ["", ""]
-
-
 @pytest.mark.dist
 def test_gradients_are_those_of_the_natural_order() -> None:
     assert run_ranks(placed.gradients_are_those_of_the_natural_order, 2) == ["", ""]

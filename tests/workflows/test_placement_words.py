@@ -11,7 +11,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
-from moetune.workflows.plan_changes import compare_decisions
+from moetune.workflows.plan_changes import compare_plans
 from moetune.workflows.views.words import routing_words
 from moetune.workflows.whatif import WhatIf, change_plan
 from moetune.workflows.why_not import WhyNot, compare_choices
@@ -47,13 +47,13 @@ def test_a_plan_says_how_uneven_its_routing_is_and_nothing_where_it_is_even(
 
 
 def test_comparisons_say_that_experts_move(profile: Profile) -> None:
-    placed, natural = (plan_of(profile, STEEP, order) for order in ("once", "natural"))
-    to, back = (" ".join(compare_decisions(*two)) for two in ((natural, placed), (placed, natural)))
+    placed, natural = (plan_of(profile, STEEP, order) for order in ("planned", "natural"))
+    to, back = (" ".join(compare_plans(*two)) for two in ((natural, placed), (placed, natural)))
     assert "by their loads instead of in their order" in to
     assert "in their order instead of placed by their loads" in back
     other = change_plan(placed, profile=profile, question=WhatIf(changes={"world_size": 16})).after
-    assert "by their loads instead of by other loads" in " ".join(compare_decisions(placed, other))
-    assert not [one for one in compare_decisions(placed, placed) if "Experts" in one]
+    assert "by their loads instead of by other loads" in " ".join(compare_plans(placed, other))
+    assert not [one for one in compare_plans(placed, placed) if "Experts" in one]
 
 
 def test_loads_are_counted_in_sentences_and_not_spelled_out(profile: Profile) -> None:

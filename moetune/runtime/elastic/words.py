@@ -30,7 +30,6 @@ def _experts(checkpoint: Checkpoint, layer: PlannedLayer, num_ranks: int) -> str
     each = placement.num_local
     change = str(each)
     before, rest = divmod(placement.num_experts, checkpoint.num_ranks)
-    # Of experts with replicas the checkpoint does not tell how they were spread.
     if placement.num_ranks == num_ranks and not rest and before != each:
         change = f"{before} -> {each}"
     if placement.order:

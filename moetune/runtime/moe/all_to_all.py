@@ -12,7 +12,7 @@ import torch
 from moetune.comm.agree import Opening, agree_on_tokens
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
-from moetune.domain.placement import replicas_of
+from moetune.domain.placement import places_of
 from moetune.runtime.moe.cells import Cells
 from moetune.runtime.moe.counts import MOST_EXPECTED, RowCounts, exchange_counts, open_with_counts
 from moetune.runtime.moe.dispatch import Dispatch, GroupedRows
@@ -97,26 +97,19 @@ class AllToAllLayer(PlannedLayer):
         )  # fmt: skip
 
     def places_of(self, experts_TK: torch.Tensor) -> torch.Tensor:
-        """Return the places of experts: rows travel to those.
-
-        Tokens take the replicas of an expert in turns, each rank beginning with another one: which
-        it is depends on neither the routing nor the chunks.
-        """
+        """Return the places of experts: rows travel to those."""
         order = self.experts.placement.order
         if not order:
             return experts_TK
-        known = self._known_places.get(experts_TK.device)
-        if known is None:
-            known = self._known_places[experts_TK.device] = _table(order, experts_TK.device)
-        places_EN, numbers_E = known
-        if places_EN.shape[1] == 1:
-            return places_EN[:, 0][experts_TK]
-        turn_T = torch.arange(len(experts_TK), device=experts_TK.device) + self.communicator.rank
-        return places_EN[experts_TK, turn_T.unsqueeze(1) % numbers_E[experts_TK]]
+        known_E = self._known_places.get(experts_TK.device)
+        if known_E is None:
+            known_E = torch.tensor(places_of(order), device=experts_TK.device)
+            self._known_places[experts_TK.device] = known_E
+        return known_E[experts_TK]
 
     @cached_property
-    def _known_places(self) -> dict[torch.device, tuple[torch.Tensor, torch.Tensor]]:
-        """Places of each expert, and their numbers, on each device where they were needed."""
+    def _known_places(self) -> dict[torch.device, torch.Tensor]:
+        """Place of each expert, on each device where it was needed."""
         return {}
 
     def _no_counts(self, device: torch.device) -> torch.Tensor:
@@ -163,11 +156,3 @@ class AllToAllLayer(PlannedLayer):
             like=x_TD, is_needed=torch.is_grad_enabled(), is_fused=self.experts.form is not None,
         )  # fmt: skip
         return ReuseBuffers(context=context, dispatch=dispatch, offload=offload)
-
-
-def _table(order: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the places of each expert (E, most replicas), and their numbers (E,)."""
-    found = replicas_of(order)
-    most = max(map(len, found))
-    rows = [places + places[:1] * (most - len(places)) for places in found]
-    return torch.tensor(rows, device=device), torch.tensor(list(map(len, found)), device=device)

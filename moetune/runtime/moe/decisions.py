@@ -15,7 +15,7 @@ from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.document import digest
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
-from moetune.domain.placement import check_places
+from moetune.domain.placement import check_order
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_on_first
 from moetune.runtime.plans.shared import plans_of
@@ -228,7 +228,7 @@ def _placement(given: Sequence[int] | None, book: PlanBook, key: LayerKey) -> tu
     """
     num_experts = key.layer.num_experts
     if given is not None:
-        check_places(given, num_experts, key.num_ranks)
+        check_order(given, num_experts)
         return tuple(given)
     natural = tuple(range(num_experts))
     found: dict[tuple[int, ...], Plan] = {}

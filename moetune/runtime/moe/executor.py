@@ -21,7 +21,6 @@ from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.dispatch import PhaseOrder
 from moetune.runtime.moe.fused import FusedForm
-from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 
@@ -111,7 +110,6 @@ class PipelineContext:
     """Everything but the memory policy that both phases of a step share.
 
     Args:
-        replica_sums: of the gradients of hot experts; None without replicas.
         form: of fused experts, in place of the activation.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
     """
@@ -122,7 +120,6 @@ class PipelineContext:
     workspace: Workspace
     gradients: GradientMean = field(default_factory=GradientMean)
     gradient_queue: GradientQueue = field(default_factory=NoGradients)
-    replica_sums: ReplicaSums | None = None
     form: FusedForm | None = None
     weight_gradients: WeightGradients | None = None
 

@@ -215,8 +215,6 @@ def parameter_grads(
         waiting.put(partial(_add_later, policy, phase.grads, ctx.parameters))
         return (None,) * _NUM_PARAMETERS
     grads = tuple(phase.grads.totals())
-    if policy.context.replica_sums is not None:
-        policy.context.replica_sums.add_up(grads)
     policy.context.gradients.sum_replicas(grads)
     return grads
 

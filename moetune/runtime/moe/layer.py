@@ -33,8 +33,7 @@ class MoELayer(AllToAllLayer, ExpertLayer):
         plan: a plan, or the path of a plan file.
         planbook: a book that all ranks share, see `moetune.open_planbook`.
         placement: expert of each place, of which rank r of P has the r-th of P equal parts;
-            default, the plan's. The gate and checkpoints know experts by their own numbers. Experts
-            with places on several ranks have replicas there, -1 is an empty place.
+            default, the plan's. The gate and checkpoints know experts by their own numbers.
         device, dtype: of the parameters.
         communicator: in place of the group's, for example one that models a slower wire.
         sequence_parallel: False; see `TensorExpertLayer`.

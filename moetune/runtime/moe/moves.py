@@ -6,8 +6,6 @@ import torch
 import torch.distributed as dist
 
 from moetune.comm.process_group import GroupCommunicator
-from moetune.domain.errors import InputError
-from moetune.domain.placement import EMPTY, replicas_of
 
 
 def moved(local: torch.Tensor, sources: Sequence[int], group: dist.ProcessGroup) -> torch.Tensor:
@@ -15,7 +13,7 @@ def moved(local: torch.Tensor, sources: Sequence[int], group: dist.ProcessGroup)
 
     Args:
         local: (rows, …), of as many rows on each rank.
-        sources: of all ranks' rows of the result, the one of `local` that each is, or EMPTY.
+        sources: of all ranks' rows of the result, the one of `local` that each is.
 
     Raises:
         CollectiveError: the exchange failed.
@@ -23,8 +21,7 @@ def moved(local: torch.Tensor, sources: Sequence[int], group: dist.ProcessGroup)
     communicator = GroupCommunicator(group)
     num_ranks, rank = communicator.num_ranks, communicator.rank
     before, after = len(local), len(sources) // num_ranks
-    rows = [max(source, 0) for source in sources]  # an empty place has some expert's values
-    of_rank = [rows[one * after : (one + 1) * after] for one in range(num_ranks)]
+    of_rank = [sources[one * after : (one + 1) * after] for one in range(num_ranks)]
     first = rank * before
     leaving = [[row - first for row in one if first <= row < first + before] for one in of_rank]
     mine = of_rank[rank]
@@ -39,44 +36,6 @@ def moved(local: torch.Tensor, sources: Sequence[int], group: dist.ProcessGroup)
     found = held.new_empty((after, *held.shape[1:]))
     found[arriving] = received.view(held.dtype).view_as(found)
     return found.to(local.device)
-
-
-def check_replicas(
-    local: torch.Tensor, order: Sequence[int], group: dist.ProcessGroup, what: str
-) -> None:
-    """Check that replicas of hot experts are equal, by their sums; all ranks call this.
-
-    Args:
-        local: this rank's places (places / ranks, …).
-        order: the expert of each place.
-        what: the rows are, for the error.
-
-    Raises:
-        InputError: two differ; on all ranks.
-        CollectiveError: the exchange failed.
-    """
-    communicator = GroupCommunicator(group)
-    every, num_local = replicas_of(order), len(local)
-    first = communicator.rank * num_local
-    sums = torch.zeros(num_local, 2, dtype=torch.float64, device="cpu")
-    for row, expert in enumerate(order[first : first + num_local]):
-        if expert != EMPTY and len(every[expert]) > 1:
-            values = local[row].detach().double()
-            sums[row] = torch.stack((values.sum(), values.abs().sum()))
-    sums = sums.to(_sent_from(group, local))
-    gathered = communicator.all_gather_values(
-        sums.view(torch.int64).reshape(-1), "the comparison of replicas of experts"
-    )
-    found = gathered.reshape(-1, 2).tolist()
-    for expert, places in enumerate(every):
-        if any(found[place] != found[places[0]] for place in places):
-            ranks = [place // num_local for place in places]
-            raise InputError(
-                f"{what} {expert} differ between its replicas on ranks {ranks}: "
-                "something has changed one of them alone",
-                "use an optimizer whose steps of an expert depend on it alone, such as AdamW, "
-                "or plan with --expert-placement once",
-            )
 
 
 def _sent_from(group: dist.ProcessGroup, local: torch.Tensor) -> torch.device:

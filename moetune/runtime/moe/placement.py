@@ -19,10 +19,10 @@ import torch.distributed as dist
 from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator, group_named, name_of
 from moetune.domain.errors import InputError
-from moetune.domain.placement import has_replicas, places_of
+from moetune.domain.placement import places_of
 from moetune.runtime.moe.local_parts import is_dtensor
-from moetune.runtime.moe.moves import check_replicas, moved
-from moetune.runtime.moe.state_copies import EXPERTS_OF, StateCopies, StateKind
+from moetune.runtime.moe.moves import moved
+from moetune.runtime.moe.state_copies import StateCopies, StateKind
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -42,7 +42,7 @@ class ExpertPlacement:
         members: the group's ranks in the world, in order.
         group: None for one rank, or for a communicator that is no process group.
         order: expert of each place, of which rank r has the r-th of equal parts; empty for the
-            natural order. A hot expert may have several places; see `domain.placement`.
+            natural order.
     """
 
     num_experts: int
@@ -76,8 +76,8 @@ class ExpertPlacement:
 
     @property
     def num_local(self) -> int:
-        """Experts of each rank, replicas and empty places among them."""
-        return (len(self.order) or self.num_experts) // self.num_ranks
+        """Experts of each rank."""
+        return self.num_experts // self.num_ranks
 
     @property
     def first(self) -> int:
@@ -89,14 +89,6 @@ class ExpertPlacement:
         """This rank's experts."""
         order = self.order or range(self.num_experts)
         return tuple(order[self.first : self.first + self.num_local])
-
-    @property
-    def counted_rows(self) -> list[int] | None:
-        """This rank's places that are the first of their experts; None where all are."""
-        if not has_replicas(self.order):
-            return None
-        firsts = set(places_of(self.order))
-        return [row for row in range(self.num_local) if self.first + row in firsts]
 
     def check_natural(self, what: str) -> None:
         """Raise InputError where a plan has placed the experts.
@@ -114,7 +106,7 @@ class ExpertPlacement:
     def own(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a parameter of all experts, which are in the natural order."""
         if self.order:
-            return whole[[max(expert, 0) for expert in self.experts]]
+            return whole[list(self.experts)]
         return whole[self.first : self.first + self.num_local]
 
     def distribute(self, local: torch.Tensor, kind: StateKind = "parameters") -> torch.Tensor:
@@ -135,8 +127,6 @@ class ExpertPlacement:
         if self.order and local.is_meta:
             local = local.new_empty((self.num_experts // self.num_ranks, *local.shape[1:]))
         elif self.order:
-            if has_replicas(self.order):
-                check_replicas(local, self.order, self.process_group, EXPERTS_OF[kind])
             local = moved(local, places_of(self.order), self.process_group)
             self.copies.add(kind, local)
         return DTensor.from_local(local, self._mesh(local), [Shard(0)], run_check=False)

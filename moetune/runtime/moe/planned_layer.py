@@ -28,7 +28,6 @@ from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.inputs import input_dtype, input_problem, is_capturing
 from moetune.runtime.moe.loads import LoadRecorder
-from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.moe.shared_work import SharedWork, WorkBeside
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
@@ -68,14 +67,11 @@ class PlannedLayer(nn.Module, ABC):
         sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
         gradient_queue: of replicas' gradients, sent behind backward phases.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
-        replica_sums: of hot experts' gradients; None without replicas. `sums_replicas` tells
-            whether backward passes make them, or what trains the layer does.
     """
 
     expert_parallel: ClassVar[ExpertParallel]
     experts: LocalExperts
     weight_gradients: WeightGradients | None = None
-    sums_replicas = True
 
     def __init__(
         self,
@@ -101,7 +97,6 @@ class PlannedLayer(nn.Module, ABC):
         self._decisions = decisions
         self._workspace = Workspace(tracker)
         self._loads = LoadRecorder(experts.local_experts)
-        self.replica_sums = ReplicaSums.of(communicator, experts.placement.order)
 
     # Never compiled, because the tokens decide the exchanges' sizes. `torch.compiler.disable` would
     # load the compiler with this module, in every process that only measures.
@@ -271,7 +266,6 @@ class PlannedLayer(nn.Module, ABC):
             workspace=self._workspace, gradients=self.experts.gradients,
             gradient_queue=self.gradient_queue,
             form=self.experts.form, weight_gradients=self.weight_gradients,
-            replica_sums=self.replica_sums if self.sums_replicas else None,
         )  # fmt: skip
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:

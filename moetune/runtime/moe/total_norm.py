@@ -43,9 +43,8 @@ def sum_norms_over_ranks(placements: _Placements) -> None:
         parts: dict[Any, list[torch.Tensor]] = {}
         for grad in grads:
             owner = None if is_dtensor(grad) else owners.get(id(grad))
-            rows = None if owner is None else owner.counted_rows
             group = None if owner is None else owner.group
-            parts.setdefault(group, []).append(grad if rows is None else grad[rows])
+            parts.setdefault(group, []).append(grad)
         norms = [
             _over_ranks(norm_of(mine, norm_type, foreach=foreach), group, float(norm_type))
             for group, mine in parts.items()

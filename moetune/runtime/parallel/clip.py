@@ -19,7 +19,6 @@ from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.optimizer_states import spread_parameters
-from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.parallel.replicas import spread_layers
 from moetune.runtime.parallel.tensor import TensorParallelModule
 from moetune.runtime.sharded.hooks import ChunkedParameter
@@ -27,7 +26,7 @@ from moetune.runtime.sharded.model_chunks import ModelChunks, model_chunks
 
 _EPSILON = 1e-6
 """Added to the norm, as torch does."""
-_Owners: TypeAlias = dict[int, tuple[Communicator, ExpertPlacement]]
+_Owners: TypeAlias = dict[int, Communicator]
 """The ranks that have the other experts of a parameter, by its id."""
 
 
@@ -91,13 +90,11 @@ class _Part:
         groups: of those ranks.
         zero: of the sum's device and dtype.
         grads: on this rank.
-        counted: of them; of replicas of hot experts, one counts.
     """
 
     groups: tuple[Communicator, ...]
     zero: torch.Tensor
     grads: list[torch.Tensor] = field(default_factory=list)
-    counted: list[torch.Tensor] = field(default_factory=list)
 
     def square_sum(self) -> torch.Tensor:
         """Return Σ g² over the groups' ranks, in at least float32."""
@@ -105,7 +102,7 @@ class _Part:
             torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32)).to(
                 self.zero
             )
-            for grad in self.counted
+            for grad in self.grads
         ]
         total = torch.stack([self.zero, *norms]).square().sum()
         for group in self.groups:
@@ -121,21 +118,19 @@ def _parts(model: nn.Module) -> Collection[_Part]:
     owners, groups_of = _owners(model), functools.cache(_groups_of)
     parts: dict[tuple[Communicator, ...], _Part] = {}
     for parameter in model.parameters():
-        grad, rows, groups = parameter.grad, None, tuple[Communicator, ...]()
+        grad, groups = parameter.grad, tuple[Communicator, ...]()
         cut = parameter if grad is None else grad
         if is_dtensor(cut):
             groups = groups_of(cut.device_mesh, cut.placements)
             grad = None if grad is None else cut.to_local()
         elif id(parameter) in owners:
-            communicator, placement = owners[id(parameter)]
-            groups, rows = (communicator,), placement.counted_rows
+            groups = (owners[id(parameter)],)
         if groups not in parts:
             dtype = torch.promote_types(parameter.dtype, torch.float32)
             zero = torch.zeros((), dtype=dtype, device=parameter.device)
             parts[groups] = _Part(groups=groups, zero=zero)
         if grad is not None:
             parts[groups].grads.append(grad)
-            parts[groups].counted.append(grad if rows is None else grad[rows])
     return parts.values()
 
 
@@ -150,11 +145,10 @@ def _owners(model: nn.Module) -> _Owners:
     communicator = functools.cache(communicator_of)
     mine = {id(parameter) for parameter in model.parameters()}
     owners = {
-        key: (communicator(placement.group), placement)
+        key: communicator(placement.group)
         for key, placement in spread_parameters().items()
         if key in mine and placement.group is not None
     }
     for _, layer in spread_layers(model):
-        owner = layer.communicator, layer.experts.placement
-        owners |= {id(parameter): owner for parameter in layer.experts.parameters()}
+        owners |= {id(parameter): layer.communicator for parameter in layer.experts.parameters()}
     return owners

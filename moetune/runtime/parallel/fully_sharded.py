@@ -19,7 +19,7 @@ from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.parallel.buckets import blocks_of
 from moetune.runtime.parallel.fsdp import prepare_fsdp
 from moetune.runtime.parallel.groups import ParallelGroups
-from moetune.runtime.parallel.parameter_buffer import Ranges, ShardPiece
+from moetune.runtime.parallel.parameter_buffer import ShardPiece
 from moetune.runtime.parallel.replicas import spread_layers
 
 
@@ -43,7 +43,7 @@ class ShardedParameters:
         grads = (_local_grad(one) for one in self._parameters)
         return [grad for grad in grads if grad is not None]
 
-    def square(self, counted_elsewhere: Ranges) -> torch.Tensor:  # noqa: ARG002 - with replicas nothing is sharded so
+    def square(self) -> torch.Tensor:
         """Return Σ g² of `sums` in float64."""
         squares = (torch.linalg.vector_norm(one, dtype=torch.float64).square() for one in self.sums)
         return torch.stack([*squares]).sum() if self.sums else torch.zeros((), dtype=torch.float64)

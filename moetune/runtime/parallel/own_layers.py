@@ -13,7 +13,6 @@ from torch import nn
 
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
-from moetune.domain.placement import EMPTY
 from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
@@ -128,7 +127,7 @@ def _check_placements(
     layers: Sequence[tuple[str, PlannedLayer]], placements: Sequence[Sequence[int]]
 ) -> None:
     """Raise InputError where a plan places the experts of other layers."""
-    planned = [len({*experts} - {EMPTY}) for experts in placements]
+    planned = [len(experts) for experts in placements]
     found = [layer.shape.num_experts for _, layer in layers]
     is_same = len(planned) == len(found) and all(
         number in {0, wanted} for number, wanted in zip(planned, found, strict=True)

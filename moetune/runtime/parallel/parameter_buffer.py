@@ -7,11 +7,10 @@ optimizer's states (Rajbhandari et al., 2020, §5.1; Megatron-Core's distributed
 all-gather runs beside the next forward pass; `arriving` has who waits for it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -21,7 +20,6 @@ from moetune.comm.transfer import Transfer
 
 _ALIGNED_BYTES = 128
 _SUM = "the sum of the gradients"
-Ranges: TypeAlias = Mapping[nn.Parameter, Sequence[slice]]
 """Of the values of parameters, flat."""
 
 
@@ -114,26 +112,12 @@ class ParameterBuffer:
             return [one.grad for one in self._parameters if one.grad is not None]
         return [self._total if self.is_sharded else self._grads]
 
-    def square(self, counted_elsewhere: Ranges) -> torch.Tensor:
-        """Return Σ g² of `sums` in float64, but for what other ranks count."""
+    def square(self) -> torch.Tensor:
+        """Return Σ g² of `sums` in float64."""
         total = torch.zeros((), dtype=torch.float64, device=self._grads.device)
         for one in self.sums:
             total += _square(one)
-        for one in self._parts_of(counted_elsewhere):
-            total -= _square(one)
         return total
-
-    def _parts_of(self, ranges: Ranges) -> Iterator[torch.Tensor]:
-        """Yield ranges of the parameters' gradients, as far as this rank has their sums."""
-        first = self._mine.start if self.is_sharded else 0
-        for parameter, start in zip(self._parameters, self._starts, strict=False):
-            for one in ranges.get(parameter, ()):
-                if self._has_buffer:
-                    [sums] = self.sums
-                    ends = (max(0, start + at - first) for at in (one.start, one.stop))
-                    yield sums[slice(*ends)]
-                elif parameter.grad is not None:
-                    yield parameter.grad.reshape(-1)[one]
 
     def pieces(self) -> Iterator[ShardPiece]:
         """Yield what this rank's optimizer updates: parameters, or its parts of them."""

@@ -24,8 +24,6 @@ from moetune.domain.training import FoldedLayout
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.gate import Gate
-from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.moe.replica_sums import ReplicaSums
 from moetune.runtime.parallel.arriving import wait_where_used
 from moetune.runtime.parallel.buckets import parameter_buckets
 from moetune.runtime.parallel.fully_sharded import (
@@ -106,7 +104,6 @@ class Stages:
         self._shape, self._gives_inputs = shapes.inputs.shape, gives_inputs
         self._batch = len(shapes.inputs)
         self._buffers: Sequence[ParameterBuffer | ShardedParameters]
-        self._replicated = _replicated_layers(self.parts)
         buckets: Sequence[ParameterBuffer] = ()
         if is_fully_sharded(ranks):
             self._buffers = shard_fully(self.parts, ranks)
@@ -115,7 +112,10 @@ class Stages:
             self._buffers = buckets = parameter_buckets(self.parts, ranks)
             wait_where_used(self.parts, buckets)
         self._reductions = Reductions(
-            self.parts, buckets, num_micro_batches=num_micro_batches, late=self._late_gradients()
+            self.parts,
+            buckets,
+            num_micro_batches=num_micro_batches,
+            late=[*self.parts.parameters()] if _splits(ranks) else (),
         )
         share = 1 / (num_micro_batches * ranks.layout.dp * ranks.cp)
         stages = _pipeline_stages(parts, ranks, shapes, self._batch // num_micro_batches)
@@ -132,14 +132,12 @@ class Stages:
         Args:
             make: makes torch's optimizer of a list of parameters, such as
                 `lambda parts: torch.optim.AdamW(parts, lr=1e-3)`. With ZeRO they are this
-                rank's parts of the parameters, and the optimizer works by element, as with
-                replicas of hot experts, of which each rank updates a part.
+                rank's parts of the parameters, and the optimizer works by element.
 
         Raises:
             InputError: the optimizer does not.
         """
-        behind = self._gather_replicas if self._replicated else None
-        return BufferOptimizer(self._buffers, make, behind)
+        return BufferOptimizer(self._buffers, make)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
@@ -151,11 +149,8 @@ class Stages:
             The norm before, equal on all ranks.
         """
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.mesh.device_type)
-        others: dict[nn.Parameter, list[slice]] = {}
-        for sums, parameters in self._replicated:
-            others |= sums.others(parameters)
         for buffer in self._buffers:
-            total += buffer.square(others) / buffer.copies
+            total += buffer.square() / buffer.copies
         communicator_of(None).all_reduce(total, "the sum of the gradients' squares").wait()
         norm = total.sqrt()
         scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
@@ -190,8 +185,6 @@ class Stages:
         for buffer in self._buffers:
             buffer.begin()
         losses = self._run(inputs, targets)
-        for sums, parameters in self._replicated:
-            sums.sum_parts([one.grad for one in parameters])
         self._reductions.finish()
         share = torch.zeros((), dtype=torch.float64, device=inputs.device)
         return share + sum(loss.detach() for loss in losses)
@@ -212,16 +205,6 @@ class Stages:
                 f"pad or cut the sequences to {tuple(self._shape[1:])}, or plan with their length",
             )
         return None
-
-    def _late_gradients(self) -> list[nn.Parameter]:
-        """Return the parameters whose gradients no bucket can wait for in a backward pass.
-
-        Hot experts add those of their replicas at the end; a split backward pass adds to weights
-        without torch's autograd.
-        """
-        if _splits(self.ranks):
-            return [*self.parts.parameters()]
-        return [one for _, parameters in self._replicated for one in parameters]
 
     def _run(self, inputs: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
         losses: list[torch.Tensor] = []
@@ -245,12 +228,6 @@ class Stages:
             raise world.error("send_receive", name, (), error) from error
         return losses
 
-    @torch.no_grad()
-    def _gather_replicas(self) -> None:
-        # Values, not sums: a sum over the other groups may round in another way for each replica.
-        for sums, parameters in self._replicated:
-            sums.gather_parts(parameters)
-
     def total_loss(self, share: torch.Tensor) -> torch.Tensor:
         """Return the mean loss over the global batch; all ranks call this together.
 
@@ -263,20 +240,6 @@ class Stages:
         total = share / self.ranks.layout.tp
         communicator_of(None).all_reduce(total, "the sum of the stages' losses").wait()
         return total
-
-
-def _replicated_layers(parts: nn.ModuleList) -> list[tuple[ReplicaSums, list[nn.Parameter]]]:
-    """Return the sums of hot experts, which are made once a step from now on, and their parameters.
-
-    Parameters without gradients do not change, and are not summed.
-    """
-    found = []
-    for layer in parts.modules():
-        if isinstance(layer, PlannedLayer) and layer.replica_sums is not None:
-            layer.sums_replicas = False
-            trained = [one for one in layer.experts.parameters() if one.requires_grad]
-            found.append((layer.replica_sums, trained))
-    return found
 
 
 def _pipeline_stages(

@@ -38,9 +38,6 @@ class BufferOptimizer:
 
     Parameters of two bytes are updated in copies of float32, which only this optimizer has.
 
-    Args:
-        behind: what gathers replicas of hot experts after each step; None without any.
-
     Attributes:
         inner: torch's optimizer, whose rates a scheduler may change.
 
@@ -48,13 +45,8 @@ class BufferOptimizer:
         InputError: the optimizer of shards is none that works by element.
     """
 
-    def __init__(
-        self,
-        buffers: Sequence[Sharded],
-        make: MakeOptimizer,
-        behind: Callable[[], None] | None = None,
-    ) -> None:
-        self._buffers, self._behind = buffers, behind
+    def __init__(self, buffers: Sequence[Sharded], make: MakeOptimizer) -> None:
+        self._buffers = buffers
         self._pieces = [piece for buffer in buffers for piece in buffer.pieces()]
         self._parts = [_part(piece.values) for piece in self._pieces]
         self.inner = make(self._parts)
@@ -65,11 +57,6 @@ class BufferOptimizer:
             raise InputError(
                 f"{name} with a ZeRO stage, which cuts parameters anywhere",
                 f"use one of {known}, or zero 0",
-            )
-        if behind is not None:
-            raise InputError(
-                f"{name} with replicas of hot experts, of which each rank updates a part",
-                f"use one of {known}, or plan with --expert-placement once",
             )
 
     @torch.no_grad()
@@ -92,10 +79,6 @@ class BufferOptimizer:
                 piece.values.copy_(part)
         for buffer in self._buffers:
             buffer.gather()
-        if self._behind is not None:
-            for buffer in self._buffers:
-                buffer.wait()
-            self._behind()
 
 
 def _part(values: torch.Tensor) -> nn.Parameter:

@@ -1,14 +1,12 @@
-"""Pins that contradict each other or the job: all that do, and the nearest pins that agree.
+"""Pins that no layout obeys: the rules that they break, and the nearest pins that agree.
 
-Of a set of pins that no layout obeys, pins are dropped one by one as long as none does: what is
-left contradicts as a whole, and no pin of it alone is to blame. Such sets are taken out until what
-remains agrees. The nearest pins change as few as possible: of these the layout whose sizes have the
-least product of ratios to what was asked.
+The nearest pins change as few as possible: of these the layout whose sizes have the least product
+of ratios to what was asked.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -45,14 +43,22 @@ def contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError | Refus
 
 
 def _contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError:
-    groups = [*conflicts(space, pins)]
-    near = nearest(space, pins, groups) if groups else None
-    if near is None:  # even without pins there is none, or none was found
-        none = BrokenRule("no layout obeys the rules", "pin less of it")
-        broken = next(_all_broken(space, _plainest(space, pins)), none)
-        return InputError(broken.what, broken.hint)
-    problems = (_problem(space, pins, group, near.pins) for group in groups)
-    return InputError("; ".join(problems), _advice(pins, near.pins))
+    near = nearest(space, pins)
+    asked = _plainest(space) if near is None else _with_pins(space, near.layout, pins)
+    broken = [*_all_broken(space, asked)]
+    what = "; ".join(dict.fromkeys(rule.what for rule in broken)) or "no layout has all pins"
+    if near is None:
+        return InputError(what, broken[0].hint if broken else "pin less of it")
+    return InputError(what, _advice(pins, near.pins))
+
+
+def _with_pins(space: LayoutSpace, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
+    """Return a layout with the pins, and as many replicas as the ranks leave room for."""
+    values: dict[str, Any] = {name: getattr(pins, name) for name in pinned(pins)}
+    if pins.stages is not None and pins.pp is None:
+        values["pp"] = max(1, len(pins.stages) // (pins.vpp or 1))
+    found = replace(layout, **values)
+    return replace(found, dp=max(1, space.job.world_size // (found.cp * found.tp * found.pp)))
 
 
 def pin_words(pins: LayoutRequest) -> str:
@@ -60,70 +66,17 @@ def pin_words(pins: LayoutRequest) -> str:
     return " ".join(pin_flag(pins, name) for name in pinned(pins))
 
 
-def conflicts(space: LayoutSpace, pins: LayoutRequest) -> Iterator[tuple[str, ...]]:
-    """Yield disjoint sets of pins that contradict, none with a pin that could be left out.
-
-    Nothing where even without pins no layout obeys the rules.
-    """
-    left = pins
-    if not _is_possible(space, LayoutRequest()):
-        return
-    while not _is_possible(space, left):
-        group = left
-        for name in pinned(left):
-            fewer = without(group, [name])
-            if not _is_possible(space, fewer):
-                group = fewer
-        yield pinned(group)
-        left = without(left, pinned(group))
-
-
-def _problem(
-    space: LayoutSpace, pins: LayoutRequest, group: Sequence[str], near: LayoutRequest
-) -> str:
-    """Return the rule that the pins of a group break where they break fewest.
-
-    That is in the plainest layout that has them, or in one that obeys all of them but one.
-    """
-    values: dict[str, Any] = {name: getattr(pins, name) for name in group}
-    layouts = [_plainest(space, replace(LayoutRequest(), **values))]
-    for name in group:
-        obeying = _nearest_of(space, replace(near, **values), [name])
-        if obeying is not None:
-            layouts.append(_with_pins(space, obeying.layout, values))
-    every = [broken for one in layouts if (broken := [*_all_broken(space, one)])]
-    what = min(every, key=len)[0].what if every else "no layout has them all"
-    if len(pinned(pins)) == 1:
-        return what
-    flags = [pin_flag(pins, name) for name in group]
-    words = f"{', '.join(flags[:-1])} and {flags[-1]}" if len(flags) > 1 else flags[0]
-    return f"{words}: {what}"
-
-
-def _with_pins(space: LayoutSpace, layout: FoldedLayout, values: Mapping[str, Any]) -> FoldedLayout:
-    """Return a layout with other values, and as many replicas as the ranks leave room for."""
-    found = replace(layout, **values)
-    return replace(found, dp=max(1, space.job.world_size // (found.cp * found.tp * found.pp)))
-
-
-def nearest(space: LayoutSpace, pins: LayoutRequest, groups: Sequence[Sequence[str]]) -> NearPins:
+def nearest(space: LayoutSpace, pins: LayoutRequest) -> NearPins | None:
     """Return the pins that some layout obeys of which fewest are others, and these near.
 
-    Args:
-        groups: all of `conflicts`, so that there is such a layout once all of their pins change.
+    None where even without pins no layout obeys the rules.
     """
-    names = [name for name in pinned(pins) if any(name in group for group in groups)]
-
-    def found(num: int) -> list[NearPins]:
-        every = (
-            _nearest_of(space, pins, changed)
-            for changed in itertools.combinations(names, num)
-            if all(any(name in changed for name in group) for group in groups)
-        )
-        return [one for one in every if one is not None]
-
-    fewest = next(filter(None, map(found, range(len(groups), len(names) + 1))))
-    return min(fewest, key=lambda one: one.distance)
+    names = pinned(pins)
+    for num in range(1, len(names) + 1):
+        every = (_nearest_of(space, pins, some) for some in itertools.combinations(names, num))
+        if found := [one for one in every if one is not None]:
+            return min(found, key=lambda one: one.distance)
+    return None
 
 
 def _nearest_of(space: LayoutSpace, pins: LayoutRequest, changed: Sequence[str]) -> NearPins | None:
@@ -196,22 +149,12 @@ def _advice(pins: LayoutRequest, near: LayoutRequest) -> str:
     return f"nearest that agree: {kept}" + (f", without {others}" if others else "")
 
 
-def _plainest(space: LayoutSpace, pins: LayoutRequest) -> FoldedLayout:
-    """Return the layout that has the pins, and 1 of all else, whether it breaks rules or not."""
-    sizes: dict[str, Any] = {name: getattr(pins, name) or 1 for name in _SIZES}
-    if pins.stages is not None:
-        sizes["pp"] = pins.pp or max(1, len(pins.stages) // sizes["vpp"])
-        sizes["vpp"] = pins.vpp or max(1, len(pins.stages) // sizes["pp"])
-    sharers = sizes["cp"] * sizes["tp"] * sizes["pp"]
+def _plainest(space: LayoutSpace) -> FoldedLayout:
+    """Return the layout of replicas alone, whether it breaks rules or not."""
+    free = LayoutRequest()
     return FoldedLayout(
-        dp=max(1, space.job.world_size // sharers), recompute=pins.recompute or (),
-        dispatcher=pins.dispatcher or space.first_dispatcher(pins),
-        overlap=pins.overlap or "none", zero=space.zeros(pins, sizes["pp"], sizes["tp"])[0],
-        cuda_graphs=pins.cuda_graphs or "none",
-        schedule=pins.schedule, stages=pins.stages,
-        offload_activations=pins.offload_activations or 0.0,
-        offload_optimizer=pins.offload_optimizer or 0.0,
-        dispatcher_sms=pins.dispatcher_sms, **sizes,
+        dp=space.job.world_size, zero=space.zeros(free, 1, 1)[0],
+        dispatcher=space.first_dispatcher(free),
     )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from statistics import fmean
 
 from moetune.domain.model_placement import LayerPlacement, ModelPlacement
-from moetune.domain.placement import ReplicaChoice
 from moetune.domain.targets import Target
 from moetune.domain.training import LayoutRequest, ZeroStage
 from moetune.domain.units import format_share
@@ -71,46 +70,6 @@ def choice_of(
     least = format_share(WORTH_PLACING, digits=0)
     why = f"placed ones save {gain} of the step: less than {least} is within the predictions' error"
     return kept(layers, why, natural_step_seconds, placed_step_seconds)
-
-
-def with_replicas(
-    layers: Sequence[LayerPlacement],
-    once: ModelPlacement,
-    *,
-    ep: int,
-    once_step_seconds: float | None,
-    step_seconds: float,
-    sum_seconds: float,
-) -> ModelPlacement:
-    """Return the placement with replicas of hot experts that a plan takes, with the reason.
-
-    Args:
-        layers: as the best layout has them, on ep ranks.
-        once: what the plan would have without replicas, and its step; None where none fits.
-        step_seconds: of the best layout, with `sum_seconds` of replicas.
-    """
-    choice = ReplicaChoice(
-        is_taken=True,
-        num_replicas=sum(one.num_replicas for one in layers),
-        added_places=max(map(_added_places, layers)) // ep,
-        skew=fmean(one.skew for one in layers),
-        step_seconds=step_seconds,
-        sum_seconds=sum_seconds,
-    )
-    saved = ""
-    if once_step_seconds:
-        saved = f", saving {format_share(1 - step_seconds / once_step_seconds)} of the step"
-    where = sum(one.has_replicas for one in layers)
-    why = (
-        f"with {choice.words} in {where} of {len(layers)} layers the fullest ranks have "
-        f"{choice.skew:.2f} × the mean rows{saved}"
-    )
-    return replace(once, layers=tuple(layers), why=why, replicas=choice)
-
-
-def _added_places(layer: LayerPlacement) -> int:
-    """Return the places of a layer beyond one for each expert."""
-    return len(layer.experts) - max(layer.experts, default=-1) - 1 if layer.experts else 0
 
 
 def kept(

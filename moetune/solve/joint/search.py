@@ -182,7 +182,7 @@ class FoldedSearch:
 
     def dispatchers(self, pins: LayoutRequest) -> RankedDispatchers:
         """Return the dispatchers of its layouts, as ranked by earlier questions."""
-        of_dispatcher = pins.dispatcher, pins.dispatcher_sms, pins.cuda_graphs
+        of_dispatcher = pins.dispatcher, pins.cuda_graphs
         found = self._tables.get(of_dispatcher)
         if found is None:
             found = self._tables[of_dispatcher] = RankedDispatchers(

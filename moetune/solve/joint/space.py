@@ -27,7 +27,7 @@ from moetune.domain.training import (
     TrainingJob,
     ZeroStage,
 )
-from moetune.domain.training_rules import broken_rules, sms_rules
+from moetune.domain.training_rules import broken_rules
 
 _LARGEST_MICRO_BATCH = 8
 _LARGEST_TP = 8
@@ -82,7 +82,6 @@ class LayoutSpace:
                     offload_activations=pins.offload_activations or 0.0,
                     offload_optimizer=pins.offload_optimizer or 0.0,
                 )  # fmt: skip
-                layout = self._with_dispatcher(layout, pins)
                 if any(map(self.is_allowed, self.pipelines(layout, pins))):
                     yield layout
 
@@ -167,13 +166,6 @@ class LayoutSpace:
         able = self.target.dispatchers
         needs_static = pins.cuda_graphs == "full" and self.job.decoder.num_moe_layers > 0
         return "hybrid_ep" if needs_static and "hybrid_ep" in able else able[0]
-
-    def _with_dispatcher(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
-        """Return the layout with the pinned multiprocessors, which need their dispatcher."""
-        if pins.dispatcher_sms is None:
-            return layout
-        dispatcher = pins.dispatcher or layout.dispatcher
-        return layout.changed(dispatcher=dispatcher, dispatcher_sms=pins.dispatcher_sms)
 
     @property
     def _most_cp(self) -> int:
@@ -264,5 +256,4 @@ class LayoutSpace:
         return [one for one in every if self._goes_with(layout.changed(dispatcher=one))]
 
     def _goes_with(self, layout: FoldedLayout) -> bool:
-        rules = dispatcher_rules(layout, self.target, self.site)
-        return next(sms_rules(layout), None) is None and self._obeys(rules)
+        return self._obeys(dispatcher_rules(layout, self.target, self.site))

@@ -18,7 +18,6 @@ from moetune.solve.layer.degree import best_degree, makespan
 from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES
 from moetune.solve.layer.timeline import Task, pipeline_tasks
 from moetune.solve.layer.totals import total
-from moetune.solve.runtime import StateBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +44,6 @@ class AllToAllCosts(LayerCosts):
         """Whether several local experts receive rows from several ranks."""
         return self.world_size > 1 and self.local_experts > 1
 
-    def in_flight(self, degree: int) -> int:
-        """Return the phase's chunks, or 1 where so few are each alone on the link."""
-        if is_many(degree):
-            return cast("int", np.where(np.asarray(degree) <= ALONE_CHUNKS, 1, degree))
-        return 1 if degree <= ALONE_CHUNKS else degree
-
     def _transfer(self, rows: float, degree: int) -> Estimate:
         """Return one chunk's dispatch, which is also its combine.
 
@@ -58,9 +51,11 @@ class AllToAllCosts(LayerCosts):
         as long as one alone: the profile has both. What pauses of the link are worth is shared
         among the exchanges of the phase.
         """
-        found = self.collective(
-            "all_to_all", rows * self.bytes_per_row, in_flight=self.in_flight(degree)
-        )
+        if is_many(degree):
+            in_flight = cast("int", np.where(np.asarray(degree) <= ALONE_CHUNKS, 1, degree))
+        else:
+            in_flight = 1 if degree <= ALONE_CHUNKS else degree
+        found = self.collective("all_to_all", rows * self.bytes_per_row, in_flight=in_flight)
         burst = self.costs.burst(
             op="all_to_all", group_size=self.world_size, num_nodes=self.num_nodes
         )
@@ -96,9 +91,9 @@ class AllToAllCosts(LayerCosts):
         return total(*self.gemms(phase, rows), self.activation(phase, rows), sorting, sorting)
 
     def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return gate and permutation, forward the opening exchanges, backward replicas' sums."""
+        """Return gate and permutation, forward the opening exchanges."""
         rows = tokens * self.layer.top_k
-        ends = self.opening(tokens=tokens) if phase == "forward" else self.replica_sums()
+        ends = self.opening(tokens=tokens) if phase == "forward" else NOTHING
         return total(
             self.gate(phase, tokens=tokens),
             *(self.rows_op(op, rows, self.layer.d_model) for op in ROW_MOVES),
@@ -115,29 +110,12 @@ class AllToAllCosts(LayerCosts):
         exchange = self.collective("all_to_all", self.layer.num_experts * COUNT_BYTES)
         return total(exchange, exchange)
 
-    def replica_sums(self) -> Estimate:
-        """Return the sums of replicas' gradients behind a backward phase: two exchanges.
-
-        The busiest rank's bytes are priced as an all-to-all in which each rank sends as many to the
-        others. Each expert's gradient is read once and added once where that was measured.
-        """
-        if not self.summed_experts:
-            return NOTHING
-        values = self.layer.num_gemms * self.macs_per_row
-        sent_bytes = self.summed_experts / 2 * values * StateBytes.of_layer(self.dtype).gradient
-        exchange = self.collective(
-            "all_to_all", sent_bytes * self.world_size / (self.world_size - 1)
-        )
-        rows = self.summed_experts * values / self.layer.d_model
-        moves = (self.rows_op(op, rows, self.layer.d_model) for op in ROW_MOVES)
-        return total(exchange, exchange, *moves)
-
     def makespan(
         self, *, degree: int, rows: float, transfer_seconds: float, compute_seconds: float,
         order: Order,
     ) -> float:  # fmt: skip
         """Return the time of a phase: `degree.makespan`."""
-        speeds = self.speeds(rows=rows, degree=degree, transfer_seconds=transfer_seconds)
+        speeds = self.speeds(rows=rows, transfer_seconds=transfer_seconds)
         return makespan(
             degree=degree,
             transfer_seconds=transfer_seconds,

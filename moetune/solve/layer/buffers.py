@@ -66,11 +66,6 @@ class BufferCounts:
         one = layer.num_gemms * layer.d_hidden * layer.d_model + biases
         return one * self._local_experts
 
-    def replica_bytes(self, states: StateBytes) -> int:
-        """Return the most bytes of the sums of replicas' gradients: those, sent and received."""
-        one = self._expert_parameters // self._local_experts
-        return 3 * self._workload.local_replicas * one * states.gradient
-
     @property
     def _tokens_bytes(self) -> int:
         return self._workload.tokens_per_rank * self._layer.d_model * self._element

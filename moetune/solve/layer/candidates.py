@@ -1,16 +1,12 @@
 """Candidates of a layer's plan: its strategies and degrees, best first."""
 
-from collections.abc import Sequence
-
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs
 from moetune.domain.layout import Layout
 from moetune.domain.request import PlanInputs
-from moetune.solve.layer.doubts import decline_chunks, in_one_chunk
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.ranking import Ranking
-from moetune.solve.layer.strategies import RankedLayer, choose_strategy, fastest_ranking
+from moetune.solve.layer.strategies import RankedLayer, choose_strategy
 
 
 def rank_layer(
@@ -45,31 +41,3 @@ def rank_layer(
         bounds=bounds,
         limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
     )
-
-
-def choose_quickly(
-    *,
-    inputs: PlanInputs,
-    costs: Costs,
-    resamples: Sequence[Costs],
-    device_memory_bytes: int,
-    placement: tuple[int, ...] = (),
-) -> Ranking:
-    """Return the choice of `solve_plan` for a layer, without the candidates that explain it.
-
-    Args:
-        placement: expert of each place; empty for the natural order.
-
-    Raises:
-        InfeasiblePlanError, ProfileError: as `rank_layer`.
-    """
-    bounds = inputs.pinned.bounds
-    layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
-    workload = inputs.workload(layout, placement)
-    best = fastest_ranking(
-        workload=workload,
-        costs=layer_costs(workload=workload, costs=costs),
-        bounds=bounds,
-        limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
-    )
-    return best if decline_chunks(best, resamples) is None else in_one_chunk(best)

@@ -45,12 +45,10 @@ class LayerCosts(LayerOperations, ABC):
     Args:
         errors: of whole steps, where they are not those of the costs.
         skew: rows of the fullest rank over the mean; the others wait for it.
-        summed_experts: whose gradients a rank sends, and receives, for the sums over replicas.
     """
 
     errors: StepErrors | None = None
     skew: float = 1.0
-    summed_experts: float = 0.0
     _kept: dict[Hashable, object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -147,10 +145,6 @@ class LayerCosts(LayerOperations, ABC):
     @abstractmethod
     def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Compute `phase_overhead`, but for the host's launches."""
-
-    def replica_sums(self) -> Estimate:
-        """Return the sums of replicas' gradients behind a backward phase; 0 without replicas."""
-        return NOTHING
 
     @abstractmethod
     def makespan(
@@ -258,27 +252,16 @@ class LayerCosts(LayerOperations, ABC):
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""
         seconds = self.transfer(rows=rows, degree=degree).seconds
-        return self.costs.interference.overlapped(
-            self.speeds(rows=rows, degree=degree, transfer_seconds=seconds)
-        )
+        return self.costs.interference.overlapped(self.speeds(rows=rows, transfer_seconds=seconds))
 
-    def in_flight(self, degree: int) -> int:  # noqa: ARG002 - where chunks are in flight together
-        """Return how many of a phase's collectives are in flight together.
-
-        Args:
-            degree: of the phase, or an array of theirs.
-        """
-        return 1
-
-    def speeds(self, *, rows: float, degree: int, transfer_seconds: float) -> OverlapSpeeds:
+    def speeds(self, *, rows: float, transfer_seconds: float) -> OverlapSpeeds:
         """Return the speeds of the experts and of the collectives of such chunks, overlapped."""
         return self.kept(
-            ("speeds", _key(rows), _key(degree), _key(transfer_seconds)),
+            ("speeds", _key(rows), _key(transfer_seconds)),
             lambda: self.costs.overlap_speeds(
-                exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds,
-                in_flight=self.in_flight(degree),
+                exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
             ),
-        )  # fmt: skip
+        )
 
     def overhead(self, *, tokens: float) -> Estimate:
         """Return the time outside both pipelines: gate, permutation and small collectives."""

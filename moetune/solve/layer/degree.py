@@ -48,7 +48,7 @@ def makespan(
         degree: r, at least 1.
         transfer_seconds: t_d of one chunk.
         compute_seconds: t_e of one chunk.
-        comm_speed: μ, above 0; above 1 where exchanges gain.
+        comm_speed: μ, above 0 and at most 1.
         comp_speed: σ, above 0 and at most 1.
         order: in which the link serves the chunks.
     """
@@ -121,7 +121,7 @@ def tensor_parallel_makespan(
         degree: r, at least 1.
         transfer_seconds: t_s of one chunk's all-reduce or reduce-scatter.
         compute_seconds: t_e of one chunk.
-        comm_speed: μ, above 0; above 1 where exchanges gain.
+        comm_speed: μ, above 0 and at most 1.
         comp_speed: σ, above 0 and at most 1.
     """
     slower = longer(transfer_seconds, compute_seconds)

@@ -9,13 +9,11 @@ Source: Graham (1969) for the first, Babel, Kellerer and Kotov (1998) for equal 
 """
 
 import heapq
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats
 
@@ -58,42 +56,14 @@ def group_experts(
             not looked for.
         most_trials: of branch and bound; `MOST_TRIALS` by default.
     """
-    found = group_replicas(
-        loads, range(len(loads)), num_groups, tolerance=tolerance, most_trials=most_trials
-    )
-    assert found is not None  # noqa: S101 - only replicas are kept apart
-    return found
-
-
-def group_replicas(
-    loads: Sequence[float],
-    experts: Sequence[int],
-    num_groups: int,
-    *,
-    tolerance: float = 0.0,
-    most_trials: int | None = None,
-) -> ExpertGroups | None:
-    """Return such groups of replicas, none with two of one expert; they are numbered by place.
-
-    Args:
-        loads: of each replica; their number divides by that of the groups.
-        experts: of each replica.
-        tolerance, most_trials: as of `group_experts`.
-
-    Returns:
-        None where the last replicas found room only beside another one of their experts.
-    """
     order = sorted(range(len(loads)), key=lambda expert: (-loads[expert], expert))
     sorted_loads = [loads[expert] for expert in order]
     bound = _lower_bound(sorted_loads, num_groups)
-    sorted_experts = [experts[at] for at in order]
-    first = _longest_first(sorted_loads, sorted_experts, num_groups)
-    if first is None:
-        return None
+    first = _longest_first(sorted_loads, num_groups)
     enough = bound * (1 + tolerance)
-    search = _Search(sorted_loads, sorted_experts, num_groups, enough)
+    search = _Search(sorted_loads, num_groups, enough)
     search.most_trials = MOST_TRIALS if most_trials is None else most_trials
-    search.improve(_swapped(sorted_loads, sorted_experts, first, enough if tolerance else 0.0))
+    search.improve(_swapped(sorted_loads, first, enough if tolerance else 0.0))
     is_exact = search.run() and not (tolerance and search.fullest <= enough)
     groups = (tuple(sorted(order[at] for at in group)) for group in search.best)
     return ExpertGroups(
@@ -125,33 +95,20 @@ def _lower_bound(loads: Sequence[float], num_groups: int) -> float:
     return max(mean, beside, two + sum(loads[len(loads) - each + 2 :]))
 
 
-def _longest_first(
-    loads: Sequence[float], experts: Sequence[int], num_groups: int
-) -> list[list[int]] | None:
+def _longest_first(loads: Sequence[float], num_groups: int) -> list[list[int]]:
     """Return groups filled from the largest load on, each into the emptiest that has room."""
     each = len(loads) // num_groups
     groups: list[list[int]] = [[] for _ in range(num_groups)]
-    held: list[set[int]] = [set() for _ in range(num_groups)]
     open_groups = [(0.0, group) for group in range(num_groups)]
     for at, load in enumerate(loads):
-        beside = []
-        while open_groups and experts[at] in held[open_groups[0][1]]:
-            beside.append(heapq.heappop(open_groups))
-        if not open_groups:
-            return None
         before, emptiest = heapq.heappop(open_groups)
         groups[emptiest].append(at)
-        held[emptiest].add(experts[at])
         if len(groups[emptiest]) < each:
-            beside.append((before + load, emptiest))
-        for one in beside:
-            heapq.heappush(open_groups, one)
+            heapq.heappush(open_groups, (before + load, emptiest))
     return groups
 
 
-def _swapped(
-    loads: Sequence[float], experts: Sequence[int], groups: list[list[int]], enough: float
-) -> list[list[int]]:
+def _swapped(loads: Sequence[float], groups: list[list[int]], enough: float) -> list[list[int]]:
     """Return the groups after swaps with the fullest one, each the best there is, until none helps.
 
     Every swap lowers the fullest group and leaves the other one below what that had.
@@ -159,17 +116,13 @@ def _swapped(
     Args:
         enough: load of the fullest group that need not be lowered.
     """
-    all_loads, has_replicas = np.array(loads, float), len({*experts}) < len(experts)
-    all_experts = np.array(experts)
+    all_loads = np.array(loads, float)
     sums = [sum(loads[at] for at in group) for group in groups]
     while True:
         fullest = max(range(len(groups)), key=lambda group: (sums[group], -group))
         if sums[fullest] <= enough:
             return groups
-        placed = np.array(groups)
-        after = _after_swaps(all_loads[placed], np.array(sums), fullest)
-        if has_replicas:
-            after[~_stay_apart(all_experts[placed], fullest)] = np.inf
+        after = _after_swaps(all_loads[np.array(groups)], np.array(sums), fullest)
         best = after.argmin()
         if not after.flat[best] < sums[fullest] * (1 - _SAME):
             return groups
@@ -184,26 +137,13 @@ def _after_swaps(loads: Floats, sums: Floats, fullest: int) -> Floats:
     """Return the fuller of two groups after each swap, [other, mine, theirs]; infinite if it rises.
 
     Args:
-        loads: of the groups' replicas, [group, place].
+        loads: of the groups' experts, [group, place].
         sums: of the groups.
     """
     moved = loads[fullest][:, None] - loads[:, None, :]
     after: Floats = np.maximum(sums[fullest] - moved, sums[:, None, None] + moved)
     after[moved <= 0] = np.inf
     return after
-
-
-def _stay_apart(experts: NDArray[np.int_], fullest: int) -> NDArray[np.bool_]:
-    """Return whether no group has two replicas of an expert after each swap.
-
-    Args:
-        experts: of the groups' replicas, [group, place].
-    """
-    same = experts[fullest][:, None] == experts[:, None, :]
-    is_coming_there = np.isin(experts, experts[fullest])[:, None, :]
-    is_leaving_there = same.any(axis=2)[:, :, None]
-    found: NDArray[np.bool_] = same | ~(is_coming_there | is_leaving_there)
-    return found
 
 
 class _Search:
@@ -216,13 +156,8 @@ class _Search:
 
     most_trials = MOST_TRIALS
 
-    def __init__(
-        self, loads: Sequence[float], experts: Sequence[int], num_groups: int, bound: float
-    ) -> None:
-        self._loads, self._experts, self._bound = loads, experts, bound
-        several = {expert for expert, number in Counter(experts).items() if number > 1}
-        self._is_replica = [expert in several for expert in experts]
-        self._replicas: list[list[int]] = [[] for _ in range(num_groups)]
+    def __init__(self, loads: Sequence[float], num_groups: int, bound: float) -> None:
+        self._loads, self._bound = loads, bound
         self._each = len(loads) // num_groups
         self._groups: list[list[int]] = [[] for _ in range(num_groups)]
         self._sums = [0.0] * num_groups
@@ -252,28 +187,20 @@ class _Search:
         if at == len(self._loads):
             self.improve(self._groups)
             return
-        seen = set[tuple[float, int, tuple[int, ...]]]()
-        expert, is_replica = self._experts[at], self._is_replica[at]
+        seen = set[tuple[float, int]]()
         by_load = sorted(range(len(self._groups)), key=lambda group: (self._sums[group], group))
         for group in by_load:
             self._trials += 1
             if self._trials >= self.most_trials:
                 return
             members, before = self._groups[group], self._sums[group]
-            held = self._replicas[group]
-            if is_replica and expert in held:
-                continue
-            like = before, len(members), tuple(held)
+            like = before, len(members)
             if len(members) == self._each or like in seen or not self._can_win(group, at):
                 continue
             seen.add(like)
             members.append(at)
             self._sums[group] = before + self._loads[at]
-            if is_replica:
-                held.append(expert)
             self._place(at + 1)
-            if is_replica:
-                held.pop()
             members.pop()
             self._sums[group] = before
 

@@ -20,13 +20,8 @@ def watched_seconds(
     workload: Workload,
     costs: LayerCosts,
     order: Order,
-    transfer_factor: float = 1.0,
-    compute_factor: float = 1.0,
 ) -> float:
     """Return the time that a watched call shows of one of its operations; none is reused memory.
-
-    Args:
-        transfer_factor, compute_factor: on the costs of the phase's transfers and experts.
 
     Raises:
         ProfileError: an operation was not measured.
@@ -40,7 +35,6 @@ def watched_seconds(
             costs.compute(phase=operation.phase, rows=rows),
         )
     )
-    transfer, compute = transfer * transfer_factor, compute * compute_factor
     tasks = costs.tasks(
         transfer_seconds=[transfer] * degree, compute_seconds=[compute] * degree,
         gather_seconds=0.0, order=order,

@@ -34,7 +34,6 @@ class LayerOperations:
     Args:
         world_size: P, the ranks that share the experts.
         num_nodes: that the ranks are spread over evenly; 0 for consecutive ranks.
-        places: experts of a rank, replicas among them; 0 for an equal part of the experts.
         chunk_parts: pieces of a forward and of a backward chunk, as `LayerCosts.in_chunks` counts
             them.
         expert_shares: of the fullest rank's rows, of each of its experts; empty for even ones.
@@ -45,14 +44,13 @@ class LayerOperations:
     dtype: str
     costs: Costs
     num_nodes: int = 0
-    places: int = 0
     chunk_parts: tuple[float, float] = (1.0, 1.0)
     expert_shares: tuple[float, ...] = ()
 
     @property
     def local_experts(self) -> int:
         """Experts of a rank."""
-        return self.places or self.layer.num_experts // self.world_size
+        return self.layer.num_experts // self.world_size
 
     @property
     def macs_per_row(self) -> int:

@@ -29,6 +29,4 @@ def layer_costs(*, workload: Workload, costs: Costs, num_nodes: int = 0) -> Laye
         num_nodes=num_nodes,
         skew=workload.skew.mean,
         expert_shares=workload.skew.shares,
-        places=workload.local_experts,
-        summed_experts=workload.summed_experts,
     )

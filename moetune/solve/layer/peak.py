@@ -94,9 +94,7 @@ def _peak(counts: BufferCounts, states: StateBytes, *, pins_host: bool) -> Peak:
     return Peak(
         state_bytes=counts.parameters * states.total,
         activation_bytes=counts.activation_bytes(),
-        buffer_bytes=counts.buffer_bytes()
-        + counts.gradient_sum_bytes(states)
-        + counts.replica_bytes(states),
+        buffer_bytes=counts.buffer_bytes() + counts.gradient_sum_bytes(states),
         ring_bytes=max(counts.ring_bytes(backward=backward) for backward in (False, True)),
         routing_bytes=counts.routing_bytes(),
         host_bytes=pinned_bytes(counts.host_bytes()) if pins_host else counts.host_bytes(),

@@ -15,7 +15,6 @@ from moetune.domain.routing import LayerRouting
 from moetune.domain.units import format_share
 from moetune.solve.layer.expert_groups import group_experts
 from moetune.solve.layer.plan import LayerProblem, SolvedPlan
-from moetune.solve.layer.replicas import with_replicas
 from moetune.solve.layer.strategies import RankedLayer
 
 WORTH_PLACING = 0.02
@@ -25,8 +24,6 @@ _SAME = 1e-9
 
 def solve_placed(layer: LayerProblem) -> SolvedPlan:
     """Return the fastest plan, with experts placed where that saves `WORTH_PLACING` of the step.
-
-    Where no placement of each expert in one place is even, hot ones may have replicas.
 
     Without loads of the experts, on one rank, or with the natural order pinned, nothing is placed.
 
@@ -64,9 +61,6 @@ def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) 
     is_worth_it = natural is None or (choice.gain or 0.0) > WORTH_PLACING
     choice = replace(choice, experts=experts if is_worth_it else (), why=_reason(choice))
     chosen = placed if natural is None or is_worth_it else natural
-    if layer.inputs.pinned.expert_placement == "planned":
-        replicated, choice = with_replicas(layer, choice, shares)
-        chosen = replicated or chosen
     return layer.solved(chosen, choice)
 
 

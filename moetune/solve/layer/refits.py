@@ -71,10 +71,8 @@ def refits_of(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -
 def _residuals(record: StepRecord, resamples: Sequence[Costs]) -> list[float]:
     """Return the record's residual under each refit."""
     load, num = record.workload, len(resamples)
-    # Corrections are of a later time than the measured step.
-    measured = [one.as_measured for one in resamples]
     summed = stacked(
-        layer_costs(workload=load, costs=measured[0]), measured, [NO_STEP_ERRORS] * num
+        layer_costs(workload=load, costs=resamples[0]), resamples, [NO_STEP_ERRORS] * num
     )
     step = step_time(
         costs=summed,

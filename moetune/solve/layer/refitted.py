@@ -200,7 +200,7 @@ class RefittedTimes:
         rows = self.stack.rows(self.tokens, degree=degree)
         chunk = chunk_of(costs=self.stack, phase=phase, strategy=strategy, rows=rows, degree=degree)
         seconds = self.stack.transfer(rows=rows, degree=degree).seconds
-        overlapped = self.stack.speeds(rows=rows, degree=degree, transfer_seconds=seconds)
+        overlapped = self.stack.speeds(rows=rows, transfer_seconds=seconds)
         speeds = self._speeds.copy()
         speeds[COMP_BESIDE_COMM], speeds[COMM_BESIDE_COMP] = overlapped.comp, overlapped.comm
         return ManyPhases(

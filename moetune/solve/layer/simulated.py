@@ -224,7 +224,7 @@ def _chunks(
     chunk = chunk_of(costs=layer, phase=phase, strategy=strategy, rows=rows, degree=degree)
     transfer_seconds = layer.transfer(rows=rows, degree=degree).seconds
     speeds = as_rows(speeds_of(layer.costs.interference), len(degrees))
-    overlapped = layer.speeds(rows=rows, degree=degree, transfer_seconds=transfer_seconds)
+    overlapped = layer.speeds(rows=rows, transfer_seconds=transfer_seconds)
     speeds[COMP_BESIDE_COMM], speeds[COMM_BESIDE_COMP] = overlapped.comp, overlapped.comm
     return ManyPhases(
         kinds=(chunk.kind(phase),),

@@ -38,30 +38,16 @@ class _OneByOne:
         return self._costs.interference
 
     @property
-    def as_measured(self) -> Costs:
-        """The same without corrections."""
-        return _OneByOne(self._costs.as_measured)
-
-    @property
-    def exchanges_gain(self) -> bool:
-        """That of the costs."""
-        return self._costs.exchanges_gain
-
-    @property
     def copy_mode(self) -> CopyMode | None:
         """That of the costs."""
         return self._costs.copy_mode
 
-    def overlap_speeds(
-        self, *, exchange_bytes: float, exchange_seconds: float, in_flight: int = 1
-    ) -> OverlapSpeeds:
+    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         """Return arrays of speeds."""
-        every = np.broadcast_arrays(exchange_bytes, exchange_seconds, in_flight)
+        every = np.broadcast_arrays(exchange_bytes, exchange_seconds)
         found = [
-            self._costs.overlap_speeds(
-                exchange_bytes=size, exchange_seconds=seconds, in_flight=count
-            )
-            for size, seconds, count in zip(*(one.tolist() for one in every), strict=True)
+            self._costs.overlap_speeds(exchange_bytes=size, exchange_seconds=seconds)
+            for size, seconds in zip(*(one.tolist() for one in every), strict=True)
         ]
         return OverlapSpeeds(
             comp=array_of([one.comp for one in found]), comm=array_of([one.comm for one in found])

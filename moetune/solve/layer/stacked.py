@@ -81,35 +81,19 @@ class _StackedCosts:
         return table_of(list(map(array_of, speeds.T)))
 
     @property
-    def as_measured(self) -> Costs:
-        """The same without corrections."""
-        return _StackedCosts([one.as_measured for one in self._refits])
-
-    @property
-    def exchanges_gain(self) -> bool:
-        """That of any refit."""
-        refits = self._refits if self._together is None else [self._together]
-        return any(one.exchanges_gain for one in refits)
-
-    @property
     def copy_mode(self) -> CopyMode | None:
         """That of all refits."""
         return self._first.copy_mode
 
-    def overlap_speeds(
-        self, *, exchange_bytes: float, exchange_seconds: float, in_flight: int = 1
-    ) -> OverlapSpeeds:
+    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         """Return arrays of speeds."""
         if self._together is not None:
             return self._together.overlap_speeds(
-                exchange_bytes=exchange_bytes, exchange_seconds=exchange_seconds,
-                in_flight=in_flight,
-            )  # fmt: skip
+                exchange_bytes=exchange_bytes, exchange_seconds=exchange_seconds
+            )
         seconds = each(exchange_seconds, len(self._refits))
         found = [
-            one.overlap_speeds(
-                exchange_bytes=exchange_bytes, exchange_seconds=its, in_flight=in_flight
-            )
+            one.overlap_speeds(exchange_bytes=exchange_bytes, exchange_seconds=its)
             for one, its in zip(self._refits, seconds, strict=True)
         ]
         return OverlapSpeeds(

@@ -113,23 +113,6 @@ def choose_strategy(
     )
 
 
-def fastest_ranking(
-    *, workload: Workload, costs: LayerCosts, bounds: Bounds, limit_bytes: int
-) -> Ranking:
-    """Return the choice of `choose_strategy`, without the candidates that explain it.
-
-    Raises:
-        InfeasiblePlanError, ProfileError: as `choose_strategy`.
-    """
-    budget = MemoryBudget.of(workload=workload, costs=costs, limit_bytes=limit_bytes)
-    allowed = _allowed_with(budget, costs, bounds)
-    rank = partial(rank_degrees, costs=costs, bounds=bounds, budget=budget, is_rival=True)
-    rankings = [one for name in allowed if (one := rank(strategy=name))]
-    if not rankings:
-        raise too_large(budget, allowed, DegreeChooser(costs=costs, bounds=bounds))
-    return _fastest(rankings)
-
-
 def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLayer:
     """Return one chunk where several rest on what was not measured and may lose more.
 

@@ -95,7 +95,7 @@ class TensorParallelCosts(LayerCosts):
         order: Order,  # noqa: ARG002 - there is one order only
     ) -> float:  # fmt: skip
         """Return the time of a phase: `degree.tensor_parallel_makespan`."""
-        speeds = self.speeds(rows=rows, degree=degree, transfer_seconds=transfer_seconds)
+        speeds = self.speeds(rows=rows, transfer_seconds=transfer_seconds)
         return tensor_parallel_makespan(
             degree=degree,
             transfer_seconds=transfer_seconds,

@@ -8,7 +8,6 @@ from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import PHASES, Workload
 from moetune.domain.layout import divisors
-from moetune.domain.placement import has_replicas
 from moetune.domain.routing import LayerRouting
 from moetune.domain.units import format_bytes
 from moetune.solve.layer.budget import Degrees, MemoryBudget
@@ -110,10 +109,7 @@ def _other_sizes_that_fit(budget: MemoryBudget, smallest: _Choice) -> str:
         return there.fits(strategy=smallest.strategy, degrees=smallest.degrees)
 
     sizes = [one for one in divisors(layer.num_experts) if one > workload.world_size]
-    once = workload
-    if has_replicas(workload.placement):  # which are of so many ranks
-        once = replace(workload, placement=())
-    ranks = next((one for one in sizes if fits(replace(once, world_size=one))), None)
+    ranks = next((one for one in sizes if fits(replace(workload, world_size=one))), None)
     fewer = [
         one
         for one in reversed(divisors(layer.num_experts))

@@ -40,19 +40,10 @@ class AlikeLayers:
             return [price(prices, self.part)] * len(self.places)
         if not takes_arrays(prices.device.costs):
             return [price(prices, replace(self.part, record=one)) for one in self.records]
-        found: dict[int | None, _Priced] = {}
-        for records in self._by_places(prices):
-            every = price(replace(prices, records=records), self.part)
-            found.update(zip(records, split(every, len(records)), strict=True))
+        records = tuple(dict.fromkeys(self.records))
+        every = price(replace(prices, records=records), self.part)
+        found = dict(zip(records, split(every, len(records)), strict=True))
         return [found[one] for one in self.records]
-
-    def _by_places(self, prices: BlockPrices) -> Iterable[tuple[int | None, ...]]:
-        """Return the records, those together whose ranks have as many experts."""
-        groups: dict[int, dict[int | None, None]] = {}
-        for one in self.records:
-            added = prices.job.added_places(one, prices.layout.ep)
-            groups.setdefault(added, {})[one] = None
-        return map(tuple, groups.values())
 
 
 def alike_layers(parts: Iterable[RoutedExperts | None]) -> tuple[AlikeLayers, ...]:

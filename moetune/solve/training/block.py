@@ -14,10 +14,10 @@ from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.kernels import BIASED_ACTIVATION, BIASED_RESULTS, FUSED, RuntimeKernels
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
-from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block_times import NO_TIME, BlockTimes, Passes
-from moetune.solve.training.exchange import DEDUPLICATING, exchange_seconds
+from moetune.solve.training.exchange import exchange_seconds
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.modules import (
     CHUNK_TOKENS,
@@ -279,13 +279,8 @@ class BlockPrices:
             return array_of(self.job.mean_skews(self.records, self.layout.ep))
         return self.job.skew(part, self.layout.ep).mean
 
-    def _places(self, part: RoutedExperts) -> int:
-        """Return the experts of a rank, replicas among them; of layers priced at once the same."""
-        ep, record = self.layout.ep, self.records[0] if self.records else part.record
-        return part.num_experts // ep + self.job.added_places(record, ep)
-
     def _experts(self, part: RoutedExperts, rows: float) -> Passes:
-        layout, experts = self.layout, self._places(part)
+        layout, experts = self.layout, part.num_experts // self.layout.ep
         width = max(1, part.d_hidden // layout.etp)
         each, up = rows / experts, width * (part.num_gemms - 1)
         return self._gemm(each, part.d_expert, up, num_experts=experts) + self._gemm(

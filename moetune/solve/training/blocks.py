@@ -22,7 +22,6 @@ from moetune.solve.training.chunks import (
     most_saved,
 )
 from moetune.solve.training.machine import DevicePrices
-from moetune.solve.training.multiprocessors import hidden_share
 from moetune.solve.training.passes import (
     BlockSeconds,
     DevicePasses,
@@ -128,7 +127,6 @@ class BlockTable:
             * most_saved(
                 times, repeats=repeats, beside=NO_TIME if part is None else prices.beside(part),
                 hidden=sum(hidden) + (hidden[0] if repeats else 0.0),
-                exchanges_gain=self.device.costs.exchanges_gain,
             )
             for count, part, times, hidden in every
         )  # fmt: skip
@@ -150,11 +148,11 @@ class BlockTable:
         object.__setattr__(self, "_alike", alike_layers(self._routed))
 
     def _whole(self, layout: FoldedLayout) -> list[BlockSeconds]:
-        hidden = self.target.overlap_hidden * hidden_share(layout, self.device.machine.device)
         is_chunked = "chunks" in self.target.overlaps  # whose prices have no such idle time
         return [
             block_seconds(
-                times, layout, device=device, overlap_hidden=hidden, beside=beside,
+                times, layout, device=device, overlap_hidden=self.target.overlap_hidden,
+                beside=beside,
                 slack=slack if is_chunked else min(slack, -idle_seconds(part, layout)),
             )
             for (times, device, slack), beside, part in zip(
@@ -294,11 +292,11 @@ def _distinct(blocks: Iterable[Block]) -> tuple[tuple[Block, ...], tuple[int, ..
 def _of_exchange(prices: BlockPrices) -> _Key:
     """Return what exchanges, and what is computed beside them, depend on."""
     layout = prices.layout
-    return prices.own_tokens, layout.tp, layout.ep, layout.etp, layout.dispatcher, layout.sms
+    return prices.own_tokens, layout.tp, layout.ep, layout.etp, layout.dispatcher
 
 
 def _shape(layout: FoldedLayout) -> _Key:
     return (
         layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
-        layout.sms, layout.cuda_graphs == "full",
+        layout.cuda_graphs == "full",
     )  # fmt: skip

@@ -180,7 +180,6 @@ def most_saved(
     repeats: bool,
     beside: Passes = NO_TIME,
     hidden: float = 0.0,
-    exchanges_gain: bool = False,
 ) -> float:
     """Return the seconds that chunks of a block's exchanges save at most.
 
@@ -188,22 +187,19 @@ def most_saved(
 
     of a pass with x seconds of exchanges and e of experts: in r chunks neither has less to do, and
     the first dispatch and the last combine have no experts beside them (`makespan`). Shared experts
-    are beside one of the two: x − x/(2·r). Where exchanges gain, hiding them
-    behind the experts may save more than e, and x − x/r alone bounds it.
+    are beside one of the two: x − x/(2·r).
 
     Args:
         times: of the block, in one chunk.
         repeats: as in `ChunkedBlock`.
         beside: what runs beside the exchanges in one chunk, too.
         hidden: what that hides in one chunk, which chunks do not save.
-        exchanges_gain: see `domain.costs.Costs`.
     """
     sent = times.passes("exchange")
     computed = times.passes("experts") + times.passes("moe_act") + beside
     share = 1 - 1 / MOST_CHUNKS / (2 if beside.forward else 1)
-    forward, backward = share * sent.forward, share * sent.grad_input
-    if not exchanges_gain:
-        forward, backward = min(computed.forward, forward), min(computed.backward, backward)
+    forward = min(computed.forward, share * sent.forward)
+    backward = min(computed.backward, share * sent.grad_input)
     return (2 if repeats else 1) * forward + backward - hidden
 
 

@@ -12,13 +12,10 @@ import math
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.reference import TransferPhase
 from moetune.domain.routing import reached
-from moetune.domain.training import DEFAULT_SMS, FoldedLayout
+from moetune.domain.training import DEDUPLICATING, FoldedLayout
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.machine import DevicePrices, RankSpan
-from moetune.solve.training.multiprocessors import slowdown
 from moetune.solve.training.posted import posted_chunks
-
-DEDUPLICATING = frozenset({"deepep", "hybrid_ep"})
 
 
 def reached_nodes(part: RoutedExperts, nodes: int) -> float:
@@ -75,31 +72,18 @@ def _deduplicated(
     span = device.span(layout.ep, layout.etp)
     row_bytes = part.d_expert * ELEMENT
     rows = tokens * reached(part.mean_top_k, span.size)
-    inside = 1.0
-    if not layout.has_usual_sms and device.transfers is not None:
-        inside = slowdown(
-            device.transfers, layout, phase, group_size=span.size // span.nodes, rows=rows,
-            width_bytes=row_bytes,
-        )  # fmt: skip
     if span.nodes == 1:
-        return inside * device.collective("all_to_all", span, rows * row_bytes)
+        return device.collective("all_to_all", span, rows * row_bytes)
     copies = reached_nodes(part, span.nodes)
     wire = _in_two_steps(
-        device, span, across_bytes=tokens * copies * row_bytes, inside_bytes=rows * row_bytes,
-        slowdown_inside=inside,
+        device, span, across_bytes=tokens * copies * row_bytes, inside_bytes=rows * row_bytes
     )  # fmt: skip
     if not device.posted_chunk_seconds:
         return wire
     chunks = posted_chunks(
-        phase, num_ranks=span.size, num_nodes=span.nodes, tokens=tokens, reach=copies,
-        num_channels=_channels(layout),
+        phase, num_ranks=span.size, num_nodes=span.nodes, tokens=tokens, reach=copies
     )  # fmt: skip
     return max(wire, chunks * device.posted_chunk_seconds)
-
-
-def _channels(layout: FoldedLayout) -> int:
-    """Return the channels that send to other nodes: DeepEP's 10, HybridEP's taken to be as many."""
-    return 10 * layout.sms // DEFAULT_SMS[layout.dispatcher]
 
 
 def _in_two_steps(
@@ -108,7 +92,6 @@ def _in_two_steps(
     *,
     across_bytes: float,
     inside_bytes: float,
-    slowdown_inside: float = 1.0,
 ) -> float:
     """Return an exchange that crosses between nodes, then goes on inside them.
 
@@ -120,7 +103,7 @@ def _in_two_steps(
     inside = device.collective(
         "all_to_all", RankSpan(size=span.size // span.nodes, nodes=1), inside_bytes
     )
-    return max(across, slowdown_inside * inside)
+    return max(across, inside)
 
 
 def _shared_width(

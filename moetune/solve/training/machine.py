@@ -18,7 +18,6 @@ from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.samples import CollectiveOp, Direction
-from moetune.solve.training.multiprocessors import TransferTimes
 
 _ADAM_BYTES = 30
 """Of one parameter's step: gradient, master copy and two moments read, all but the first written,
@@ -115,7 +114,6 @@ class DevicePrices:
         gap_seconds: between a GEMM and its neighbours, which a kernel alone does not have.
         slowdown: of a runtime's kernels (`RuntimeKernels`).
         posted_chunk_seconds: see `Network`.
-        transfers: of dispatchers by their multiprocessors; None where nothing is known.
         attention_factor: on the times of attention and of recurrences.
         gemm_factor: that a question has put on the times of GEMMs, which these do not follow.
     """
@@ -126,7 +124,6 @@ class DevicePrices:
     gap_seconds: float = 0.0
     slowdown: float = 1.0
     posted_chunk_seconds: float = 0.0
-    transfers: TransferTimes | None = None
     attention_factor: float = 1.0
     gemm_factor: float = 1.0
     trusts: Trusts = field(default_factory=Trusts)

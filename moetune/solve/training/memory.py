@@ -160,7 +160,7 @@ class MemoryModel:
     _even: "MemoryModel | None" = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        counted = RankParameters(decoder=self.job.decoder, added=self.job.added_places)
+        counted = RankParameters(decoder=self.job.decoder)
         object.__setattr__(self, "_parameters", counted)
         natural = self._with(NATURAL) if self.job.leaves_room else None
         object.__setattr__(self, "_natural", natural)

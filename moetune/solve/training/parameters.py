@@ -1,6 +1,5 @@
 """Parameters of a pipeline rank on one device."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple, TypeAlias
@@ -12,13 +11,6 @@ from moetune.domain.training import FoldedLayout
 from moetune.solve.training.stages import StageBlocks
 
 _Sizes: TypeAlias = tuple[int, int, int]
-AddedPlaces: TypeAlias = Callable[[int | None, int], int]
-"""Places of each of so many ranks beyond its equal part of a recorded layer's experts."""
-
-
-def no_places(record: int | None, ep: int) -> int:  # noqa: ARG001 - as of `TrainingJob`
-    """Return 0: no expert has replicas."""
-    return 0
 
 
 class Parameters(NamedTuple):
@@ -33,13 +25,9 @@ class RankParameters:
     """Parameters of a decoder's pipeline ranks on one device, each counted once.
 
     Not safe for several threads.
-
-    Args:
-        added: `TrainingJob.added_places`.
     """
 
     decoder: Decoder
-    added: AddedPlaces = no_places
     _kinds: dict[_Sizes, tuple[Parameters, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -75,7 +63,7 @@ class RankParameters:
         found = self._kinds.get(key)
         if found is None:
             found = self._kinds[key] = tuple(
-                block_parameters(kind, layout, self.added) for kind in self.decoder.kinds
+                block_parameters(kind, layout) for kind in self.decoder.kinds
             )
         return found
 
@@ -88,8 +76,7 @@ def _sizes(layout: FoldedLayout) -> _Sizes:
 def largest_sharded_block(decoder: Decoder, layout: FoldedLayout, rank: StageBlocks) -> float:
     """Return the parameters on one device of the pipeline rank's block that has most to shard.
 
-    Replicas of one shard nothing, so that experts without replicas do not count. Hot experts of
-    which a layer has several are never sharded.
+    Replicas of one shard nothing, so that experts without replicas do not count.
     """
     shards_dense, shards_experts = layout.dp * layout.cp > 1, layout.edp > 1
     own = [kind for count, kind in zip(rank.counts, decoder.kinds, strict=True) if count]
@@ -115,16 +102,7 @@ def _amounts(block: Block) -> tuple[float, float, float]:
     return whole, amounts.attention - latent + amounts.dense + amounts.shared, experts
 
 
-def block_parameters(
-    block: Block, layout: FoldedLayout, added: AddedPlaces = no_places
-) -> Parameters:
-    """Return a block's parameters on one device.
-
-    Args:
-        added: as of `RankParameters`.
-    """
+def block_parameters(block: Block, layout: FoldedLayout) -> Parameters:
+    """Return a block's parameters on one device."""
     whole, shared, experts = _amounts(block)
-    mine, routed = experts / (layout.ep * layout.etp), block.routed
-    if routed is not None and (more := added(routed.record, layout.ep)):
-        mine += more * routed.expert_parameters / layout.etp
-    return Parameters(whole + shared / layout.tp, mine)
+    return Parameters(whole + shared / layout.tp, experts / (layout.ep * layout.etp))

@@ -14,6 +14,8 @@ import math
 
 from moetune.domain.reference import TransferPhase
 
+_CHANNELS = 10
+"""Of the 20 multiprocessors that DeepEP takes unless it is told otherwise."""
 _RANKS = (2, 16, 24, 96)
 _CHUNK_TOKENS: dict[TransferPhase, tuple[int, ...]] = {
     "dispatch": (6, 20, 8, 12),
@@ -28,7 +30,6 @@ def posted_chunks(
     num_nodes: int,
     tokens: float,
     reach: float,
-    num_channels: int = 10,
 ) -> float:
     """Return the chunks that one rank sends to other nodes in a dispatch or combine.
 
@@ -36,8 +37,7 @@ def posted_chunks(
         num_ranks: that the experts are on, on `num_nodes` nodes.
         tokens: of the rank.
         reach: expected nodes that a token goes to, its own among them.
-        num_channels: 10 of the 20 multiprocessors that DeepEP takes unless it is told otherwise.
     """
     chunk = _CHUNK_TOKENS[phase][bisect.bisect_right(_RANKS, num_ranks) - 1]
-    in_channel = tokens * reach / num_nodes / num_channels
-    return (num_nodes - 1) * num_channels * math.ceil(in_channel / chunk)
+    in_channel = tokens * reach / num_nodes / _CHANNELS
+    return (num_nodes - 1) * _CHANNELS * math.ceil(in_channel / chunk)

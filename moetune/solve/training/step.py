@@ -257,8 +257,6 @@ class StepPrices:
             "gradients": self.gradients(layout, pipeline),
             "optimizer": self.update.optimizer_seconds(layout, layout.offload_optimizer),
         }
-        if replicas := self.update.replica_seconds(layout):
-            rest["replicas"] = replicas
         return busiest, slowest, rest
 
     def _stage(
@@ -330,6 +328,6 @@ def _of_micro_batch(layout: FoldedLayout) -> _Key:
     """Return what the seconds of a micro-batch depend on."""
     return (
         layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
-        layout.dispatcher_sms, layout.overlap, layout.degree, layout.recompute,
+        layout.overlap, layout.degree, layout.recompute,
         layout.cuda_graphs,
     )  # fmt: skip

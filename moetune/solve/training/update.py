@@ -63,7 +63,7 @@ class UpdatePrices:
     _held: dict[_Key, _Held] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        counted = RankParameters(decoder=self.job.decoder, added=self.job.added_places)
+        counted = RankParameters(decoder=self.job.decoder)
         object.__setattr__(self, "_parameters", counted)
 
     def gradients(self, layout: FoldedLayout, room: Room, *, num_micro_batches: int) -> float:
@@ -166,27 +166,6 @@ class UpdatePrices:
         speeds = self.device.costs.interference.overlap_speeds
         return exposed_beside(
             seconds, buckets, computed=computed, speeds=speeds, exchanged=exchanged
-        )
-
-    def replica_seconds(self, layout: FoldedLayout) -> float:
-        """Return what replicas of hot experts take in a step, hidden by nothing.
-
-        Two all-to-alls of each layer: parts of the gradients to the replicas that sum them, and of
-        the values behind the optimizer. Of the pipeline rank that takes longest.
-        """
-        job, span = self.job, self.device.span(layout.ep, layout.etp)
-        each = [0.0] * len(job.decoder.kinds)
-        for number, part in enumerate(job.decoder.routed_kinds):
-            if part is not None and (sent := job.summed_experts(part.record, layout.ep)):
-                num_bytes = sent / 2 * part.expert_parameters * ELEMENT
-                num_bytes *= span.size / (span.size - 1)  # of which each rank keeps one part
-                each[number] = 2 * self.device.collective("all_to_all", span, num_bytes)
-        if not any(each):
-            return 0.0
-        ranks = self.stages.ranks(layout)
-        return max(
-            sum(count * seconds for count, seconds in zip(one.counts, each, strict=True))
-            for one in ranks
         )
 
     def optimizer_seconds(self, layout: FoldedLayout, on_host: float) -> float:

@@ -305,8 +305,7 @@ def _fields(plan: AnyPlan, *, is_apart: bool) -> Iterator[tuple[str, object]]:
 def _placement(plan: Plan) -> str | None:
     if not plan.experts or plan.placement is None:
         return None
-    replicas = f", with {plan.placement.replica_words}" if plan.placement.has_replicas else ""
-    return f"by loads{replicas}"
+    return "by loads"
 
 
 def _flat(where: str, value: object) -> Iterator[tuple[str, object]]:

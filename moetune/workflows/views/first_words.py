@@ -17,7 +17,7 @@ _BINDING: Mapping[str, str] = MappingProxyType({
     "launches": "the host's launches", "exchange": "exchanges of tokens",
     "tensor_comm": "tensor-parallel collectives", "context_comm": "exchanges of sequence parts",
     "gradients": "collectives of gradients and parameters",
-    "replicas": "sums over replicas of experts", "bubble and sends": "waits in the pipeline",
+    "bubble and sends": "waits in the pipeline",
     "offload": "copies to the host", "optimizer": "the optimizer",
 })  # fmt: skip
 """What a part of a step is bound by; other parts are computation."""

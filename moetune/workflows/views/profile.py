@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moetune.domain.cluster import DEVICE_MEMORY
-from moetune.domain.corrections import corrections_words
 from moetune.domain.profile import Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
@@ -147,10 +146,6 @@ def _next_words(names: Sequence[str], profile: Profile) -> Iterator[str]:
     more = f" and {len(unique) - _MOST_NAMES} more" if len(unique) > _MOST_NAMES else ""
     if unique:
         yield f"Measure next, on an idle machine: {some}{more}, with `{_command(profile)}`."
-    yield (
-        "What is worth measuring for one plan, before it is measured: "
-        "`moetune profile --for PLAN --plan-only`."
-    )
 
 
 def _command(profile: Profile) -> str:
@@ -190,10 +185,7 @@ def _head(found: FoundProfile) -> Section:
             host_words(profile),
             *quality_words(profile),
         ),
-        notes=(
-            *((_suspects(suspects, samples),) if suspects else ()),
-            *(f"Corrected: {words}." for words in corrections_words(profile.corrections)),
-        ),
+        notes=(*((_suspects(suspects, samples),) if suspects else ()),),
     )
 
 

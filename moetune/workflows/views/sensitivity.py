@@ -9,14 +9,7 @@ from moetune.workflows.sensitivity import (
     KnobEffect,
     PartEffect,
     Sensitivity,
-    TurningPoint,
-    change_words,
     part_words,
-)
-
-_TURNS = (
-    "slower, faster: so much more or less time of the part; choices are looked for up to twice and "
-    "half the time, among {}."
 )
 
 
@@ -60,25 +53,17 @@ def _shortest(parts: Sequence[str]) -> Iterator[str]:
 def _parts(found: Sensitivity) -> Table:
     return Table(
         name="parts",
-        header=("part", "for 1 % more time", "of the step", "choice turns"),
+        header=("part", "for 1 % more time", "of the step"),
         rows=tuple(map(_part, found.parts)),
-        notes=(_TURNS.format(found.among),),
     )
 
 
 def _part(one: PartEffect) -> tuple[Cell, ...]:
-    turns = [turn for turn in (one.slower, one.faster) if turn is not None]
-    words = "; ".join(map(_turn, turns)) or ("no" if one.is_searched else "too small to matter")
     return (
         Cell.words(one.name),
         Cell.seconds(one.seconds_per_percent),
         Cell.share(one.share_per_percent, digits=3),
-        Cell.words(words),
     )
-
-
-def _turn(turn: TurningPoint) -> str:
-    return f"{change_words(turn.change)}: {turn.choice}"
 
 
 def _knobs(found: Sensitivity) -> Table:

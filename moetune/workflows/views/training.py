@@ -22,7 +22,6 @@ from moetune.workflows.views.first_words import binding_words, origin_section, s
 from moetune.workflows.views.words import (
     largest_first,
     model_placement_words,
-    searched_words,
     speed_cell,
     speed_words,
 )
@@ -59,7 +58,6 @@ def _decision(plan: TrainingDocument) -> Section:
             binding_words(best),
             *saving_words(plan),
             how_sure_of_training(plan),
-            *searched_words(plan),
             *model_placement_words(plan),
             *map(sentence, plan.warnings),
         ),
@@ -76,7 +74,7 @@ def _facts(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
     yield "model FLOP/s per device", speed_words(predicted.throughput, "")
     yield "memory per device", _memory(plan)
     yield "recompute", _recomputed(best)
-    yield "dispatcher", _dispatcher(layout)
+    yield "dispatcher", layout.dispatcher
     yield "overlap of exchanges", _overlap(best)
     yield "in host memory", _offloaded(best)
     yield "CUDA graphs", layout.cuda_graphs
@@ -95,12 +93,6 @@ def _recomputed(best: TrainingAnswer) -> str:
     if best.layout.recompute == ("none",) and best.predicted.parts.get("recompute"):
         return "none; activations of experts are not kept, and computed again"
     return _recompute(best.layout)
-
-
-def _dispatcher(layout: TrainingLayout) -> str:
-    sms = layout.dispatcher_sms
-    of = f" with {sms} multiprocessors" if sms else ""
-    return f"{layout.dispatcher}{of}"
 
 
 def _overlap(best: TrainingAnswer) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from moetune.domain.document import encode
-from moetune.domain.model_placement import LayerPlacement, ModelPlacement
+from moetune.domain.model_placement import LayerPlacement
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.report.section import Cell, Section, Table, percent, plural, seconds_span
 from moetune.solve.joint.ties import NOISE
@@ -23,7 +23,7 @@ from moetune.workflows.views.words import (
 )
 
 SCHEMA = "moetune.training-explanation/1"
-_COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients", "replicas"})
+_COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients"})
 _WAITING = frozenset({"launches", "bubble and sends"})
 _TIES = f"Of steps within {percent(NOISE, digits=0)} of each other the simpler layout is taken."
 _MEAN = "Parts are compared on the mean of the pipeline ranks."
@@ -171,9 +171,6 @@ def _placement(plan: TrainingDocument) -> Iterator[Section]:
     """Yield how full the fullest rank of each layer is."""
     if plan.placement is None:
         return
-    header: tuple[str, ...] = ("layer of experts", "own order", "placed", "at least")
-    if plan.placement.has_replicas:
-        header = (*header, "replicas")
     yield Section(
         name="placement",
         title="Rows of the fullest rank over the mean",
@@ -181,9 +178,9 @@ def _placement(plan: TrainingDocument) -> Iterator[Section]:
         tables=(
             Table(
                 name="placement",
-                header=header,
+                header=("layer of experts", "own order", "placed", "at least"),
                 rows=tuple(
-                    _placed_row(number, one, plan.placement)
+                    _placed_row(number, one)
                     for number, one in enumerate(plan.placement.layers, start=1)
                 ),
             ),
@@ -191,15 +188,12 @@ def _placement(plan: TrainingDocument) -> Iterator[Section]:
     )
 
 
-def _placed_row(number: int, layer: LayerPlacement, placement: ModelPlacement) -> tuple[Cell, ...]:
+def _placed_row(number: int, layer: LayerPlacement) -> tuple[Cell, ...]:
     skews = layer.natural_skew, layer.placed_skew, layer.least_skew
-    row = (
+    return (
         Cell(text=str(number), value=number),
         *(Cell(text=f"{skew:.3f}", value=skew) for skew in skews),
     )
-    if not placement.has_replicas:
-        return row
-    return *row, Cell(text=str(layer.num_replicas or ""), value=layer.num_replicas)
 
 
 def _saved(best: TrainingAnswer) -> Iterator[str]:

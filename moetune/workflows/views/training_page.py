@@ -14,7 +14,7 @@ from moetune.workflows.views.decision import how_sure_of_training
 from moetune.workflows.views.first_words import binding_words, saving_words
 from moetune.workflows.views.training import decision_words, training_sections
 from moetune.workflows.views.training_explanation import kinds_of
-from moetune.workflows.views.words import model_placement_words, searched_words, speed_words
+from moetune.workflows.views.words import model_placement_words, speed_words
 
 _SLOWEST_WORDS = "Predicted seconds on the slowest pipeline rank."
 _MEAN_WORDS = "Predicted seconds on the mean of the pipeline ranks."
@@ -43,7 +43,7 @@ def training_page(plan: TrainingDocument) -> tuple[Section, ...]:
             scope=training_scope(plan),
             paragraphs=(
                 origin.title, *origin.paragraphs,
-                decision_words(plan.best.words, plan.layout), *searched_words(plan),
+                decision_words(plan.best.words, plan.layout),
                 *model_placement_words(plan),
                 binding_words(plan.best), *saving_words(plan),
                 how_sure_of_training(plan),

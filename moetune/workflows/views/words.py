@@ -12,7 +12,6 @@ from moetune.domain.throughput import Throughput, throughput_of
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.domain.units import format_bytes, format_flops
 from moetune.report.section import EMPTY, Cell, percent, plural, sentence
-from moetune.solve.joint.ties import NOISE
 from moetune.workflows.explain import Explanation
 
 Kind = Literal["layer", "tensor", "model", "training"]
@@ -187,21 +186,6 @@ def model_placement_words(plan: TrainingDocument) -> Iterator[str]:
     if plan.placement is not None:
         how = "are placed by their loads" if plan.is_placed else "keep their order"
         yield sentence(f"Experts {how}: {plan.placement.why}")
-
-
-def searched_words(plan: TrainingDocument) -> Iterator[str]:
-    """Yield what layouts beyond branch and bound have brought, where some were tried."""
-    num_tried, bounded = plan.inputs.search_trials, plan.bounded_step_seconds
-    if not num_tried:
-        return
-    if bounded is None:
-        found = "those of branch and bound do not fit, and this one does"
-    elif plan.predicted.step_seconds < bounded:
-        saved = percent(1 - plan.predicted.step_seconds / bounded)
-        found = f"this one takes {saved} less time than the best of branch and bound"
-    else:
-        found = f"none is faster by more than {percent(NOISE, digits=0)}"
-    yield f"{plural(num_tried, 'layout')} tried beyond branch and bound: {found}."
 
 
 def routing_words(plan: Plan) -> Iterator[str]:

@@ -9,8 +9,8 @@ import pytest
 
 from moetune.domain.errors import InputError
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
-from moetune.solve.joint.front import front_within, memory_front, merged
-from moetune.solve.joint.ties import NOISE, PricedLayout
+from moetune.solve.joint.front import front_within, memory_front
+from moetune.solve.joint.ties import NOISE
 from tests.solve.joint.test_search import OLMOE, search_of
 
 JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
@@ -82,26 +82,3 @@ def test_the_fastest_alone_is_the_end_of_the_front() -> None:
 def test_pins_that_nothing_obeys_are_refused() -> None:
     with pytest.raises(InputError):
         memory_front(search_of(JOB), LayoutRequest(tp=3))
-
-
-def test_other_layouts_join_a_front_where_they_beat_it_by_more_than_noise() -> None:
-    search, pins = search_of(JOB, target="megatron"), LayoutRequest(tp=1, micro_batch=2)
-    front = memory_front(search, pins)
-    first, second = front[0], front[1]
-
-    def like(peak_bytes: float, seconds: float) -> PricedLayout:
-        return replace(
-            first,
-            memory=replace(first.memory, parts={"parameters": peak_bytes}, activations={}),
-            step=replace(first.step, seconds=seconds),
-        )
-
-    between = first.memory.peak_bytes + 1.0
-    assert merged(front, ()) == front
-    assert merged(front, [like(between, first.step.seconds * (1 - NOISE / 2))]) == front
-    better = like(between, second.step.seconds)
-    assert merged(front, [better]) == (first, better, *front[2:])
-    smaller = like(1.0, first.step.seconds * 2)
-    assert merged(front, [smaller]) == (smaller, *front)
-    best = like(1.0, front[-1].step.seconds / 2)
-    assert merged(front, [better, best]) == (best,)

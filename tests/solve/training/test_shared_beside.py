@@ -23,7 +23,7 @@ from moetune.solve.training.chunks import (
 )
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.step import StepPrices
-from tests.solve.training.test_chunks import DISTURBED, GAINING, H100, H800, prices_of
+from tests.solve.training.test_chunks import DISTURBED, H100, H800, prices_of
 
 EXCHANGED = FoldedLayout(dp=64, ep=8)
 ALONE = Interference()
@@ -45,9 +45,7 @@ def simulated(
     return first, last
 
 
-@pytest.mark.parametrize(
-    "interference", [ALONE, DISTURBED, GAINING], ids=["alone", "disturbed", "gaining"]
-)
+@pytest.mark.parametrize("interference", [ALONE, DISTURBED], ids=["alone", "disturbed"])
 def test_a_pass_with_shared_experts_ends_when_its_simulated_events_do(
     interference: Interference,
 ) -> None:
@@ -73,9 +71,7 @@ def test_a_pass_with_shared_experts_ends_when_its_simulated_events_do(
         )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "interference", [ALONE, DISTURBED, GAINING], ids=["alone", "disturbed", "gaining"]
-)
+@pytest.mark.parametrize("interference", [ALONE, DISTURBED], ids=["alone", "disturbed"])
 def test_passes_of_a_model_end_when_their_simulated_events_do(interference: Interference) -> None:
     job = prices_of("deepseek-v3").job
     costs = costs_of(replace(H100, interference=interference), allow_modelled=True)

@@ -1,39 +1,14 @@
-"""The choice without its candidates, and the chance of a pair, on costs by hand."""
+"""The chance that another choice is faster, on costs by hand."""
 
 from dataclasses import replace
-
-import pytest
 
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
-from moetune.solve.layer.candidates import choose_quickly, rank_layer
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.strategies import choose_safely
 from moetune.solve.layer.times import step_time
 from moetune.solve.layer.uncertainty import TimedChoice, chance_of_faster
 from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts, plan_inputs
-
-ROOM = 80 * 2**30
-
-
-def times(line: LinearCost, factor: float) -> LinearCost:
-    return LinearCost(
-        alpha_seconds=factor * line.alpha_seconds, beta_seconds=factor * line.beta_seconds
-    )
-
-
-@pytest.mark.parametrize("factor", [0.5, 0.93, 0.97, 1.5])
-def test_the_quick_choice_is_the_solvers(factor: float) -> None:
-    costs = LinearCosts(transfer_cost=times(ALL_TO_ALL, factor))
-    inputs = plan_inputs()
-    bounds = inputs.pinned.bounds
-    wanted = choose_safely(
-        rank_layer(inputs=inputs, costs=costs, bounds=bounds, device_memory_bytes=ROOM), ()
-    )
-    found = choose_quickly(inputs=inputs, costs=costs, resamples=(), device_memory_bytes=ROOM)
-    assert found.best.degrees == wanted.step.degrees
-    assert found.best.seconds == wanted.step.seconds
 
 
 def choice(costs: LinearCosts, degree: int) -> TimedChoice:
