@@ -42,7 +42,6 @@ def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
     if after.transformer is None or after.transformer.moe_every:
         yield _chunks(before, after)
     yield from _strategy(before, after)
-    yield from _dispatcher(before, after)
     yield from _placement(before, after)
     yield _binding(before, after)
     yield _memory(before, after)

@@ -131,5 +131,5 @@ def test_a_withdrawn_key_that_was_not_used_is_let_be() -> None:
 
 
 def test_a_withdrawn_value_is_refused_by_its_name() -> None:
-    with pytest.raises(InputError, match="expert_placement has 'once': .* was withdrawn on 20"):
+    with pytest.raises(InputError, match=r"expert_placement has 'once': .* was withdrawn on 20"):
         decode(LayoutRequest, {"expert_placement": "once"}, "plan.inputs.pins")
