@@ -1,1 +1,0 @@
-"""The joint plan of a language model's step beside its parts alone, DDP and random plans."""
