@@ -70,7 +70,7 @@ checks: $(READY)
 netlab: $(READY)
 	$(BIN)/python -m benchmarks.netlab
 
-bench: $(READY) chromium
+bench: $(READY)
 	$(BIN)/python -m benchmarks.pipemoe
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.ppmoe.table2
