@@ -69,14 +69,10 @@ checks: $(READY)
 
 netlab: $(READY)
 	$(BIN)/python -m benchmarks.netlab
-	$(BIN)/python -m benchmarks.layouts
-	$(BIN)/python -m benchmarks.chunks
 
-bench: $(READY) chromium
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt '.[report]'
+bench: $(READY)
 	$(BIN)/python -m benchmarks.pipemoe
 	$(BIN)/python -m benchmarks.speed
-	$(BIN)/python -m benchmarks.mpipemoe
 	$(BIN)/python -m benchmarks.ppmoe.table2
 	$(BIN)/python -m benchmarks.layout_search
 	$(BIN)/python -m benchmarks.service

@@ -16,10 +16,12 @@ def _validator(name: str) -> Any:
 
 
 def check_document(document: Any) -> None:
-    """Raise where a document with a key `schema` has no published schema, or another form."""
+    """Raise where a document has another form than its published schema, where it has one."""
     tag = document.get("schema") if isinstance(document, dict) else None
     if isinstance(tag, str) and tag.startswith("moetune."):
-        _validator(tag.removeprefix("moetune.").partition("/")[0]).validate(document)
+        name = tag.removeprefix("moetune.").partition("/")[0]
+        if (PUBLISHED / f"{name}.json").exists():
+            _validator(name).validate(document)
 
 
 def read_document(text: str) -> Any:

@@ -17,7 +17,7 @@ from moetune.domain.constraints import STRATEGIES
 
 DRY_RUN = """
 import sys
-for name in ("sqlalchemy", "alembic", "optuna", "scipy", "hypothesis", "plotly"):
+for name in ("sqlalchemy", "alembic", "optuna", "scipy", "hypothesis"):
     sys.modules[name] = None
 from benchmarks.gpu.__main__ import main
 sys.exit(main(["--dry-run", "--folder", sys.argv[1], "--output", sys.argv[2]]))

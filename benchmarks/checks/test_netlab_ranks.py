@@ -44,7 +44,6 @@ _check_same_outputs({"ours:1": ones, "deepspeed": lambda: torch.tensor([1.0, 1.0
 
 def test_every_cell_and_variant_gets_one_line_with_every_round() -> None:
     variants = ["ours:1", "ours:3", "bare", "ffn", "bare_collectives", "bare_gemms"]
-    variants += ["chunked_forward:2"]
     lines = _run(variants, tokens=(16, 48))
     assert [(line["tokens"], line["variant"]) for line in lines] == [
         (tokens, variant) for tokens in (16, 48) for variant in variants

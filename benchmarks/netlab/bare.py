@@ -1,4 +1,4 @@
-"""What no layer can beat at one chunk, and the simplest chunked forward.
+"""What no layer can beat at one chunk.
 
 The floor: the two GEMMs of the forward and the four of the backward pass, two all-to-alls in
 each, one after the other, of the rows that the rank's experts really have; no gate, no permutation,
@@ -102,31 +102,6 @@ def ffn_step(cell: Cell) -> Step:
         torch.autograd.backward(outputs, grads)
         exchange.combine()
         return exchange.rows_ND
-
-    return step
-
-
-def chunked_forward_step(cell: Cell, degree: int) -> Step:
-    """Return a forward pass in `degree` chunks of plain asynchronous all-to-alls and products."""
-    weights = cell.weights()
-    w1_DH, w2_HD = weights["experts.w1"][0], weights["experts.w2"][0]
-    chunks = cell.inputs().repeat_interleave(cell.layer.top_k, dim=0).chunk(degree)
-    received = [torch.empty_like(chunk) for chunk in chunks]
-    returned = [torch.empty_like(chunk) for chunk in chunks]
-
-    def step() -> torch.Tensor:
-        arrivals = [
-            dist.all_to_all_single(into, chunk, async_op=True)
-            for into, chunk in zip(received, chunks, strict=True)
-        ]
-        departures, kept = [], []
-        for arrival, chunk, into in zip(arrivals, received, returned, strict=True):
-            arrival.wait()
-            kept.append(torch.mm(torch.mm(chunk, w1_DH).relu_(), w2_HD))
-            departures.append(dist.all_to_all_single(into, kept[-1], async_op=True))
-        for departure in departures:
-            departure.wait()
-        return returned[0]
 
     return step
 

@@ -149,15 +149,10 @@ def _plan(experiment: Experiment, profile: Profile, tokens: int, degree: int | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One variant's steps.
-
-    Args:
-        peak_bytes: of live tensors in a step, weights included; 0 where it was not measured.
-    """
+    """One variant's steps."""
 
     imbalance: float
     seconds: tuple[float, ...]
-    peak_bytes: int = 0
 
 
 def _measure_steps(
@@ -194,30 +189,19 @@ def measure_steps(
         (line["tokens"], line["variant"]): Line(
             imbalance=line["imbalance"],
             seconds=tuple(line["seconds"]),
-            peak_bytes=line["peak_bytes"],
         )
         for line in lines
     }
 
 
 def steps_command(
-    *,
-    layer: LayerShape,
-    tokens: Sequence[int],
-    variants: Sequence[str],
-    rounds: int,
-    max_tokens_with_peaks: int = 0,
+    *, layer: LayerShape, tokens: Sequence[int], variants: Sequence[str], rounds: int
 ) -> list[str]:
-    """Return the command of `benchmarks.netlab.ranks` for these cells and variants.
-
-    Args:
-        max_tokens_with_peaks: up to which each variant's peak of live tensors is measured, too.
-    """
+    """Return the command of `benchmarks.netlab.ranks` for these cells and variants."""
     return [
         *(sys.executable, "-m", "benchmarks.netlab.ranks"),
         *("--layer", canonical_json(layer)),
         *("--tokens", ",".join(map(str, tokens))),
         *("--variants", ",".join(variants)),
         *("--rounds", str(rounds)),
-        *("--max-tokens-with-peaks", str(max_tokens_with_peaks)),
     ]

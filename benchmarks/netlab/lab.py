@@ -7,13 +7,6 @@
 Each end of each cable carries a token bucket: the rank's end limits what it sends, the
 switch's end what it receives, so a rank has one full-duplex link however many send to it.
 
-With several ranks to a node, a node's ranks meet at a bridge of their own without any limit, and
-the buckets sit on the cable between that bridge and the switch:
-
-    rank 0 [eth0]──[port0        ]
-                   [      node0  ]──tbf──[up0 … down0]──tbf──[br0, the switch]── … node 1
-    rank 1 [eth0]──[port1        ]
-
 No namespace has a name. The lab holds them open by file descriptors, the ranks by living in
 them, and the ranks die with the lab (PR_SET_PDEATHSIG). So the kernel frees namespaces, cables
 and bridge as soon as the last of these processes ends, however it ends: there is nothing to
@@ -36,9 +29,6 @@ from moetune.workflows.ports import free_port
 
 _MAX_RANKS = 250
 _BURST = "256kb"
-# Between nodes, where stages send once in a while: 256 kB after each pause would travel for free,
-# most of what they send. A packet that the kernel puts together has 64 kB.
-_NODE_BURST = "64kb"
 _LATENCY = "50ms"
 # For every variant alike: a process that hands large blocks back pays for new pages each time.
 _ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
@@ -53,31 +43,25 @@ _TOOLS = {
 
 
 class Lab:
-    """A lab of `num_ranks` ranks, each node with one link to a switch. Use it in a `with`.
+    """A lab of `num_ranks` ranks, each with one link to a switch. Use it in a `with`.
 
     Args:
         rate_mbit: rate of each link in each direction, in 10⁶ bits a second; None for plain
             loopback, with no namespaces and no shaping.
-        ranks_per_node: consecutive ranks that share a node's link and reach each other without
-            limit. With one, ranks are not told that they are nodes.
 
     Raises:
         InputError: a number of ranks or a rate that cannot be built.
         MoetuneError: on entry, where the machine cannot build a lab; it says what is missing.
     """
 
-    def __init__(self, *, num_ranks: int, rate_mbit: float | None, ranks_per_node: int = 1) -> None:
+    def __init__(self, *, num_ranks: int, rate_mbit: float | None) -> None:
         if not 1 <= num_ranks <= _MAX_RANKS:
             raise InputError(f"num_ranks must be from 1 to {_MAX_RANKS}, got {num_ranks}")
         if rate_mbit is not None and rate_mbit < 1:
             raise InputError(f"rate_mbit must be at least 1, got {rate_mbit}")
-        if ranks_per_node < 1 or num_ranks % ranks_per_node:
-            raise InputError(f"{num_ranks} ranks do not divide into nodes of {ranks_per_node}")
         self.num_ranks = num_ranks
         self.rate_mbit = rate_mbit
-        self.ranks_per_node = ranks_per_node
         self._namespaces: tuple[int, ...] = ()
-        self._limited: tuple[tuple[int, str, str], ...] = ()
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -85,16 +69,9 @@ class Lab:
             return self
         check_supported()
         with ExitStack() as opening:
-            self._build(opening)
-            self.change_rate(self.rate_mbit)
+            self._build(opening, rate=f"{round(self.rate_mbit * 1000)}kbit")
             self._open = opening.pop_all()
         return self
-
-    def change_rate(self, rate_mbit: float) -> None:
-        """Give every link another rate, also while ranks run; from any thread."""
-        for namespace, device, burst in self._limited:
-            _shape(namespace, device, f"{round(rate_mbit * 1000)}kbit", burst=burst)
-        self.rate_mbit = rate_mbit
 
     def __exit__(
         self,
@@ -102,7 +79,7 @@ class Lab:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._namespaces, self._limited = (), ()
+        self._namespaces = ()
         self._open.close()
 
     def run(
@@ -113,11 +90,10 @@ class Lab:
         env: Mapping[str, str] | None = None,
         echo: TextIO | None = None,
     ) -> tuple[RankOutput, ...]:
-        """Run one command on every rank, with one thread, each node pinned to a core.
+        """Run one command on every rank, with one thread, pinned to a core.
 
         The environment has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and
-        GLOO_SOCKET_IFNAME; where nodes have several ranks, LOCAL_WORLD_SIZE, too. Call it from
-        the main thread: the ranks die with their caller's.
+        GLOO_SOCKET_IFNAME. Call it from the main thread: the ranks die with their caller's.
 
         Args:
             env: further variables; they win.
@@ -133,7 +109,7 @@ class Lab:
         # A namespace has all its ports free; ranks may name shared memory by address and port.
         port = free_port()
         commands = [
-            ["setpriv", "--pdeathsig", "KILL", "--", "taskset", "-c", str(self._core(rank, cores))]
+            ["setpriv", "--pdeathsig", "KILL", "--", "taskset", "-c", str(cores[rank % len(cores)])]
             + (_enter(self._namespaces[rank]) if self._namespaces else [])
             + list(argv)
             for rank in range(self.num_ranks)
@@ -146,26 +122,12 @@ class Lab:
             echo=echo,
         )
 
-    def _core(self, rank: int, cores: Sequence[int]) -> int:
-        """Return the core of the rank's node.
-
-        Four ranks on two cores: with a core to each node, steps vary less and are shorter than
-        with node mates on different cores, or left to the scheduler.
-        """
-        return cores[rank // self.ranks_per_node % len(cores)]
-
     def _env(self, rank: int, port: int) -> dict[str, str]:
-        local = {"LOCAL_RANK": str(rank)}
-        if self.ranks_per_node > 1:
-            local = {
-                "LOCAL_RANK": str(rank % self.ranks_per_node),
-                "LOCAL_WORLD_SIZE": str(self.ranks_per_node),
-            }
         return {
             **os.environ,
-            **local,
             **_ALLOCATOR,
             "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self.num_ranks),
             "MASTER_ADDR": _address(0) if self._namespaces else "127.0.0.1",
             "MASTER_PORT": str(port),
@@ -175,22 +137,16 @@ class Lab:
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # there is no name service to look hosts up in
         }
 
-    def _build(self, opening: ExitStack) -> None:
+    def _build(self, opening: ExitStack, *, rate: str) -> None:
         switch = _new_namespace(opening)
         ranks = tuple(_new_namespace(opening) for _ in range(self.num_ranks))
-        _add_bridge(switch, "br0")
-        limited: list[tuple[int, str, str]] = []
-        if self.ranks_per_node == 1:
-            for number, rank in enumerate(ranks):
-                _plug(rank=rank, number=number, switch=switch, bridge="br0")
-                limited += [(switch, f"port{number}", _BURST), (rank, "eth0", _BURST)]
-        else:
-            for node in range(self.num_ranks // self.ranks_per_node):
-                limited += [(switch, device, _NODE_BURST) for device in _add_node(switch, node)]
-            for number, rank in enumerate(ranks):
-                bridge = f"node{number // self.ranks_per_node}"
-                _plug(rank=rank, number=number, switch=switch, bridge=bridge)
-        self._namespaces, self._limited = ranks, tuple(limited)
+        _inside(switch, "ip link add br0 type bridge")
+        _inside(switch, "ip link set br0 up")
+        for number, rank in enumerate(ranks):
+            _plug(rank=rank, number=number, switch=switch)
+            _shape(switch, f"port{number}", rate)
+            _shape(rank, "eth0", rate)
+        self._namespaces = ranks
 
 
 def unsupported_reasons() -> tuple[str, ...]:
@@ -264,33 +220,15 @@ def _inside(namespace: int, command: str, *, also: tuple[int, ...] = ()) -> None
         raise MoetuneError(f"`{command}` failed: {done.stderr.strip() or done.stdout.strip()}")
 
 
-def _add_bridge(switch: int, bridge: str) -> None:
-    _inside(switch, f"ip link add {bridge} type bridge")
-    _inside(switch, f"ip link set {bridge} up")
-
-
-def _add_node(switch: int, node: int) -> tuple[str, str]:
-    """Add a node's bridge and its cable to br0; return the cable's ends, for buckets on them.
-
-    They limit what the node sends and receives.
-    """
-    bridge, up, down = f"node{node}", f"up{node}", f"down{node}"
-    _add_bridge(switch, bridge)
-    _inside(switch, f"ip link add {up} type veth peer name {down}")
-    for end, where in ((up, bridge), (down, "br0")):
-        _inside(switch, f"ip link set {end} master {where} up")
-    return up, down
-
-
-def _plug(*, rank: int, number: int, switch: int, bridge: str) -> None:
+def _plug(*, rank: int, number: int, switch: int) -> None:
     port = f"port{number}"
     peer = f"/proc/self/fd/{rank}"
     _inside(switch, f"ip link add {port} type veth peer name eth0 netns {peer}", also=(rank,))
-    _inside(switch, f"ip link set {port} master {bridge} up")
+    _inside(switch, f"ip link set {port} master br0 up")
     _inside(rank, f"ip address add {_address(number)}/24 dev eth0")
     _inside(rank, "ip link set eth0 up")
 
 
-def _shape(namespace: int, device: str, rate: str, *, burst: str = _BURST) -> None:
-    bucket = f"tbf rate {rate} burst {burst} latency {_LATENCY}"
+def _shape(namespace: int, device: str, rate: str) -> None:
+    bucket = f"tbf rate {rate} burst {_BURST} latency {_LATENCY}"
     _inside(namespace, f"tc qdisc replace dev {device} root {bucket}")

@@ -15,11 +15,6 @@ def degree_step(cell: Cell, degree: int) -> Step:
     return _step(cell, pipeline=degree, plan=None)
 
 
-def reused_step(cell: Cell, strategy: str, degree: int) -> Step:
-    """Return the step of our layer with reused memory in `degree` chunks."""
-    return _step(cell, pipeline=degree, plan=None, memory_reuse=strategy)
-
-
 def plain_step(cell: Cell) -> Step:
     """Return the step of our layer in one chunk over gloo's own all-to-all."""
     return _step(cell, pipeline=1, plan=None, communicator=GroupCommunicator(None))
@@ -37,7 +32,6 @@ def _step(
     pipeline: bool | int,
     plan: Path | None,
     communicator: Communicator | None = None,
-    memory_reuse: bool | str = True,
     decision: Decision | None = None,
 ) -> Step:
     shape = cell.layer
@@ -48,7 +42,6 @@ def _step(
         top_k=shape.top_k,
         activation=shape.activation,
         pipeline=pipeline,
-        memory_reuse=memory_reuse,
         plan=plan,
         communicator=communicator,
     )

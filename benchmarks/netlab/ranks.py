@@ -1,10 +1,9 @@
 """The program of one rank: time every variant of every cell, interleaved, in one process.
 
-Variants: `ours:DEGREE`, `reused:STRATEGY:DEGREE`, `plain` (one chunk over gloo's own all-to-all),
-`planned:FOLDER` (of plans named TOKENS.json; so `limited:FOLDER`), `deepspeed`, `bare`,
-`ffn`, `bare_collectives`, `bare_gemms`, `chunked_forward:DEGREE`. Each round runs all of them in
-another order, so that what drifts meets all alike. Rank 0 prints one JSON line per cell and
-variant; a step's time is the maximum over the ranks.
+Variants: `ours:DEGREE`, `plain` (one chunk over gloo's own all-to-all), `planned:FOLDER` (of
+plans named TOKENS.json), `deepspeed`, `bare`, `ffn`, `bare_collectives`, `bare_gemms`. Each round
+runs all of them in another order, so that what drifts meets all. Rank 0 prints one
+JSON line per cell and variant; a step's time is the maximum over the ranks.
 """
 
 import argparse
@@ -15,24 +14,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.mpipemoe.live import live_tensors
 from benchmarks.netlab import bare, ours, peer_deepspeed
 from benchmarks.netlab.cell import Cell, Step
 from moetune.domain.document import decode
 from moetune.domain.layer import LayerShape
 from moetune.workflows.launch import leave
 
-T = TypeVar("T")
 _TIMEOUT = timedelta(minutes=2)
 _WARM_UP_ROUNDS = 2
 _SEED = 20261121
-_PLANNED = ("planned", "limited")
-_LAYERS = ("ours", "reused", "plain", *_PLANNED, "deepspeed")
+_LAYERS = ("ours", "plain", "planned", "deepspeed")
 
 
 def main() -> None:
@@ -43,33 +38,11 @@ def main() -> None:
     variants = given.variants.split(",")
     dist.init_process_group("gloo", timeout=_TIMEOUT)
     with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed talks on stdout
-        lines = [
-            line
-            for cell in cells
-            for line in _measure(
-                cell,
-                variants,
-                given.rounds,
-                with_peaks=cell.tokens <= given.max_tokens_with_peaks,
-            )
-        ]
+        lines = [line for cell in cells for line in _measure(cell, variants, given.rounds)]
     if dist.get_rank() == 0:
         print("\n".join(json.dumps(line) for line in lines))
     dist.destroy_process_group()
     leave(0)
-
-
-def work_and_rounds(kind: type[T], doc: str | None) -> tuple[T, int]:
-    """Return the work of a rank's arguments, a dataclass in JSON, and how often to time it.
-
-    Args:
-        doc: of the rank's program, for its help.
-    """
-    parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("--work", required=True, help="what to run, as JSON")
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    return decode(kind, json.loads(given.work), "--work"), given.rounds
 
 
 def make_step(variant: str, cell: Cell) -> Step:
@@ -81,10 +54,7 @@ def make_step(variant: str, cell: Cell) -> Step:
     name, _, argument = variant.partition(":")
     makers: dict[str, Callable[[], Step]] = {
         "ours": lambda: ours.degree_step(cell, int(argument)),
-        "reused": lambda: ours.reused_step(cell, *_strategy_and_degree(argument)),
-        **dict.fromkeys(
-            _PLANNED, lambda: ours.planned_step(cell, Path(argument, f"{cell.tokens}.json"))
-        ),
+        "planned": lambda: ours.planned_step(cell, Path(argument, f"{cell.tokens}.json")),
         "deepspeed": lambda: peer_deepspeed.deepspeed_step(cell),
         "bare": lambda: bare.sequential_step(cell),
         "ffn": lambda: bare.ffn_step(cell),
@@ -92,14 +62,8 @@ def make_step(variant: str, cell: Cell) -> Step:
         "plain_collectives": lambda: bare.plain_collectives_step(cell),
         "bare_collectives": lambda: bare.collectives_step(cell),
         "bare_gemms": lambda: bare.gemms_step(cell),
-        "chunked_forward": lambda: bare.chunked_forward_step(cell, int(argument)),
     }
     return makers[name]()
-
-
-def _strategy_and_degree(text: str) -> tuple[str, int]:
-    strategy, _, degree = text.partition(":")
-    return strategy, int(degree)
 
 
 def time_steps(steps: Mapping[str, Step], *, rounds: int) -> dict[str, tuple[float, ...]]:
@@ -121,9 +85,7 @@ def time_steps(steps: Mapping[str, Step], *, rounds: int) -> dict[str, tuple[flo
     return {name: tuple(seconds[:, index].tolist()) for index, name in enumerate(names)}
 
 
-def _measure(
-    cell: Cell, variants: Sequence[str], rounds: int, *, with_peaks: bool
-) -> Iterator[dict[str, object]]:
+def _measure(cell: Cell, variants: Sequence[str], rounds: int) -> Iterator[dict[str, object]]:
     if dist.get_rank() == 0:
         print(f"{cell.tokens} tokens: {len(variants)} variants x {rounds} rounds", flush=True)
     steps = {variant: make_step(variant, cell) for variant in variants}
@@ -136,24 +98,13 @@ def _measure(
             "tokens": cell.tokens,
             "imbalance": imbalance,
             "seconds": seconds,
-            "peak_bytes": _peak_bytes(cell, variant) if with_peaks else 0,
         }
-
-
-def _peak_bytes(cell: Cell, variant: str) -> int:
-    """Return the most bytes of live tensors while the layer is made and steps twice."""
-    with live_tensors() as live:
-        step = make_step(variant, cell)
-        step()
-        step()
-        del step
-    return live.peak_bytes
 
 
 def _told(variant: str) -> str:
     """Return the variant's name without the folder that its plans come from."""
     name = variant.partition(":")[0]
-    return name if name in _PLANNED else variant
+    return name if name == "planned" else variant
 
 
 def _check_same_outputs(steps: Mapping[str, Step]) -> None:
@@ -173,7 +124,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--variants", required=True, help="separated by commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layer", required=True, help="a LayerShape as JSON")
-    parser.add_argument("--max-tokens-with-peaks", type=int, default=0)
     return parser.parse_args()
 
 

@@ -31,7 +31,7 @@ _HEAD = """\
 # Every table says whether its times are published or modelled, and from where or by which rule;
 # copies and Adam are rates of data sheets. Other memory-bound operations are lines that moetune
 # measured on one H100, by the rate of the device's memory. A plan made from it is labelled
-# "modelled". docs/decisions/0072-reference-machines.md and 0130 have the rules' errors.
+# "modelled". docs/decisions/machines.md#0072 and 0130 have the rules' errors.
 """
 
 

@@ -1,4 +1,4 @@
-"""How fast `moetune serve` answers: known plans, one new plan for many, its start, its page.
+"""How fast `moetune serve` answers: known plans, one new plan for many, its start.
 
     python -m benchmarks.service
 
@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.service.connection import Connection, Latencies, get, load, together
-from benchmarks.service.page import page_seconds
 from moetune.domain.plan import Plan
 from moetune.domain.records import Observation
 from moetune.domain.request import PlanRequest
@@ -39,7 +38,6 @@ _NUM_RANKS = 256
 _OFFERED_PER_SECOND = 1000
 _LOAD_SECONDS = 15.0
 _NUM_STARTS = 5
-_NUM_VISITS = 6
 _Row = tuple[str, str, str]
 
 
@@ -53,7 +51,6 @@ def main() -> None:
             rows += asyncio.run(_known_plans(url, ids))
             rows += asyncio.run(_one_new_plan(url))
             rows += asyncio.run(_observed(url))
-            rows += _page(url)
     lines = [
         "# Speed of the service",
         "",
@@ -205,20 +202,6 @@ async def _observed(url: str) -> list[_Row]:
     await connection.close()
     name = f"{_NUM_OBSERVATIONS:,} observations"
     return [(f"{name}, 500 of them as JSON", "", f"{spent}, {len(body) / 2**20:.2f} MiB")]
-
-
-def _page(url: str) -> list[_Row]:
-    seconds = page_seconds(f"{url}/observed", from_url=url, num_visits=_NUM_VISITS)
-    name = f"{_NUM_OBSERVATIONS:,} observations on the page, in Chromium"
-    return [
-        (f"{name}: first visit, text readable", "1 s", format_seconds(seconds[0].readable)),
-        ("… figures drawn", "1 s", format_seconds(seconds[0].drawn)),
-        (
-            f"… median of {_NUM_VISITS - 1} further visits: figures drawn",
-            "1 s",
-            format_seconds(statistics.median(one.drawn for one in seconds[1:])),
-        ),
-    ]
 
 
 def _two(latencies: Latencies) -> str:

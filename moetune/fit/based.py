@@ -28,7 +28,7 @@ from moetune.domain.units import parse_flops, parse_rate
 T = TypeVar("T", CollectiveLine, LinkBurst)
 _GEMM_SPREAD, _LINK_SPREAD = 0.2, 0.3
 """Of times scaled by data sheets: root mean squares over the published references, each predicted
-from each other (docs/decisions/0094-a-machine-by-description.md)."""
+from each other (docs/decisions/machines.md#0094)."""
 _SLOWEST, _FASTEST = 1e-3, 1e3
 
 

@@ -13,7 +13,7 @@ LINE_ERROR = 0.017
 """Error of a straight line between two sizes, for each e-fold between them.
 
 On public curves with two sizes kept: 4.3 and 5.9 % in the median for collectives and GEMMs at sizes
-16 times apart, 10.4 and 14.9 % at 4,096 times (benchmarks/two_sizes.py).
+16 times apart, 10.4 and 14.9 % at 4,096 times.
 """
 SPACING_SHARE = 0.35
 """Error between measured sizes over that of a size left out, around which the gap is twice as wide.

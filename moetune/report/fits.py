@@ -46,7 +46,6 @@ def fit_figure(operation: OperationCurve) -> Figure:
     ]
     return Figure(
         name="fit",
-        is_zoomable=True,
         is_wide=True,
         title=operation.name,
         words=_words(operation),

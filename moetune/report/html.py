@@ -1,18 +1,16 @@
-"""HTML of sections: Jinja templates, the report as one file, and plotly.js to zoom with."""
+"""HTML of sections: Jinja templates, and the report as one file."""
 
 import base64
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moetune.domain.errors import MoetuneError
 from moetune.domain.units import format_bytes
-from moetune.report.section import Figure, Section
+from moetune.report.section import Section
 from moetune.report.svg import figure_svg
 
 if TYPE_CHECKING:
@@ -21,49 +19,6 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).resolve().parent
 STATIC = FOLDER / "static"
-_VERSION = re.compile(r"plotly\.js v([0-9.]+)")
-_INJECTED = re.compile(
-    r'getElementById\("([0-9a-f]{64})"\)\)\{var \w+=document\.createElement\("style"\)'
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlotlyScript:
-    """plotly.js of the installed package.
-
-    Args:
-        injected_styles: ids of the inline `<style>` elements that it adds for maps on loading.
-            A Content-Security-Policy forbids those; elements with these ids prevent them.
-    """
-
-    file: Path
-    version: str
-    injected_styles: tuple[str, ...]
-
-
-def plotly_script() -> PlotlyScript:
-    """Find plotly.js without importing the plotly package.
-
-    Raises:
-        MoetuneError: plotly is not installed.
-    """
-    found = find_spec("plotly")
-    places = (found.submodule_search_locations or []) if found else []
-    files = [Path(place) / "package_data" / "plotly.min.js" for place in places]
-    file = next((one for one in files if one.is_file()), None)
-    if file is None:
-        raise MoetuneError(
-            "figures need plotly, which is not installed", "pip install 'moetune[report]'"
-        )
-    text = file.read_text(encoding="utf-8")
-    version = _VERSION.search(text[:200])
-    return PlotlyScript(
-        file=file,
-        version=version[1] if version else "0",
-        injected_styles=tuple(dict.fromkeys(_INJECTED.findall(text))),
-    )
-
-
 _COLORS = re.compile(r"--\w+: light-dark\(.*\);")
 _COMMAND = re.compile(r"`([^`]+)`|(?<=:  )((?:moetune|torchrun|git|pip) .*?)(?=\.?$)", re.MULTILINE)
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|×|[mµn]?s|[KMGT]i?B|[KMGTP]?FLOP/s)(?![\w/]))")
@@ -74,11 +29,8 @@ _AGES = (
 )  # fmt: skip
 
 
-def environment(*folders: Path, can_zoom: bool = False) -> "Environment":
+def environment(*folders: Path) -> "Environment":
     """Return an environment of the templates in these folders and in this package, with escaping.
-
-    Args:
-        can_zoom: whether the pages can load plotly.js, to zoom into figures.
 
     Raises:
         MoetuneError: Jinja2 is not installed.
@@ -96,20 +48,12 @@ def environment(*folders: Path, can_zoom: bool = False) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals["can_zoom"] = can_zoom
     made.filters |= {
         "bytes": format_bytes,
-        "figure_json": figure_json,
         "figure_svg": figure_svg,
         "ticked": _ticked,
     }
     return made
-
-
-def figure_json(figure: Figure) -> str:
-    """Return the figure as JSON that cannot close the script element around it."""
-    found = json.dumps(figure.drawing, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return found.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def age(created_at: str, now: datetime) -> str:

@@ -75,7 +75,6 @@ def observed_figure(found: Sequence[Seen]) -> Figure:
     some = [found[at] for at in shown]
     return Figure(
         name="observed",
-        is_zoomable=True,
         is_wide=True,
         is_low=True,
         title="Predicted against observed",
@@ -110,7 +109,6 @@ def drift_figure(found: Sequence[Seen]) -> Figure:
     some = [found[at] for at in shown]
     return Figure(
         name="drift",
-        is_zoomable=True,
         is_wide=True,
         is_low=True,
         title="Drift",

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from moetune.domain.units import format_bytes, format_seconds, format_share
 
 Drawing: TypeAlias = dict[str, object]
-"""plotly's `data` and `layout`; colours are roles of the theme, as in `theme.py`."""
+"""`data` and `layout` in plotly's form; colours are roles of the theme, as in `theme.py`."""
 Value: TypeAlias = str | int | float | None
 
 
@@ -133,7 +133,7 @@ def without_empty_columns(table: Table) -> Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A plotly drawing with its description and its numbers.
+    """A drawing with its description and its numbers.
 
     Args:
         name: of letters, digits and hyphens; unique on its page, and the name of its CSV file.
@@ -142,7 +142,6 @@ class Figure:
         rows: every number in the drawing.
         is_wide: whether it needs the page's full width.
         is_low: whether half the usual height is enough.
-        is_zoomable: whether it has more detail than fits, so that plotly may draw it, too.
     """
 
     name: str
@@ -153,7 +152,6 @@ class Figure:
     rows: tuple[tuple[Value, ...], ...]
     is_wide: bool = False
     is_low: bool = False
-    is_zoomable: bool = False
 
     @property
     def csv(self) -> str:

@@ -10,6 +10,8 @@ from moetune.report.section import Drawing, Figure, Value
 from moetune.report.theme import axis, drawing, note, seconds_scale
 from moetune.solve.layer.timeline import Span, Timeline, operation_and_chunk, shown_name
 from moetune.solve.model.stages import BACKWARD, FORWARD, SEND, stage_timeline
+from moetune.solve.training.pipeline import PassSpan
+from moetune.solve.training.schedule import PASS_WORDS
 
 _COLORS: dict[ResourceClass, str] = {"comp": "@accent", "comm": "@second", "mem": "@third"}
 _TEXT: dict[ResourceClass, str] = {"comp": "@surface", "comm": "@surface", "mem": "@ink"}
@@ -22,9 +24,17 @@ _DOMAINS = ((0.57, 1.0), (0.0, 0.43))
 
 
 def timeline_figure(
-    *, forward: Timeline, backward: Timeline, title: str = "Timeline of one step"
+    *,
+    forward: Timeline,
+    backward: Timeline,
+    title: str = "Timeline of one step",
+    words: str = "",
 ) -> Figure:
-    """Return both phases of a layer's step, one lane per stream, on the same time scale."""
+    """Return both phases of a layer's step, one lane per stream, on the same time scale.
+
+    Args:
+        words: what is drawn, where bars are modules with names; "" of chunks with letters.
+    """
     phases = (("forward", forward), ("backward", backward))
     rows: list[tuple[Value, ...]] = [
         (phase, shown_name(span.name), CLASSES[span.resource], span.stream, span.start_seconds,
@@ -34,21 +44,20 @@ def timeline_figure(
     ]  # fmt: skip
     return Figure(
         name="timeline",
-        is_zoomable=True,
         title=title,
         words=(
             f"The simulated forward pass takes {format_seconds(forward.makespan_seconds)}, the "
             f"backward pass {format_seconds(backward.makespan_seconds)}. "
-            f"{_letters(forward, backward)}"
+            f"{words or _letters(forward, backward)}"
         ),
-        drawing=_chart(phases),
+        drawing=_chart(phases, is_named=bool(words)),
         is_wide=True,
         header=("phase", "span", "class", "stream", "start_seconds", "end_seconds"),
         rows=tuple(rows),
     )
 
 
-def _chart(phases: Sequence[tuple[str, Timeline]]) -> Drawing:
+def _chart(phases: Sequence[tuple[str, Timeline]], *, is_named: bool) -> Drawing:
     """Return the drawing, with one phase above the other."""
     longest = max(timeline.makespan_seconds for _, timeline in phases)
     scale, unit = seconds_scale(longest)
@@ -59,7 +68,7 @@ def _chart(phases: Sequence[tuple[str, Timeline]]) -> Drawing:
         [
             trace
             for at, (phase, timeline) in enumerate(phases)
-            for trace in _bars(phase, timeline, at, scale)
+            for trace in _bars(phase, timeline, at, scale, is_named=is_named)
         ],
         x={**time, **above},
         y={**lane, "domain": list(_DOMAINS[0])},
@@ -76,7 +85,9 @@ def _chart(phases: Sequence[tuple[str, Timeline]]) -> Drawing:
     )
 
 
-def _bars(phase: str, timeline: Timeline, at: int, scale: float) -> list[dict[str, object]]:
+def _bars(
+    phase: str, timeline: Timeline, at: int, scale: float, *, is_named: bool
+) -> list[dict[str, object]]:
     axes = ("x", "y") if at == 0 else ("x2", "y2")
     found = []
     for resource, name in CLASSES.items():
@@ -90,7 +101,7 @@ def _bars(phase: str, timeline: Timeline, at: int, scale: float) -> list[dict[st
                 "y": [span.stream for span in spans],
                 "base": [span.start_seconds / scale for span in spans],
                 "x": [_seconds(span) / scale for span in spans],
-                "text": [_short(span.name) for span in spans],
+                "text": [span.name if is_named else _short(span.name) for span in spans],
                 "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
                 "textfont": {"size": 11, "color": _TEXT[resource]},
                 "marker": {"color": _COLORS[resource], "line": {"color": "@surface", "width": 1}},
@@ -135,8 +146,11 @@ def _phase_note(phase: str, timeline: Timeline, top: float) -> dict[str, object]
 
 _MOST_PASSES = 600
 """Bars that a reader, and a browser, can still tell apart."""
-_PASS_COLORS = {FORWARD: "@accent", BACKWARD: "@second", SEND: "@third"}
-_PASS_TEXT = {FORWARD: "@surface", BACKWARD: "@surface", SEND: "@ink"}
+_PASS_COLORS = {
+    FORWARD: "@accent", BACKWARD: "@second", SEND: "@third", PASS_WORDS["I"]: "@second",
+    PASS_WORDS["W"]: "@third",
+}  # fmt: skip
+_DARK_TEXT = (SEND, PASS_WORDS["W"])
 
 
 def stages_figure(stages: Sequence[StageTime], *, num_micro_batches: int) -> Figure:
@@ -151,7 +165,6 @@ def stages_figure(stages: Sequence[StageTime], *, num_micro_batches: int) -> Fig
     idle = 1 - _busy_seconds(found.spans) / (len(stages) * found.makespan_seconds)
     return Figure(
         name="stages",
-        is_zoomable=True,
         title="Pipeline of one step",
         words=(
             f"Simulation of {which} on {len(stages)} stages: "
@@ -163,6 +176,28 @@ def stages_figure(stages: Sequence[StageTime], *, num_micro_batches: int) -> Fig
         header=("stage", "span", "start_seconds", "end_seconds"),
         rows=tuple(
             (span.stream, span.name, span.start_seconds, span.end_seconds) for span in found.spans
+        ),
+    )
+
+
+def passes_figure(passes: Sequence[PassSpan], *, words: str) -> Figure:
+    """Return the passes of each pipeline rank on one time scale, with their micro-batches."""
+    spans = [
+        Span(
+            f"{PASS_WORDS[one.kind]} {one.batch + 1}", "comp", f"rank {one.rank}",
+            one.start_seconds, one.end_seconds,
+        )
+        for one in sorted(passes, key=lambda span: (span.rank, span.start_seconds))
+    ]  # fmt: skip
+    return Figure(
+        name="stages",
+        title="Pipeline",
+        words=words,
+        drawing=_stage_chart(spans, max(span.end_seconds for span in spans)),
+        is_wide=True,
+        header=("rank", "pass", "start_seconds", "end_seconds"),
+        rows=tuple(
+            (span.stream, span.name, span.start_seconds, span.end_seconds) for span in spans
         ),
     )
 
@@ -198,7 +233,7 @@ def _pass_bars(kind: str, spans: Sequence[Span], scale: float) -> dict[str, obje
         "x": [one / scale for one in seconds],
         "text": ["" if kind == SEND else _split(span)[1] for span in some],
         "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
-        "textfont": {"size": 10, "color": _PASS_TEXT[kind]},
+        "textfont": {"size": 10, "color": "@ink" if kind in _DARK_TEXT else "@surface"},
         "marker": {"color": _PASS_COLORS[kind], "line": {"color": "@surface", "width": 1}},
         "hovertext": [
             f"{span.stream}, {span.name}<br>{format_seconds(one)}, "
@@ -210,5 +245,5 @@ def _pass_bars(kind: str, spans: Sequence[Span], scale: float) -> dict[str, obje
 
 
 def _split(span: Span) -> tuple[str, str]:
-    kind, _, batch = span.name.partition(" ")
-    return kind, batch
+    kind = next(kind for kind in _PASS_COLORS if span.name.startswith(kind))
+    return kind, span.name[len(kind) + 1 :]

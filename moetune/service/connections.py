@@ -29,8 +29,7 @@ class ConnectionLimits:
 
     Args:
         connections: open at once; for one more the longest idle one is closed.
-        header_seconds: from the connection, or a request's first byte, to its last header; and for
-            a TLS handshake.
+        header_seconds: from the connection, or a request's first byte, to its last header.
         body_seconds: from there to the end of the body.
         header_bytes: of the request line and headers, and of what surrounds a body's chunks.
     """
@@ -39,11 +38,6 @@ class ConnectionLimits:
     header_seconds: float = 10.0
     body_seconds: float = 60.0
     header_bytes: int = 64 * 2**10
-
-    @property
-    def handshakes(self) -> int:
-        """TLS handshakes at once; one more ends the oldest."""
-        return max(1, self.connections // 4)
 
 
 def most_connections() -> int:

@@ -227,7 +227,7 @@ _CONTENT_SECURITY_POLICY = (
     b"default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
     b"frame-ancestors 'none'"
 )
-"""Scripts and styles come from the service's own files only, plotly.js included."""
+"""Scripts and styles come from the service's own files only."""
 SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),

@@ -30,7 +30,6 @@ from moetune.service.app import create_app
 from moetune.service.connections import ConnectionLimits, limited_protocol, most_connections
 from moetune.service.logs import LogFormat, start_logging
 from moetune.service.quotas import QuotaLimits
-from moetune.service.tls import tls_context, tls_protocol
 from moetune.workflows.open_planner import open_planner
 from moetune.workflows.solvers import SolverLimits, SolverPool
 
@@ -96,7 +95,7 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
         KeyboardInterrupt: SIGINT, after the graceful stop.
     """
     access = access_of(options)
-    tls = tls_of(options)
+    check_tls(options)
     limits = ConnectionLimits(connections=most_connections())
     with (
         closing(_listen(options)) as listener,
@@ -112,7 +111,9 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
         server = _Server(
             uvicorn.Config(
                 app,
-                http=_protocol(limits, tls),
+                http=limited_protocol(limits),
+                ssl_certfile=options.tls_cert,
+                ssl_keyfile=options.tls_key,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -154,20 +155,20 @@ def access_of(options: ServerOptions) -> Access:
     return access
 
 
-def tls_of(options: ServerOptions) -> ssl.SSLContext | None:
-    """Return the context of certificate and key, before anything is opened; None without TLS.
+def check_tls(options: ServerOptions) -> None:
+    """Load certificate and key as uvicorn will, before anything is opened.
 
     Raises:
         InputError: one of them is missing, unreadable or does not match the other.
     """
     cert, key = options.tls_cert, options.tls_key
     if cert is None and key is None:
-        return None
+        return
     if cert is None or key is None:
         raise InputError("TLS needs a certificate and its key", "give --tls-cert and --tls-key")
     check_secret_file(key, "TLS key")
     try:
-        return tls_context(cert, key)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, _no_password)
     except (OSError, ValueError) as error:
         raise InputError(
             f"TLS certificate {cert} and key {key} cannot be used: {error}",
@@ -175,9 +176,8 @@ def tls_of(options: ServerOptions) -> ssl.SSLContext | None:
         ) from None
 
 
-def _protocol(limits: ConnectionLimits, tls: ssl.SSLContext | None) -> type[asyncio.Protocol]:
-    plain = limited_protocol(limits)
-    return plain if tls is None else tls_protocol(plain, tls, limits)
+def _no_password() -> str:
+    raise ValueError("the key has a password")
 
 
 class _Server(uvicorn.Server):

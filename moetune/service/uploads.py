@@ -4,11 +4,11 @@ The body is `multipart/form-data` (RFC 7578) of a few fields, as browsers send i
 Content-Type that other sites could not send, too, so that it has to come from this service's page.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from urllib.parse import urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from moetune.domain.document import is_pointer, refuse_zip
@@ -25,8 +25,6 @@ from moetune.workflows.open_planner import ServicePlanner
 MAX_FILE_BYTES = 2**20
 MULTIPART = "multipart/form-data"
 _MOST_FIELDS = 10
-_BOUNDARY = re.compile(r'boundary="?([0-9A-Za-z\'()+_,./:=? -]{1,70})"?\s*(?:;|$)')
-_NAME = re.compile(rb'content-disposition:[^\r\n]*[; ]name="([^"\r\n]*)"', re.IGNORECASE)
 
 
 async def read_form(request: Request) -> dict[str, bytes]:
@@ -35,14 +33,22 @@ async def read_form(request: Request) -> dict[str, bytes]:
     Raises:
         ForbiddenError: it comes from another site's page, or no page.
         MediaTypeError: it is no such form.
-        UnreadableBodyError: it is cut off, or has more fields than a page sends.
+        UnreadableBodyError: it is broken, or has more fields or files than a page sends.
     """
     check_own_page(request)
     _, content = await read_body(request, kinds=(MULTIPART,))
-    boundary = _BOUNDARY.search(request.headers["content-type"])
-    if boundary is None:
-        raise UnreadableBodyError("the form names no boundary")
-    return parse_form(content, boundary[1].encode())
+    if not content.rstrip(b"\r\n").endswith(b"--"):
+        raise UnreadableBodyError("the form is cut off", "send it again")
+    try:
+        async with request.form(
+            max_files=1, max_fields=_MOST_FIELDS, max_part_size=MAX_FILE_BYTES
+        ) as form:
+            return {
+                name: value.encode() if isinstance(value, str) else await value.read()
+                for name, value in form.multi_items()
+            }
+    except HTTPException as error:
+        raise UnreadableBodyError(f"the form cannot be read: {error.detail}") from None
 
 
 def check_own_page(request: Request) -> None:
@@ -68,27 +74,6 @@ def check_write(request: Request, access: Access, fields: Mapping[str, bytes]) -
 def text_of(fields: Mapping[str, bytes], name: str) -> str:
     """Return the text of a field, "" where it was not sent."""
     return fields.get(name, b"").decode(errors="replace").strip()
-
-
-def parse_form(content: bytes, boundary: bytes) -> dict[str, bytes]:
-    """Return the fields of a body by their names; of one that comes twice the last.
-
-    Raises:
-        UnreadableBodyError: it is cut off, or has too many fields.
-    """
-    delimiter = b"\r\n--" + boundary
-    _, *parts = (b"\r\n" + content).split(delimiter, _MOST_FIELDS + 1)
-    if not parts or not parts[-1].startswith(b"--"):
-        raise UnreadableBodyError(
-            f"the form is cut off, or has more than {_MOST_FIELDS} fields", "send it again"
-        )
-    found = {}
-    for part in parts[:-1]:
-        head, _, value = part.partition(b"\r\n\r\n")
-        name = _NAME.search(head)
-        if name is not None:
-            found[name[1].decode(errors="replace")] = value
-    return found
 
 
 def uploaded_profile(fields: Mapping[str, bytes], planner: ServicePlanner) -> Profile:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from moetune.domain.cluster import Machine
 from moetune.domain.json_schema import Keys, ListOf, schema_of_keys
@@ -13,7 +13,7 @@ from moetune.domain.model_placement import ModelPlacement
 from moetune.domain.model_plan import Confidence
 from moetune.domain.plan import Plan
 from moetune.domain.profile import ProfileQuality
-from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo, Removed
+from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo
 from moetune.domain.samples import Point
 from moetune.domain.training_document import TrainingDocument, TrainingLayout
 from moetune.huggingface.registry import RegisteredModel
@@ -84,16 +84,9 @@ _PLANS: Mapping[str, tuple[Keys, ...]] = {
     "drift/1": (Keys({"items": ListOf(Keys({"words": str}, of=OperationDrift))}),),
     "inputs/1": (Keys({}, of=InputsDocument),),
     "observations/1": (Keys({"observations": tuple[Observation, ...]}),),
-    "observations.kept/1": (Keys({"num_observations": int}),),
     "observations.list/1": (Keys({"observations": ListOf(_OBSERVATION), **_SECTIONS}),),
-    "observations.remove/1": (Keys({"removed": int}),),
     "plans.diff/1": (Keys({"first": str, "second": str, **_SECTIONS}),),
-    "plans.export/1": (Keys({"id": str, "file": str}),),
     "plans.list/1": (Keys({"plans": tuple[PlanInfo, ...], **_SECTIONS}),),
-    "plans.remove/1": (Keys({"removed": Removed}),),
-    "report/1": (
-        Keys({"file": str, "profiles": _Texts, "plans": _Texts, "num_figures": int}),
-    ),
     "timeline/2": (
         Keys({
             "traceEvents": tuple[Mapping[str, object], ...], "displayTimeUnit": str, **_OVERLAPS,
@@ -136,34 +129,16 @@ _PROFILES: Mapping[str, tuple[Keys, ...]] = {
             "differences": ListOf(Keys({"ratio": float | None}, of=Difference)), **_SECTIONS,
         }),
     ),
-    "profiles.export/1": (Keys({"name": str, "file": str}),),
-    "profiles.import/1": (  # by the command line, and by the service
-        Keys({"name": str, "file": str, "location": str}), Keys({"name": str, "digest": str}),
-    ),
-    "profiles.new/1": (Keys({"name": str, "file": str, "base": str, "stand_ins": _Texts}),),
-    "profiles.remove/1": (Keys({"name": str, "num_runs": int}),),
 }  # fmt: skip
 _PROGRAM: Mapping[str, tuple[Keys, ...]] = {
-    "completion/1": (Keys({"shell": str, "script": str}),),
     "config/1": (
         Keys({"settings": Mapping[str, object]}, optional={"origins": Mapping[str, str]}),
     ),
-    "db.backup/1": (Keys({"location": str, "file": str, "checksum": str}),),
-    "db.check/1": (Keys({"location": str, "problems": _Texts}),),
-    "db.current/1": (Keys({"location": str, "revision": str | None, "wanted": str}),),
-    "db.prune/1": (
-        Keys({"location": str, "dry_run": bool, "removed": Removed, "size_bytes": int}),
-    ),
-    "db.upgrade/1": (Keys({"location": str, "from": str | None, "to": str}),),
-    "health/1": (Keys({"status": Literal["ok"], "version": str}),),
     "problem/1": (
         Keys({
             "type": str, "title": str, "status": int, "detail": str, "code": int, "hint": str,
         }),
     ),
-    "ready/1": (Keys({"ready": bool, "problems": _Texts}),),
-    "schemas/1": (Keys({"names": _Texts}),),
-    "serve/1": (Keys({"url": str, "location": str}),),
 }  # fmt: skip
 
 

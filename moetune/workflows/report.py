@@ -62,7 +62,7 @@ def write_report(
 
     Raises:
         MoetuneError: a named plan or profile is missing or broken, there is nothing to report, or
-            plotly or Jinja2 is not installed.
+            Jinja2 is not installed.
     """
     found = [find_any_plan(one, stores=stores) for one in plans] or _newest_plans(stores)
     machine = _profile(profile, default, found, stores)

@@ -1,4 +1,4 @@
-"""JSON schemas of all documents, by name."""
+"""JSON schemas of documents, by name; answers of one line of facts have none."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,23 +1,26 @@
 """Solvers of plans: this thread, or processes with a deadline and a memory limit.
 
 A service solves in processes: a thread cannot be stopped, and numpy's share of its memory cannot
-be limited. Each process is asked one question at a time, over a pipe; when the answer is late, too
-large, or nobody waits for it any more, the process is killed and another one takes its place.
+be limited. Each is an executor of one process, which is asked one question at a time; when the
+answer is late, too large, or nobody waits for it any more, the process is killed and another one
+takes its place.
 """
 
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from moetune.domain.errors import AbandonedError, BusyError, SolveLimitError
-from moetune.workflows.solver_process import SolverProcess
+from moetune.workflows.solver_process import answer, prepare
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -93,11 +96,11 @@ class SolverPool:
             ["moetune.workflows.planner", "moetune.workflows.drafts"]
         )
         self._places = threading.BoundedSemaphore(num_processes + limits.num_waiting)
-        self._free: queue.LifoQueue[SolverProcess | None] = queue.LifoQueue()
+        self._free: queue.LifoQueue[ProcessPoolExecutor] = queue.LifoQueue()
         for _ in range(num_processes):
-            self._free.put(None)
+            self._free.put(self._new())
         self._lock = threading.Lock()
-        self._running: set[SolverProcess] = set()
+        self._running: set[ProcessPoolExecutor] = set()
         self._is_closed = False
 
     @property
@@ -108,8 +111,8 @@ class SolverPool:
 
     def start(self) -> None:
         """Start the first process, so that the first question does not wait for it."""
-        with suppress(AbandonedError), self._turn(_nobody) as process:
-            process.start()
+        with suppress(AbandonedError, BrokenProcessPool), self._turn(_nobody) as process:
+            process.submit(int).result()
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the function's result; function, arguments and result are pickled.
@@ -126,7 +129,6 @@ class SolverPool:
             caller = CALLER.get()
             is_gone = _nobody if caller is None else caller.watch()
             with self._turn(is_gone) as process:
-                process.start()
                 return self._answer(process, partial(function, *args, **kwargs), is_gone)
         finally:
             self._places.release()
@@ -135,34 +137,51 @@ class SolverPool:
         """End all processes; whoever waits for an answer gets an error."""
         with self._lock:
             self._is_closed = True
-            for process in self._running:
-                process.kill()
+            running = tuple(self._running)
+        for process in running:
+            self._end(process)
         while True:
             try:
-                process_or_none = self._free.get_nowait()
+                self._end(self._free.get_nowait())
             except queue.Empty:
                 return
-            if process_or_none is not None:
-                process_or_none.kill()
+
+    def _new(self) -> ProcessPoolExecutor:
+        """Return an executor of one process, which starts with its first question."""
+        return ProcessPoolExecutor(
+            1,
+            mp_context=self._context,
+            initializer=prepare,
+            initargs=(self.limits.memory_bytes,),
+        )
+
+    def _end(self, process: ProcessPoolExecutor) -> None:
+        """Kill a process at once; another one takes its place."""
+        with self._lock:
+            self._running.discard(process)
+        # Executors have no public way to kill before Python 3.14.
+        for one in tuple((process._processes or {}).values()):  # noqa: SLF001
+            one.kill()
+        process.shutdown(wait=False, cancel_futures=True)
 
     @contextmanager
-    def _turn(self, is_gone: Callable[[], bool]) -> Iterator[SolverProcess]:
+    def _turn(self, is_gone: Callable[[], bool]) -> Iterator[ProcessPoolExecutor]:
         """Wait for a process and give it back; one that was killed makes room for another."""
-        found = self._wait(is_gone)
-        process = found or SolverProcess(self._context, self.limits.memory_bytes)
+        process = self._wait(is_gone)
         with self._lock:
             self._running.add(process)
         try:
             yield process
         finally:
             with self._lock:
-                self._running.discard(process)
-                is_useful = process.is_alive and not self._is_closed
+                is_useful = process in self._running and not self._is_closed
             if not is_useful:
-                process.kill()
-            self._free.put(process if is_useful else None)
+                self._end(process)
+            with self._lock:
+                self._running.discard(process)
+            self._free.put(process if is_useful else self._new())
 
-    def _wait(self, is_gone: Callable[[], bool]) -> SolverProcess | None:
+    def _wait(self, is_gone: Callable[[], bool]) -> ProcessPoolExecutor:
         deadline = time.monotonic() + self.limits.seconds
         while time.monotonic() < deadline:
             self._check(is_gone)
@@ -173,33 +192,45 @@ class SolverPool:
         raise self._busy()
 
     def _answer(
-        self, process: SolverProcess, question: Callable[[], T], is_gone: Callable[[], bool]
+        self,
+        process: ProcessPoolExecutor,
+        question: Callable[[], T],
+        is_gone: Callable[[], bool],
     ) -> T:
+        asked = process.submit(answer, question)
+        try:
+            return self._waited(asked, is_gone)
+        except MemoryError:
+            raise SolveLimitError(
+                f"the answer needs more than the {self.limits.memory_bytes / 2**30:g} GiB that "
+                "this service gives a question",
+                "ask for fewer layers or ranks, or on the command line, which has no limit",
+            ) from None
+        except BrokenProcessPool:
+            self._end(process)
+            self._check(_nobody)  # `close` has killed it
+            raise SolveLimitError(
+                "the process that solved the question ended without an answer",
+                "it may have run out of memory: ask for fewer layers or ranks",
+            ) from None
+        finally:
+            if not asked.done():
+                self._end(process)
+
+    def _waited(self, asked: Future[T], is_gone: Callable[[], bool]) -> T:
         deadline = time.monotonic() + self.limits.seconds
-        process.ask(question)
         while time.monotonic() < deadline:
-            self._check(is_gone, process)
-            if process.has_answered(_LOOK_SECONDS):
-                found: T = self._taken(process)
-                return found
-        process.kill()
+            self._check(is_gone)
+            if wait((asked,), _LOOK_SECONDS).done:
+                return asked.result()
         raise SolveLimitError(
             f"the answer was not found within the {self.limits.seconds:g} s that this service "
             "gives a question",
             "ask for fewer layers or ranks, or on the command line, which has no limit",
         )
 
-    def _taken(self, process: SolverProcess) -> Any:  # noqa: ANN401 - of any question
-        try:
-            return process.answer()
-        except SolveLimitError:
-            self._check(_nobody)  # `close` has killed it
-            raise
-
-    def _check(self, is_gone: Callable[[], bool], process: SolverProcess | None = None) -> None:
+    def _check(self, is_gone: Callable[[], bool]) -> None:
         if self._is_closed or is_gone():
-            if process is not None:
-                process.kill()
             why = "the service is ending" if self._is_closed else "nobody waits for the answer"
             raise AbandonedError(f"{why}: the question is not answered", "ask again")
 

@@ -2,12 +2,9 @@
 
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from benchmarks import elixir_server
-from benchmarks.ppmoe import v100
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.site import site_of
@@ -43,11 +40,6 @@ def test_pipemoe_profile_has_the_constants_of_figure_6(num_gpus: int) -> None:
 @pytest.mark.parametrize("path", sorted(PROFILES.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_shipped_profile_is_read_under_its_own_file_name(path: Path) -> None:
     assert load_profile_file(path).name == path.stem
-
-
-@pytest.mark.parametrize("generator", [v100, elixir_server])
-def test_a_modelled_profile_is_what_its_generator_writes(generator: ModuleType) -> None:
-    assert (PROFILES / generator.PROFILE.name).read_text() == generator.text()
 
 
 def test_the_a100_profile_has_the_wires_and_the_memory_of_the_data_sheets() -> None:

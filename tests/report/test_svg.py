@@ -187,9 +187,3 @@ def test_what_is_not_drawn_is_refused() -> None:
         figure_svg(figure)
     with pytest.raises(ValueError, match="red"):
         paint("red")
-
-
-def test_only_figures_with_more_than_fits_can_be_zoomed(drawn: Mapping[str, Figure]) -> None:
-    assert {name for name, one in drawn.items() if one.is_zoomable} == {
-        "fit", "timeline", "observed", "drift",
-    }  # fmt: skip

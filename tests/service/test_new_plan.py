@@ -126,22 +126,20 @@ def test_a_model_has_the_numbers_of_its_command_and_its_exports(
 
 def test_every_pipeline_rank_has_its_memory_and_the_step_its_parts(steady: Client) -> None:
     found = answer(steady, **MODEL, pp="4")
-    chart = found.text.partition('data-chart="memory"')[2].partition("</figure>")[0]
-    assert re.findall(r'lane-name">(rank \d)', chart) == [f"rank {at}" for at in range(4)]
-    totals = re.findall(r'lane-total">([\d.]+) GiB', chart)
     plan = steady.get("/new/plan.json", params={**MODEL, "pp": "4"}).json()
     fullest = plan["memory"]
-    assert f"{totals[fullest['rank']]} GiB" == format_bytes(fullest["peak_bytes"])
-    assert max(map(float, totals)) == float(totals[fullest["rank"]])
+    drawn = found.text.partition('data-figure="memory-parts"')[2].partition("</figure>")[0]
+    assert f"pipeline rank {fullest['rank']} " in drawn
+    assert format_bytes(fullest["peak_bytes"]) in drawn
     parts = found.text.partition('data-table="memory-parts"')[2].partition("</table>")[0]
     numbers = [list(map(int, re.findall(r'data-key="(\d+)"', row))) for row in parts.split("<tr>")]
     for *parts_of_rank, total in filter(None, numbers):
         assert sum(parts_of_rank) == pytest.approx(total, abs=len(parts_of_rank))
     assert max(row[-1] for row in numbers if row) == fullest["peak_bytes"]
-    for name in ("layer", "stages", "step"):
-        assert f'data-chart="{name}"' in found.text
-    step = found.text.partition('data-chart="step"')[2].partition("</figure>")[0]
-    assert f'lane-total">{format_seconds(plan["predicted"]["step_seconds"])}' in step
+    for name in ("timeline", "stages", "phases"):
+        assert f'data-figure="{name}"' in found.text
+    step = found.text.partition('data-figure="phases"')[2].partition("</figure>")[0]
+    assert format_seconds(plan["predicted"]["step_seconds"]) in step
 
 
 @pytest.mark.parametrize("change", [{}, {"memory_limit": "40GiB"}])
@@ -152,7 +150,7 @@ def test_the_front_of_a_model_is_that_of_its_command(
     [address] = texts(answer(steady, **asked), r'<a href="(/new/front[^"]*)"')
     page = steady.get(address)
     assert page.status_code == 200
-    assert page.text.count('data-chart="front"') == 1
+    assert page.text.count('data-figure="front"') == 1
     command = command_in(answer(steady, **asked))
     on_devices = ("--offload-activations", "0", "--offload-optimizer", "0")
     assert "plan&#39;s step, nothing in host memory" in page.text
@@ -180,7 +178,7 @@ def test_the_front_of_a_model_is_that_of_its_command(
 
 def test_a_layers_front_is_in_its_answer(steady: Client) -> None:
     found = answer(steady, **LAYER)
-    assert 'data-chart="front"' in found.text
+    assert 'data-figure="memory"' in found.text
     assert "/new/front" not in found.text
     assert steady.get("/new/front", params=LAYER).status_code == 422
 

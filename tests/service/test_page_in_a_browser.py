@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page
@@ -119,33 +118,6 @@ def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[P
     assert "16,384 tokens per rank instead of 4,096" in page.locator("main").inner_text()
     assert draw_all(page) == 3
     assert page.get_by_label("Tokens per rank").input_value() == "16k"
-
-
-def test_a_figure_is_zoomed_into_with_the_keyboard(page: Page, plans: tuple[Plan, Plan]) -> None:
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(urlsplit(request.url).path))
-    page.goto(f"/plans/{plans[0].id}")
-    page.wait_for_load_state()
-    assert "/static/plotly.min.js" not in asked
-    timeline = page.locator("[data-figure=timeline]")
-    zoom = timeline.get_by_role("button", name="Zoom into Timeline of one step")
-    zoom.focus()
-    page.keyboard.press("Enter")
-    timeline.locator(".live[data-drawn]").wait_for()
-    degrees = plans[0].pipeline.forward_degree + plans[0].pipeline.backward_degree
-    assert timeline.locator(".bars .point").count() == 3 * degrees
-    assert not timeline.locator(".plot").is_visible()
-    assert zoom.get_attribute("aria-pressed") == "true"
-    before = colour(page, "[data-figure=timeline] .live .x2tick text", "fill")
-    page.get_by_role("button", name="Theme").click()
-    page.get_by_role("button", name="Theme").click()
-    page.wait_for_function(
-        "was => !getComputedStyle(document.querySelector('.live .x2tick text')).fill.includes(was)",
-        arg=", ".join(map(str, before)),
-    )
-    zoom.focus()
-    page.keyboard.press("Enter")
-    assert timeline.locator(".plot").is_visible()
 
 
 def test_a_wrong_question_is_answered_beside_the_form(

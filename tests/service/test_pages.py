@@ -22,7 +22,7 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest
 from moetune.domain.units import format_seconds
 from moetune.huggingface.registry import model_names, named_model
-from moetune.report.html import STATIC, plotly_script
+from moetune.report.html import STATIC
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
@@ -404,9 +404,8 @@ def test_files_are_kept_by_browsers_until_they_change(full: Client) -> None:
         assert answer.status_code == 200
         assert "immutable" in answer.headers["cache-control"]
         assert "immutable" not in full.get(link.partition("?")[0]).headers["cache-control"]
-    plotly = full.get("/static/plotly.min.js")
-    assert plotly.content == plotly_script().file.read_bytes()
-    assert plotly.headers["content-type"] == "text/javascript; charset=utf-8"
+    script = full.get("/static/moetune.js")
+    assert script.headers["content-type"] == "text/javascript; charset=utf-8"
     assert full.get("/static/moetune.css").content == (STATIC / "moetune.css").read_bytes()
     assert full.get("/static/..%2Fhtml.py").status_code == 404
 

@@ -12,7 +12,7 @@ from moetune.domain.errors import InputError
 from moetune.service.access import Access, check_exposure, is_loopback, names_of, read_token_file
 from moetune.service.app import create_app
 from moetune.service.middleware import SECURITY_HEADERS
-from moetune.service.server import ServerOptions, access_of, tls_of
+from moetune.service.server import ServerOptions, access_of, check_tls
 from moetune.service.sessions import Sessions
 from moetune.workflows.open_planner import ServicePlanner
 from tests.service.asking import READ, WRITE, Client, client_of
@@ -318,12 +318,12 @@ def test_one_token_for_both_rights_is_refused(tmp_path: Path) -> None:
 
 def test_half_of_tls_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="certificate and its key"):
-        tls_of(ServerOptions(tls_cert=tmp_path / "cert.pem"))
+        check_tls(ServerOptions(tls_cert=tmp_path / "cert.pem"))
     bad = tmp_path / "key.pem"
     bad.write_text("no key")
     bad.chmod(0o644)
     with pytest.raises(InputError, match="read by everybody"):
-        tls_of(ServerOptions(tls_cert=bad, tls_key=bad))
+        check_tls(ServerOptions(tls_cert=bad, tls_key=bad))
     bad.chmod(0o600)
     with pytest.raises(InputError, match="cannot be used"):
-        tls_of(ServerOptions(tls_cert=bad, tls_key=bad))
+        check_tls(ServerOptions(tls_cert=bad, tls_key=bad))

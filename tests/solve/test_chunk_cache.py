@@ -5,10 +5,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.chunks.oracle import fewest_gathers as optimum
 from moetune.domain.chunks import Use
 from moetune.domain.errors import InputError
 from moetune.solve.chunks.cache import AT_START, NextUses, fewest_places, gathers_of_step, replay
+from tests.solve.gathers_oracle import fewest_gathers as optimum
 
 Cache = frozenset[int]
 

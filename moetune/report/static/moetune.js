@@ -1,10 +1,9 @@
-// The theme, figures to zoom into, and tables that sort and filter. Pages work without it.
+// The theme, and tables that sort and filter. Pages work without it.
 "use strict";
 
 (() => {
   const root = document.documentElement;
   const THEMES = ["auto", "light", "dark"];
-  const ROLE = /^@(\w+)(?:\/([\d.]+))?$/;
   const FEW_ROWS = 7;
 
   const storedTheme = () => {
@@ -25,91 +24,6 @@
 
   // Before the page is painted.
   setTheme(storedTheme());
-
-  // Figures name colours by their role in the stylesheet: "@accent", "@accent/0.2".
-  const palette = () => {
-    const probe = document.createElement("span");
-    probe.hidden = true;
-    document.body.append(probe);
-    const found = {};
-    for (const role of ["ink", "muted", "grid", "surface", "accent", "second", "third"]) {
-      probe.style.color = `var(--${role})`;
-      found[role] = getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).join(",");
-    }
-    probe.remove();
-    return found;
-  };
-
-  const coloured = (value, colours) => {
-    if (typeof value === "string") {
-      const match = ROLE.exec(value);
-      return match ? `rgba(${colours[match[1]]},${match[2] || 1})` : value;
-    }
-    if (Array.isArray(value)) {
-      const plain = typeof value[0] === "number" || value[0] === null;
-      return plain ? value : value.map((one) => coloured(one, colours));
-    }
-    if (value && typeof value === "object") {
-      return Object.fromEntries(
-        Object.entries(value).map(([key, one]) => [key, coloured(one, colours)]),
-      );
-    }
-    return value;
-  };
-
-  const draw = (place, drawing) => {
-    const figure = coloured(drawing, palette());
-    // A finger that scrolls the page must not be caught by a figure.
-    if (matchMedia("(pointer: coarse)").matches) figure.layout.dragmode = false;
-    return window.Plotly.react(place, figure.data, figure.layout, {
-      displayModeBar: false, responsive: true,
-    });
-  };
-
-  const loadPlotly = () =>
-    new Promise((resolve, reject) => {
-      if (window.Plotly) return resolve();
-      const script = document.createElement("script");
-      script.src = document.body.dataset.plotly;
-      script.onload = resolve;
-      script.onerror = () => reject(new Error("plotly.js could not be loaded"));
-      document.head.append(script);
-    });
-
-  // A figure is drawn already; the button puts one that can be zoomed in its place, and back.
-  const startZoom = (figure) => {
-    const button = figure.querySelector(".zoom");
-    const data = figure.querySelector("script");
-    if (!button || !data) return;
-    const plot = figure.querySelector(".plot");
-    const live = document.createElement("div");
-    live.className = "live";
-    live.hidden = true;
-    live.dataset.waiting = "Drawing";
-    plot.after(live);
-    button.hidden = false;
-    button.setAttribute("aria-pressed", "false");
-    const show = () => draw(live, JSON.parse(data.textContent));
-    button.addEventListener("click", async () => {
-      const zooms = live.hidden;
-      live.hidden = !zooms;
-      plot.hidden = zooms;
-      button.setAttribute("aria-pressed", String(zooms));
-      if (!zooms) return;
-      try {
-        await loadPlotly();
-        await show();
-        live.setAttribute("data-drawn", "");
-      } catch (error) {
-        live.dataset.waiting = `${error.message}: reload the page`;
-      }
-    });
-    const again = () => {
-      if (!live.hidden && live.hasAttribute("data-drawn")) show();
-    };
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-    new MutationObserver(again).observe(root, { attributeFilter: ["data-theme"] });
-  };
 
   const startTheme = () => {
     const button = document.querySelector(".theme");
@@ -215,6 +129,5 @@
     startTheme();
     for (const input of document.querySelectorAll("[data-most-bytes]")) limitFile(input);
     startTables(document);
-    for (const figure of document.querySelectorAll(".figure")) startZoom(figure);
   });
 })();

@@ -1,4 +1,4 @@
-"""A page and its rendering, and the static files it needs: style, script, icon, plotly.js.
+"""A page and its rendering, and the static files it needs: style, script, icon.
 
 Routes make a `Page` of sections; `PageRenderer` puts it into its template. Addresses of static
 files change with the files, so that browsers may cache them for ever.
@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import FileResponse, HTMLResponse, Response
 
 from moetune.domain.errors import MoetuneError, NotFoundError
-from moetune.report.html import STATIC, age, environment, plotly_script
+from moetune.report.html import STATIC, age, environment
 from moetune.report.section import Figure, Section, all_figures
 from moetune.service.problems import Problem, problem_of
 
@@ -33,43 +33,29 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
-    """Addresses of a page's static files; each changes with its file.
-
-    Args:
-        injected_styles: ids of elements that keep plotly.js from adding inline styles.
-    """
+    """Addresses of a page's static files; each changes with its file."""
 
     style: str
     script: str
     icon: str
-    plotly: str
     new_style: str
     new_script: str
-    injected_styles: tuple[str, ...]
 
 
 def static_router() -> tuple[APIRouter, Addresses]:
-    """Return the routes of the files, and their addresses.
-
-    Raises:
-        MoetuneError: plotly is not installed.
-    """
-    plotly = plotly_script()
-    own = {name: STATIC / name for name in _OWN}
-    files = {**own, "plotly.min.js": plotly.file}
-    marks = {name: _mark(path) for name, path in own.items()}
+    """Return the routes of the files, and their addresses."""
+    files = {name: STATIC / name for name in _OWN}
+    marks = {name: _mark(path) for name, path in files.items()}
 
     def address(name: str) -> str:
-        return f"/static/{name}?v={marks.get(name, plotly.version)}"
+        return f"/static/{name}?v={marks[name]}"
 
     addresses = Addresses(
         style=address("moetune.css"),
         script=address("moetune.js"),
         icon=address("moetune.svg"),
-        plotly=address("plotly.min.js"),
         new_style=address("newplan.css"),
         new_script=address("newplan.js"),
-        injected_styles=plotly.injected_styles,
     )
     return _router(files), addresses
 
@@ -175,7 +161,7 @@ class PageRenderer:
     def __init__(self, *, addresses: Addresses, location: str) -> None:
         self._addresses = addresses
         self._location = location
-        self._templates = environment(_TEMPLATES, can_zoom=True)
+        self._templates = environment(_TEMPLATES)
 
     def render(self, page: Page) -> HTMLResponse:
         """Return the page as HTML."""

@@ -162,7 +162,7 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
     """Add the pages and their static files to the application; return what renders them.
 
     Raises:
-        MoetuneError: plotly or Jinja2 is not installed.
+        MoetuneError: Jinja2 is not installed.
     """
     static, addresses = static_router()
     planner = pools.planner

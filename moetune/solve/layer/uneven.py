@@ -3,7 +3,7 @@
 A kernel for all experts cuts the rows of each into tiles, and pads the last tile of each. Gradients
 of weights are sums over an expert's rows, and that of the most loaded expert is the longest. Loads
 between even ones and those of the uneven forms take a part of these forms' extra time, by tiles or
-by the most loaded expert's share: measured on an H100 (docs/decisions/0130).
+by the most loaded expert's share: measured on an H100 (docs/decisions/gpus.md#0130).
 """
 
 from collections.abc import Sequence

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.training import FoldedLayout
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.charts import FrontChart, front_chart
-from moetune.report.plan_figures import Option
-from moetune.report.section import EMPTY, Cell, Table, percent
+from moetune.report.plan_figures import Option, pareto_figure
+from moetune.report.section import EMPTY, Cell, Figure, Table, percent
 from moetune.solve.joint.front import LARGE, SAVING, SLOW
 from moetune.solve.joint.ties import PricedLayout
 from moetune.workflows.drafts import FrontDraft
@@ -20,10 +19,10 @@ class FrontView:
     """The front of a decoder's layouts as a page shows it.
 
     Args:
-        chart: None where no other layout is near the plan.
+        figure: None where no other layout is near the plan.
     """
 
-    chart: FrontChart | None
+    figure: Figure | None
     table: Table
 
 
@@ -37,14 +36,21 @@ def front_view(draft: FrontDraft) -> FrontView:
     shown = {one.layout for one in on_front}
     others = [one for one in plan.found if one.layout not in shown]
     return FrontView(
-        chart=options_chart(
-            [_option(one, is_chosen=one is best) for one in (*on_front, *others)],
-            f"The fastest layout for each memory up to {LARGE:g} × the limit and {SLOW:g} × the "
-            f"plan's step, {_on_devices(best.layout)}; off the line are the next layouts of other "
-            "sizes.",
-        ),
+        figure=_figure(plan, [_option(one, is_chosen=one is best) for one in (*on_front, *others)]),
         table=_table(plan, on_front),
     )
+
+
+def _figure(plan: TrainingPlan, options: Sequence[Option]) -> Figure | None:
+    if len(options) < 2:  # noqa: PLR2004 - one point is no front
+        return None
+    figure = pareto_figure(options, limit_bytes=plan.limit_bytes)
+    words = (
+        f"The fastest layout for each memory up to {LARGE:g} × the limit and {SLOW:g} × the "
+        f"plan's step, {_on_devices(plan.best.layout)}; off the line are the next layouts of other "
+        f"sizes. {figure.words}"
+    )
+    return replace(figure, name="front", words=words)
 
 
 def _on_devices(layout: FoldedLayout) -> str:
@@ -61,17 +67,6 @@ def _is_beside(one: PricedLayout, best: PricedLayout) -> bool:
     return (
         one.memory.peak_bytes < best.memory.peak_bytes or one.step.seconds < best.step.seconds
     ) and one.layout != best.layout
-
-
-def options_chart(options: Sequence[Option], what: str) -> FrontChart | None:
-    """Return options by memory and time; None with fewer than two."""
-    if len(options) < 2:  # noqa: PLR2004 - one point is no front
-        return None
-    return front_chart(
-        f"{what} Down and to the left is better: no option is both faster and smaller than one on "
-        "the line. The large point is the plan.",
-        options,
-    )
 
 
 def _option(one: PricedLayout, *, is_chosen: bool) -> Option:

@@ -1,4 +1,4 @@
-"""Tables of drafts: what was chosen, what lost and why, and the numbers of charts."""
+"""Tables of drafts: what was chosen, what lost and why, and the numbers of figures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -158,15 +158,15 @@ def memory_table(kept: Mapping[str, Mapping[str, float]]) -> Table:
     )
 
 
-def step_table(parts: Sequence[tuple[str, float, str]]) -> Table:
-    """Return the seconds of a step's parts, which come as (name, seconds, tone)."""
-    step = sum(seconds for _, seconds, _ in parts) or 1.0
+def step_table(parts: Sequence[tuple[str, float]]) -> Table:
+    """Return the seconds of a step's parts, which come as (name, seconds)."""
+    step = sum(seconds for _, seconds in parts) or 1.0
     return Table(
         name="step-parts",
         header=("part of the step", "time", "share"),
         rows=tuple(
             (Cell.words(name), Cell.seconds(seconds), Cell.share(seconds / step))
-            for name, seconds, _ in parts
+            for name, seconds in parts
         ),
         is_narrow=True,
     )

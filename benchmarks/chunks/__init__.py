@@ -1,1 +1,0 @@
-"""Model states in chunks beside the sharded training of PyTorch and DeepSpeed."""
