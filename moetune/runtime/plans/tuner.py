@@ -52,7 +52,6 @@ def outcome(
     ended = "settled" if budget_seconds is None else "stopped"
     why = "" if budget_seconds is None else f" beyond its {format_seconds(budget_seconds)}"
     what = f"{one.forward_degree} and {one.backward_degree} chunks, strategy {one.strategy}"
-    what += "" if one.dispatcher == "flat" else f", {one.dispatcher} exchange"
     gain = "as fast as the plan"
     if saved_seconds > 0:
         share = 100 * saved_seconds / settled.median_seconds
