@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import is_hypothesis_test, settings
+from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("any-machine", deadline=None)
@@ -19,24 +19,33 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts jobs in the background so, and commands that tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
-MEASURED = ("domain", "fit", "solve", "workflows", "store")
-"""Folders of the tests by which every line of what is computed has to be run."""
+FOLDER = Path(__file__).parent
+THOROUGH = (
+    "adapters/test_titan.py", "cuda_kit", "docs/test_site.py", "launch/test_torch_runtimes.py",
+    "measure/test_measuring_ranks.py", "measure/test_profile_command.py",
+    "runtime/test_random_layouts.py", "runtime/test_chunked_killed.py",
+    "runtime/test_layer_under_faults.py", "service/hostile", "service/test_service_fuzz.py",
+    "service/test_training_with_the_service.py", "store/test_store_availability.py",
+    "store/test_store_postgresql.py", "store/test_store_under_load.py", "test_make_gpu.py",
+    "test_make_gpu_streams.py", "workflows/test_verify_on_ranks.py",
+)  # fmt: skip
+"""Files and folders that only `make test-thorough` runs, by what they take."""
+THOROUGH_PAGES = frozenset({"train", "first-plan", "measure", "serve", "when-wrong"})
+"""Pages of the guide whose blocks measure, train or serve."""
+THOROUGH_FIXTURES = frozenset({"browser", "server"})
+"""A real browser, and a real PostgreSQL."""
 LONGEST = (
     "runtime/test_random_layouts.py", "docs/test_docs.py", "measure/test_profile_command.py",
     "workflows/test_verify_on_ranks.py", "service/test_new_plan_in_a_browser.py",
     "measure/test_measuring_ranks.py", "service/test_page_in_a_browser.py",
-    "solve/joint/test_search.py", "test_make_gpu.py",
-    "workflows/test_parallelize.py", "service/hostile/test_solves.py",
+    "solve/joint/test_search.py", "test_make_gpu.py", "workflows/test_parallelize.py",
+    "service/hostile/test_solves.py",
 )  # fmt: skip
 """Files that begin first: one that begins last leaves the other workers without any."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Stop the measuring that pytest-cov 7.1 starts in a worker before the worker's own.
-
-    Nobody reads it, and it goes on whenever the worker's own pauses: no test would be unmeasured.
-    """
+    """Stop the measuring that pytest-cov 7.1 starts in a worker before the worker's own."""
     plugin = config.pluginmanager.getplugin("_cov")
     if hasattr(config, "workerinput") and plugin is not None and plugin.cov_controller is not None:
         plugin.cov_controller.cov.stop()
@@ -48,25 +57,25 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Measure the coverage of tests that ask the solver itself, and of no drawn examples.
-
-    Measured, a solver takes three times as long: the others ask whole plans of it, and those that
-    are `unmeasured` run the same lines again and again. Which lines drawn examples run is luck: a
-    line that they alone run would be covered today and not tomorrow.
-    `make test-thorough` (`--cov-context`) measures every test.
-    """
-    _sort(items)
-    if config.getoption("cov_context", default=None) is not None:
-        return
-    measured = [Path(__file__).parent / folder for folder in MEASURED]
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what only `make test-thorough` runs, and begin with the longest files."""
     for item in items:
-        is_drawn = isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
-        is_left_out = is_drawn or item.get_closest_marker("unmeasured") is not None
-        if is_left_out or not any(folder in item.path.parents for folder in measured):
-            item.add_marker(pytest.mark.no_cover)
-
-
-def _sort(items: list[pytest.Item]) -> None:
-    first = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+        if _is_thorough(item):
+            item.add_marker(pytest.mark.thorough)
+    first = {FOLDER / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: first.get(item.path, len(LONGEST)))
+
+
+def _is_thorough(item: pytest.Item) -> bool:
+    folders = {FOLDER / name for name in THOROUGH}
+    if not folders.isdisjoint((item.path, *item.path.parents)):
+        return True
+    if not isinstance(item, pytest.Function):
+        return False
+    values = item.callspec.params if hasattr(item, "callspec") else {}
+    page = values.get("page")
+    is_page = isinstance(page, Path) and page.stem in THOROUGH_PAGES
+    runs_page = is_page and "reader" in item.fixturenames
+    needs_server = "postgresql" in {str(value) for value in values.values()}
+    return runs_page or needs_server or not THOROUGH_FIXTURES.isdisjoint(item.fixturenames)
