@@ -14,7 +14,6 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import LARGEST_BYTES
 from moetune.domain.spelling import AS_FIELDS, Spelling
-from moetune.domain.training import OVERLAPS
 from moetune.domain.units import format_share
 from moetune.solve.layer.choose import NOISE, WORTH
 from moetune.solve.layer.memory import limit_of
@@ -34,7 +33,7 @@ _SIZES = ("dp", "ep", "tp", "pp", "micro-batch")
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "expert-parallel": ("all_to_all", "tensor"),
     "zero": ("0", "1"),
-    "overlap": OVERLAPS,
+    "overlap": ("none", "chunks"),
 }
 _ZERO = {"0": "false", "1": "true"}
 _RULES = (

@@ -95,6 +95,7 @@ class ByHand:
     b: int
     zero: bool
     again: bool
+    at_end: bool = False
     sends: bool = True
 
     def sent(self, op: CollectiveOp, size: int, num_bytes: float, nodes: int) -> float:
@@ -220,6 +221,8 @@ class ByHand:
 
     def gradients(self, index: int) -> float:
         """What computation alone does not hide of the stage's collectives."""
+        if self.at_end:
+            return sum(self.collectives(self.counts(index)))
         dense, experts = self.counts(index)
         buckets, num = self.buckets(index), len(self.stages()[index])
         computing = replace(self, sends=False)
@@ -334,7 +337,11 @@ def brute_force(limit_bytes: float, *, in_chunks: bool) -> dict[Key, tuple[float
             for zero in (False, True):
                 if zero and (dp == 1 or (in_chunks and tp == pp == 1)):
                     continue
-                ways = [ByHand(kind, dp, ep, tp, pp, b, zero, again) for again in (False, True)]
+                # Gradients of whole replicas that exchange tokens are behind the passes.
+                at_end = in_chunks and tp == pp == 1 < ep and not zero
+                ways = [
+                    ByHand(kind, dp, ep, tp, pp, b, zero, again, at_end) for again in (False, True)
+                ]
                 way = next((one for one in ways if one.memory() <= limit_bytes), None)
                 if way is not None:
                     key = (kind, dp, ep, tp, pp)

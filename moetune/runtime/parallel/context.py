@@ -38,22 +38,13 @@ def causal_attention(
     value_BHsK: torch.Tensor,
     communicator: Communicator,
 ) -> torch.Tensor:
-    """Return causal attention of this rank's tokens over the whole sequence: (B, H, s, K).
-
-    Keys may be more than queries, which are then those of the sequence's end.
-    """
-    num_queries, num_keys = query_BHsK.shape[2], key_BHsK.shape[2]
-    if communicator.num_ranks == 1 and num_queries == num_keys:
+    """Return causal attention of this rank's tokens over the whole sequence: (B, H, s, K)."""
+    if communicator.num_ranks == 1:
         return functional.scaled_dot_product_attention(
             query_BHsK, key_BHsK, value_BHsK, is_causal=True
         )
     # Only here: it loads torch's compiler, which takes longer than torch itself.
     from torch.nn.attention.bias import causal_lower_right
-
-    if communicator.num_ranks == 1:
-        return functional.scaled_dot_product_attention(
-            query_BHsK, key_BHsK, value_BHsK, attn_mask=causal_lower_right(num_queries, num_keys)
-        )
 
     pair = torch.stack([key_BHsK, value_BHsK])
     both_2BHSK: torch.Tensor = _Gather.apply(pair, communicator)  # type: ignore[no-untyped-call]
