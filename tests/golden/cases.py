@@ -26,6 +26,9 @@ _SIZES = (
     "--num-heads", "16", "--seq", "1024", "--vocab", "50k", "--tokens", "8k",
     "--world-size", "16", "--profile", "v100-x256",
 )  # fmt: skip
+_STEP = ("--global-batch", "128", "--seq", "4k")
+_QWEN = ("--model", "qwen3-30b-a3b", "--world-size", "16", "--profile", "h100-x8", *_STEP)
+_DEEP = ("--model", "deepseek-v2-lite", "--world-size", "8", "--profile", "h100-x8", *_STEP)
 _DENSE = ("--model", "gpt-2.7b", "--world-size", "1", "--profile", "a100-x4")
 
 
@@ -110,6 +113,70 @@ CASES = {
     ),
     "model-sizes": Case(plan=(*_SIZES, "--moe-every", "3"), questions=BOTH),
     "model-143b": Case(plan=_LARGE, questions=EXPLAIN),
+    **{
+        f"qwen3-{target}": Case(plan=(*_QWEN, "--target", target), questions=EXPLAIN)
+        for target in ("moetune", "megatron", "bridge", "torchtitan", "transformers", "deepspeed")
+    },
+    **{
+        f"deepseek-{name}": Case(
+            plan=(*_DEEP, "--target", target, "--memory-limit", limit), questions=EXPLAIN
+        )
+        for name, target, limit in (
+            ("moetune-40", "moetune", "40GiB"),
+            ("megatron-32", "megatron", "32GiB"),
+            ("bridge-60", "bridge", "60GiB"),
+            ("torchtitan-48", "torchtitan", "48GiB"),
+        )
+    },
+    "mixtral": Case(
+        plan=("--model", "mixtral-8x7b", "--world-size", "32", "--profile", "a100-x8", *_STEP),
+        questions={
+            **BOTH,
+            "ranks": ("whatif", "--world-size", "64"),
+            "sensitivity": ("sensitivity",),
+        },
+    ),
+    "qwen3-235b": Case(
+        plan=(
+            "--model",
+            "qwen3-235b-a22b",
+            "--world-size",
+            "64",
+            "--profile",
+            "gb200-nvl72",
+            "--target",
+            "bridge",
+            "--global-batch",
+            "512",
+            "--seq",
+            "4k",
+        ),
+        questions=BOTH,
+    ),
+    "gpt-oss-pinned": Case(
+        plan=(
+            "--model",
+            "gpt-oss-20b",
+            "--world-size",
+            "16",
+            "--profile",
+            "b200-x8",
+            "--target",
+            "megatron",
+            "--tp",
+            "2",
+            "--ep",
+            "8",
+            "--zero",
+            "1",
+            *_STEP,
+        ),
+        questions=EXPLAIN,
+    ),
+    "llama": Case(
+        plan=("--model", "llama-3.1-8b", "--world-size", "8", "--profile", "h200-x8", *_STEP),
+        questions=EXPLAIN,
+    ),
     "chunks": Case(plan=(*_DENSE, "--memory-limit", "40GiB"), questions=BOTH),
     "chunks-resident": Case(
         plan=(*_DENSE, "--no-offload", "--memory-limit", "79GiB"), questions=EXPLAIN
@@ -119,3 +186,19 @@ CASES = {
     ),
 }
 """Layers, whole models and chunks; every strategy, order, pin and profile."""
+
+_MEMORY = ("--world-size", "16", "--device-memory", "80GB", "--seq", "4k")
+DOCUMENTS = {
+    "fit-lab": ("profiles", "show", LAB),
+    **{
+        f"fit-{name}": ("profiles", "show", name)
+        for name in ("rtx2080ti-x64", "v100-x256", "a100-x4")
+    },
+    **{
+        f"sizes-{name}": ("models", "show", name)
+        for name in ("deepseek-v3", "gpt-oss-120b", "nemotron-3-nano", "qwen3-next", "kimi-linear")
+    },
+    "memory-qwen3": ("memory", "qwen3-30b-a3b", *_MEMORY, "--target", "torchtitan", "--ep", "8"),
+    "memory-mixtral": ("memory", "mixtral-8x7b", *_MEMORY),
+}
+"""Fits of profiles, sizes of models and memory by part, which no plan's file is needed for."""
