@@ -111,8 +111,8 @@ class SolverPool:
 
     def start(self) -> None:
         """Start the first process, so that the first question does not wait for it."""
-        with suppress(AbandonedError, BrokenProcessPool), self._turn(_nobody) as process:
-            process.submit(int).result()
+        with suppress(AbandonedError, SolveLimitError), self._turn(_nobody) as process:
+            self._answer(process, int, _nobody)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the function's result; function, arguments and result are pickled.
@@ -197,9 +197,8 @@ class SolverPool:
         question: Callable[[], T],
         is_gone: Callable[[], bool],
     ) -> T:
-        asked = process.submit(answer, question)
         try:
-            return self._waited(asked, is_gone)
+            return self._waited(process.submit(answer, question), is_gone)
         except MemoryError:
             raise SolveLimitError(
                 f"the answer needs more than the {self.limits.memory_bytes / 2**30:g} GiB that "
@@ -213,9 +212,9 @@ class SolverPool:
                 "the process that solved the question ended without an answer",
                 "it may have run out of memory: ask for fewer layers or ranks",
             ) from None
-        finally:
-            if not asked.done():
-                self._end(process)
+        except (AbandonedError, SolveLimitError):
+            self._end(process)
+            raise
 
     def _waited(self, asked: Future[T], is_gone: Callable[[], bool]) -> T:
         deadline = time.monotonic() + self.limits.seconds

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -71,7 +72,13 @@ def test_a_process_that_dies_is_replaced(pool: SolverPool) -> None:
     before = pool.run(process_id)
     with pytest.raises(SolveLimitError, match="without an answer"):
         pool.run(end_badly)
-    assert pool.run(process_id) != before
+    after = pool.run(process_id)
+    assert after != before
+    os.kill(after, signal.SIGKILL)  # while it waits for a question
+    wait_until(lambda: not Path("/proc", str(after)).exists())
+    with pytest.raises(SolveLimitError, match="without an answer"):
+        pool.run(process_id)
+    assert pool.run(process_id) not in {before, after}
 
 
 def test_an_answer_that_is_late_is_an_error_and_its_process_is_gone() -> None:

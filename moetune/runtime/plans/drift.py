@@ -13,7 +13,8 @@ from moetune.runtime.plans.monitor import ObservedCall
 MAX_COST_SHARE = 1e-3
 """Share of a layer's steps that watching may cost."""
 WATCHING_SECONDS = 2e-4
-"""Of a watched call of 16 chunks beyond an unwatched one: decisions/watch-and-search.md#0054."""
+"""Of a watched call of 16 chunks beyond an unwatched one:
+docs/decisions/watch-and-search.md#0054."""
 LEAST_SHARE = 0.05
 """Of the call: changes of less time move no plan."""
 SETTLING_STEPS = 100
