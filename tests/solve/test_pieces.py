@@ -91,7 +91,7 @@ def test_equal_degrees_after_different_ones_are_whole_again() -> None:
 
 def test_one_expert_and_lines_know_no_pieces() -> None:
     costs = _layer()
-    alone = replace(costs, places=1)
+    alone = replace(costs, world_size=costs.layer.num_experts)
     lines = replace(costs, costs=LinearCosts())
     assert alone.in_chunks(4, 3) is alone
     assert lines.in_chunks(4, 3) is lines
