@@ -10,10 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from moetune.domain.arrays import Floats
-
 MEDIAN_OF_ABSOLUTE_NORMAL = 0.6745
 """The median of |z| of a normal z: turns a median absolute error into a standard deviation."""
 INTERVAL_END = 1.645
@@ -80,55 +76,6 @@ def below_smallest(
     return _spread(shorter=max(exponent * distance - fallen, 0.0), longer=fallen, distance=distance)
 
 
-def slack_above(*, sizes: Sequence[float], seconds: Floats, deviates: Floats) -> Floats:
-    """Return what `factors_above` takes of many curves, shape (curves,).
-
-    It is 1 − the exponent at their end, by which draws towards shorter times may fall behind the
-    size, and 0 of draws towards longer ones.
-
-    Args:
-        seconds: shape (curves, sizes).
-        deviates: of each curve.
-    """
-    exponents = _exponents(sizes[-2:], seconds[:, -2:], single=0.0)
-    return np.where(deviates > 0, 0.0, 1 - exponents)
-
-
-def factors_above(slack: Floats, *, ratio: float, deviates: Floats) -> Floats:
-    """Return `above_largest(…).factor(…)` of many curves, shape (curves,).
-
-    Args:
-        slack: `slack_above` of the curves.
-        ratio: of the size to the largest one.
-        deviates: of each curve.
-    """
-    distance = _distance(ratio)
-    return _factors(slack * distance, distance, deviates)
-
-
-def factors_below(
-    *,
-    sizes: Sequence[float],
-    seconds: Floats,
-    size: float,
-    predicted_seconds: Floats,
-    deviates: Floats,
-) -> Floats:
-    """Return `below_smallest(…).factor(…)` of many curves, shape (curves,).
-
-    Args:
-        seconds: shape (curves, sizes).
-        predicted_seconds, deviates: of each curve.
-    """
-    exponents = _exponents(sizes[:2], seconds[:, :2], single=1.0)
-    distance = _distance(sizes[0] / size) if size else _FARTHEST_OCTAVES * math.log(2)
-    is_known = predicted_seconds > 0
-    fallen = np.log(seconds[:, 0] / np.where(is_known, predicted_seconds, 1.0))
-    fallen = np.where(is_known, fallen, distance)
-    shorter = np.maximum(exponents * distance - fallen, 0.0)
-    return _factors(np.where(deviates > 0, fallen, shorter), distance, deviates)
-
-
 def spread_of_group(wanted: int, known: int) -> float:
     """Return the spread of a group of other size on the same kind of wire."""
     return SPREAD_PER_OCTAVE_OF_GROUP * max(abs(math.log2(wanted / known)), 1.0)
@@ -160,26 +107,6 @@ def _spread(*, shorter: float, longer: float, distance: float) -> Spread:
         shorter=math.hypot(shorter / INTERVAL_END, drift),
         longer=math.hypot(longer / INTERVAL_END, drift),
     )
-
-
-def _factors(towards: Floats, distance: float, deviates: Floats) -> Floats:
-    """Return the factors of times at so many standard deviations of spreads as in `_spread`.
-
-    Args:
-        towards: the end of each 90 % interval on the deviate's side.
-    """
-    drift = DRIFT_PER_OCTAVE * math.sqrt(distance / math.log(2))
-    factors: Floats = np.exp(deviates * np.hypot(towards / INTERVAL_END, drift))
-    return factors
-
-
-def _exponents(sizes: Sequence[float], seconds: Floats, *, single: float) -> Floats:
-    """Return `_exponent` of each curve."""
-    if len(sizes) == 1:
-        return np.full(len(seconds), single)
-    slopes = np.log(seconds[:, 1] / seconds[:, 0]) / math.log(sizes[1] / sizes[0])
-    exponents: Floats = np.clip(slopes, 0.0, 1.0)
-    return exponents
 
 
 def _exponent(sizes: Sequence[float], seconds: Sequence[float], *, single: float) -> float:

@@ -1,14 +1,10 @@
 """Errors of curves at their own points, each predicted from the others."""
 
 import math
-import operator
 from collections.abc import Sequence
 
 from moetune.fit.curve import curve_through
-from moetune.fit.monotone import isotonic, on_piece, piece_between, steps_between, tangents_of
 
-_BESIDE = 2
-"""Points on each side that a cubic between two points depends on, the two among them."""
 LINE_ERROR = 0.017
 """Error of a straight line between two sizes, for each e-fold between them.
 
@@ -48,14 +44,9 @@ def _error_between(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 def left_out_errors(
     *, sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float = 0.0
 ) -> dict[int, float]:
-    """Return predicted / measured − 1 of the points that `interpolation_errors` looks at.
-
-    A cubic between two points is that of the curve through these and the next ones on both sides.
-    """
+    """Return predicted / measured − 1 of the points that `interpolation_errors` looks at."""
     count = len(sizes)
-    if count > 3:  # noqa: PLR2004 - three are left
-        return _left_out_of_cubics(sizes, seconds)
-    left_out = [1] if count == 3 else range(count if count > 1 else 0)  # noqa: PLR2004 - of a line
+    left_out = range(1, count - 1) if count > 2 else range(count if count > 1 else 0)  # noqa: PLR2004 - of a line
     errors = {}
     for at in left_out:
         rest = curve_through(
@@ -64,22 +55,4 @@ def left_out_errors(
             alpha_seconds=alpha_seconds,
         )
         errors[at] = rest.predict(sizes[at]).seconds / seconds[at] - 1
-    return errors
-
-
-def _left_out_of_cubics(sizes: Sequence[float], seconds: Sequence[float]) -> dict[int, float]:
-    log_sizes, log_seconds = list(map(math.log, sizes)), list(map(math.log, seconds))
-    is_rising = all(map(operator.le, seconds, seconds[1:]))
-    errors = {}
-    for at in range(1, len(sizes) - 1):
-        rest = [*log_seconds[:at], *log_seconds[at + 1 :]]
-        around = slice(max(0, at - _BESIDE), at + _BESIDE)
-        y = (rest if is_rising else isotonic(rest))[around]
-        x = [*log_sizes[around.start : at], *log_sizes[at + 1 : at + 1 + _BESIDE]]
-        steps, slopes = steps_between(x, y)
-        tangents, here = tangents_of(steps, slopes), at - around.start - 1
-        piece = piece_between(
-            x[here], y[here], steps[here], slopes[here], *tangents[here : here + 2]
-        )
-        errors[at] = on_piece(piece, sizes[at]) / seconds[at] - 1
     return errors

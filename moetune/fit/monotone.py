@@ -54,28 +54,8 @@ def never_falling_rows(seconds: Floats) -> tuple[Floats, Floats]:
     if not falls.any():
         return seconds, logs
     fitted = logs.copy()
-    fitted[falls] = isotonic_rows(logs[falls])
+    fitted[falls] = [isotonic(row) for row in logs[falls].tolist()]
     return np.where(fitted == logs, seconds, np.exp(fitted)), fitted
-
-
-def isotonic_rows(values: Floats) -> Floats:
-    """Return `isotonic` of each row, shape (rows, values).
-
-    The value at i is the largest, over the first ones j <= i, of the smallest mean of j to k >= i.
-
-    Source: Robertson, Wright and Dykstra, Order Restricted Statistical Inference (1988), 1.4.
-    """
-    num = values.shape[1]
-    ends = np.zeros((len(values), num + 1))
-    values.cumsum(axis=1, out=ends[:, 1:])
-    counts = np.arange(1, num + 1) - np.arange(num)[:, None]  # of j to k
-    means = (ends[:, None, 1:] - ends[:, :-1, None]) / np.maximum(counts, 1)
-    means[:, counts < 1] = np.inf
-    means[:, range(num), range(num)] = values
-    smallest = np.minimum.accumulate(means[:, :, ::-1], axis=2)[:, :, ::-1]
-    smallest[:, counts < 1] = -np.inf
-    found: Floats = smallest.max(axis=1)
-    return found
 
 
 _Sizes = TypeVar("_Sizes", float, Floats)

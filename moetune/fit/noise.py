@@ -45,12 +45,6 @@ class Noise:
         one, other = self.deviates(f"{family}: factors", draw=draw)
         return math.exp(spread * one), math.exp(spread * other)
 
-    def all_factors(self, family: str, *, relative_error: float) -> Floats:
-        """Return the factors of all draws, shape (draws, 2)."""
-        spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
-        factors: Floats = np.exp(spread * self.all_deviates(f"{family}: factors"))
-        return factors
-
     def deviates(self, label: str, *, draw: int) -> tuple[float, float]:
         """Return two independent standard normal numbers."""
         one, other = self.all_deviates(label)[draw].tolist()

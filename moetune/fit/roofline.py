@@ -8,8 +8,9 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from moetune.domain.arrays import array_of, floats_of
+from moetune.fit.curve import curve_through
 from moetune.fit.line import Floats
-from moetune.fit.many_curves import seconds_of_each
 from moetune.fit.pool import Series, Shape
 
 Bools = NDArray[np.bool_]
@@ -66,6 +67,11 @@ class Table:
     best_rates: Floats
 
 
+def _seconds_at(rows: Floats, curve: Series, alpha_seconds: float) -> Floats:
+    through = curve_through(sizes=curve.sizes, seconds=curve.medians, alpha_seconds=alpha_seconds)
+    return floats_of(through.predict(array_of(rows)).seconds)
+
+
 def table_of(shapes: Mapping[Shape, Series], alpha_seconds: float) -> Table:
     """Return the table of the measured shapes.
 
@@ -74,7 +80,7 @@ def table_of(shapes: Mapping[Shape, Series], alpha_seconds: float) -> Table:
     """
     rows = np.array(sorted({size for series in shapes.values() for size in series.sizes}))
     curves = [*shapes.values()]
-    seconds = seconds_of_each(curves, rows, alpha_seconds)
+    seconds = np.array([_seconds_at(rows, one, alpha_seconds) for one in curves])
     sizes = np.array(list(shapes), float)
     macs, elements = work_of(sizes, rows)
     measured = np.zeros(seconds.shape, bool)

@@ -2,19 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from moetune.domain.arrays import array_of
-from moetune.domain.costs import Costs, LinearCost
+from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.interference import Interference
 from moetune.domain.profile import Profile
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
-from moetune.fit.draws import curves_through, scaled_curves
 from moetune.fit.index import Points, ProfileIndex, index_of
-from moetune.fit.line import Floats
 from moetune.fit.noise import Noise
 from moetune.fit.predictor import Name, Predictor, StandIn
 
@@ -151,47 +149,45 @@ class _DrawnCurves:
         return self._noise.deviates(f"{family}: beyond", draw=self._draw)
 
 
+@dataclass(frozen=True, slots=True)
+class _Together:
+    """One operation as each draw predicts it: an array of seconds."""
+
+    each: tuple[Predictor, ...]
+
+    def predict(self, size: float) -> Estimate:
+        """Return the times at a size, one for each draw."""
+        seconds = [one.predict(size).seconds for one in self.each]
+        return Estimate(seconds=array_of(np.array(seconds)), trust="measured")
+
+
 class _CurvesOfAll:
     """The curves, lines and blends of some draws, whose predictions are arrays."""
 
     def __init__(self, *, noise: Noise, draws: tuple[int, ...]) -> None:
-        self._noise = noise
-        self._draws = list(draws)
+        self._noise, self._draws = noise, draws
+        self._each = tuple(_DrawnCurves(noise=noise, draw=draw) for draw in draws)
 
     def interference(self, index: ProfileIndex) -> Interference:
-        return self._noise.interference(index, draws=tuple(self._draws))
+        return self._noise.interference(index, draws=self._draws)
 
     def through(self, points: Points) -> Predictor:
-        factors = self._factors(points.family, relative_error=points.relative_error)[:, 0]
-        medians = self._noise.medians(points)[self._draws]
-        return curves_through(
-            sizes=points.series.sizes,
-            seconds=factors[:, None] * medians,
-            alpha_seconds=factors * points.alpha_seconds,
-            deviates=self._beyond(points.family),
-        )
+        return _Together(tuple(one.through(points) for one in self._each))
 
     def line(self, line: Line, *, label: str) -> Line:
-        for_alpha, for_beta = self._factors(label, relative_error=line.relative_error).T
+        costs = [one.line(line, label=label).cost for one in self._each]
         cost = LinearCost(
-            alpha_seconds=array_of(line.cost.alpha_seconds * for_alpha),
-            beta_seconds=array_of(line.cost.beta_seconds * for_beta),
+            alpha_seconds=array_of(np.array([one.alpha_seconds for one in costs])),
+            beta_seconds=array_of(np.array([one.beta_seconds for one in costs])),
         )
         return Line(cost=cost, relative_error=line.relative_error)
 
     def blend(self, curve: Curve, *, family: str) -> Predictor:
-        factors = self._factors(family, relative_error=curve.relative_error)[:, 0]
-        return scaled_curves(curve, factors, self._beyond(family))
+        return _Together(tuple(one.blend(curve, family=family) for one in self._each))
 
     def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:
-        deviates = self._noise.all_deviates(label)[self._draws, 0]
+        deviates = self._noise.all_deviates(label)[list(self._draws), 0]
         return StandIn(inner=inner, factor=array_of(np.exp(spread * deviates)))
 
     def named(self, inner: Predictor, name: Name) -> Predictor:  # noqa: ARG002 - draws name nothing
         return inner
-
-    def _factors(self, family: str, *, relative_error: float) -> Floats:
-        return self._noise.all_factors(family, relative_error=relative_error)[self._draws]
-
-    def _beyond(self, family: str) -> Floats:
-        return self._noise.all_deviates(f"{family}: beyond")[self._draws]

@@ -13,7 +13,7 @@ from scipy.optimize import isotonic_regression
 from moetune.domain.arrays import array_of
 from moetune.fit.curve import Curve, curve_through
 from moetune.fit.left_out import LINE_ERROR, SPACING_SHARE, interpolation_errors
-from moetune.fit.monotone import isotonic, isotonic_rows
+from moetune.fit.monotone import isotonic
 
 times = st.floats(1e-7, 1e3)
 points = st.lists(
@@ -34,14 +34,6 @@ def test_isotonic_equals_the_one_of_scipy(values: list[float]) -> None:
     np.testing.assert_allclose(
         isotonic(values), isotonic_regression(values).x, rtol=1e-9, atol=1e-9
     )
-
-
-@given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=6, max_size=6), min_size=1, max_size=5))
-def test_isotonic_of_rows_is_that_of_each_row(values: list[list[float]]) -> None:
-    found = isotonic_rows(np.array(values))
-
-    assert (np.diff(found) >= 0).all()
-    np.testing.assert_allclose(found, [isotonic(one) for one in values], rtol=1e-9, atol=1e-9)
 
 
 @given(points, st.lists(st.floats(0, 2**42), min_size=2, max_size=30), times)

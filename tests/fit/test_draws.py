@@ -2,15 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from moetune.domain.arrays import array_of
 from moetune.domain.costs import Costs, Estimate, costs_of_all
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.profile import Profile
 from moetune.fit.curve import curve_through
-from moetune.fit.draws import curves_through
 from moetune.fit.variants import resample_costs
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from tests.report.lab import lab_profile
@@ -71,31 +68,6 @@ def test_draws_as_one_have_the_times_of_each(name: str) -> None:
                 assert np.broadcast_to(found.seconds, len(refits)).tolist() == pytest.approx(
                     seconds, rel=1e-12
                 )
-
-
-points = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=6)
-
-
-@settings(max_examples=100, deadline=None)
-@given(times=st.lists(points, min_size=1, max_size=4), size=st.floats(0.1, 1e3))
-def test_curves_through_times_that_fall_are_those_of_each_draw(
-    times: list[list[float]], size: float
-) -> None:
-    num = min(map(len, times))
-    sizes = [float(4**at) for at in range(1, num + 1)]
-    seconds = [each[:num] for each in times]
-    deviates = [(0.5, -0.5 * draw) for draw in range(len(seconds))]
-    found = curves_through(
-        sizes=sizes, seconds=np.array(seconds), alpha_seconds=np.full(len(seconds), 1e-7),
-        deviates=np.array(deviates),
-    ).predict(size)  # fmt: skip
-    alone = [
-        curve_through(sizes=sizes, seconds=each, alpha_seconds=1e-7, deviates=two).predict(size)
-        for each, two in zip(seconds, deviates, strict=True)
-    ]
-    assert np.asarray(found.seconds).tolist() == pytest.approx(
-        [one.seconds for one in alone], rel=1e-12
-    )
 
 
 def test_what_stands_in_is_drawn() -> None:

@@ -3,7 +3,6 @@
 import itertools
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,11 +13,9 @@ from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemS
 from moetune.domain.layer import LayerShape, Phase, Workload
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import makespan
-from moetune.solve.layer.least_seconds import least_seconds
 from moetune.solve.layer.paper_times import paper_seconds
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.phase_arrays import ManyPhases, speeds_of
-from moetune.solve.layer.reuse import ReusedChunk, chunk_of, reuse_tasks
+from moetune.solve.layer.reuse import ReusedChunk, reuse_tasks
 from moetune.solve.layer.timeline import simulate
 from moetune.solve.layer.times import phase_time
 from tests.solve.costs_by_hand import LinearCosts
@@ -121,47 +118,19 @@ def test_s4_forward_lies_between_the_orders_of_the_pipeline(degree: int, tokens:
         assert time.seconds == pytest.approx(least, rel=1e-9)
 
 
-def least_of(
-    costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
-) -> float:
-    rows = costs.rows(tokens, degree=degree)
-    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
-    table = costs.interference(rows=rows, degree=degree)
-    phases = ManyPhases(
-        kinds=[chunk.kind(phase)], kind=np.array([0]), degree=np.array([degree]),
-        durations=np.array([chunk.durations]).T, speeds=np.array([speeds_of(table)]).T,
-    )  # fmt: skip
-    return float(least_seconds(phases)[0])
-
-
 @pytest.mark.parametrize("strategy", REUSE)
 @pytest.mark.parametrize("mode", ["pinned", "inline", "pageable"])
 @pytest.mark.parametrize("copy", [COPY, DEAR_COPY])
 @pytest.mark.parametrize("table", [DISTURBED, ODD, Interference()])
-def test_no_strategy_beats_its_bound_nor_its_busiest_stream(
+def test_no_strategy_beats_its_busiest_stream(
     strategy: Strategy, mode: CopyMode, copy: LinearCost, table: Interference
 ) -> None:
     costs = costs_of(mode, interference=table, copy=copy)
     for phase, degree, tokens in itertools.product(PHASES, (1, 2, 3, 8, 64), (64, 4096, 100_000)):
         time = phase_time(costs=costs, phase=phase, strategy=strategy, tokens=tokens, degree=degree)
-        least = least_of(costs, phase, strategy, tokens, degree)
         on_device = time.device_seconds + (mode != "pinned") * time.copy_seconds
-        assert time.seconds >= least * (1 - 1e-12)
-        assert least >= max(time.link_seconds, on_device, time.copy_seconds) * (1 - 1e-12)
-
-
-def test_the_bound_of_many_chunks_is_their_time_but_for_both_ends() -> None:
-    layer = LayerShape(d_model=256, d_hidden=4096, num_experts=4)
-    table = Interference(
-        comp=CompSpeed(comm=0.6), comm=CommSpeed(comp=0.5, mem=0.6), mem=MemSpeed(comm=0.6)
-    )
-    costs = costs_of("inline", interference=table, layer=layer)
-    for phase, strategy in itertools.product(PHASES, REUSE):
-        time = phase_time(costs=costs, phase=phase, strategy=strategy, tokens=8192, degree=64)
-        least = least_of(costs, phase, strategy, 8192, 64)
-        busiest = max(time.link_seconds, time.device_seconds + time.copy_seconds)
-        assert least > 0.97 * time.seconds, (phase, strategy)
-        assert busiest < 0.9 * time.seconds
+        busiest = max(time.link_seconds, on_device, time.copy_seconds)
+        assert time.seconds >= busiest * (1 - 1e-12)
 
 
 def test_work_of_each_strategy_is_that_of_table_2() -> None:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from moetune.domain.costs import Estimate
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import PHASES, Phase
+from moetune.solve.layer.many_phases import reused_seconds
+from moetune.solve.layer.phase_arrays import ManyPhases
 from moetune.solve.layer.reuse import ReusedChunk, reuse_tasks
-from moetune.solve.layer.steady import reused_seconds
 from moetune.solve.layer.timeline import simulate
 
 speeds = st.sampled_from([1.0, 0.93, 0.71, 0.4])
@@ -38,6 +39,11 @@ CHUNK = ReusedChunk(
 )  # fmt: skip
 
 
+def alone(chunk: ReusedChunk, phase: Phase, degree: int, table: Interference) -> float:
+    one = ManyPhases.of(chunk, phase, degree=degree, interference=table)
+    return float(reused_seconds(one)[0])
+
+
 def all_chunks(chunk: ReusedChunk, phase: Phase, degree: int, table: Interference) -> float:
     tasks = reuse_tasks(chunk=chunk, phase=phase, degree=degree)
     return simulate(tasks, interference=table).makespan_seconds
@@ -51,7 +57,7 @@ def all_chunks(chunk: ReusedChunk, phase: Phase, degree: int, table: Interferenc
 def test_a_phase_takes_as_long_as_all_its_chunks(
     chunk: ReusedChunk, phase: Phase, table: Interference, degree: int
 ) -> None:
-    found = reused_seconds(chunk.kind(phase), chunk.durations, degree=degree, interference=table)
+    found = alone(chunk, phase, degree, table)
     assert found == pytest.approx(all_chunks(chunk, phase, degree, table), rel=1e-11, abs=1e-300)
 
 
@@ -73,9 +79,7 @@ def test_streams_that_take_turns_over_several_chunks_run_to_the_end(
         copy_middle=copy_middle,
     )  # fmt: skip
     for degree in (5, 12, 40, 64):
-        found = reused_seconds(
-            chunk.kind(phase), chunk.durations, degree=degree, interference=Interference()
-        )
+        found = alone(chunk, phase, degree, Interference())
         whole = all_chunks(chunk, phase, degree, Interference())
         assert found == pytest.approx(whole, rel=1e-11)
 
@@ -84,6 +88,4 @@ def test_streams_that_take_turns_over_several_chunks_run_to_the_end(
 def test_durations_that_are_none_are_refused(seconds: float) -> None:
     absurd = replace(CHUNK, after=Estimate(seconds=seconds, trust="measured"))
     with pytest.raises(ValueError, match="0 or more seconds"):
-        reused_seconds(
-            absurd.kind("forward"), absurd.durations, degree=2, interference=Interference()
-        )
+        alone(absurd, "forward", 2, Interference())

@@ -19,7 +19,7 @@ from moetune.domain.plan import Range
 from moetune.solve.layer.changes import Change, places_of
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.closed import closed_times
-from moetune.solve.layer.simulated import Cases, NearBest
+from moetune.solve.layer.simulated import Cases, near_best_of
 from moetune.solve.layer.sized import sized
 
 TOLERANCE = 0.004
@@ -155,14 +155,18 @@ def _simulated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
         Cases(phases, np.repeat(sizes, nums), np.concatenate(each))
         for phases, each, nums in zip(together, allowed, lengths, strict=True)
     ]
-    near = NearBest(asked, costs=chooser.costs, strategy=chooser.strategy, tolerance=tolerance)
+    near = near_best_of(asked, costs=chooser.costs, strategy=chooser.strategy, tolerance=tolerance)
     firsts = (np.cumsum(lengths) - lengths.ravel()).reshape(lengths.shape).tolist()
     good = [partial(_is_near, near, *each) for each in zip(allowed, firsts, strict=True)]
     yield from (good[0], good[-1])
 
 
 def _is_near(
-    near: NearBest, allowed: Sequence[Sequence[int]], firsts: Sequence[int], at: int, degree: int
+    near: Sequence[bool],
+    allowed: Sequence[Sequence[int]],
+    firsts: Sequence[int],
+    at: int,
+    degree: int,
 ) -> bool:
     """Return whether a number of chunks is allowed at a size, and near the best.
 
@@ -172,7 +176,7 @@ def _is_near(
     """
     place = bisect_left(allowed[at], degree)
     is_allowed = place < len(allowed[at]) and allowed[at][place] == degree
-    return is_allowed and near.is_near(firsts[at] + place)
+    return is_allowed and near[firsts[at] + place]
 
 
 def _compared(chooser: DegreeChooser) -> tuple[Phase, ...]:

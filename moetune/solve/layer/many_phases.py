@@ -1,10 +1,8 @@
-"""Times of many phases that reuse memory, all of them simulated at once.
+"""Times of phases that reuse memory, all of them simulated at once.
 
-Each array operation moves every phase to its own next event. The arithmetic is that of `steady`,
-which simulates one phase at a time, and tests hold the two together.
+Each array operation moves every phase to its own next event.
 """
 
-import math
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -13,42 +11,34 @@ from itertools import product
 import numpy as np
 
 from moetune.domain.arrays import Floats
-from moetune.solve.layer.phase_arrays import PLACES, Bools, Ints, ManyPhases, table_of
-from moetune.solve.layer.programs import CODES, WEIGHTS, programs_with
+from moetune.solve.layer.phase_arrays import PLACES, Bools, Ints, ManyPhases
 from moetune.solve.layer.reuse import ChunkKind
-from moetune.solve.layer.steady import COUNT_BITS, FEW, GUARD, SAME, STREAMS, Run, program
+from moetune.solve.layer.steady import (
+    CODES,
+    COUNT_BITS,
+    FEW,
+    GUARD,
+    STREAMS,
+    WEIGHTS,
+    program,
+)
 from moetune.solve.layer.timeline import COMPUTE
 
 _MORE = 24
 """Chunks that are simulated where the streams have not settled after `FEW`."""
-_ALONE = 8
-"""So few phases are simulated one by one: a batch takes as long as these."""
 _NUM_STREAMS = len(STREAMS)
 _COMPUTE = STREAMS.index(COMPUTE)
 _NUM_SETS = 12
-"""Sets of classes that may run at once, as `programs.WEIGHTS` number them."""
+"""Sets of classes that may run at once, as `steady.WEIGHTS` number them."""
 _ONE_ENDED = np.array([1 << COUNT_BITS * stream for stream in range(_NUM_STREAMS)])
+SAME = 1e-13
+"""Share of a chunk's time by which the streams may differ and still stand as one chunk before."""
 _OVER_SHARE = 0.3
 """Of phases that are over, above which they are left out."""
 
 
-def reused_seconds_of_many(phases: ManyPhases) -> Floats:
-    """Return `steady.reused_seconds` of each phase, shape (n,).
-
-    Raises:
-        ValueError: a duration is negative or not finite.
-    """
-    seconds = seconds_where_settled(phases)
-    for most in (_MORE, int(phases.degree.max(initial=0))):
-        left = np.flatnonzero(np.isnan(seconds))
-        if len(left):
-            seconds[left] = seconds_where_settled(phases.only(left), most)
-    return seconds
-
-
-@np.errstate(over="ignore", invalid="ignore", divide="ignore")
-def seconds_where_settled(phases: ManyPhases, most: int = FEW) -> Floats:
-    """Return `reused_seconds_of_many`, NaN where streams have not settled after so many chunks.
+def reused_seconds(phases: ManyPhases) -> Floats:
+    """Return the makespans of the phases' `reuse.reuse_tasks`, shape (n,).
 
     Raises:
         ValueError: a duration is negative or not finite.
@@ -56,28 +46,21 @@ def seconds_where_settled(phases: ManyPhases, most: int = FEW) -> Floats:
     durations = phases.durations
     if not (np.isfinite(durations).all() and (durations >= 0).all()):
         raise ValueError("a task must take 0 or more seconds")
-    if len(phases.degree) <= _ALONE:
-        return np.array([_alone(phases, at, most) for at in range(len(phases.degree))])
+    seconds = np.full(len(phases.degree), np.nan)
+    for most in (FEW, _MORE, int(phases.degree.max(initial=0))):
+        left = np.flatnonzero(np.isnan(seconds))
+        if len(left):
+            seconds[left] = _where_settled(phases.only(left), most)
+    return seconds
+
+
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
+def _where_settled(phases: ManyPhases, most: int) -> Floats:
+    """Return the makespans, NaN where streams have not settled after so many chunks."""
     chunks = np.minimum(phases.degree, most)
     found, settled = _Runs(phases, chunks).finish()
     more = phases.degree - chunks
     seconds: Floats = found + np.where(more > 0, more * settled, 0.0)
-    return seconds
-
-
-def _alone(phases: ManyPhases, at: int, most: int) -> float:
-    """Return the time of the phase at an index, as `seconds_where_settled`."""
-    transfer, before, after, copy_input, copy_middle = phases.durations[:, at].tolist()
-    degree = int(phases.degree[at])
-    chunks = min(degree, most)
-    run = Run(
-        program(phases.kinds[phases.kind[at]], chunks),
-        (transfer, before, after, copy_input, copy_middle),
-        table_of(phases.speeds[:, at].tolist()),
-    )
-    seconds, settled = run.finish(), run.settled_seconds
-    if degree > chunks:
-        seconds += (degree - chunks) * (math.nan if settled is None else settled)
     return seconds
 
 
@@ -110,15 +93,13 @@ def _joined_programs(wanted: Iterable[tuple[ChunkKind, int]]) -> tuple[Ints, Int
     """Return the first tasks, the steps and the tasks of a chunk of phases in so many chunks.
 
     Returns:
-        As `Programs` has them, shapes (wanted, streams), (4, tasks) and (wanted, streams).
+        As `Program` has them, shapes (wanted, streams), (4, tasks) and (wanted, streams).
     """
-    every = [(programs_with(kind, num), num) for kind, num in wanted]
-    steps = {id(one): one.steps for one, _ in every}  # most numbers of chunks share their arrays
-    lengths = np.array([one.shape[1] for one in steps.values()])
-    starts = dict(zip(steps, np.cumsum(lengths) - lengths, strict=True))
-    first = [one.first[num - one.fewest] + starts[id(one)] for one, num in every]
-    each = [one.each for one, _ in every]
-    return np.array(first), np.hstack([*steps.values()]), np.array(each)
+    every = [program(kind, num) for kind, num in wanted]
+    lengths = np.array([one.steps.shape[1] for one in every])
+    starts = np.cumsum(lengths) - lengths
+    first = np.array([one.first for one in every]) + starts[:, None]
+    return first, np.hstack([one.steps for one in every]), np.array([one.each for one in every])
 
 
 class _Runs:

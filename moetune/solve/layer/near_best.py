@@ -1,10 +1,10 @@
 """Best degrees where memory is reused.
 
-All degrees are simulated at once, and the chosen ones once more, with the operations behind them.
+All degrees are simulated at once.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -37,41 +37,30 @@ class EveryDegree:
         every = tuple(sorted({*self._degrees[0], *self._degrees[1]}))
         self._place = {degree: place for place, degree in enumerate(every)}
         costs, strategies = chooser.costs, strategies_that_reuse(chooser.costs)
-        self._simulations = costs.kept(
+        self._seconds = costs.kept(
             ("simulations", tokens, every),
             lambda: simulations(costs=costs, strategies=strategies, tokens=tokens, degrees=every),
         )[chooser.strategy]
-
-    def is_known(self, phase: Phase, degrees: Iterable[int]) -> bool:
-        """Return whether the phase is simulated in so many chunks."""
-        known = self._simulations.is_known[PHASES.index(phase)]
-        return all(known[self._place[one]] for one in degrees)
-
-    def finish(self) -> None:
-        """Simulate what is not known."""
-        self._simulations.finish()
 
     def time(self, phase: Phase, degree: int) -> PhaseTime:
         """Return the phase's time in so many chunks."""
         key = phase, degree
         if key not in self._times:
-            at = PHASES.index(phase), self._place[degree]
-            is_known = self._simulations.is_known[at]
             self._times[key] = reused_time(
                 costs=self._chooser.costs, phase=phase, tokens=self.tokens, degree=degree,
                 strategy=self._chooser.strategy,
-                seconds=float(self._simulations.seconds[at]) if is_known else None,
+                seconds=float(self._seconds[PHASES.index(phase), self._place[degree]]),
             )  # fmt: skip
         return self._times[key]
 
     def seconds(self, phase: Phase) -> dict[int, float]:
-        """Return the phase's seconds by degree, a lower bound of what is not known."""
+        """Return the phase's seconds by degree."""
         at = PHASES.index(phase)
-        found, degrees = self._simulations.seconds[at], self._degrees[at]
+        found, degrees = self._seconds[at], self._degrees[at]
         return {one: float(found[self._place[one]]) for one in degrees}
 
     def pairs(self) -> Iterator[tuple[float, Degrees]]:
-        """Yield degrees of both phases behind their time, or a lower bound of it, ascending."""
+        """Yield degrees of both phases behind their time, ascending."""
         forward, backward = map(self.seconds, PHASES)
         if self._chooser.is_paired:
             pairs = [(each + backward[one], (one, one)) for one, each in forward.items()]
@@ -86,9 +75,7 @@ class EveryDegree:
 
 def near_best(chooser: DegreeChooser, phase: Phase, tokens: int) -> dict[int, float]:
     """Return the seconds of all degrees within `NOISE` of the best."""
-    found = EveryDegree(chooser, tokens)
-    found.finish()
-    seconds = found.seconds(phase)
+    seconds = EveryDegree(chooser, tokens).seconds(phase)
     limit = min(seconds.values()) * (1 + NOISE)
     return {degree: each for degree, each in seconds.items() if each <= limit}
 
@@ -105,9 +92,6 @@ def fewest_near_best(
         None where nothing fits.
     """
     near = _near(every, fits)
-    if not all(map(every.is_known, PHASES, zip(*near, strict=True))):
-        every.finish()
-        near = _near(every, fits)
     if not near:
         return None
     few = min(near, key=lambda degrees: (sum(degrees), degrees))

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
-from moetune.solve.layer.reuse import ChunkKind
+from moetune.domain.layer import Phase
+from moetune.solve.layer.reuse import ChunkKind, ReusedChunk
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -32,6 +33,17 @@ class ManyPhases:
     degree: Ints
     durations: Floats
     speeds: Floats
+
+    @classmethod
+    def of(
+        cls, chunk: ReusedChunk, phase: Phase, *, degree: int, interference: Interference
+    ) -> "ManyPhases":
+        """Return one phase of equal chunks."""
+        return cls(
+            kinds=(chunk.kind(phase),), kind=np.zeros(1, np.int64), degree=np.array([degree]),
+            durations=np.array(chunk.durations)[:, None],
+            speeds=np.array(speeds_of(interference))[:, None],
+        )  # fmt: skip
 
     def only(self, chosen: Bools | Ints) -> "ManyPhases":
         """Return some of the phases."""

@@ -207,17 +207,6 @@ def _wanted(
     every: EveryDegree, chooser: DegreeChooser, fits: Callable[[Degrees], bool], chosen: Degrees
 ) -> tuple[set[int], set[int]]:
     """Return the degrees of each phase that are worth ranking."""
-    wanted = _wanted_of_known(every, chooser, fits, chosen)
-    if all(every.is_known(phase, each) for phase, each in zip(PHASES, wanted, strict=True)):
-        return wanted
-    every.finish()
-    return _wanted_of_known(every, chooser, fits, chosen)
-
-
-def _wanted_of_known(
-    every: EveryDegree, chooser: DegreeChooser, fits: Callable[[Degrees], bool], chosen: Degrees
-) -> tuple[set[int], set[int]]:
-    """Return the same, taking lower bounds of what is not simulated for its time."""
     forward, backward = map(every.seconds, PHASES)
     if not chooser.is_paired:
         return (

@@ -1,7 +1,6 @@
 """A layer's phases and steps under refits of the measurements, all refits at once.
 
-A simulated phase is bounded under all of them, and simulated under those where it may win, all that
-are wanted at a time together.
+All simulated phases that are wanted at a time are simulated together.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,13 +14,11 @@ from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.least_seconds import least_seconds
-from moetune.solve.layer.many_phases import reused_seconds_of_many
+from moetune.solve.layer.many_phases import reused_seconds
 from moetune.solve.layer.model_error import StepErrorDraws
 from moetune.solve.layer.phase_arrays import (
     COMM_BESIDE_COMP,
     COMP_BESIDE_COMM,
-    Bools,
     ManyPhases,
     joined,
     speeds_of,
@@ -32,21 +29,6 @@ from moetune.solve.layer.times import StepTime, phase_time
 
 _Phase = tuple[Phase, int, Strategy]
 """A phase in so many chunks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chunks:
-    """A simulated phase under each refit.
-
-    Args:
-        phases: one for each refit.
-        least: lower bounds of the phase's seconds, shape (refits,).
-        seconds: those that were simulated, and infinity, shape (refits,).
-    """
-
-    phases: ManyPhases
-    least: Floats
-    seconds: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +46,7 @@ class RefittedTimes:
     order: Order
     errors: StepErrorDraws
     overhead_seconds: Floats = field(init=False)
-    _closed: dict[_Phase, Floats] = field(default_factory=dict, init=False)
-    _chunks: dict[_Phase, _Chunks] = field(default_factory=dict, init=False)
+    _known: dict[_Phase, Floats] = field(default_factory=dict, init=False)
     _speeds: Floats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,14 +86,7 @@ class RefittedTimes:
             [(phase, degree, strategy) for degree in degrees]
             for phase, degrees in zip(PHASES, contenders, strict=True)
         ]
-        self._prepare(one for each in phases for one in each)
-        everywhere = np.ones(self.num, bool)
-        self._simulate((first, everywhere) for first, *_ in phases)
-        self._simulate(
-            (other, self._least(other) < self._phase(first))
-            for first, *others in phases
-            for other in others
-        )
+        self._simulate(one for each in phases for one in each)
         chosen = best = self.overhead_seconds
         for first, *others in phases:
             seconds = self._phase(first)
@@ -121,22 +95,13 @@ class RefittedTimes:
         return chosen, best
 
     def faster(self, steps: Sequence[StepTime], seconds: Floats) -> Floats:
-        """Return the least of the seconds and those of the steps' degrees and strategies.
-
-        Strategies that reuse memory are simulated, unless a lower bound is too long already.
-        """
-        self._prepare(one for step in steps for one in _phases(step))
-        self._simulate(
-            (one, self._sum(map(self._least, _phases(step))) < seconds)
-            for step in steps
-            for one in _phases(step)
-        )
+        """Return the least of the seconds and those of the steps' degrees and strategies."""
+        self._simulate(one for step in steps for one in _phases(step))
         return np.minimum.reduce([seconds, *map(self._step, steps)])  # type: ignore[no-any-return]
 
     def seconds(self, step: StepTime) -> Floats:
         """Return the step of these degrees and that strategy."""
-        self._prepare(_phases(step))
-        self._simulate((one, np.ones(self.num, bool)) for one in _phases(step))
+        self._simulate(_phases(step))
         return self._step(step)
 
     def _step(self, step: StepTime) -> Floats:
@@ -146,53 +111,26 @@ class RefittedTimes:
         forward, backward = phases
         return self.overhead_seconds + (forward + backward)
 
-    def _least(self, one: _Phase) -> Floats:
-        """Return a lower bound of a phase that would be simulated, 0 of others."""
-        _, degree, strategy = one
-        if strategy == "none":
-            return np.zeros(self.num)
-        return self._chunks[one].least * self.errors.factors(strategy, degree)
-
     def _phase(self, one: _Phase) -> Floats:
-        """Return the phase's seconds; infinity where it was to be simulated, and was not."""
+        """Return the phase's seconds."""
         _, degree, strategy = one
-        seconds = self._closed_of(one) if strategy == "none" else self._chunks[one].seconds
-        return seconds * self.errors.factors(strategy, degree)
+        if one not in self._known:
+            self._known[one] = self._closed(one)
+        return self._known[one] * self.errors.factors(strategy, degree)
 
-    def _closed_of(self, one: _Phase) -> Floats:
-        found = self._closed.get(one)
-        if found is None:
-            phase, degree, _ = one
-            seconds = phase_time(
-                costs=self.stack, phase=phase, tokens=self.tokens, degree=degree, order=self.order
-            ).seconds
-            found = self._closed[one] = np.broadcast_to(seconds, self.num)
-        return found
+    def _closed(self, one: _Phase) -> Floats:
+        phase, degree, _ = one
+        seconds = phase_time(
+            costs=self.stack, phase=phase, tokens=self.tokens, degree=degree, order=self.order
+        ).seconds
+        return np.broadcast_to(seconds, self.num)
 
-    def _simulate(self, wanted: Iterable[tuple[_Phase, Bools]]) -> None:
-        """Simulate phases under some refits each, all of them at once, but for those known."""
-        chunks = {one: (self._chunks[one], where) for one, where in wanted if one[2] != "none"}
-        left = [
-            (found, np.flatnonzero(where & np.isinf(found.seconds)))
-            for found, where in chunks.values()
-        ]
-        if not left:
-            return
-        seconds = reused_seconds_of_many(joined([found.phases.only(at) for found, at in left]))
-        ends = np.cumsum([len(at) for _, at in left])
-        for (found, at), some in zip(left, np.split(seconds, ends[:-1]), strict=True):
-            found.seconds[at] = some
-
-    def _prepare(self, wanted: Iterable[_Phase]) -> None:
-        """Work out chunks and lower bounds of phases that may have to be simulated."""
-        new = dict.fromkeys(one for one in wanted if one[2] != "none" and one not in self._chunks)
-        if not new:
-            return
-        parts = list(map(self._under_all, new))
-        least = np.split(least_seconds(joined(parts)), len(parts))
-        for one, phases, bounds in zip(new, parts, least, strict=True):
-            unknown = np.full(self.num, np.inf)
-            self._chunks[one] = _Chunks(phases=phases, least=bounds, seconds=unknown)
+    def _simulate(self, wanted: Iterable[_Phase]) -> None:
+        """Simulate phases under all refits, all of them at once, but for those known."""
+        new = dict.fromkeys(one for one in wanted if one[2] != "none" and one not in self._known)
+        if new:
+            seconds = reused_seconds(joined(list(map(self._under_all, new))))
+            self._known.update(zip(new, np.split(seconds, len(new)), strict=True))
 
     def _under_all(self, one: _Phase) -> ManyPhases:
         """Return the phase under each refit."""

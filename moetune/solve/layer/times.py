@@ -10,9 +10,10 @@ from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.many_phases import reused_seconds
 from moetune.solve.layer.operations import NOTHING
+from moetune.solve.layer.phase_arrays import ManyPhases
 from moetune.solve.layer.reuse import chunk_of
-from moetune.solve.layer.steady import reused_seconds
 from moetune.solve.layer.totals import doubts_of
 
 OVERHEAD_SHARE = 0.05
@@ -174,12 +175,9 @@ def reused_time(
     rows = costs.rows(tokens, degree=degree)
     chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
     if seconds is None:
-        seconds = reused_seconds(
-            chunk.kind(phase),
-            chunk.durations,
-            degree=degree,
-            interference=costs.interference(rows=rows, degree=degree),
-        )
+        table = costs.interference(rows=rows, degree=degree)
+        alone = ManyPhases.of(chunk, phase, degree=degree, interference=table)
+        seconds = float(reused_seconds(alone)[0])
     return PhaseTime(
         degree=degree,
         seconds=seconds,
