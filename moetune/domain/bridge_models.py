@@ -113,7 +113,7 @@ _VERSIONS: MappingProxyType[MegatronCore, str] = MappingProxyType(
 
 def bridge_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
     """Yield what of a model a version of Megatron-Bridge does not have."""
-    core, since = target.core or (0, 16), FAMILIES.get(decoder.family)
+    core, since = target.core or (0, 16), FAMILIES.get(_family(decoder))
     package = _WITH_TOWERS.get(decoder.family)
     has_text = decoder.family in TEXT_CLASSES or recipe_of(decoder, target) is not None
     if decoder.uncounted and not has_text and (package or since):
@@ -136,6 +136,15 @@ def bridge_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
             f"{decoder.name}: multi-token prediction of a hybrid with Mamba", "--target bridge@0.4",
             "megatron/core/models/mamba/mamba_model.py",
         )  # fmt: skip
+
+
+def _family(decoder: Decoder) -> str:
+    """Return the family, but for Ling 2.0, whose configuration has the type of Ling 1.5.
+
+    Their class is another, with norms of queries and keys (`bailing/bailing_moe2_bridge.py`).
+    """
+    has_norms = any(getattr(mixer, "norm_parameters", 0) for mixer in decoder.mixers)
+    return "bailing_moe_v2" if decoder.family == "bailing_moe" and has_norms else decoder.family
 
 
 def recipe_of(decoder: Decoder, target: Target) -> BridgeRecipe | None:

@@ -30,7 +30,8 @@ _RESET: MappingProxyType[str, Value] = MappingProxyType({
     "cpu_offloading": False, "fine_grained_activation_offloading": False,
     "num_layers_in_first_pipeline_stage": None, "num_layers_in_last_pipeline_stage": None,
     "account_for_embedding_in_pipeline_split": False, "account_for_loss_in_pipeline_split": False,
-    "moe_shared_expert_overlap": False,
+    "moe_shared_expert_overlap": False, "moe_expert_capacity_factor": None,
+    "moe_pad_expert_input_to_capacity": False, "microbatch_group_size_per_vp_stage": None,
 })  # fmt: skip
 """Fields that a recipe may have set and that the layout may not need."""
 _GRAPHS_BY_MODULE: MegatronCore = (0, 18)

@@ -158,6 +158,8 @@ def test_narrow_formats_are_refused_where_the_devices_have_none() -> None:
         ("megatron", "nemotron-3-nano", ""),
         ("bridge@0.5", "deepseek-v4-flash", ""),
         ("bridge@0.5", "qwen3.5-27b", ""),
+        ("bridge@0.5", "ling-mini-2.0", ""),
+        ("bridge@0.5", "ling-lite-1.5", "no bridge of the family bailing_moe"),
         ("bridge@0.3", "kimi-k2.5", ""),
         ("torchtitan", "deepseek-v3", ""),
     ],

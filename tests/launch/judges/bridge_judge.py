@@ -31,6 +31,13 @@ ARCHITECTURES = {
     "mimo_v2_flash": "MiMoV2FlashForCausalLM", "bailing_moe_v2": "BailingMoeV2ForCausalLM",
 }  # fmt: skip
 """Classes of types that come with the model, as the Hub has them."""
+ADDED: dict[str, dict[str, Any]] = {
+    "deepseek_v4": {"rope_scaling": {"type": "yarn", "factor": 16}},
+    "mimo_v2_flash": {"attention_value_scale": 0.707},
+}
+"""Fields of no size that the Hub's configurations have beside those of the job."""
+TYPES = {"bailing_moe": "bailing_moe_v2"}
+"""Types of Bridge's own configuration classes for what the Hub has under another type."""
 
 
 def check(job: dict[str, Any]) -> None:
@@ -60,7 +67,7 @@ def from_configuration(config: dict[str, Any]) -> None:
 
     def whole(*_: object, **__: object) -> Any:
         found = made(config)
-        found.architectures = [architecture_of(config["model_type"])]
+        found.architectures = [architecture_of(found.model_type)]
         return AutoBridge.from_hf_config(found)
 
     def of_text(*_: object, **__: object) -> Any:
@@ -76,11 +83,13 @@ def made(config: dict[str, Any]) -> Any:
     from transformers import AutoConfig, PretrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    fields = dict(config)
+    fields = {**ADDED.get(config["model_type"], {}), **config}
     kind = fields.pop("model_type")
-    if kind in CONFIG_MAPPING and kind != "nemotron_h":  # of the Hub: it has more letters
+    kind = TYPES.get(kind, kind)
+    if kind in CONFIG_MAPPING and "hybrid_override_pattern" not in config:  # whose class is Hub's
         return AutoConfig.for_model(kind, **fields)
-    found = type("Config", (PretrainedConfig,), {"model_type": kind})(**fields)
+    members = {"model_type": kind, "max_position_embeddings": 131072}
+    found = type("Config", (PretrainedConfig,), members)(**fields)
     found.auto_map = {"AutoModelForCausalLM": f"modeling.{architecture_of(kind)}"}
     return found
 
