@@ -35,6 +35,8 @@ _RESET: MappingProxyType[str, Value] = MappingProxyType({
 })  # fmt: skip
 """Fields that a recipe may have set and that the layout may not need."""
 _GRAPHS_BY_MODULE: MegatronCore = (0, 18)
+_ASYNCHRONOUS: MegatronCore = (0, 18)
+"""First core whose Bridge saves the shards of Megatron-FSDP beside the training."""
 _SEQUENCE_LENGTH: MegatronCore = (0, 17)
 """First core whose Bridge keeps a data set's length as `seq_length`."""
 _USE = (
@@ -136,6 +138,8 @@ def _statements(planned: Planned) -> Iterator[str]:
         yield f"cfg.ddp.{name} = {_literal(value)}"
     if "use_megatron_fsdp" in values.ddp:
         yield 'cfg.checkpoint.ckpt_format = "fsdp_dtensor"'
+        if planned.core < _ASYNCHRONOUS:
+            yield "cfg.checkpoint.async_save = False"
         yield "cfg.model.gradient_accumulation_fusion = False"
     else:
         yield "cfg.ddp.use_megatron_fsdp = False"

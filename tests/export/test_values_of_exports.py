@@ -616,3 +616,17 @@ def test_bridge_gets_no_shared_experts_of_width_zero(tmp_path: Path, model: str,
     assert ("moe_shared_expert_intermediate_size" in text) == bool(line)
     assert line in text
     assert ("bias_activation_fusion = True" in text) == (model != "gemma-4-26b-a4b")
+
+
+def test_bridge_unsets_what_recipes_have_beyond_a_plan(tmp_path: Path) -> None:
+    document = plan_document({**LAYOUT, "zero": 3})
+    old, new = (exported(tmp_path, f"bridge@{one}", document).export.text for one in ("0.4", "0.6"))
+    for line in (
+        "cfg.model.moe_expert_capacity_factor = None",
+        "cfg.model.moe_pad_expert_input_to_capacity = False",
+        "cfg.model.microbatch_group_size_per_vp_stage = None",
+    ):
+        assert line in old
+        assert line in new
+    assert "cfg.checkpoint.async_save = False" in old
+    assert "async_save" not in new
