@@ -98,7 +98,8 @@ def architecture_of(kind: str) -> str | None:
     """Return the class of a type of models."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, ARCHITECTURES.get(kind))
+    found: str | None = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, ARCHITECTURES.get(kind))
+    return found
 
 
 if __name__ == "__main__":
