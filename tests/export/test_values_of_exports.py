@@ -589,3 +589,44 @@ def test_bridge_says_when_a_programs_model_is_code_on_the_hub(tmp_path: Path) ->
     assert "which the program runs" in text.partition("import torch")[0]
     plain = exported(tmp_path, "bridge", plan_document(LAYOUT, target="bridge")).export.text
     assert "trust_remote_code" not in plain
+
+
+def test_bridge_makes_the_language_model_of_a_configuration_with_towers(tmp_path: Path) -> None:
+    layout = {**LAYOUT, "dp": 64, "ep": 1, "edp": 64, "recompute": [], "dispatcher": "all_to_all"}
+    model = {"model": "qwen3.5-27b", "world_size": 64, "global_batch": 256}
+    text = exported(tmp_path, "bridge@0.6", plan_document(layout, model)).export.text
+    for line in (
+        "# It trains the language model alone, without its vision.",
+        "    text = AutoConfig.from_pretrained('Qwen/Qwen3.5-27B').text_config",
+        "    text.architectures = ['Qwen3_5ForCausalLM']",
+        "    bridge = AutoBridge.from_hf_config(text)",
+    ):
+        assert f"\n{line}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [("ernie-4.5-300b-a47b", "moe_shared_expert_intermediate_size = None"),
+     ("ernie-4.5-21b-a3b", ""), ("gemma-4-26b-a4b", "")],
+)  # fmt: skip
+def test_bridge_gets_no_shared_experts_of_width_zero(tmp_path: Path, model: str, line: str) -> None:
+    layout = {**LAYOUT, "dp": 64, "ep": 1, "edp": 64, "recompute": [], "dispatcher": "all_to_all"}
+    document = plan_document(layout, {"model": model, "world_size": 64, "global_batch": 256})
+    text = exported(tmp_path, "bridge@0.6", document).export.text
+    assert ("moe_shared_expert_intermediate_size" in text) == bool(line)
+    assert line in text
+    assert ("bias_activation_fusion = True" in text) == (model != "gemma-4-26b-a4b")
+
+
+def test_bridge_unsets_what_recipes_have_beyond_a_plan(tmp_path: Path) -> None:
+    document = plan_document({**LAYOUT, "zero": 3})
+    old, new = (exported(tmp_path, f"bridge@{one}", document).export.text for one in ("0.4", "0.6"))
+    for line in (
+        "cfg.model.moe_expert_capacity_factor = None",
+        "cfg.model.moe_pad_expert_input_to_capacity = False",
+        "cfg.model.microbatch_group_size_per_vp_stage = None",
+    ):
+        assert line in old
+        assert line in new
+    assert "cfg.checkpoint.async_save = False" in old
+    assert "async_save" not in new

@@ -23,6 +23,8 @@ from moetune.solve.joint.space import LayoutSpace
 _NAMES = tuple(one.name for one in fields(LayoutRequest))
 _SIZES = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
 _SHARES = ("offload_activations", "offload_optimizer")
+_TRIED_SIZES = 64
+"""Sizes in which pins that contradict are tried for the rule that they break in any."""
 
 
 class NearPins(NamedTuple):
@@ -83,7 +85,8 @@ def _problem(
 ) -> str:
     """Return the rule that the pins of a group break where they break fewest.
 
-    That is in the plainest layout that has them, or in one that obeys all of them but one.
+    That is in the plainest layout that has them, in one that obeys all of them but one, or in one
+    of the first sizes that obey the rest.
     """
     values: dict[str, Any] = {name: getattr(pins, name) for name in group}
     layouts = [_plainest(space, replace(LayoutRequest(), **values))]
@@ -91,6 +94,8 @@ def _problem(
         obeying = _nearest_of(space, replace(near, **values), [name])
         if obeying is not None:
             layouts.append(_with_pins(space, obeying.layout, values))
+    sizes = itertools.islice(space.sizes(without(near, group)), _TRIED_SIZES)
+    layouts += [_with_pins(space, one, values) for one in sizes]
     every = [broken for one in layouts if (broken := [*_all_broken(space, one)])]
     what = min(every, key=len)[0].what if every else "no layout has them all"
     if len(pinned(pins)) == 1:
