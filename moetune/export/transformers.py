@@ -12,7 +12,7 @@ _IMPLEMENTATIONS: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
     {"all_to_all": "all_to_all", "all_gather": "all_reduce"}
 )
 _FREED, _KEPT = "free_full_weight", "keep_full_weight"
-_SHARDED: MappingProxyType[str, Mapping[str, str]] = MappingProxyType({
+SHARDED: MappingProxyType[str, Mapping[str, str]] = MappingProxyType({
     "dbrx": {
         "transformer.wte": _FREED, "transformer.blocks.*": _FREED, "transformer.norm_f": _KEPT,
     },
@@ -115,7 +115,7 @@ def transformers_export(planned: Planned) -> Export:
 
 def _sharded(planned: Planned) -> str:
     """Return the argument that names what FSDP shards, where the family's own does not."""
-    rules = _SHARDED.get(planned.decoder.family)
+    rules = SHARDED.get(planned.decoder.family)
     if rules is None or planned.layout.dp == 1:
         return ""
     lines = "".join(f'        "{name}": "{style}",\n' for name, style in rules.items())

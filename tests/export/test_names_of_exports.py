@@ -5,6 +5,7 @@
 
 import ast
 import inspect
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from moetune.domain.targets import find_target
+from moetune.export.transformers import SHARDED
 from moetune.runtime.moe.layer import MoELayer
 from tests.export.plans import (
     DEEPSEEK,
@@ -129,6 +133,25 @@ def test_transformers_knows_the_fields(tmp_path: Path, name: str) -> None:
         found = arguments(text, call)
         assert found
         assert found <= set(facts[call])
+
+
+@pytest.mark.parametrize("family", SHARDED)
+def test_transformers_shards_modules_that_its_classes_have(family: str) -> None:
+    given = {"attn_config": {"rope_theta": 1e4}} if family == "dbrx" else {}
+    config = CONFIG_MAPPING[family](**given)
+    config.num_hidden_layers = 2
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    names = {re.sub(r"\.\d+", ".*", name) for name, _ in model.named_modules()}
+    assert set(SHARDED[family]) <= names
+    rules = {**model.fsdp_plan, **SHARDED[family]}
+    blocks = {name for name in names if re.fullmatch(r"\w+\.\w+\.\*", name)}
+    assert len(blocks) == 1
+    assert blocks <= set(rules)
+    embedding = next(
+        name for name, part in model.named_modules() if part is model.get_input_embeddings()
+    )
+    assert embedding in rules
 
 
 @pytest.mark.parametrize("name", FSDPS)

@@ -11,7 +11,7 @@ SMALL = {
     "intermediate_size_mlp": 64, "ffn_hidden_size": 64, "expert_ffn_hidden_size": 32,
     "num_nextn_predict_layers": 0, "num_mtp_layers": 0, "sliding_window": 16,
     "first_k_dense_replace": 1, "swa_head_dim": 16, "swa_v_head_dim": 16, "global_head_dim": 16,
-    "n_embd": 64,
+    "n_embd": 64, "n_inner": 64,
 }  # fmt: skip
 """Sizes of the small model, whose second layer has experts; heads, experts and groups stay."""
 
@@ -52,7 +52,7 @@ def small_config(config: dict[str, Any]) -> Any:
     heads = next(plain[key] for key in ("num_attention_heads", "n_head", "n_heads") if key in plain)
     for key in ("hidden_size", "n_embd", "d_model"):
         if key in plain:
-            plain[key] = 64 if "head_dim" in plain else 16 * heads
+            plain[key] = 64 if {"head_dim", "kv_lora_rank"} & set(plain) else 16 * heads
     if "mamba_d_head" in plain:  # of as many heads, whose width the class checks
         plain["mamba_d_head"] = (
             plain["mamba_expand"] * plain["hidden_size"] // plain["mamba_n_heads"]

@@ -7,6 +7,7 @@ sharded by itself, and what rank 0 loaded is its part of the checkpoint.
 """
 
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -109,7 +110,8 @@ def check_blocks(model: Any) -> None:
     import torch
     from torch.distributed.fsdp import FSDPModule
 
-    lists = [part for part in model.base_model.children() if isinstance(part, torch.nn.ModuleList)]
+    lists = [part for name, part in model.named_modules()
+             if isinstance(part, torch.nn.ModuleList) and not re.search(r"\d", name)]  # fmt: skip
     assert lists, "no blocks"
     whole = [type(block).__name__ for part in lists for block in part
              if not isinstance(block, FSDPModule)]  # fmt: skip
