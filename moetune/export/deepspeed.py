@@ -27,6 +27,8 @@ _CUTS = (
 )  # fmt: skip
 """Of attention and dense FFNs. The tensor plan of transformers, which AutoTP takes otherwise, cuts
 experts in ways that `module_inject/tp_plan_converter.py` refuses."""
+_SHARDS_WEIGHTS = 3
+"""ZeRO stage that shards parameters, too."""
 _RATE = 5e-5
 """Default of transformers' Trainer (`TrainingArguments.learning_rate`)."""
 _DATA = (
@@ -44,19 +46,16 @@ from typing import Any
 import deepspeed
 import torch
 from transformers import AutoModelForCausalLM, {imports}default_data_collator
-from transformers.integrations import HfDeepSpeedConfig
-
+{shard_import}
 CONFIG: dict[str, Any] = {config}
 
 
 def load_model(name: str) -> torch.nn.Module:
-    \"\"\"Return the model in bfloat16; with ZeRO-3 a rank keeps its part of it alone.\"\"\"
-    config = HfDeepSpeedConfig(CONFIG)  # from_pretrained shards by it as long as it lives
-    model = AutoModelForCausalLM.from_pretrained(
+    \"\"\"Return the model in bfloat16.\"\"\"
+{shard}    model = AutoModelForCausalLM.from_pretrained(
         name,
 {arguments}        dtype=torch.bfloat16,
     )
-    del config
 {recompute}    return model.train()
 
 
@@ -106,15 +105,28 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 """
+_SHARD_IMPORT = "from transformers.integrations import HfDeepSpeedConfig\n"
+_SHARD = """\
+    # from_pretrained shards by it as long as it lives: a rank never has the whole model
+    config = HfDeepSpeedConfig(CONFIG)  # noqa: F841
+"""
+_LOADED_WHOLE = (
+    "Each rank loads the whole model into its host's memory first: transformers converts no "
+    "weights under ZeRO-3 beside AutoTP (integrations/deepspeed.py)."
+)
 
 
 def deepspeed_export(planned: Planned) -> Export:
     """Return a program with `CONFIG`, `load_model`, `make_engine` and `train`."""
     missing = tuple(_not_expressed(planned))
-    name = planned.hub_name
+    name, shards = (
+        planned.hub_name,
+        planned.layout.zero == _SHARDS_WEIGHTS and planned.layout.tp == 1,
+    )
     text = _TEXT.format(
-        remarks=remarks(planned, missing, *_where_to_start(planned), _DATA),
+        remarks=remarks(planned, missing, *_notes(planned), _DATA),
         imports=load_imports(planned), arguments=load_arguments(planned),
+        shard_import=_SHARD_IMPORT if shards else "", shard=_SHARD if shards else "",
         config=_literal(_config(planned)),
         recompute=(
             "    model.gradient_checkpointing_enable()\n"
@@ -180,12 +192,14 @@ def _launcher(planned: Planned) -> str:
     return f"{hosts} --num_nodes {nodes} --num_gpus {width}" if nodes else hosts
 
 
-def _where_to_start(planned: Planned) -> Iterator[str]:
+def _notes(planned: Planned) -> Iterator[str]:
     nodes, width = _nodes(planned)
     if nodes == "1":
         yield planned.where_to_start
     else:
         yield _HOSTS.format(nodes=f"all {nodes}" if nodes else "all", width=width or "8")
+    if planned.layout.zero == _SHARDS_WEIGHTS and planned.layout.tp > 1:
+        yield _LOADED_WHOLE
 
 
 def _not_expressed(planned: Planned) -> Iterator[str]:
