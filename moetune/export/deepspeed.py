@@ -107,22 +107,16 @@ if __name__ == "__main__":
 """
 _SHARD_IMPORT = "from transformers.integrations import HfDeepSpeedConfig\n"
 _SHARD = """\
-    # from_pretrained shards by it as long as it lives: a rank never has the whole model
-    config = HfDeepSpeedConfig(CONFIG)  # noqa: F841
+    # from_pretrained shards by it as long as it lives, and converts no weights beside AutoTP
+    whole = {key: value for key, value in CONFIG.items() if key != "tensor_parallel"}
+    config = HfDeepSpeedConfig(whole)  # noqa: F841
 """
-_LOADED_WHOLE = (
-    "Each rank loads the whole model into its host's memory first: transformers converts no "
-    "weights under ZeRO-3 beside AutoTP (integrations/deepspeed.py)."
-)
 
 
 def deepspeed_export(planned: Planned) -> Export:
     """Return a program with `CONFIG`, `load_model`, `make_engine` and `train`."""
     missing = tuple(_not_expressed(planned))
-    name, shards = (
-        planned.hub_name,
-        planned.layout.zero == _SHARDS_WEIGHTS and planned.layout.tp == 1,
-    )
+    name, shards = planned.hub_name, planned.layout.zero == _SHARDS_WEIGHTS
     text = _TEXT.format(
         remarks=remarks(planned, missing, *_notes(planned), _DATA),
         imports=load_imports(planned), arguments=load_arguments(planned),
@@ -198,8 +192,6 @@ def _notes(planned: Planned) -> Iterator[str]:
         yield planned.where_to_start
     else:
         yield _HOSTS.format(nodes=f"all {nodes}" if nodes else "all", width=width or "8")
-    if planned.layout.zero == _SHARDS_WEIGHTS and planned.layout.tp > 1:
-        yield _LOADED_WHOLE
 
 
 def _not_expressed(planned: Planned) -> Iterator[str]:

@@ -294,15 +294,9 @@ def test_tensor_parallelism_of_transformers_and_deepspeed(tmp_path: Path) -> Non
     assert any("sequence parallelism" in one for one in beside.not_expressed)
 
 
-def test_deepspeeds_program_shards_what_it_loads_unless_tensor_ranks_share_it(
-    tmp_path: Path,
-) -> None:
-    flat = exported(tmp_path, "deepspeed", plan_document(LAYOUT)).export.text
-    assert "config = HfDeepSpeedConfig(CONFIG)" in flat
-    folded = plan_document({**LAYOUT, "dp": 128, "tp": 2})
-    text = exported(tmp_path, "deepspeed", folded).export.text
-    assert "HfDeepSpeedConfig" not in text
-    assert "loads the whole model into its host's memory first" in text.replace("\n# ", " ")
+def test_deepspeeds_program_shards_what_it_loads_with_zero_3_alone(tmp_path: Path) -> None:
+    text = exported(tmp_path, "deepspeed", plan_document(LAYOUT)).export.text
+    assert "config = HfDeepSpeedConfig(whole)" in text
     halves = exported(tmp_path, "deepspeed", plan_document({**LAYOUT, "zero": 2})).export.text
     assert "HfDeepSpeedConfig" not in halves
 

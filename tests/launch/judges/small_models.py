@@ -52,7 +52,8 @@ def small_config(config: dict[str, Any]) -> Any:
     heads = next(plain[key] for key in ("num_attention_heads", "n_head", "n_heads") if key in plain)
     for key in ("hidden_size", "n_embd", "d_model"):
         if key in plain:
-            plain[key] = 64 if {"head_dim", "kv_lora_rank"} & set(plain) else 16 * heads
+            is_free = {"head_dim", "kv_lora_rank"} & set(plain)  # a few classes ask for a multiple
+            plain[key] = -(-64 // heads) * heads if is_free else 16 * heads
     if "mamba_d_head" in plain:  # of as many heads, whose width the class checks
         plain["mamba_d_head"] = (
             plain["mamba_expand"] * plain["hidden_size"] // plain["mamba_n_heads"]
