@@ -1,7 +1,6 @@
 """Exports say the plan's layout in the target's own words, and what they cannot say."""
 
 import ast
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,15 @@ import pytest
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from moetune.domain.errors import InfeasiblePlanError, InputError
-from tests.export.plans import DEEPSEEK, LAYOUT, PIPELINE, QWEN, exported, plan_document
+from tests.export.plans import (
+    DEEPSEEK,
+    LAYOUT,
+    PIPELINE,
+    QWEN,
+    deepspeed_config,
+    exported,
+    plan_document,
+)
 from tests.export.test_names_of_exports import flags
 
 LATENT = {**PIPELINE, "dp": 16, "pp": 16, "vpp": 2, "ep": 64}
@@ -263,7 +270,7 @@ def test_sequences_of_a_step_follow_from_the_batch_of_transformers_and_deepspeed
     assert given["ep_size"] == 32
     assert "gradient_checkpointing=True" in text
     assert '"Qwen/Qwen3-235B-A22B"' in text
-    plain = json.loads(exported(tmp_path, "deepspeed", document).export.text)
+    plain = deepspeed_config(exported(tmp_path, "deepspeed", document).export.text)
     assert (
         plain["train_micro_batch_size_per_gpu"] * plain["gradient_accumulation_steps"] * 256 == 2048
     )
@@ -277,7 +284,7 @@ def test_tensor_parallelism_of_transformers_and_deepspeed(tmp_path: Path) -> Non
     assert "tp_size=2," in found.text
     assert any("sequence parallelism" in one for one in found.not_expressed)
     beside = exported(tmp_path, "deepspeed", document).export
-    tensor = json.loads(beside.text)["tensor_parallel"]
+    tensor = deepspeed_config(beside.text)["tensor_parallel"]
     assert tensor["autotp_size"] == 2
     cut = {
         spec["partition_type"]: spec["patterns"]
@@ -285,6 +292,13 @@ def test_tensor_parallelism_of_transformers_and_deepspeed(tmp_path: Path) -> Non
     }
     assert set(cut) == {"column", "row", "skip"}
     assert any("sequence parallelism" in one for one in beside.not_expressed)
+
+
+def test_deepspeeds_program_shards_what_it_loads_with_zero_3_alone(tmp_path: Path) -> None:
+    text = exported(tmp_path, "deepspeed", plan_document(LAYOUT)).export.text
+    assert "config = HfDeepSpeedConfig(whole)" in text
+    halves = exported(tmp_path, "deepspeed", plan_document({**LAYOUT, "zero": 2})).export.text
+    assert "HfDeepSpeedConfig" not in halves
 
 
 def test_a_plan_for_another_target_or_without_room_says_so(tmp_path: Path) -> None:
@@ -321,7 +335,9 @@ def test_a_dense_model_has_no_flags_of_experts(tmp_path: Path) -> None:
     layout = {**LAYOUT, "ep": 1, "recompute": ["none"]}
     text = megatron(tmp_path, layout, dense)
     assert not any(flag.startswith("--moe") for flag in flags(text))
-    plain = json.loads(exported(tmp_path, "deepspeed", plan_document(layout, dense)).export.text)
+    plain = deepspeed_config(
+        exported(tmp_path, "deepspeed", plan_document(layout, dense)).export.text
+    )
     assert "expert_parallel" not in plain
 
 
@@ -379,14 +395,46 @@ def test_deepspeed_refuses_what_it_has_no_rule_for(
 def test_a_model_without_preset_trains_with_its_experts_on_each_rank(tmp_path: Path) -> None:
     named = {"model": "olmoe", "world_size": 8, "global_batch": 64}
     layout = {**LAYOUT, "dp": 8, "ep": 1}
-    plain = json.loads(exported(tmp_path, "deepspeed", plan_document(layout, named)).export.text)
-    assert "expert_parallel" not in plain
-    assert "Layout of olmoe" in plain["_plan"][0]
+    text = exported(tmp_path, "deepspeed", plan_document(layout, named)).export.text
+    assert "expert_parallel" not in deepspeed_config(text)
+    assert text.startswith("# Layout of olmoe")
 
 
 def test_a_machine_that_is_not_there_leaves_the_nodes_to_the_user(tmp_path: Path) -> None:
-    launch = exported(tmp_path, "deepspeed", plan_document(LAYOUT, profile="gone")).export.launch
+    gone = plan_document(LAYOUT, profile="gone")
+    launch = exported(tmp_path, "transformers", gone).export.launch
     assert '--nnodes "$NNODES" --nproc-per-node gpu' in launch
+    assert "--num_nodes" not in exported(tmp_path, "deepspeed", gone).export.launch
+
+
+def test_deepspeeds_launcher_gets_the_nodes_and_the_data(tmp_path: Path) -> None:
+    found = exported(tmp_path, "deepspeed", plan_document(LAYOUT)).export
+    assert found.launch.startswith('deepspeed --hostfile "${HOSTFILE:?')
+    assert "--num_nodes 32 --num_gpus 8 deepspeed_layout.py --data" in found.launch
+    assert "ssh reaches all 32" in found.text
+    few = {"model": "olmoe", "world_size": 4, "global_batch": 64}
+    alone = exported(tmp_path, "deepspeed", plan_document({**LAYOUT, "dp": 4, "ep": 1}, few)).export
+    assert alone.launch.startswith("deepspeed --num_gpus 4 deepspeed_layout.py")
+    assert "Start it on one node of 4 GPUs" in alone.text
+    assert 'default="allenai/OLMoE' in alone.text
+
+
+@pytest.mark.parametrize("to", ["transformers", "deepspeed"])
+def test_a_router_of_no_groups_gets_one_where_its_class_divides_by_them(
+    tmp_path: Path, to: str
+) -> None:
+    named = {"model": "dots.llm1", "world_size": 256, "global_batch": 2048}
+    layout = {**LAYOUT, "ep": 32 if to == "transformers" else 1}
+    text = exported(tmp_path, to, plan_document(layout, named)).export.text
+    assert "        n_group=1,\n        topk_group=1,\n" in text
+    assert "n_group" not in exported(tmp_path, to, plan_document(LAYOUT)).export.text
+
+
+def test_transformers_shards_blocks_whose_names_its_rules_do_not_have(tmp_path: Path) -> None:
+    named = {"model": "dbrx", "world_size": 256, "global_batch": 2048}
+    text = exported(tmp_path, "transformers", plan_document({**LAYOUT, "ep": 1}, named)).export.text
+    assert '"transformer.blocks.*": "free_full_weight",\n' in text
+    assert "fsdp_plan" not in exported(tmp_path, "transformers", plan_document(LAYOUT)).export.text
 
 
 @pytest.mark.parametrize(
