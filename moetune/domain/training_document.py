@@ -143,6 +143,7 @@ class TrainingStep:
         saved_by_overlap_seconds: as against no overlap.
         hidden_by_shared_experts_seconds: of exchanges on that rank, whatever the overlap.
         bound_by_host_seconds: of blocks on that rank that take as long as their launches.
+        bound_by_replicas_seconds: of passes that collectives of gradients and parameters outlast.
 
     Raises:
         InputError: the step takes no time.
@@ -157,6 +158,7 @@ class TrainingStep:
     saved_by_overlap_seconds: float = 0.0
     hidden_by_shared_experts_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
     bound_by_host_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
+    bound_by_replicas_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
     mean_parts: Mapping[str, float] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:

@@ -233,6 +233,7 @@ class TrainingPlan:
                 saved_by_overlap_seconds=one.saved_seconds,
                 hidden_by_shared_experts_seconds=one.step.beside,
                 bound_by_host_seconds=one.step.bound_by_host,
+                bound_by_replicas_seconds=one.step.bound_by_replicas,
                 mean_parts=dict(one.mean_parts),
             ),
             memory=TrainingMemory(

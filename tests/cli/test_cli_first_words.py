@@ -95,3 +95,26 @@ def test_the_parts_of_layouts_are_compared_on_the_mean_of_the_ranks(cli: Cli) ->
     assert sum(found["difference"]["parts"].values()) == pytest.approx(
         found["difference"]["seconds"]
     )
+
+
+def test_collectives_that_outlast_the_passes_beside_them_bind_as_sensitivity_says(
+    cli: Cli,
+) -> None:
+    flags = (
+        "plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--world-size", "64",
+        "--global-batch", "64", "--seq", "4096", "--target", "torchtitan", "--output", "p.json",
+    )  # fmt: skip
+    words = " ".join(cli(*flags).out.split())
+    assert "Collectives of gradients and parameters bind" in words
+    assert "more tokens a micro-batch would hide more" in words
+    parts = cli("sensitivity", "p.json", "--json").document["parts"]
+    assert parts[0]["name"] == "bandwidth of reduce-scatters"
+    plan = cli(*flags, "--json").document
+    alone, step = plan["predicted"]["parts"]["gradients"], step_of(plan)
+    assert alone < 0.1 * step < plan["predicted"]["bound_by_replicas_seconds"]
+    roomy = (*flags, "--global-batch", "128", "--ep", "2", "--memory-limit", "200GiB")
+    twice = cli(*roomy, "--micro-batch", "2", "--json").document
+    assert step_of(twice) / 2 < 0.97 * step  # of as many tokens
+    once = cli(*OLMOE, "--global-batch", "16", "--zero", "1", "--ep", "2", "--pp", "1",
+               "--cuda-graphs", "partial")  # fmt: skip
+    assert "more tokens a step would hide more" in " ".join(once.out.split())

@@ -15,6 +15,8 @@ from moetune.solve.joint.ties import PricedLayout
 
 LEAST_SAVED = 0.02
 """Of a step: less is not worth a word."""
+_WAITED = 0.1
+"""Of a step, from which on it is said what hides more of the replicas' collectives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +52,9 @@ class Savings:
         """Return faster layouts with one flag changed, the fastest first.
 
         A pin has the value that is best beside the other pins; CUDA graphs, which no search takes
-        by itself, each that the runtime has; and nothing recomputed, whether it fits or not.
+        by itself, each that the runtime has; and what memory alone forbids.
         """
-        every = (*self._other_pins(), *self._graphs(), *self._without_recomputation())
+        every = (*self._other_pins(), *self._graphs(), *self._beyond_memory())
         return sorted(every, key=lambda one: one.found.step.seconds)
 
     def _other_pins(self) -> Iterator[FoundSaving]:
@@ -70,14 +72,35 @@ class Savings:
                 if saving is not None:
                     yield saving
 
-    def _without_recomputation(self) -> Iterator[FoundSaving]:
-        if self.pins.recompute is not None or not self.best.layout.recompute:
+    def _beyond_memory(self) -> Iterator[FoundSaving]:
+        """Yield faster layouts that differ in a single flag and do not fit.
+
+        Nothing is recomputed; and where collectives of gradients and parameters bind, fewer states
+        are sharded, or a micro-batch has more tokens to hide them beside.
+        """
+        layout = self.best.layout
+        changes: list[tuple[str, Any]] = [("recompute", ())] if layout.recompute else []
+        if self._waits_for_replicas:
+            fewer = [one for one in self.search.target.zero if 1 <= one < layout.zero]
+            changes += [("zero", one) for one in fewer[-1:]]
+            changes.append(("micro_batch", 2 * layout.micro_batch))
+        for name, value in changes:
+            if getattr(self.pins, name) is None:
+                values: dict[str, Any] = {name: value}
+                yield from self._if_only_memory_lacks(layout.changed(degree=None, **values), name)
+
+    @property
+    def _waits_for_replicas(self) -> bool:
+        step = self.best.step
+        waited = step.bound_by_replicas + step.parts["gradients"]
+        return waited >= _WAITED * step.seconds
+
+    def _if_only_memory_lacks(self, layout: FoldedLayout, name: str) -> Iterator[FoundSaving]:
+        if not self.search.space.is_allowed(layout):
             return
-        plain = self.best.layout.changed(recompute=(), degree=None)
-        priced = self.search.priced(plain)
-        saves = priced.step.seconds < self._most and self.search.space.is_allowed(plain)
-        if saves and not self.search.fits(plain):
-            yield FoundSaving(change="--recompute none", found=priced)
+        priced = self.search.priced(layout)
+        if priced.step.seconds < self._most and not self.search.fits(layout):
+            yield FoundSaving(change=self._change(layout, name), found=priced)
 
     def _below(self, pins: LayoutRequest, name: str = "") -> FoundSaving | None:
         """Return the best layout with other pins, if it is worth a word.
