@@ -9,6 +9,7 @@ from typing import Any
 
 from moetune.domain.training import FoldedLayout, LayoutRequest
 from moetune.solve.joint.best import BestLayouts
+from moetune.solve.joint.graphs import as_graphed, with_graphs
 from moetune.solve.joint.pins import pin_flag, pinned, without
 from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.joint.ties import PricedLayout
@@ -46,26 +47,32 @@ class Savings:
 
     def free(self) -> FoundSaving | None:
         """Return the best layout without pins; None where it is not faster."""
-        return self._below(LayoutRequest()) if pinned(self.pins) else None
+        if not pinned(self.pins):
+            return None
+        free = LayoutRequest()
+        plain = BestLayouts.of(self.search, free).best()
+        graphed = with_graphs(self.search, free, plain)
+        best = plain if graphed is None else graphed.best()
+        return FoundSaving(change="", found=best) if best.step.seconds < self._most else None
 
     def of_flags(self) -> list[FoundSaving]:
         """Return faster layouts with one flag changed, the fastest first.
 
-        A pin has the value that is best beside the other pins; CUDA graphs, which no search takes
-        by itself, each that the runtime has; and what memory alone forbids.
+        A pin has the value that is best beside the other pins; CUDA graphs, each that the runtime
+        has; and what memory alone forbids.
         """
         every = (*self._other_pins(), *self._graphs(), *self._beyond_memory())
         return sorted(every, key=lambda one: one.found.step.seconds)
 
     def _other_pins(self) -> Iterator[FoundSaving]:
         for name in pinned(self.pins):
+            if name == "cuda_graphs":
+                continue  # each of them is tried in any case
             saving = self._below(without(self.pins, [name]), name)
             if saving is not None:
                 yield saving
 
     def _graphs(self) -> Iterator[FoundSaving]:
-        if self.pins.cuda_graphs is not None:
-            return
         for graphs in self.search.target.cuda_graphs:
             if graphs != self.best.layout.cuda_graphs:
                 saving = self._below(replace(self.pins, cuda_graphs=graphs), "cuda_graphs")
@@ -108,7 +115,8 @@ class Savings:
         Args:
             name: the field that is another one, or that the pins have no more.
         """
-        found = BestLayouts(self.search, pins).best_below(self._most)
+        pins = as_graphed(pins, self.best.layout)
+        found = BestLayouts.of(self.search, pins).best_below(self._most)
         if found is None:
             return None
         return FoundSaving(change=self._change(found.layout, name) if name else "", found=found)

@@ -44,7 +44,7 @@ def test_a_pin_that_is_left_out_has_the_value_of_the_best_layout(search: FoldedS
     assert free.found.step.seconds == BestLayouts(search, LayoutRequest()).best().step.seconds
 
 
-def test_graphs_that_no_search_takes_by_itself_are_tried(search: FoldedSearch) -> None:
+def test_graphs_that_a_layout_has_not_are_tried(search: FoldedSearch) -> None:
     pins = LayoutRequest(tp=4, micro_batch=1)
     changes = {one.change: one.found for one in savings_of(search, pins).of_flags()}
     graphs = BestLayouts(search, replace(pins, cuda_graphs="partial")).best()
