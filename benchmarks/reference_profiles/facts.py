@@ -13,6 +13,8 @@ PCIE_4, PCIE_5 = 31.5e9, 63.0e9
 P4DE_HOST, P5_HOST, P6_HOST = 1152 * GIB, 2048 * GIB, 2048 * GIB
 """Memory of the hosts of eight GPUs that Amazon rents (pytorch/torchx,
 torchx/specs/named_resources_aws.py); an H800's is taken to be an H100's."""
+P6_B300_HOST = 4096 * GIB
+"""Amazon's p6-b300.48xlarge, in its list of instance types."""
 GB200_HOST, GB300_HOST = 900 * 10**9, 960 * GIB
 """Memory of a host of four: Azure's ND GB200 v6, and Google's A4X Max (NVIDIA/aicr#1985)."""
 HALF_C2C, HALF_C2C_BOTH_WAYS = 210e9, 87e9
@@ -36,7 +38,7 @@ class Fact:
         seen_gib: memory of a device as torch reports it, "a total capacity of 79.11 GiB": H100 in
             vllm-project/vllm#27508, B200 in pytorch/ao#4002, GB300 in pytorch/torchtitan#3659, the
             others in public out-of-memory messages of those devices.
-        host_memory_bytes: of one host; None where none was found.
+        host_memory_bytes: of one host.
         hbm_bytes_per_second, host_bytes_per_second: of a device's memory, and between it and the
             host, one way.
         both_ways_bytes_per_second: of the latter each way while both are used; 0 for as much.
@@ -51,7 +53,7 @@ class Fact:
     nccl: str
     nccl_version: str
     seen_gib: float
-    host_memory_bytes: int | None
+    host_memory_bytes: int
     hbm_bytes_per_second: float
     host_bytes_per_second: float
     nic_bytes_per_second: float
@@ -78,10 +80,10 @@ class Fact:
     @property
     def hardware(self) -> dict[str, str]:
         """Hardware facts of the fingerprint; a card for each GPU."""
-        facts = {DEVICE_MEMORY: str(self.seen_bytes), NUM_NICS: str(self.ranks)}
-        if self.host_memory_bytes is not None:
-            facts[HOST_MEMORY] = str(self.host_memory_bytes)
-        return facts
+        return {
+            DEVICE_MEMORY: str(self.seen_bytes), NUM_NICS: str(self.ranks),
+            HOST_MEMORY: str(self.host_memory_bytes),
+        }  # fmt: skip
 
 
 MACHINES = (
@@ -114,7 +116,7 @@ MACHINES = (
     ),
     Fact(
         name="b300-x8", device="NVIDIA B300 SXM6 AC", ranks=8, gemm="B200",
-        nccl="b300_sxm", nccl_version="2.29.2", seen_gib=267.69, host_memory_bytes=None,
+        nccl="b300_sxm", nccl_version="2.29.2", seen_gib=267.69, host_memory_bytes=P6_B300_HOST,
         hbm_bytes_per_second=8e12, host_bytes_per_second=PCIE_5, nic_bytes_per_second=100e9,
         nvfp4_rate=6.0,
     ),

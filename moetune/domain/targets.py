@@ -5,10 +5,12 @@ One row of facts for each version, read in its source; `--target megatron@0.17` 
 is missing (`target_rules.py`).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from moetune.domain.chips import Generation
 from moetune.domain.errors import InputError
 from moetune.domain.kernels import DEEPSPEED, FUSED, TORCHTITAN, TRANSFORMERS, RuntimeKernels
 from moetune.domain.layout import BrokenRule
@@ -22,6 +24,7 @@ from moetune.domain.optimizers import (
     optimizer_of,
 )
 from moetune.domain.pipeline import SCHEDULES, Schedule
+from moetune.domain.site import Site
 from moetune.domain.training import (
     CudaGraphs,
     FoldedLayout,
@@ -58,6 +61,18 @@ class KeptByExperts:
     results: bool = False
     gradients_wait: bool = False
     router_copies: int = 3
+
+
+class GraphsInRecipes(NamedTuple):
+    """CUDA graphs of a runtime's own recipes.
+
+    Args:
+        dtypes: of the recipes; any where empty.
+    """
+
+    graphs: CudaGraphs
+    generations: frozenset[Generation]
+    dtypes: tuple[TrainingDtype, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +114,8 @@ class Target:
             ZeRO stage 1.
         sets_sms: whether the dispatcher's multiprocessors can be chosen.
         cuda_graphs: partial ones are of attention, the router and the order of rows.
+        graphs_in_recipes: which of them its own recipes take, and on what; a search that pins none
+            tries these.
         offloads_activations: whether activations of whole blocks can wait in host memory, without
             a pipeline, recomputation, overlap of exchanges and CUDA graphs.
         kernels_per_expert: that both passes launch for each expert of a rank one by one, in
@@ -152,6 +169,7 @@ class Target:
     kept_by_experts: KeptByExperts = KeptByExperts()
     sets_sms: bool = False
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
+    graphs_in_recipes: tuple[GraphsInRecipes, ...] = ()
     shards_are_experts: bool = False
     shared_beside: bool = False
     places_experts: bool = False
@@ -182,6 +200,12 @@ class Target:
     def optimizer(self, name: OptimizerName) -> Optimizer:
         """Return an optimizer as the runtime has it."""
         return self.adam if name == "adam" else optimizer_of(name)
+
+    def tried_graphs(self, site: Site, dtype: TrainingDtype) -> Iterator[CudaGraphs]:
+        """Yield the CUDA graphs that its recipes take on a machine, of parts first."""
+        for row in self.graphs_in_recipes:
+            if site.generation in row.generations and dtype in (row.dtypes or (dtype,)):
+                yield row.graphs
 
     def exchange_ranks(self, layout: FoldedLayout) -> int:
         """Return the ranks among which a layer's tokens are exchanged."""
@@ -229,10 +253,30 @@ _MEGATRON = Target(
 (MNNVL), as those of GB200 and GB300; Bridge raises with DeepEP there."""
 
 
+_GRAPHS_CORE: MegatronCore = (0, 18)
+"""First core whose FSDP has a mode for graphs, `megatron_fsdp_cuda_graph_mode`."""
+
+
+def _graphs_in_recipes(core: MegatronCore) -> tuple[GraphsInRecipes, ...]:
+    """Return what Megatron-Bridge 0.6.0 has in `src/megatron/bridge/perf_recipes`.
+
+    Those of H100, B200, B300, GB200 and GB300 have `cuda_graph_impl="transformer_engine"` in any
+    precision. "full_iteration" is in `_enable_hybridep_full_iteration_mxfp8` of `qwen/common.py`,
+    and in none of H100.
+    """
+    if core < _GRAPHS_CORE:
+        return ()
+    return (
+        GraphsInRecipes("partial", frozenset({"hopper", "blackwell"})),
+        GraphsInRecipes("full", frozenset({"blackwell"}), ("mxfp8",)),
+    )
+
+
 def _megatron(version: str, core: MegatronCore) -> Target:
     """Return Megatron-LM's row of a version that the package registry does not have."""
     return replace(
         _MEGATRON, version=f"megatron-core {version}", core=core,
+        graphs_in_recipes=_graphs_in_recipes(core),
         source=f"NVIDIA/Megatron-LM at core_v{version}, which PyPI does not have: "
         "megatron/core/transformer/transformer_config.py, megatron/training/arguments.py",
     )  # fmt: skip
@@ -242,6 +286,7 @@ def _bridge(version: str, core: MegatronCore) -> Target:
     """Return Megatron-Bridge's row of a version that the package registry does not have."""
     return replace(
         _BRIDGE, version=f"megatron-bridge {version}", core=core,
+        graphs_in_recipes=_graphs_in_recipes(core),
         source=f"NVIDIA-NeMo/Megatron-Bridge at v{version}, which PyPI does not have: "
         "src/megatron/bridge/training/config.py, flex_dispatcher_backend.py",
     )  # fmt: skip

@@ -37,6 +37,8 @@ _RESET: MappingProxyType[str, Value] = MappingProxyType({
 _GRAPHS_BY_MODULE: MegatronCore = (0, 18)
 _ASYNCHRONOUS: MegatronCore = (0, 18)
 """First core whose Bridge saves the shards of Megatron-FSDP beside the training."""
+_GRAPHED_FSDP: MegatronCore = (0, 18)
+"""First core whose FSDP has a mode for graphs."""
 _SEQUENCE_LENGTH: MegatronCore = (0, 17)
 """First core whose Bridge keeps a data set's length as `seq_length`."""
 _USE = (
@@ -141,6 +143,7 @@ def _statements(planned: Planned) -> Iterator[str]:
         if planned.core < _ASYNCHRONOUS:
             yield "cfg.checkpoint.async_save = False"
         yield "cfg.model.gradient_accumulation_fusion = False"
+        yield from _graphed_fsdp(planned)
     else:
         yield "cfg.ddp.use_megatron_fsdp = False"
     if layout.cuda_graphs == "full":
@@ -162,6 +165,20 @@ def _statements(planned: Planned) -> Iterator[str]:
         if name in values.model:
             yield f"cfg.mixed_precision.{name} = {_literal(values.model[name])}"
     yield from _optimizer(values)
+
+
+def _graphed_fsdp(planned: Planned) -> Iterator[str]:
+    """Yield what Megatron-FSDP needs for its graphs, as Megatron-LM's `training.py` sets it.
+
+    Without it sharded gradients are dereferenced that a replayed graph has written
+    (`megatron_fsdp/param_and_grad_buffer.py`, `zero_grad`).
+    """
+    graphs = planned.layout.cuda_graphs
+    if graphs == "none" or planned.core < _GRAPHED_FSDP:
+        return
+    yield "cfg.ddp.megatron_fsdp_cuda_graph_mode = True"
+    if graphs == "full":
+        yield "cfg.ddp.fsdp_all_gather_in_start_param_sync = False"
 
 
 def _model(planned: Planned, values: MegatronValues) -> Iterator[str]:

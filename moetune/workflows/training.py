@@ -37,6 +37,7 @@ from moetune.fit.costs import costs_of
 from moetune.fit.dispatchers import SmTimes
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.front import memory_front
+from moetune.solve.joint.graphs import as_graphed, with_and_without_graphs, with_graphs
 from moetune.solve.joint.savings import Savings
 from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.joint.ties import PricedLayout
@@ -123,9 +124,11 @@ def plan_training(
     plan, pins = solved.plan, _of_layouts(request.pins)
     with sound_numbers(profile.name):
         if with_front and (plan.fits or request.search_trials):
-            plan = replace(plan, front=memory_front(solved.search, pins))
+            best, front = plan.best.layout, partial(memory_front, solved.search)
+            plan = replace(plan, front=with_and_without_graphs(pins, best, front))
         if request.search_trials:
-            plan = _widened(replace(solved, plan=plan), pins, goes_on)
+            as_found = as_graphed(pins, plan.best.layout)
+            plan = _widened(replace(solved, plan=plan), as_found, goes_on)
         if with_savings and plan.fits:
             plan = add_savings(plan, solved.search)
     if not plan.fits:
@@ -202,7 +205,8 @@ def _searched(
             _opened, profile=profile, costs=known, limit_bytes=limit, asks_runtime=asks_runtime
         )
         one, placement = solve_placed(request, opened)
-        found = one.layouts.ranked()
+        graphed = with_graphs(one.search, _of_layouts(one.request.pins), one.best)
+        found = (graphed or one.layouts).ranked()
 
         def stand_ins(best: PricedLayout) -> StandIns:
             return stand_ins_of(one.request.job, one.request.target, profile, best, known)
@@ -252,7 +256,7 @@ def _opened(
 ) -> tuple[FoldedSearch, BestLayouts]:
     prices = step_prices(request.job, request.target, profile, costs)
     search = search_of(request, prices, profile, limit_bytes=limit_bytes, asks_runtime=asks_runtime)
-    return search, BestLayouts(search, _of_layouts(request.pins))
+    return search, BestLayouts.of(search, _of_layouts(request.pins))
 
 
 def _of_layouts(pins: LayoutRequest) -> LayoutRequest:

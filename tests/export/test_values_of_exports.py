@@ -194,6 +194,18 @@ def test_graphs_that_megatron_refuses_are_refused_by_name(
         megatron(tmp_path, {**PIPELINE, **change})
 
 
+@pytest.mark.parametrize("graphs", ["none", "partial", "full"])
+def test_sharded_gradients_outlive_a_replayed_graph(tmp_path: Path, graphs: str) -> None:
+    sizes = {"recompute": ["none"], "dispatcher": "hybrid_ep", "cuda_graphs": graphs}
+    layout = {**LAYOUT, **sizes, "zero": 3}
+    own = exported(tmp_path, "bridge@0.6", plan_document(layout)).export.text
+    mode = "cfg.ddp.megatron_fsdp_cuda_graph_mode = True"
+    gathers = "cfg.ddp.fsdp_all_gather_in_start_param_sync = False"
+    assert (mode in own, gathers in own) == (graphs != "none", graphs == "full")
+    whole = exported(tmp_path, "bridge@0.6", plan_document({**layout, "zero": 1}))
+    assert mode not in whole.export.text
+
+
 @pytest.mark.parametrize(
     ("dtype", "megatrons", "bridges"),
     [
