@@ -168,8 +168,8 @@ def work(
     torch.set_num_threads(1)
     try:
         module = module_of(text)
-        # a shortcut of gloo's, which would be compiled at start
-        importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+        backend: Any = importlib.import_module("deepspeed.comm.torch")
+        backend.build_shm_op = lambda: None  # a shortcut of gloo's, compiled at start
         module.deepspeed.init_distributed(dist_backend="gloo", verbose=False)
         module.CONFIG = plain
         ids = [torch.randint(0, 1000, (32,)) for _ in range(4 * ranks)]
