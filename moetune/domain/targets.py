@@ -10,7 +10,16 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
 from moetune.domain.errors import InputError
-from moetune.domain.kernels import DEEPSPEED, FUSED, TORCHTITAN, TRANSFORMERS, RuntimeKernels
+from moetune.domain.kernels import (
+    ALL_SHOWN,
+    BESIDE_WEIGHTS,
+    DEEPSPEED,
+    FUSED,
+    TORCHTITAN,
+    TRANSFORMERS,
+    RuntimeKernels,
+    TensorComm,
+)
 from moetune.domain.layout import BrokenRule
 from moetune.domain.optimizers import (
     DEEPSPEED_ADAM,
@@ -111,6 +120,7 @@ class Target:
         shared_beside: whether shared experts that no tensor parallelism cuts run beside the first
             dispatch of a layer, and their backward pass beside its last combine, whatever the
             overlap.
+        comm: of tensor ranks; exports leave `tp_comm_overlap` off.
         places_experts: whether each layer's experts may be in another order than their own.
         core: the version of Megatron-Core in it, which its rules ask; None without.
         without_deepep: chips on which it refuses DeepEP.
@@ -154,6 +164,7 @@ class Target:
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
     shards_are_experts: bool = False
     shared_beside: bool = False
+    comm: TensorComm = ALL_SHOWN
     places_experts: bool = False
     core: MegatronCore | None = None
     without_deepep: tuple[str, ...] = ()
@@ -213,7 +224,7 @@ _MEGATRON = Target(
     dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
     dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"), largest=_sizes(), zero_with_pp=1,
-    overlap_hidden=0.6,
+    overlap_hidden=0.6, comm=BESIDE_WEIGHTS,
     optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16"),
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial", "full"), core=(0, 16),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other

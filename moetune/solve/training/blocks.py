@@ -216,6 +216,7 @@ class BlockTable:
             repeats_activations=not self.target.kept_by_experts.activations,
             shards_are_experts=self.target.shards_are_experts,
             shared_beside=self.target.shared_beside,
+            comm=self.target.comm,
             kernels=self.target.kernels,
         )
 
