@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: quickstart test test-thorough check checks docs netlab gpu bench setup postgres chromium
-.PHONY: launch launch-torch launch-oracle
+.PHONY: launch launch-torch launch-bridge launch-oracle
 
 setup: $(READY)
 
@@ -25,12 +25,16 @@ launch: $(READY)
 	@bash tests/launch/install.sh
 
 # N free plans of drawn questions, put through the runtimes' own checks.
-launch-oracle: launch launch-torch
+launch-oracle: launch launch-torch launch-bridge
 	$(BIN)/python -m tests.launch --draws $(or $(N),200) $(foreach one,$(TARGETS),--target $(one))
 
 # Judges of torchtitan and DeepSpeed; about 250 MB.
 launch-torch: $(READY)
 	@bash tests/launch/install_torch.sh
+
+# The judge of Megatron-Bridge 0.4 to 0.6, whose sources it does not bring; about 280 MB.
+launch-bridge: $(READY)
+	@bash tests/launch/install_bridge.sh
 
 # LAB=1 adds two ranks joined by a limited wire; as root.
 quickstart: $(READY)

@@ -151,8 +151,8 @@ class Read(dict[str, Any]):
 
 
 def check_deepspeed(found: PlanExport, plan: dict[str, Any]) -> int:
-    """Read the JSON with DeepSpeedConfig and AutoEP's checks; each key must have been read."""
-    layout, plain = plan["layout"], json.loads(found.export.text)
+    """Read `CONFIG` with DeepSpeedConfig and AutoEP's checks; each key must have been read."""
+    layout, plain = plan["layout"], module_of(found).CONFIG
     tree = Read({key: Read(one) if isinstance(one, dict) else one for key, one in plain.items()})
     replicas = plan["inputs"]["world_size"] // layout["tp"]
     mpu = SimpleNamespace(get_data_parallel_world_size=lambda: replicas)

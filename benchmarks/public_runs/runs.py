@@ -24,6 +24,7 @@ from benchmarks.public_runs.rows import (
 )
 from benchmarks.public_runs.systems import CHUNKED_LOSS, DEVICES, Device, System, system_of
 from moetune.domain.architecture import Decoder
+from moetune.domain.kernels import TORCHTITAN_COMPILED, USERBUFFERS, TensorComm
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.pipeline import Schedule, read_stages
 from moetune.domain.routing import BALANCED, NATURAL
@@ -105,20 +106,24 @@ def _read(name: str, row: _Row) -> PublicRun:
         layout=layout, tokens=_tokens(row, job), measured=_memory(row),
         routing="natural" if job.routing == NATURAL else "forced", assumed=tuple(assumed),
         target=system.target, ran_out=row["oom"] == "yes", device_bytes=device.memory_bytes,
-        facts=_facts(row, system),
+        facts=_facts(row, system, job),
     )  # fmt: skip
 
 
-def _facts(row: _Row, system: System) -> Mapping[str, Any]:
+def _facts(row: _Row, system: System, job: TrainingJob) -> Mapping[str, Any]:
     """Return what of the target's facts the run has otherwise."""
     found = dict(system.facts)
+    if _hides_tensor_comm(row, system, job):
+        found["comm"] = USERBUFFERS
     if system.target == "torchtitan" and row["source_date"] < CHUNKED_LOSS:
         found["loss_chunks"] = 1
-    is_compiled = (
-        "compile" in row["dispatcher_overlap_note"] and row["source_date"] > _COMPILES_LOSS
-    )
+    is_compiled = "compile" in row["dispatcher_overlap_note"] or row.get("compiled") == "yes"
     if system.target == "torchtitan" and is_compiled:
-        found["logit_bytes"] = _COMPILED_LOGIT_BYTES
+        found["kernels"] = TORCHTITAN_COMPILED
+        if row["source_date"] > _COMPILES_LOSS:
+            found["logit_bytes"] = _COMPILED_LOGIT_BYTES
+    if row.get("in_pieces") == "yes":
+        found["comm"] = TensorComm(in_pieces=True)
     if row.get("logit_bytes"):
         found["logit_bytes"] = int(row["logit_bytes"])
     for name in (
@@ -130,6 +135,16 @@ def _facts(row: _Row, system: System) -> Mapping[str, Any]:
         if row.get(name):
             found[name] = row[name] == "yes"
     return found
+
+
+def _hides_tensor_comm(row: _Row, system: System, job: TrainingJob) -> bool:
+    """Return whether GEMMs hide the exchanges of tensor ranks: in recipes of dense models.
+
+    They need shared sequences, and have no NVFP4 (Megatron-Bridge, perf_recipes/llama).
+    """
+    if job.decoder.num_moe_layers or job.dtype == "nvfp4" or row.get("splits_sequence") == "no":
+        return False
+    return system.hides_tensor_comm
 
 
 def _refuse(row: _Row) -> None:

@@ -46,6 +46,7 @@ class System:
     is_natural: bool = False
     etp_is_tp: bool = False
     memory_scope: MemoryScope = "allocated"
+    hides_tensor_comm: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def etp(self, tp: int, num_moe_layers: int) -> int:
@@ -65,12 +66,16 @@ _SYSTEMS: Mapping[str, System] = {
     "Megatron-Bridge (own recipe)": System(
         target="bridge", optimizer="adam-bf16-grads", facts=_GATHERS_NARROW
     ),
-    "Megatron-Bridge": System(target="bridge", optimizer="adam-bf16-grads", facts=_GATHERS_NARROW),
+    "Megatron-Bridge": System(
+        target="bridge", optimizer="adam-bf16-grads", facts=_GATHERS_NARROW, hides_tensor_comm=True,
+    ),
     "NeMo 2": System(
-        target="megatron", optimizer="adam-bf16-grads", etp_is_tp=True, facts=_GATHERS_NARROW
+        target="megatron", optimizer="adam-bf16-grads", etp_is_tp=True, facts=_GATHERS_NARROW,
+        hides_tensor_comm=True,
     ),
     "NeMo / Megatron-Core": System(
-        target="megatron", optimizer="adam-bf16-grads", etp_is_tp=True, facts=_GATHERS_NARROW
+        target="megatron", optimizer="adam-bf16-grads", etp_is_tp=True, facts=_GATHERS_NARROW,
+        hides_tensor_comm=True,
     ),
     "Megatron-LM": System(target="megatron", is_natural=True, etp_is_tp=True),
     "mcore": System(target="megatron", optimizer="adam-bf16"),
@@ -87,8 +92,8 @@ _SYSTEMS: Mapping[str, System] = {
 """By the first words of the framework."""
 _GIB = 2**30
 DEVICES: Mapping[str, Device] = {
-    "H100-95GB": Device(profile="h100-x8", memory_bytes=int(94.99 * _GIB)),
-    "H100 96GB": Device(profile="h100-x8", memory_bytes=int(94.99 * _GIB)),
+    "H100-95GB": Device(profile="h100-96gb-x8", memory_bytes=int(94.99 * _GIB)),
+    "H100 96GB": Device(profile="h100-96gb-x8", memory_bytes=int(94.99 * _GIB)),
     "H100": Device(profile="h100-x8"),
     "H800": Device(profile="h800-x8"),
     "H200": Device(profile="h200-x8"),

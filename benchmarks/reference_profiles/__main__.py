@@ -7,6 +7,7 @@ profiles.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.reference_profiles import network
@@ -58,7 +59,10 @@ def profile_of(folder: Path, fact: Fact, numbers: network.Numbers) -> tuple[Prof
         ),
         fingerprint=Fingerprint(hardware=fact.hardware),
         tables=(*gemms, *collectives, *dispatchers),
-        network=network.network_of(fact.nic_bytes_per_second, numbers),
+        network=replace(
+            network.network_of(fact.nic_bytes_per_second, numbers),
+            startup_seconds=network.INFINIBAND_STARTUP,
+        ),
     )
     return profile, [*of_gemms, *of_collectives, *of_dispatchers]
 

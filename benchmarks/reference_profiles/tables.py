@@ -99,14 +99,14 @@ def _of_device(points: Rows, fact: Fact) -> GemmTable:
     if fact.name == "h800-x8":
         rule = f"an H800 computes as an H100: {table.source}"
         return replace(table, label="modelled", source=rule, spread=COPY_SPREAD)
-    if fact.name in {"b300-x8", "gb300-nvl72"}:
-        rule = f"times of {fact.gemm} × 1745/1769, the best matmuls of B200 and B300"
+    if faster := facts.FASTER_GEMMS.get(fact.name):
+        rule = f"times of {fact.gemm} / {faster}, the middle of both machines' tables"
         return replace(
             table,
             label="modelled",
             source=f"{rule}: {table.source}",
             spread=COPY_SPREAD,
-            points=_rounded(_scaled(points, facts.MAMF_B200 / facts.MAMF_B300)),
+            points=_rounded(_scaled(points, 1 / faster)),
         )
     return table
 
@@ -137,14 +137,13 @@ def _kept_gemms(
 
 
 def _narrow(table: GemmTable, fact: Fact) -> Iterator[GemmTable]:
-    """Yield the formats of 8 and 4 bits: the data sheet's rates, the same start-up."""
+    """Yield the formats of 8 and 4 bits: rates of large matmuls, the same start-up."""
     startup = min(seconds for *_, seconds in table.points)
     beyond = f"the times in bfloat16 beyond {startup * 1e6:.3g} µs"
     for name, times in fact.rates.items():
-        rule = "halved" if times == 2 else f"over {times:g} (data sheet)"  # noqa: PLR2004 - twice
         yield GemmTable(
             label="modelled",
-            source=f"{beyond} {rule}, without rounding",
+            source=f"{beyond} over {times:g}, without rounding",
             dtype=name,
             spread=2 * COPY_SPREAD,
             points=_rounded(

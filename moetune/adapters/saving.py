@@ -3,6 +3,8 @@
 Experts are gathered parameter by parameter on the CPU of the first rank, which writes.
 """
 
+import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -10,10 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from moetune.comm.agree import raise_on_all
 from moetune.comm.gloo import shared_communicator
+from moetune.comm.group import Communicator
 from moetune.domain.errors import CollectiveError
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.planned_layer import PlannedLayer
+
+_LOGGER = logging.getLogger("moetune")
+_PATIENCE_SECONDS = 10.0
+_WAITS = (
+    "saving waits for the other ranks: experts are spread over all of them, so that each must call "
+    "it, and not the first one alone"
+)
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -24,9 +35,10 @@ def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
         `moetune.adapt`, experts on the CPU; elsewhere an empty one.
 
     Raises:
-        CollectiveError: a rank left.
+        CollectiveError: a rank left, or did not call this within the timeout.
     """
     owners = _owners(model)
+    _meet(shared_communicator())
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     state: dict[str, torch.Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():
@@ -35,6 +47,21 @@ def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
             assert whole is not None  # noqa: S101 - only others have none
             state[name] = whole
     return state
+
+
+def _meet(world: Communicator) -> None:
+    """Wait for all ranks, and say so where that takes long.
+
+    Raises:
+        CollectiveError: a rank did not come within the timeout.
+    """
+    warning = threading.Timer(_PATIENCE_SECONDS, _LOGGER.warning, [_WAITS])
+    warning.daemon = True
+    warning.start()
+    try:
+        raise_on_all(world, None, "the beginning of saving")
+    finally:
+        warning.cancel()
 
 
 _Owners: TypeAlias = dict[int, tuple[PlannedLayer, str]]

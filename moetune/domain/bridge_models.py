@@ -86,14 +86,26 @@ FAMILIES: MappingProxyType[str, MegatronCore] = MappingProxyType(
         "minimax_m2": (0, 17),
         **dict.fromkeys(
             ("bailing_moe_v2", "deepseek_v4", "ernie4_5_moe", "glm4_moe_lite", "glm_moe_dsa",
-             "mimo_v2_flash", "qwen3_5_text", "qwen3_5_moe_text", "step3p5", "step3p7",
-             "gemma4_text"),
+             "mimo_v2_flash", "qwen3_5_text", "qwen3_5_moe_text", "step3p5", "gemma4_text"),
             (0, 18),
         ),
-        **dict.fromkeys(("exaone_moe", "hy_v3", "minimax_m3_vl_text"), (0, 19)),
+        **dict.fromkeys(("exaone_moe", "hy_v3"), (0, 19)),
     }
 )  # fmt: skip
 """Families with a bridge from their configuration, and the core of the first version with it."""
+TEXT_CLASSES: MappingProxyType[str, str] = MappingProxyType({
+    "gemma4_text": "Gemma4ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+})  # fmt: skip
+"""Families whose language model has a bridge of its own beside that with towers, and the class that
+it is registered for. Bridge's own recipe of Qwen3.5's text (`recipes/qwen/gb200/qwen35.py` of 0.6)
+names it to `AutoBridge.from_hf_config`."""
+_WITH_TOWERS: MappingProxyType[str, str] = MappingProxyType({
+    **dict.fromkeys(("qwen3_vl_moe_text", "qwen3_vl_text", "qwen2_5_vl_text"), "qwen_vl"),
+    "qwen3_omni_moe_text": "qwen_omni", "glm4v_moe_text": "glm_vl", "step3p7": "stepfun",
+    "minimax_m3_vl_text": "minimax_m3", "nemotron_h": "nemotron_omni",
+})  # fmt: skip
+"""Families that Bridge has with their towers alone where they have some: its package for them."""
 _VERSIONS: MappingProxyType[MegatronCore, str] = MappingProxyType(
     {(0, 16): "0.3", (0, 17): "0.4", (0, 18): "0.5", (0, 19): "0.6"}
 )
@@ -101,8 +113,16 @@ _VERSIONS: MappingProxyType[MegatronCore, str] = MappingProxyType(
 
 def bridge_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
     """Yield what of a model a version of Megatron-Bridge does not have."""
-    core, since = target.core or (0, 16), FAMILIES.get(decoder.family)
-    if since is None:
+    core, since = target.core or (0, 16), FAMILIES.get(_family(decoder))
+    package = _WITH_TOWERS.get(decoder.family)
+    has_text = decoder.family in TEXT_CLASSES or recipe_of(decoder, target) is not None
+    if decoder.uncounted and not has_text and (package or since):
+        towers = " and ".join(decoder.uncounted)
+        yield target.refusal(
+            f"{decoder.name} without its {towers}, which its bridge makes, too, and no plan counts",
+            "a model of text alone", f"{_BRIDGES}/{package or '*_vl'}",
+        )  # fmt: skip
+    elif since is None:
         what = f"{decoder.name}: it has no recipe for it, and no bridge of the family "
         yield target.refusal(f"{what}{decoder.family}", "a model of another family", _BRIDGES)
     elif core < since:
@@ -111,14 +131,20 @@ def bridge_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
             f"{decoder.name}: {decoder.family} has a bridge from {version} on",
             f"--target bridge@{version}", _BRIDGES,
         )  # fmt: skip
-    elif decoder.uncounted and recipe_of(decoder, target) is None:
-        what = f"{decoder.name} from its configuration, which has towers beyond the language model"
-        yield target.refusal(what, "a model of text alone", "megatron/bridge/models/*_vl")
     elif decoder.has_mamba and decoder.predictions and core < (0, 17):
         yield target.refusal(
             f"{decoder.name}: multi-token prediction of a hybrid with Mamba", "--target bridge@0.4",
             "megatron/core/models/mamba/mamba_model.py",
         )  # fmt: skip
+
+
+def _family(decoder: Decoder) -> str:
+    """Return the family, but for Ling 2.0, whose configuration has the type of Ling 1.5.
+
+    Their class is another, with norms of queries and keys (`bailing/bailing_moe2_bridge.py`).
+    """
+    has_norms = any(getattr(mixer, "norm_parameters", 0) for mixer in decoder.mixers)
+    return "bailing_moe_v2" if decoder.family == "bailing_moe" and has_norms else decoder.family
 
 
 def recipe_of(decoder: Decoder, target: Target) -> BridgeRecipe | None:

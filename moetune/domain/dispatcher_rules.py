@@ -38,6 +38,10 @@ def dispatcher_rules(
         )  # fmt: skip
     if layout.dispatcher not in DEDUPLICATING:
         return
+    if kernel_ranks(layout) == 1:
+        what = f"{layout.dispatcher} with ep 1, which exchanges nothing"
+        yield target.refusal(what, f"--ep above 1, or {_INSTEAD}")
+        return
     if layout.dispatcher == "deepep":
         yield from _deepep_rules(layout, target)
     if site is not None:
@@ -60,15 +64,13 @@ def _deepep_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     """Yield what of its ranks DeepEP has no kernels for, on any machine."""
     ranks = kernel_ranks(layout)
     nodes, rest = divmod(ranks, _RANKS_OF_NODE)
-    if ranks > 1 and ranks not in _IN_NODE and (rest or nodes not in _NODES):
+    if ranks not in _IN_NODE and (rest or nodes not in _NODES):
         yield target.refusal(f"deepep with ep·etp {ranks}", _INSTEAD, _KERNELS)
 
 
 def _link_rules(layout: FoldedLayout, target: Target, site: Site) -> Iterator[BrokenRule]:
     """Yield what of a machine a dispatcher's own kernels are not for."""
     name, ranks = layout.dispatcher, kernel_ranks(layout)
-    if ranks == 1:
-        return
     peers = site.nvlink_peers or 0
     if site.vendor != "nvidia":
         yield target.refusal(f"{name} without NVIDIA GPUs", _INSTEAD, "DeepEP, README.md")

@@ -1,6 +1,6 @@
 """Kernels of a runtime's blocks, beside the fused ones of Megatron-Core with Transformer Engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _Pair = tuple[float, float]
 
@@ -43,6 +43,28 @@ class RuntimeKernels:
 
 
 FUSED = RuntimeKernels()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorComm:
+    """Gathers and scatters of tensor ranks that a runtime hides.
+
+    Args:
+        scatters_beside_weights: whether gradients of inputs are scattered while those of the
+            weights are computed.
+        in_pieces: whether GEMMs in pieces, one for each rank, hide all but one of the rest.
+    """
+
+    scatters_beside_weights: bool = False
+    in_pieces: bool = False
+
+
+ALL_SHOWN = TensorComm()
+BESIDE_WEIGHTS = TensorComm(scatters_beside_weights=True)
+"""Megatron-Core (tensor_parallel/layers.py: `LinearWithGradAccumulationAndAsyncCommunication`) and
+Transformer Engine's linear layers."""
+USERBUFFERS = TensorComm(scatters_beside_weights=True, in_pieces=True)
+"""`tp_comm_overlap`."""
 TORCHTITAN = RuntimeKernels(
     source="torchtitan/models/common: rope.py, moe.py, token_dispatcher.py, without compile",
     norm=(1, 2),  # nn.RMSNorm is one kernel, the residual sum another
@@ -51,7 +73,23 @@ TORCHTITAN = RuntimeKernels(
     rows=(11, 20),  # scores multiplied in float32, scatter_add and its gradient
     has_flash2=True,  # FlexAttention and varlen attention, its default back ends, are as fast
     copies=True,
-    slowdown=1.2,  # the median of its public runs, half of them compiled
+    slowdown=1.2,  # the median of its public runs
+)
+TORCHTITAN_COMPILED = replace(
+    TORCHTITAN,
+    source=TORCHTITAN.source.replace("without compile", "with compile, which fuses them"),
+    norm=(0, 0),
+    rotary=(0, 0),
+    activation=(0, 0),
+    rows=(4, 8),  # scatter_add and its gradient stay
+)
+TORCHTITAN_COMPILED = replace(
+    TORCHTITAN,
+    source=TORCHTITAN.source.replace("without compile", "with compile, which fuses them"),
+    norm=(0, 0),
+    rotary=(0, 0),
+    activation=(0, 0),
+    rows=(4, 8),  # scatter_add and its gradient stay
 )
 TRANSFORMERS = RuntimeKernels(
     source="transformers: models/qwen3_moe/modeling_qwen3_moe.py, integrations/moe.py (grouped_mm)",

@@ -22,9 +22,11 @@ FAMILIES: MappingProxyType[str, MegatronCore] = MappingProxyType(
     {
         **dict.fromkeys(
             ("llama", "mistral", "qwen2", "qwen3", "gpt2", "nemotron", "mixtral", "qwen2_moe",
-             "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2",
+             "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "olmoe",
+             "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2",
              "glm4_moe", "glm4_moe_lite", "ernie4_5_moe", "minimax_m2", "qwen3_next",
-             "qwen3_5_moe_text", "qwen3_5_text", "bailing_moe", "hunyuan_v1_moe", "hy_v3",
+             "qwen3_5_moe_text", "qwen3_5_text", "bailing_moe", "bailing_moe_v2",
+             "hunyuan_v1_moe", "hy_v3",
              "dots1", "nemotron_h"),
             _FIRST,
         ),

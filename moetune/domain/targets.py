@@ -5,12 +5,23 @@ One row of facts for each version, read in its source; `--target megatron@0.17` 
 is missing (`target_rules.py`).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from moetune.domain.chips import Generation
 from moetune.domain.errors import InputError
-from moetune.domain.kernels import DEEPSPEED, FUSED, TORCHTITAN, TRANSFORMERS, RuntimeKernels
+from moetune.domain.kernels import (
+    ALL_SHOWN,
+    BESIDE_WEIGHTS,
+    DEEPSPEED,
+    FUSED,
+    TORCHTITAN,
+    TRANSFORMERS,
+    RuntimeKernels,
+    TensorComm,
+)
 from moetune.domain.layout import BrokenRule
 from moetune.domain.optimizers import (
     DEEPSPEED_ADAM,
@@ -22,6 +33,7 @@ from moetune.domain.optimizers import (
     optimizer_of,
 )
 from moetune.domain.pipeline import SCHEDULES, Schedule
+from moetune.domain.site import Site
 from moetune.domain.training import (
     CudaGraphs,
     Overlap,
@@ -56,6 +68,18 @@ class KeptByExperts:
     results: bool = False
     gradients_wait: bool = False
     router_copies: int = 3
+
+
+class GraphsInRecipes(NamedTuple):
+    """CUDA graphs of a runtime's own recipes.
+
+    Args:
+        dtypes: of the recipes; any where empty.
+    """
+
+    graphs: CudaGraphs
+    generations: frozenset[Generation]
+    dtypes: tuple[TrainingDtype, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +120,8 @@ class Target:
         offloads_optimizer: whether the host can keep and compute a share of the optimizer, with
             ZeRO stage 1.
         cuda_graphs: partial ones are of attention, the router and the order of rows.
+        graphs_in_recipes: which of them its own recipes take, and on what; a search that pins none
+            tries these.
         offloads_activations: whether activations of whole blocks can wait in host memory, without
             a pipeline, recomputation, overlap of exchanges and CUDA graphs.
         kernels_per_expert: that both passes launch for each expert of a rank one by one, in
@@ -105,6 +131,7 @@ class Target:
         shared_beside: whether shared experts that no tensor parallelism cuts run beside the first
             dispatch of a layer, and their backward pass beside its last combine, whatever the
             overlap.
+        comm: of tensor ranks; exports leave `tp_comm_overlap` off.
         places_experts: whether each layer's experts may be in another order than their own.
         core: the version of Megatron-Core in it, which its rules ask; None without.
         without_deepep: chips on which it refuses DeepEP.
@@ -145,7 +172,9 @@ class Target:
     kernels_per_expert: tuple[int, int] = (0, 0)
     kept_by_experts: KeptByExperts = KeptByExperts()
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
+    graphs_in_recipes: tuple[GraphsInRecipes, ...] = ()
     shared_beside: bool = False
+    comm: TensorComm = ALL_SHOWN
     places_experts: bool = False
     core: MegatronCore | None = None
     without_deepep: tuple[str, ...] = ()
@@ -175,6 +204,12 @@ class Target:
         """Return an optimizer as the runtime has it."""
         return self.adam if name == "adam" else optimizer_of(name)
 
+    def tried_graphs(self, site: Site, dtype: TrainingDtype) -> Iterator[CudaGraphs]:
+        """Yield the CUDA graphs that its recipes take on a machine, of parts first."""
+        for row in self.graphs_in_recipes:
+            if site.generation in row.generations and dtype in (row.dtypes or (dtype,)):
+                yield row.graphs
+
     def refusal(self, what: str, instead: str, source: str = "") -> BrokenRule:
         """Return the rule that something of a layout breaks.
 
@@ -201,7 +236,7 @@ _MEGATRON = Target(
     dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
     dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"), largest=_sizes(), zero_with_pp=1,
-    overlap_hidden=0.6,
+    overlap_hidden=0.6, comm=BESIDE_WEIGHTS,
     optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16"),
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial", "full"), core=(0, 16),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
@@ -216,10 +251,30 @@ _MEGATRON = Target(
 (MNNVL), as those of GB200 and GB300; Bridge raises with DeepEP there."""
 
 
+_GRAPHS_CORE: MegatronCore = (0, 18)
+"""First core whose FSDP has a mode for graphs, `megatron_fsdp_cuda_graph_mode`."""
+
+
+def _graphs_in_recipes(core: MegatronCore) -> tuple[GraphsInRecipes, ...]:
+    """Return what Megatron-Bridge 0.6.0 has in `src/megatron/bridge/perf_recipes`.
+
+    Those of H100, B200, B300, GB200 and GB300 have `cuda_graph_impl="transformer_engine"` in any
+    precision. "full_iteration" is in `_enable_hybridep_full_iteration_mxfp8` of `qwen/common.py`,
+    and in none of H100.
+    """
+    if core < _GRAPHS_CORE:
+        return ()
+    return (
+        GraphsInRecipes("partial", frozenset({"hopper", "blackwell"})),
+        GraphsInRecipes("full", frozenset({"blackwell"}), ("mxfp8",)),
+    )
+
+
 def _megatron(version: str, core: MegatronCore) -> Target:
     """Return Megatron-LM's row of a version that the package registry does not have."""
     return replace(
         _MEGATRON, version=f"megatron-core {version}", core=core,
+        graphs_in_recipes=_graphs_in_recipes(core),
         source=f"NVIDIA/Megatron-LM at core_v{version}, which PyPI does not have: "
         "megatron/core/transformer/transformer_config.py, megatron/training/arguments.py",
     )  # fmt: skip
@@ -229,6 +284,7 @@ def _bridge(version: str, core: MegatronCore) -> Target:
     """Return Megatron-Bridge's row of a version that the package registry does not have."""
     return replace(
         _BRIDGE, version=f"megatron-bridge {version}", core=core,
+        graphs_in_recipes=_graphs_in_recipes(core),
         source=f"NVIDIA-NeMo/Megatron-Bridge at v{version}, which PyPI does not have: "
         "src/megatron/bridge/training/config.py, flex_dispatcher_backend.py",
     )  # fmt: skip

@@ -37,6 +37,11 @@ or gather what their projections give (`colwise_gather_output`)."""
 WITHOUT_EXPERT_PLAN = frozenset({"llama4_text", "longcat_flash", "dbrx"})
 """Families with experts whose expert plan is empty."""
 
+READS_IN_PARTS = frozenset({"bailing_hybrid", "kimi_linear"})
+"""Families whose convolution is read from three tensors, one behind the other in the dimension that
+FSDP cuts. A rank reads its part of each of the three, which together are another part of the whole
+(`conversion_mapping.py`, `distributed/sharding_utils.py`)."""
+
 
 def transformers_rules(
     layout: FoldedLayout, target: Target, job: TrainingJob, site: Site | None
@@ -47,6 +52,9 @@ def transformers_rules(
     if layout.ep > 1 and decoder.family in WITHOUT_EXPERT_PLAN:
         what = f"ep {layout.ep}: the expert plan of {decoder.family} is empty"
         yield target.refusal(what, "--ep 1", "distributed/mixin.py")
+    if layout.dp > 1 and decoder.family in READS_IN_PARTS:
+        what = f"dp {layout.dp}: the convolutions of {decoder.family} load in another order"
+        yield target.refusal(what, "--world-size 1", "distributed/sharding_utils.py")
     if layout.tp == 1:
         return
     if decoder.family not in CUTS_ATTENTION:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import MappingProxyType
 
 from moetune.domain.architecture import Decoder
-from moetune.domain.bridge_models import recipe_of
+from moetune.domain.bridge_models import TEXT_CLASSES, recipe_of
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.targets import MegatronCore
 from moetune.domain.transformers_rules import ABSENT
@@ -30,10 +30,15 @@ _RESET: MappingProxyType[str, Value] = MappingProxyType({
     "cpu_offloading": False, "fine_grained_activation_offloading": False,
     "num_layers_in_first_pipeline_stage": None, "num_layers_in_last_pipeline_stage": None,
     "account_for_embedding_in_pipeline_split": False, "account_for_loss_in_pipeline_split": False,
-    "moe_shared_expert_overlap": False,
+    "moe_shared_expert_overlap": False, "moe_expert_capacity_factor": None,
+    "moe_pad_expert_input_to_capacity": False, "microbatch_group_size_per_vp_stage": None,
 })  # fmt: skip
 """Fields that a recipe may have set and that the layout may not need."""
 _GRAPHS_BY_MODULE: MegatronCore = (0, 18)
+_ASYNCHRONOUS: MegatronCore = (0, 18)
+"""First core whose Bridge saves the shards of Megatron-FSDP beside the training."""
+_GRAPHED_FSDP: MegatronCore = (0, 18)
+"""First core whose FSDP has a mode for graphs."""
 _SEQUENCE_LENGTH: MegatronCore = (0, 17)
 """First core whose Bridge keeps a data set's length as `seq_length`."""
 _USE = (
@@ -68,10 +73,16 @@ _TRUST = (
 )
 _CODE_ON_THE_HUB = ABSENT | {"nemotron_h"}
 """Families whose class comes with the model in the transformers that Bridge 0.3 pins, 4.57."""
+_WHOLE_MODEL = "    bridge = AutoBridge.from_hf_pretrained({name!r}{trust})\n"
+_TEXT_ALONE = """\
+    text = AutoConfig.from_pretrained({name!r}{trust}).text_config
+    text.architectures = [{architecture!r}]
+    bridge = AutoBridge.from_hf_config(text)
+"""
+_WITHOUT_TOWERS = "It trains the language model alone, without its {towers}."
 _FROM_CONFIGURATION = """\
     cfg = _pretrain_common()
-    bridge = AutoBridge.from_hf_pretrained({name!r}{trust})
-    cfg.model = bridge.to_megatron_provider(load_weights=False)
+{bridge}    cfg.model = bridge.to_megatron_provider(load_weights=False)
     cfg.tokenizer.tokenizer_model = {name!r}
 """
 
@@ -80,9 +91,11 @@ def bridge_export(planned: Planned) -> Export:
     """Return the program."""
     values = megatron_values(planned)
     imports, recipe = _recipe(planned)
-    trusts = (_TRUST,) if "trust_remote_code" in recipe else ()
+    said = [_TRUST] if "trust_remote_code" in recipe else []
+    if planned.decoder.uncounted:
+        said.append(_WITHOUT_TOWERS.format(towers=" and ".join(planned.decoder.uncounted)))
     text = _TEXT.format(
-        remarks=remarks(planned, (), planned.where_to_start, _USE, *trusts), imports=imports,
+        remarks=remarks(planned, (), planned.where_to_start, _USE, *said), imports=imports,
         recipe=recipe,
         body="".join(f"    {line}\n" for line in _statements(planned)),
     )  # fmt: skip
@@ -102,9 +115,15 @@ def _recipe(planned: Planned) -> tuple[str, str]:
             "from megatron.bridge import AutoBridge\n"
             "from megatron.bridge.recipes.common import _pretrain_common\n"
         )
+        family, made = planned.decoder.family, _WHOLE_MODEL
+        if planned.decoder.uncounted:
+            imports, made = f"from transformers import AutoConfig\n\n{imports}", _TEXT_ALONE
         name = planned.hub_name or "PATH_OF_THE_MODEL"
-        trust = ", trust_remote_code=True" if planned.decoder.family in _CODE_ON_THE_HUB else ""
-        return imports, _FROM_CONFIGURATION.format(name=name, trust=trust)
+        bridge = made.format(
+            name=name, architecture=TEXT_CLASSES.get(family),
+            trust=", trust_remote_code=True" if family in _CODE_ON_THE_HUB else "",
+        )  # fmt: skip
+        return imports, _FROM_CONFIGURATION.format(bridge=bridge, name=name)
     imports = f"from megatron.bridge.recipes.{recipe.package} import {recipe.function}\n"
     return imports, f"    cfg = {recipe.function}()\n"
 
@@ -121,7 +140,10 @@ def _statements(planned: Planned) -> Iterator[str]:
         yield f"cfg.ddp.{name} = {_literal(value)}"
     if "use_megatron_fsdp" in values.ddp:
         yield 'cfg.checkpoint.ckpt_format = "fsdp_dtensor"'
+        if planned.core < _ASYNCHRONOUS:
+            yield "cfg.checkpoint.async_save = False"
         yield "cfg.model.gradient_accumulation_fusion = False"
+        yield from _graphed_fsdp(planned)
     else:
         yield "cfg.ddp.use_megatron_fsdp = False"
     if layout.cuda_graphs == "full":
@@ -145,6 +167,20 @@ def _statements(planned: Planned) -> Iterator[str]:
     yield from _optimizer(values)
 
 
+def _graphed_fsdp(planned: Planned) -> Iterator[str]:
+    """Yield what Megatron-FSDP needs for its graphs, as Megatron-LM's `training.py` sets it.
+
+    Without it sharded gradients are dereferenced that a replayed graph has written
+    (`megatron_fsdp/param_and_grad_buffer.py`, `zero_grad`).
+    """
+    graphs = planned.layout.cuda_graphs
+    if graphs == "none" or planned.core < _GRAPHED_FSDP:
+        return
+    yield "cfg.ddp.megatron_fsdp_cuda_graph_mode = True"
+    if graphs == "full":
+        yield "cfg.ddp.fsdp_all_gather_in_start_param_sync = False"
+
+
 def _model(planned: Planned, values: MegatronValues) -> Iterator[str]:
     """Yield the lines of the model's own fields."""
     layout, decoder = planned.layout, planned.decoder
@@ -158,12 +194,16 @@ def _model(planned: Planned, values: MegatronValues) -> Iterator[str]:
     for name, value in (unset | values.model).items():
         if name not in (*_PRECISION, *_OVERLAP):
             yield f"cfg.model.{name} = {_literal(value)}"
+    if decoder.family == "ernie4_5_moe" and all(
+        part is None or part.shared is None for part in decoder.routed_kinds
+    ):  # of which Bridge's provider makes shared experts of width 0 (`ernie_45_bridge.py`)
+        yield "cfg.model.moe_shared_expert_intermediate_size = None"
     virtual = layout.vpp if layout.vpp > 1 else None
     yield f"cfg.model.virtual_pipeline_model_parallel_size = {virtual}"
     stages = stage_letters(planned) if layout.pp > 1 and not decoder.has_mamba else None
     yield f"cfg.model.pipeline_model_parallel_layout = {stages!r}"
     yield "cfg.model.pipeline_dtype = torch.bfloat16"
-    if all(part.is_gated and not part.biases for part in _ffns(decoder)):
+    if all(_is_swiglu(part) and not part.biases for part in _ffns(decoder)):
         # The plan's memory has it, and Bridge's provider of Qwen leaves it off.
         yield "cfg.model.bias_activation_fusion = True"
 
@@ -171,6 +211,10 @@ def _model(planned: Planned, values: MegatronValues) -> Iterator[str]:
 def _ffns(decoder: Decoder) -> Iterator[DenseFfn | RoutedExperts]:
     for block in decoder.kinds:
         yield from (part for part in block.parts if isinstance(part, DenseFfn | RoutedExperts))
+
+
+def _is_swiglu(part: DenseFfn | RoutedExperts) -> bool:
+    return part.is_gated and part.function == "silu"
 
 
 def _optimizer(values: MegatronValues) -> Iterator[str]:

@@ -1,12 +1,13 @@
-"""DeepSpeed 0.19.8: the JSON configuration, with AutoEP and AutoTP."""
+"""DeepSpeed 0.19.8: a program with its configuration, AutoEP and AutoTP in it, and the model."""
 
 import json
 from collections.abc import Iterator
 
 from moetune.domain.deepspeed_rules import PRESETS
-from moetune.export.planned import Export, Planned
+from moetune.export.hub_models import load_arguments, load_imports
+from moetune.export.planned import Export, Planned, remarks
 
-_FILE = "deepspeed_layout.json"
+_FILE = "deepspeed_layout.py"
 _NEWEST_TRANSFORMERS = "5.22.2"
 _OLDER_TRANSFORMERS = frozenset({"mixtral", "qwen3_moe", "qwen3_5_moe", "minimax_m3"})
 """Presets that record router logits by a registry that transformers 5.23 changed
@@ -26,17 +27,125 @@ _CUTS = (
 )  # fmt: skip
 """Of attention and dense FFNs. The tensor plan of transformers, which AutoTP takes otherwise, cuts
 experts in ways that `module_inject/tp_plan_converter.py` refuses."""
+_SHARDS_WEIGHTS = 3
+"""ZeRO stage that shards parameters, too."""
+_RATE = 5e-5
+"""Default of transformers' Trainer (`TrainingArguments.learning_rate`)."""
+_DATA = (
+    "DATA is a folder that datasets.load_from_disk reads: rows of input_ids and labels, one for "
+    "each sequence. The optimizer's rate is that of transformers' Trainer; give yours in CONFIG."
+)
+_HOSTS = (
+    "Start it on one node, from which ssh reaches {nodes}; each line of HOSTFILE is the name "
+    "of a node with its GPUs: node-1 slots={width}. Or start it by torchrun on every node."
+)
+_TEXT = """\
+{remarks}import argparse
+from typing import Any
+
+import deepspeed
+import torch
+from transformers import AutoModelForCausalLM, {imports}default_data_collator
+{shard_import}
+CONFIG: dict[str, Any] = {config}
+
+
+def load_model(name: str) -> torch.nn.Module:
+    \"\"\"Return the model in bfloat16.\"\"\"
+{shard}    model = AutoModelForCausalLM.from_pretrained(
+        name,
+{arguments}        dtype=torch.bfloat16,
+    )
+{recompute}    return model.train()
+
+
+def make_engine(model: torch.nn.Module, data: Any) -> tuple[Any, Any]:
+    \"\"\"Return the engine, and the batches of this rank.\"\"\"
+    engine, _, batches, _ = deepspeed.initialize(
+        model=model,
+        model_parameters=list(model.parameters()),
+        training_data=data,
+        collate_fn=default_data_collator,
+        config=CONFIG,
+    )
+    return engine, batches
+
+
+def train(engine: Any, batches: Any) -> None:
+    \"\"\"Train on all batches once.\"\"\"
+    for batch in batches:
+        loss = engine(**{{key: value.to(engine.device) for key, value in batch.items()}}).loss
+        engine.backward(loss)
+        if engine.global_rank == 0 and engine.is_gradient_accumulation_boundary():
+            print(f"step {{engine.global_steps}}: loss {{loss.item():.4f}}")
+        engine.step()
+
+
+def arguments() -> argparse.Namespace:
+    \"\"\"Return what the command line says.\"\"\"
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", {model}, help="on the Hub, or a folder")
+    parser.add_argument("--data", required=True, help="folder of sequences")
+    parser.add_argument("--output", default="output", help="folder of the checkpoint")
+    parser.add_argument("--local_rank", type=int, help="given by the launcher")
+    return parser.parse_args()
+
+
+def main() -> None:
+    \"\"\"Train on the sequences of --data.\"\"\"
+    from datasets import load_from_disk
+
+    given = arguments()
+    deepspeed.init_distributed()
+    engine, batches = make_engine(load_model(given.model), load_from_disk(given.data))
+    train(engine, batches)
+    engine.save_checkpoint(given.output)
+
+
+if __name__ == "__main__":
+    main()
+"""
+_SHARD_IMPORT = "from transformers.integrations import HfDeepSpeedConfig\n"
+_SHARD = """\
+    # from_pretrained shards by it as long as it lives, and converts no weights beside AutoTP
+    whole = {key: value for key, value in CONFIG.items() if key != "tensor_parallel"}
+    config = HfDeepSpeedConfig(whole)  # noqa: F841
+"""
 
 
 def deepspeed_export(planned: Planned) -> Export:
-    """Return the configuration; JSON has no comments, so that the head is a key of its own."""
+    """Return a program with `CONFIG`, `load_model`, `make_engine` and `train`."""
+    missing = tuple(_not_expressed(planned))
+    name, shards = planned.hub_name, planned.layout.zero == _SHARDS_WEIGHTS
+    text = _TEXT.format(
+        remarks=remarks(planned, missing, *_notes(planned), _DATA),
+        imports=load_imports(planned), arguments=load_arguments(planned),
+        shard_import=_SHARD_IMPORT if shards else "", shard=_SHARD if shards else "",
+        config=_literal(_config(planned)),
+        recompute=(
+            "    model.gradient_checkpointing_enable()\n"
+            if "full" in planned.layout.recompute else ""
+        ),
+        model=f'default="{name}"' if name else "required=True",
+    )  # fmt: skip
+    words = f'{_launcher(planned)} {_FILE} --data "${{DATA:?set it to a folder of sequences}}"'
+    if name is None:
+        words += ' --model "${MODEL:?set it to the folder of config.json and weights}"'
+    return Export(text=text, file_name=_FILE, launch=words, not_expressed=missing)
+
+
+def _config(planned: Planned) -> dict[str, object]:
+    """Return DeepSpeed's configuration.
+
+    The global batch follows from two of its sizes and the replicas, which DeepSpeed counts itself.
+    """
     layout = planned.layout
-    # The global batch follows from these two and the replicas, which DeepSpeed counts itself.
     document: dict[str, object] = {
-        "_plan": [*planned.head, planned.where_to_start],
         "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": planned.num_micro_batches,
+        "dataloader_drop_last": True,
         "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": _RATE}},
         "zero_optimization": {"stage": layout.zero, "overlap_comm": True},
     }
     if layout.ep > 1:
@@ -52,11 +161,37 @@ def deepspeed_export(planned: Planned) -> Export:
         if planned.decoder.num_moe_layers:
             cuts = {"use_default_specs": False, "layer_specs": list(_CUTS)}
             document["tensor_parallel"] = {"autotp_size": layout.tp, "partition_config": cuts}
-    launch = f"{planned.asks_in_line}{planned.torchrun} YOUR_SCRIPT.py --deepspeed {_FILE}"
-    return Export(
-        text=json.dumps(document, indent=2) + "\n", file_name=_FILE, launch=launch,
-        not_expressed=tuple(_not_expressed(planned)),
-    )  # fmt: skip
+    return document
+
+
+def _literal(document: dict[str, object]) -> str:
+    """Return a document as Python, which writes JSON's true and false large."""
+    text = json.dumps(document, indent=4)
+    return text.replace(": true", ": True").replace(": false", ": False")
+
+
+def _nodes(planned: Planned) -> tuple[str, str]:
+    """Return the nodes and the GPUs of each in words; "" where the machine is not known."""
+    ranks = planned.job.world_size
+    width = min(planned.site.devices_per_node, ranks) if planned.site else ranks + 1
+    return ("", "") if ranks % width else (str(ranks // width), str(width))
+
+
+def _launcher(planned: Planned) -> str:
+    """Return DeepSpeed's launcher with the plan's ranks (`deepspeed/launcher/runner.py`)."""
+    nodes, width = _nodes(planned)
+    if nodes == "1":
+        return f"deepspeed --num_gpus {width}"
+    hosts = 'deepspeed --hostfile "${HOSTFILE:?set it to the file that lists the nodes}"'
+    return f"{hosts} --num_nodes {nodes} --num_gpus {width}" if nodes else hosts
+
+
+def _notes(planned: Planned) -> Iterator[str]:
+    nodes, width = _nodes(planned)
+    if nodes == "1":
+        yield planned.where_to_start
+    else:
+        yield _HOSTS.format(nodes=f"all {nodes}" if nodes else "all", width=width or "8")
 
 
 def _not_expressed(planned: Planned) -> Iterator[str]:
@@ -66,12 +201,10 @@ def _not_expressed(planned: Planned) -> Iterator[str]:
             f"transformers {_NEWEST_TRANSFORMERS} or older: AutoEP's preset {PRESETS[family]} "
             "fails with newer ones"
         )
-    if "full" in layout.recompute:
-        yield "recomputation of full: call model.gradient_checkpointing_enable() in the script"
     if layout.tp > 1:
         yield "sequence parallelism beside tp, which AutoTP does not have"
         if planned.decoder.num_moe_layers:
             yield "vocabularies in parts, which AutoTP leaves whole"
     if planned.decoder.predictions:
         yield "multi-token prediction, which is the model's own"
-    yield f"sequences of {planned.job.length} tokens: the script's data has them"
+    yield f"sequences of {planned.job.length} tokens: the data has them"

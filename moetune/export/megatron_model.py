@@ -7,7 +7,7 @@ bases and epsilons, comes from the configuration where it is a user's own.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
@@ -22,11 +22,16 @@ _LAYER_NORMS = frozenset({"gpt2", "nemotron"})
 """Families whose norms are LayerNorm."""
 _ZERO_CENTERED = frozenset({"nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 """Families whose norms' weights are around 0 (`layernorm_zero_centered_gamma`)."""
+_EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps")
 _ROPE_FIELDS = {"rope_theta": "rotary_base", "partial_rotary_factor": "rotary_percent"}
 _GPT_OSS: Mapping[str, Value] = {
     "activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0, "softmax_type": "learnable",
 }  # fmt: skip
 """Of gpt-oss (Megatron-Bridge, `models/gpt_oss/gpt_oss_bridge.py`)."""
+_YARN_FIELDS = {"factor": "rotary_scaling_factor", "mscale": "mscale",
+                "mscale_all_dim": "mscale_all_dim"}  # fmt: skip
+_YARN_LENGTH = 4096
+"""`original_max_position_embeddings` of `MLATransformerConfig`, which has no argument."""
 _YARN: Mapping[str, Value] = {
     "rotary_scaling_factor": 32.0, "yarn_original_max_position_embeddings": 4096,
     "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0,
@@ -211,7 +216,7 @@ def _norms(model: MegatronModel, decoder: Decoder, config: Mapping[str, object])
     model.fields["normalization"] = "LayerNorm" if is_layer_norm else "RMSNorm"
     if decoder.family in _ZERO_CENTERED:
         model.fields["layernorm_zero_centered_gamma"] = True
-    epsilon = config.get("rms_norm_eps", config.get("layer_norm_epsilon"))
+    epsilon = next((config[name] for name in _EPSILONS if name in config), None)
     if isinstance(epsilon, float):
         model.fields["layernorm_epsilon"] = epsilon
     else:
@@ -235,6 +240,8 @@ def _positions(
         model.flags |= {**_YARN, "no_yarn_correction_range_round_to_int": True}
     if kind in ("rope", "yarn"):
         _rotary(model, config)
+    if kind == "rope":
+        _stretched(model, config)
 
 
 def _rotary(model: MegatronModel, config: Mapping[str, object]) -> None:
@@ -244,8 +251,35 @@ def _rotary(model: MegatronModel, config: Mapping[str, object]) -> None:
         value = known.get(name)
         if isinstance(value, int | float):
             model.flags[flag] = int(value) if name == "rope_theta" else value
+    rotated, width = config.get("rotary_dim"), model.fields.get("kv_channels")
+    if isinstance(rotated, int) and isinstance(width, int):
+        model.flags["rotary_percent"] = rotated / width
     if "rotary_base" not in model.flags:
         model.notes.append("the rotary base, --rotary-base, which the model's sizes do not tell")
+
+
+def _stretched(model: MegatronModel, config: Mapping[str, object]) -> None:
+    """Add how rotary embeddings are stretched to longer sequences (`arguments.py`).
+
+    YaRN has arguments with latent attention alone, whose original length is 4,096, and Llama 3's
+    scaling has its factor alone.
+    """
+    found = config.get("rope_scaling") or config.get("rope_parameters")
+    scaling: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    match scaling.get("rope_type", scaling.get("type", "default")):
+        case "default":
+            return
+        case "yarn" if (
+            "multi_latent_attention" in model.fields
+            and scaling.get("original_max_position_embeddings") == _YARN_LENGTH
+        ):
+            model.fields |= {
+                flag: float(scaling[name]) for name, flag in _YARN_FIELDS.items() if name in scaling
+            }
+        case "llama3" if "factor" in scaling:
+            model.flags |= {"use_rope_scaling": True, "rope_scaling_factor": scaling["factor"]}
+        case kind:
+            model.notes.append(f"the {kind} scaling of the rotary embedding")
 
 
 def _hybrid(model: MegatronModel, decoder: Decoder, core: MegatronCore) -> None:

@@ -111,7 +111,7 @@ def stage_letters(planned: Planned) -> str:
 def _dispatch(planned: Planned) -> dict[str, Value]:
     if not planned.decoder.num_moe_layers:
         return {}
-    name: TokenDispatcher = planned.layout.dispatcher if planned.layout.ep > 1 else "all_to_all"
+    name = planned.layout.dispatcher
     found: dict[str, Value] = {
         "moe_token_dispatcher_type": _DISPATCHERS[name],
         "moe_grouped_gemm": True,

@@ -1,17 +1,30 @@
 """transformers: a program with a `DistributedConfig`, the model and the trainer's arguments."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from moetune.domain.training import TokenDispatcher
+from moetune.export.hub_models import load_arguments, load_imports
 from moetune.export.planned import Export, Planned, remarks
 
 _FILE = "transformers_layout.py"
 _IMPLEMENTATIONS: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
     {"all_to_all": "all_to_all", "all_gather": "all_reduce"}
 )
-_IN_FOUR_BITS = frozenset({"gpt_oss"})
-"""Families whose published weights are MXFP4, which only a dequantized copy trains."""
+_FREED, _KEPT = "free_full_weight", "keep_full_weight"
+SHARDED: MappingProxyType[str, Mapping[str, str]] = MappingProxyType({
+    "dbrx": {
+        "transformer.wte": _FREED, "transformer.blocks.*": _FREED, "transformer.norm_f": _KEPT,
+    },
+    "gpt2": {"transformer.wte": _FREED, "transformer.h.*": _FREED, "transformer.ln_f": _KEPT},
+    "jamba": {"model.final_layernorm": _KEPT},
+    "llama4_text": {
+        "model.embed_tokens": _FREED, "model.layers.*": _FREED, "model.norm": _KEPT,
+    },
+    "nemotron_h": {"model.embeddings": _FREED, "model.norm_f": _KEPT},
+})  # fmt: skip
+"""Modules of families whose names `base_model_fsdp_plan` (`configuration_utils.py`) does not have:
+without them FSDP gathers those parts, or all blocks, for the whole of a step."""
 _DATA = (
     "DATA is a folder that datasets.load_from_disk reads: rows of input_ids and labels, one for "
     "each sequence. Give the optimizer's rates to training_arguments."
@@ -34,7 +47,7 @@ LAYOUT = DistributedConfig(
     ep_size={layout.ep},
     ep_implementation="{implementation}",
     fsdp_mixed_precision=True,
-)
+{sharded})
 
 
 def load_model() -> torch.nn.Module:
@@ -42,7 +55,7 @@ def load_model() -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(
         MODEL,
         distributed_config=LAYOUT,
-{quantized}        dtype=torch.float32,
+{arguments}        dtype=torch.float32,
     )
 
 
@@ -76,13 +89,11 @@ if __name__ == "__main__":
 def transformers_export(planned: Planned) -> Export:
     """Return a program with `LAYOUT`, `load_model` and `training_arguments`."""
     layout, missing = planned.layout, tuple(_not_expressed(planned))
-    in_four_bits = planned.decoder.family in _IN_FOUR_BITS
     text = _TEXT.format(
         remarks=remarks(planned, missing, planned.where_to_start, _DATA),
-        imports="Mxfp4Config, " if in_four_bits else "",
-        quantized=(
-            "        quantization_config=Mxfp4Config(dequantize=True),\n" if in_four_bits else ""
-        ),
+        imports=load_imports(planned),
+        arguments=load_arguments(planned),
+        sharded=_sharded(planned),
         model=(
             f'os.environ.get("MODEL", "{planned.hub_name}")'
             if planned.hub_name
@@ -100,6 +111,15 @@ def transformers_export(planned: Planned) -> Export:
     words = (f'{name}="${{{name}:?set it to {what}}}"' for name, what in needed.items())
     launch = planned.asks_in_line + " ".join([*words, planned.torchrun, _FILE])
     return Export(text=text, file_name=_FILE, launch=launch, not_expressed=missing)
+
+
+def _sharded(planned: Planned) -> str:
+    """Return the argument that names what FSDP shards, where the family's own does not."""
+    rules = SHARDED.get(planned.decoder.family)
+    if rules is None or planned.layout.dp == 1:
+        return ""
+    lines = "".join(f'        "{name}": "{style}",\n' for name, style in rules.items())
+    return f"    fsdp_plan={{\n{lines}    }},\n"
 
 
 def _not_expressed(planned: Planned) -> Iterator[str]:

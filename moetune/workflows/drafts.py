@@ -6,7 +6,7 @@ Nothing is stored. A process that makes one after the other keeps the costs of t
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import get_ident
 from typing import Any
 
@@ -25,6 +25,7 @@ from moetune.fit.costs import costs_of
 from moetune.huggingface.pasted import PastedConfig
 from moetune.report.plan_figures import Option
 from moetune.solve.joint.front import LARGE, SAVING, SLOW, front_within
+from moetune.solve.joint.graphs import with_and_without_graphs
 from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.joint.ties import PricedLayout
 from moetune.solve.layer.budget import MemoryBudget
@@ -189,11 +190,12 @@ def draft_front(question: ModelQuestion, found: FoundProfile) -> FrontDraft:
     with sound_numbers(profile.name):
         solved = _solved(_Known(digest=found.digest, profile=profile), question, get_ident())
         plan = solved.plan
-        front = front_within(
-            solved.search, _hosting_as(plan.best.layout, plan.request.pins),
-            slowest_seconds=SLOW * plan.best.step.seconds, most_bytes=LARGE * plan.limit_bytes,
-            saving=SAVING,
+        front_of = partial(
+            front_within, solved.search, slowest_seconds=SLOW * plan.best.step.seconds,
+            most_bytes=LARGE * plan.limit_bytes, saving=SAVING,
         )  # fmt: skip
+        hosting = _hosting_as(plan.best.layout, plan.request.pins)
+        front = with_and_without_graphs(hosting, plan.best.layout, front_of)
     return FrontDraft(plan=plan, front=front)
 
 

@@ -13,6 +13,7 @@ from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.export.planned import Export, Planned
 from moetune.export.targets import export_layout
+from moetune.huggingface.nesting import language_model
 from moetune.workflows.models import find_planned_model
 from moetune.workflows.profiles import find_profile
 from moetune.workflows.training_files import MAKE_ONE, folded_layout
@@ -100,7 +101,7 @@ def export_plan(
         hub_name=_hub_name(found.source),
         site=_site(inputs.profile, stores),
         predicted=_predicted(plan.best.predicted.step_seconds, plan.best.memory.peak_bytes),
-        config=text_config(found.config),
+        config=language_model(found.config)[0],
         warnings=(*_warnings(inputs.facts, target, fits=plan.fits), *_not_placed(plan)),
     )
     return PlanExport(plan_id=planned.plan_id, target=target, export=export_layout(planned))
@@ -126,7 +127,7 @@ def export_training(
         hub_name=_hub_name(source),
         site=site,
         predicted=_predicted(plan.best.step.seconds, plan.best.memory.peak_bytes),
-        config=text_config(config),
+        config=language_model(config)[0],
         warnings=tuple(_warnings(plan.request.target, to, fits=plan.fits)),
     )
     return PlanExport(plan_id=plan.id, target=to, export=export_layout(planned))
@@ -134,12 +135,6 @@ def export_training(
 
 def _predicted(seconds: float, peak_bytes: float) -> str:
     return f"{format_seconds(seconds)} a step, {format_bytes(round(peak_bytes))} a device"
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a configuration that is the decoder's."""
-    text = config.get("text_config")
-    return text if isinstance(text, Mapping) else config
 
 
 def _hub_name(source: str) -> str | None:

@@ -88,8 +88,8 @@ def parallelize(
         timeout: of every wait for other ranks; default, torch's.
 
     Returns:
-        What a training loop calls: `backward`, `total_loss`, `optimizer`, `clip_grad_norm_`,
-        `state_dict`, `load_state_dict`, `own_part`.
+        What a training loop calls: `backward`, `evaluate`, `total_loss`, `optimizer`,
+        `clip_grad_norm_`, `state_dict`, `load_state_dict`, `own_part`.
 
     Raises:
         InputError: there is no process group, or no such plan; it is for another runtime, model or

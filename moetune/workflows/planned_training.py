@@ -1,11 +1,12 @@
 """A training plan read back, with its request and its profile, to price it again."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
+from moetune.solve.joint.graphs import as_graphed
 from moetune.workflows.models import find_planned_model
 from moetune.workflows.placed_training import placed_request
 from moetune.workflows.routing_files import read_routing
@@ -19,7 +20,8 @@ class PlannedTraining:
     """A plan of a training, and what it was made from.
 
     Args:
-        priced: the request as the layouts are priced: with placed experts, where the plan has them.
+        priced: the request as the layouts are priced: with the plan's CUDA graphs, and with placed
+            experts where it has them.
         layouts: the chosen one, then those that it was compared with.
     """
 
@@ -58,13 +60,13 @@ def read_planned_training(
         memory_limit_bytes=inputs.memory_limit_bytes,
     )  # fmt: skip
     _check_id(plan, request)
-    layouts = (one.layout for one in (plan.best, *plan.alternatives))
+    folded = tuple(folded_layout(one.layout) for one in (plan.best, *plan.alternatives))
     return PlannedTraining(
         plan=plan,
         request=request,
-        priced=_priced(plan, request),
+        priced=_priced(plan, replace(request, pins=as_graphed(request.pins, folded[0]))),
         profile=profile,
-        layouts=tuple(map(folded_layout, layouts)),
+        layouts=folded,
     )
 
 

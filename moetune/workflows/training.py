@@ -32,6 +32,7 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.front import memory_front
+from moetune.solve.joint.graphs import with_and_without_graphs, with_graphs
 from moetune.solve.joint.savings import Savings
 from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.training.memory import MemoryModel, fillable_bytes
@@ -112,7 +113,8 @@ def plan_training(
     plan, pins = solved.plan, _of_layouts(request.pins)
     with sound_numbers(profile.name):
         if with_front and plan.fits:
-            plan = replace(plan, front=memory_front(solved.search, pins))
+            best, front = plan.best.layout, partial(memory_front, solved.search)
+            plan = replace(plan, front=with_and_without_graphs(pins, best, front))
         if with_savings and plan.fits:
             plan = add_savings(plan, solved.search)
     if not plan.fits:
@@ -187,7 +189,8 @@ def _searched(
             _opened, profile=profile, costs=known, limit_bytes=limit, asks_runtime=asks_runtime
         )
         one, placement = solve_placed(request, opened)
-        found = one.layouts.ranked()
+        graphed = with_graphs(one.search, _of_layouts(one.request.pins), one.best)
+        found = (graphed or one.layouts).ranked()
         plan = TrainingPlan(
             request=request, profile=profile.name, profile_fingerprint=profile.digest,
             limit_bytes=limit, placement=placement,
@@ -223,7 +226,7 @@ def _opened(
 ) -> tuple[FoldedSearch, BestLayouts]:
     prices = step_prices(request.job, request.target, profile, costs)
     search = search_of(request, prices, profile, limit_bytes=limit_bytes, asks_runtime=asks_runtime)
-    return search, BestLayouts(search, _of_layouts(request.pins))
+    return search, BestLayouts.of(search, _of_layouts(request.pins))
 
 
 def _of_layouts(pins: LayoutRequest) -> LayoutRequest:

@@ -225,8 +225,10 @@ class TrainingPlan:
                 model_flops_per_second_per_device=speed.flops_per_second,
                 mfu=speed.mfu,
                 saved_by_overlap_seconds=one.saved_seconds,
+                saved_by_graphs_seconds=one.saved_by_graphs_seconds,
                 hidden_by_shared_experts_seconds=one.step.beside,
                 bound_by_host_seconds=one.step.bound_by_host,
+                bound_by_replicas_seconds=one.step.bound_by_replicas,
                 mean_parts=dict(one.mean_parts),
             ),
             memory=TrainingMemory(

@@ -95,3 +95,50 @@ def test_the_parts_of_layouts_are_compared_on_the_mean_of_the_ranks(cli: Cli) ->
     assert sum(found["difference"]["parts"].values()) == pytest.approx(
         found["difference"]["seconds"]
     )
+
+
+def test_collectives_that_outlast_the_passes_beside_them_bind_as_sensitivity_says(
+    cli: Cli,
+) -> None:
+    flags = (
+        "plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--world-size", "64",
+        "--global-batch", "64", "--seq", "4096", "--target", "torchtitan", "--output", "p.json",
+    )  # fmt: skip
+    words = " ".join(cli(*flags).out.split())
+    assert "Collectives of gradients and parameters bind" in words
+    assert "more tokens a micro-batch would hide more" in words
+    parts = cli("sensitivity", "p.json", "--json").document["parts"]
+    assert parts[0]["name"] == "bandwidth of reduce-scatters"
+    plan = cli(*flags, "--json").document
+    alone, step = plan["predicted"]["parts"]["gradients"], step_of(plan)
+    assert alone < 0.1 * step < plan["predicted"]["bound_by_replicas_seconds"]
+    roomy = (*flags, "--global-batch", "128", "--ep", "2", "--memory-limit", "200GiB")
+    twice = cli(*roomy, "--micro-batch", "2", "--json").document
+    assert step_of(twice) / 2 < 0.97 * step  # of as many tokens
+    once = cli(*OLMOE, "--global-batch", "16", "--zero", "1", "--ep", "2", "--pp", "1",
+               "--cuda-graphs", "partial")  # fmt: skip
+    assert "more tokens a step would hide more" in " ".join(once.out.split())
+
+
+def test_graphs_that_recipes_take_are_planned_and_exported(cli: Cli) -> None:
+    flags = (
+        "plan", "--model", "gpt-oss-120b", "--profile", "gb200-nvl72", "--world-size", "64",
+        "--global-batch", "512", "--seq", "8192", "--target", "bridge", "--dtype", "mxfp8",
+        "--output", "p.json",
+    )  # fmt: skip
+    plan = cli(*flags, "--json").document
+    plain = cli(*flags, "--cuda-graphs", "none", "--json").document
+    graphs, saved = plan["layout"]["cuda_graphs"], plan["predicted"]["saved_by_graphs_seconds"]
+    assert step_of(plan) < 0.95 * step_of(plain)
+    assert saved > 0
+    assert plan["memory"]["peak_bytes"] <= 0.9 * plan["inputs"]["memory_limit_bytes"]
+    words = " ".join(cli(*flags, "--cuda-graphs", "none").out.split())
+    assert f"Changed alone, --cuda-graphs {graphs} would save" in words
+    assert f"without them it takes {step_of(plan):.2f} s" in words
+    words = cli(*flags).out
+    assert f"{graphs}: saves" in words
+    assert "Changed alone, --cuda-graphs" not in words
+    knobs = cli("sensitivity", "p.json", "--json").document["knobs"]
+    slower = {one["knob"]: one["seconds"] for one in knobs if one.get("seconds") is not None}
+    assert max(slower.values()) < step_of(plan)  # neighbours have the plan's graphs, too
+    assert "cuda_graph_impl = 'full_iteration'" in cli("export", "p.json", "--to", "bridge").out

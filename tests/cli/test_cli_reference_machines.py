@@ -41,7 +41,7 @@ def test_nodes_and_ranks_together_are_refused(cli: Cli) -> None:
 
 def test_a_reference_is_shown_with_its_sources_and_keeps_them_in_the_store(cli: Cli) -> None:
     shown = " ".join(cli("profiles", "show", "h800-x8").out.split())
-    for words in ("Sources", "× 900/400", "50 GB/s", "halved"):
+    for words in ("Sources", "× 900/400", "50 GB/s", "over 1.75"):
         assert words in shown
     text = cli("profiles", "export", "h800-x8", "--output", "h800.toml")
     assert text.code == 0

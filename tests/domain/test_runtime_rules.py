@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from transformers import CONFIG_MAPPING
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import Concatenate
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from moetune.domain.deepspeed_rules import CUTS_ATTENTION as AUTOTP
@@ -22,6 +24,7 @@ from moetune.domain.transformers_rules import (
     ABSENT,
     CUTS_ATTENTION,
     NO_CAUSAL_CLASS,
+    READS_IN_PARTS,
     WITHOUT_EXPERT_PLAN,
 )
 from moetune.huggingface.families import FAMILIES
@@ -104,6 +107,7 @@ def test_a_model_that_a_runtime_lacks_is_refused(target: str, model: str, words:
         ("deepseek-v3", {"tp": 2}, "tensor plan of deepseek_v3 leaves attention whole"),
         ("qwen3-30b-a3b", {"tp": 2, "ep": 1}, "its tensor plan cuts the experts"),
         ("llama-4-scout", {}, "expert plan of llama4_text is empty"),
+        ("kimi-linear-48b-a3b", {}, "convolutions of kimi_linear load in another order"),
     ],
 )
 def test_transformers_refuses(model: str, layout: dict[str, Any], words: str) -> None:
@@ -146,6 +150,20 @@ def test_transformers_has_the_plans_that_rules_name(family: str) -> None:
         assert is_cut
     if family in WITHOUT_EXPERT_PLAN:
         assert not config.base_model_ep_plan
+
+
+@pytest.mark.parametrize("family", families())
+def test_weights_that_ranks_would_read_in_another_order_are_refused(family: str) -> None:
+    """FSDP cuts the first dimension: three tensors behind each other in it are not three parts."""
+    mapping = get_checkpoint_conversion_mapping(family) or []
+    alone = [getattr(rule, "operations", None) for rule in mapping]
+    is_mixed = any(
+        len(steps) == 1 and isinstance(steps[0], Concatenate) and steps[0].dim == 0
+        for steps in alone
+        if steps
+    )
+    if family not in ABSENT | NO_CAUSAL_CLASS:
+        assert is_mixed == (family in READS_IN_PARTS)
 
 
 def test_families_with_experts_and_no_plan_for_them_are_all_named() -> None:

@@ -1,5 +1,6 @@
 """Training plans to export: documents as `moetune plan --output` writes them."""
 
+import ast
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -55,3 +56,13 @@ def exported(folder: Path, to: str, document: object) -> PlanExport:
 def known(package: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((KNOWN / f"{package}.json").read_text(encoding="utf-8"))
     return found
+
+
+def deepspeed_config(text: str) -> dict[str, Any]:
+    """Return DeepSpeed's configuration as the exported program has it."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "CONFIG":
+            assert node.value is not None
+            found: dict[str, Any] = ast.literal_eval(node.value)
+            return found
+    raise AssertionError("the program has no CONFIG")

@@ -5,7 +5,7 @@
 
 import ast
 import inspect
-import json
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -13,10 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from moetune.domain.targets import find_target
+from moetune.export.transformers import SHARDED
 from moetune.runtime.moe.layer import MoELayer
-from tests.export.plans import DEEPSEEK, LAYOUT, PIPELINE, exported, known, plan_document
+from tests.export.plans import (
+    DEEPSEEK,
+    LAYOUT,
+    PIPELINE,
+    deepspeed_config,
+    exported,
+    known,
+    plan_document,
+)
 
 FLAT = plan_document(LAYOUT)
 SPLIT = plan_document(PIPELINE)
@@ -124,16 +135,36 @@ def test_transformers_knows_the_fields(tmp_path: Path, name: str) -> None:
         assert found <= set(facts[call])
 
 
+@pytest.mark.parametrize("family", SHARDED)
+def test_transformers_shards_modules_that_its_classes_have(family: str) -> None:
+    given = {"attn_config": {"rope_theta": 1e4}} if family == "dbrx" else {}
+    config = CONFIG_MAPPING[family](**given)
+    config.num_hidden_layers = 2
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    names = {re.sub(r"\.\d+", ".*", name) for name, _ in model.named_modules()}
+    assert set(SHARDED[family]) <= names
+    rules = {**model.fsdp_plan, **SHARDED[family]}
+    blocks = {name for name in names if re.fullmatch(r"\w+\.\w+\.\*", name)}
+    assert len(blocks) == 1
+    assert blocks <= set(rules)
+    embedding = next(
+        name for name, part in model.named_modules() if part is model.get_input_embeddings()
+    )
+    assert embedding in rules
+
+
 @pytest.mark.parametrize("name", FSDPS)
 def test_deepspeed_reads_the_keys(tmp_path: Path, name: str) -> None:
-    document = json.loads(exported(tmp_path, "deepspeed", FSDPS[name]).export.text)
+    document = deepspeed_config(exported(tmp_path, "deepspeed", FSDPS[name]).export.text)
     facts = known("deepspeed")["known"]
     assert set(document["expert_parallel"]) <= set(facts["expert_parallel"])
     assert document["expert_parallel"]["preset_model"] in facts["presets"]
     assert set(document["zero_optimization"]) <= set(facts["zero_optimization"])
     rest = set(document) - {"expert_parallel", "zero_optimization", "tensor_parallel"}
     assert rest == {
-        "_plan", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16",
+        "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16", "optimizer",
+        "dataloader_drop_last",
     }  # fmt: skip
 
 

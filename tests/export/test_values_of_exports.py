@@ -1,7 +1,6 @@
 """Exports say the plan's layout in the target's own words, and what they cannot say."""
 
 import ast
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,15 @@ import pytest
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from moetune.domain.errors import InfeasiblePlanError, InputError
-from tests.export.plans import DEEPSEEK, LAYOUT, PIPELINE, QWEN, exported, plan_document
+from tests.export.plans import (
+    DEEPSEEK,
+    LAYOUT,
+    PIPELINE,
+    QWEN,
+    deepspeed_config,
+    exported,
+    plan_document,
+)
 from tests.export.test_names_of_exports import flags
 
 LATENT = {**PIPELINE, "dp": 16, "pp": 16, "vpp": 2, "ep": 64}
@@ -187,6 +194,18 @@ def test_graphs_that_megatron_refuses_are_refused_by_name(
         megatron(tmp_path, {**PIPELINE, **change})
 
 
+@pytest.mark.parametrize("graphs", ["none", "partial", "full"])
+def test_sharded_gradients_outlive_a_replayed_graph(tmp_path: Path, graphs: str) -> None:
+    sizes = {"recompute": ["none"], "dispatcher": "hybrid_ep", "cuda_graphs": graphs}
+    layout = {**LAYOUT, **sizes, "zero": 3}
+    own = exported(tmp_path, "bridge@0.6", plan_document(layout)).export.text
+    mode = "cfg.ddp.megatron_fsdp_cuda_graph_mode = True"
+    gathers = "cfg.ddp.fsdp_all_gather_in_start_param_sync = False"
+    assert (mode in own, gathers in own) == (graphs != "none", graphs == "full")
+    whole = exported(tmp_path, "bridge@0.6", plan_document({**layout, "zero": 1}))
+    assert mode not in whole.export.text
+
+
 @pytest.mark.parametrize(
     ("dtype", "megatrons", "bridges"),
     [
@@ -263,7 +282,7 @@ def test_sequences_of_a_step_follow_from_the_batch_of_transformers_and_deepspeed
     assert given["ep_size"] == 32
     assert "gradient_checkpointing=True" in text
     assert '"Qwen/Qwen3-235B-A22B"' in text
-    plain = json.loads(exported(tmp_path, "deepspeed", document).export.text)
+    plain = deepspeed_config(exported(tmp_path, "deepspeed", document).export.text)
     assert (
         plain["train_micro_batch_size_per_gpu"] * plain["gradient_accumulation_steps"] * 256 == 2048
     )
@@ -277,7 +296,7 @@ def test_tensor_parallelism_of_transformers_and_deepspeed(tmp_path: Path) -> Non
     assert "tp_size=2," in found.text
     assert any("sequence parallelism" in one for one in found.not_expressed)
     beside = exported(tmp_path, "deepspeed", document).export
-    tensor = json.loads(beside.text)["tensor_parallel"]
+    tensor = deepspeed_config(beside.text)["tensor_parallel"]
     assert tensor["autotp_size"] == 2
     cut = {
         spec["partition_type"]: spec["patterns"]
@@ -285,6 +304,13 @@ def test_tensor_parallelism_of_transformers_and_deepspeed(tmp_path: Path) -> Non
     }
     assert set(cut) == {"column", "row", "skip"}
     assert any("sequence parallelism" in one for one in beside.not_expressed)
+
+
+def test_deepspeeds_program_shards_what_it_loads_with_zero_3_alone(tmp_path: Path) -> None:
+    text = exported(tmp_path, "deepspeed", plan_document(LAYOUT)).export.text
+    assert "config = HfDeepSpeedConfig(whole)" in text
+    halves = exported(tmp_path, "deepspeed", plan_document({**LAYOUT, "zero": 2})).export.text
+    assert "HfDeepSpeedConfig" not in halves
 
 
 def test_a_plan_for_another_target_or_without_room_says_so(tmp_path: Path) -> None:
@@ -321,7 +347,9 @@ def test_a_dense_model_has_no_flags_of_experts(tmp_path: Path) -> None:
     layout = {**LAYOUT, "ep": 1, "recompute": ["none"]}
     text = megatron(tmp_path, layout, dense)
     assert not any(flag.startswith("--moe") for flag in flags(text))
-    plain = json.loads(exported(tmp_path, "deepspeed", plan_document(layout, dense)).export.text)
+    plain = deepspeed_config(
+        exported(tmp_path, "deepspeed", plan_document(layout, dense)).export.text
+    )
     assert "expert_parallel" not in plain
 
 
@@ -379,14 +407,46 @@ def test_deepspeed_refuses_what_it_has_no_rule_for(
 def test_a_model_without_preset_trains_with_its_experts_on_each_rank(tmp_path: Path) -> None:
     named = {"model": "olmoe", "world_size": 8, "global_batch": 64}
     layout = {**LAYOUT, "dp": 8, "ep": 1}
-    plain = json.loads(exported(tmp_path, "deepspeed", plan_document(layout, named)).export.text)
-    assert "expert_parallel" not in plain
-    assert "Layout of olmoe" in plain["_plan"][0]
+    text = exported(tmp_path, "deepspeed", plan_document(layout, named)).export.text
+    assert "expert_parallel" not in deepspeed_config(text)
+    assert text.startswith("# Layout of olmoe")
 
 
 def test_a_machine_that_is_not_there_leaves_the_nodes_to_the_user(tmp_path: Path) -> None:
-    launch = exported(tmp_path, "deepspeed", plan_document(LAYOUT, profile="gone")).export.launch
+    gone = plan_document(LAYOUT, profile="gone")
+    launch = exported(tmp_path, "transformers", gone).export.launch
     assert '--nnodes "$NNODES" --nproc-per-node gpu' in launch
+    assert "--num_nodes" not in exported(tmp_path, "deepspeed", gone).export.launch
+
+
+def test_deepspeeds_launcher_gets_the_nodes_and_the_data(tmp_path: Path) -> None:
+    found = exported(tmp_path, "deepspeed", plan_document(LAYOUT)).export
+    assert found.launch.startswith('deepspeed --hostfile "${HOSTFILE:?')
+    assert "--num_nodes 32 --num_gpus 8 deepspeed_layout.py --data" in found.launch
+    assert "ssh reaches all 32" in found.text
+    few = {"model": "olmoe", "world_size": 4, "global_batch": 64}
+    alone = exported(tmp_path, "deepspeed", plan_document({**LAYOUT, "dp": 4, "ep": 1}, few)).export
+    assert alone.launch.startswith("deepspeed --num_gpus 4 deepspeed_layout.py")
+    assert "Start it on one node of 4 GPUs" in alone.text
+    assert 'default="allenai/OLMoE' in alone.text
+
+
+@pytest.mark.parametrize("to", ["transformers", "deepspeed"])
+def test_a_router_of_no_groups_gets_one_where_its_class_divides_by_them(
+    tmp_path: Path, to: str
+) -> None:
+    named = {"model": "dots.llm1", "world_size": 256, "global_batch": 2048}
+    layout = {**LAYOUT, "ep": 32 if to == "transformers" else 1}
+    text = exported(tmp_path, to, plan_document(layout, named)).export.text
+    assert "        n_group=1,\n        topk_group=1,\n" in text
+    assert "n_group" not in exported(tmp_path, to, plan_document(LAYOUT)).export.text
+
+
+def test_transformers_shards_blocks_whose_names_its_rules_do_not_have(tmp_path: Path) -> None:
+    named = {"model": "dbrx", "world_size": 256, "global_batch": 2048}
+    text = exported(tmp_path, "transformers", plan_document({**LAYOUT, "ep": 1}, named)).export.text
+    assert '"transformer.blocks.*": "free_full_weight",\n' in text
+    assert "fsdp_plan" not in exported(tmp_path, "transformers", plan_document(LAYOUT)).export.text
 
 
 @pytest.mark.parametrize(
@@ -588,3 +648,44 @@ def test_bridge_says_when_a_programs_model_is_code_on_the_hub(tmp_path: Path) ->
     assert "which the program runs" in text.partition("import torch")[0]
     plain = exported(tmp_path, "bridge", plan_document(LAYOUT, target="bridge")).export.text
     assert "trust_remote_code" not in plain
+
+
+def test_bridge_makes_the_language_model_of_a_configuration_with_towers(tmp_path: Path) -> None:
+    layout = {**LAYOUT, "dp": 64, "ep": 1, "edp": 64, "recompute": [], "dispatcher": "all_to_all"}
+    model = {"model": "qwen3.5-27b", "world_size": 64, "global_batch": 256}
+    text = exported(tmp_path, "bridge@0.6", plan_document(layout, model)).export.text
+    for line in (
+        "# It trains the language model alone, without its vision.",
+        "    text = AutoConfig.from_pretrained('Qwen/Qwen3.5-27B').text_config",
+        "    text.architectures = ['Qwen3_5ForCausalLM']",
+        "    bridge = AutoBridge.from_hf_config(text)",
+    ):
+        assert f"\n{line}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [("ernie-4.5-300b-a47b", "moe_shared_expert_intermediate_size = None"),
+     ("ernie-4.5-21b-a3b", ""), ("gemma-4-26b-a4b", "")],
+)  # fmt: skip
+def test_bridge_gets_no_shared_experts_of_width_zero(tmp_path: Path, model: str, line: str) -> None:
+    layout = {**LAYOUT, "dp": 64, "ep": 1, "edp": 64, "recompute": [], "dispatcher": "all_to_all"}
+    document = plan_document(layout, {"model": model, "world_size": 64, "global_batch": 256})
+    text = exported(tmp_path, "bridge@0.6", document).export.text
+    assert ("moe_shared_expert_intermediate_size" in text) == bool(line)
+    assert line in text
+    assert ("bias_activation_fusion = True" in text) == (model != "gemma-4-26b-a4b")
+
+
+def test_bridge_unsets_what_recipes_have_beyond_a_plan(tmp_path: Path) -> None:
+    document = plan_document({**LAYOUT, "zero": 3})
+    old, new = (exported(tmp_path, f"bridge@{one}", document).export.text for one in ("0.4", "0.6"))
+    for line in (
+        "cfg.model.moe_expert_capacity_factor = None",
+        "cfg.model.moe_pad_expert_input_to_capacity = False",
+        "cfg.model.microbatch_group_size_per_vp_stage = None",
+    ):
+        assert line in old
+        assert line in new
+    assert "cfg.checkpoint.async_save = False" in old
+    assert "async_save" not in new

@@ -1,7 +1,6 @@
 """The machines people train on say what was published, and scale by their stated rules."""
 
 import functools
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.fit.variants import resample_costs
+from moetune.workflows.files import load_profile_file
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 MIB = 2**20
@@ -28,7 +28,7 @@ KEPT = 0.031
 
 @functools.cache
 def read(name: str) -> Profile:
-    return profile_from_document(tomllib.loads((PROFILES / f"{name}.toml").read_text()))
+    return load_profile_file(PROFILES / f"{name}.toml")
 
 
 def seconds(name: str, op: CollectiveOp, ranks: int, num_bytes: float, *, nodes: int = 0) -> float:
@@ -120,13 +120,13 @@ def test_an_all_gather_is_sized_by_one_ranks_input() -> None:
 @pytest.mark.parametrize(
     ("name", "nodes", "at_64_mib", "peak"),
     [
-        ("b300-x8", 2, 104.9, 179.6),
-        ("b300-x8", 4, 94.0, 116.9),
-        ("b300-x8", 8, 74.0, 103.2),
-        ("b300-x8", 16, 73.8, 84.0),
-        ("b300-x8", 32, 54.7, 74.4),
-        ("h100-x8", 4, 45.1, 53.9),
-        ("h100-x8", 8, 40.4, 51.1),
+        ("b300-x8-efa", 2, 104.9, 179.6),
+        ("b300-x8-efa", 4, 94.0, 116.9),
+        ("b300-x8-efa", 8, 74.0, 103.2),
+        ("b300-x8-efa", 16, 73.8, 84.0),
+        ("b300-x8-efa", 32, 54.7, 74.4),
+        ("h100-x8-efa", 4, 45.1, 53.9),
+        ("h100-x8-efa", 8, 40.4, 51.1),
     ],
 )
 def test_between_nodes_an_all_to_all_is_within_a_tenth_of_what_was_published(
@@ -237,15 +237,16 @@ def test_what_follows_a_rule_says_so() -> None:
         ("gb300-nvl72", "mxfp8"): "modelled",
         ("gb300-nvl72", "nvfp4"): "modelled",
     }
-    # Large 8-bit products take half the time; B300 is 1769/1745 as fast as B200.
-    halved = gemm("h100-x8", 8192, 4096, 7168, "fp8_rowwise")
-    assert gemm("h100-x8", 8192, 4096, 7168) / halved == pytest.approx(2, rel=0.02)
-    # Four bits: 9 PFLOP/s for 2.25 of B200, and 13.5 for 2.25 of B300.
-    for name, times in (("b200-x8", 4), ("b300-x8", 6)):
-        narrow = gemm(name, 8192, 4096, 7168, "nvfp4")
+    # Published kernels of large products, which data sheets put at 2, 4 and 6.
+    for name, dtype, times in (
+        ("h100-x8", "fp8_rowwise", 1.75), ("b200-x8", "mxfp8", 1.9), ("b200-x8", "nvfp4", 3.5),
+        ("b300-x8", "nvfp4", 3.7),
+    ):  # fmt: skip
+        narrow = gemm(name, 8192, 4096, 7168, dtype)
         assert gemm(name, 8192, 4096, 7168) / narrow == pytest.approx(times, rel=0.06)
-    faster = gemm("b200-x8", 8192, 4096, 7168) / gemm("b300-x8", 8192, 4096, 7168)
-    assert faster == pytest.approx(1769 / 1745, rel=0.001)
+    for base, name, times in (("b200-x8", "b300-x8", 1.05), ("gb200-nvl72", "gb300-nvl72", 1.15)):
+        faster = gemm(base, 8192, 4096, 7168) / gemm(name, 8192, 4096, 7168)
+        assert faster == pytest.approx(times, rel=0.001)
     assert all(table.source for table in read("h100-x8").tables)
 
 

@@ -27,19 +27,30 @@ PACKAGED = {"megatron": "0.16.1", "bridge": "0.3.1"}
 _TORCH = os.environ.get("MOETUNE_LAUNCH_TORCH", ".venv-launch-torch/bin/python")
 PYTHONS = {"transformers": sys.executable, "torchtitan": _TORCH, "deepspeed": _TORCH}
 """Other environments than Megatron's: that of the tests, and the one of `make launch-torch`."""
+_BRIDGE = Path(os.environ.get("MOETUNE_LAUNCH_BRIDGE", ".venv-launch-bridge"))
+"""The environment of `make launch-bridge`, whose transformers Bridge 0.5 and 0.6 pin."""
 CORES = {"0.3.1": "0.16.1", "0.4.2": "0.17.1", "0.5.1": "0.18.2", "0.6.0": "0.19.0"}
 """Megatron-Core that each version of Megatron-Bridge pins."""
+TRANSFORMERS = {"0.4.2": "transformers-5.3"}
+"""Folders in that environment with the transformers that another version pins."""
 
 
 def sources_of(target: str, version: str, folder: str) -> list[str] | None:
     """Return the sources that a judge reads; None where there are none and it needs some."""
-    names = [f"mlm-{version}"]
+    paths = [Path(folder) / f"mlm-{version}"]
     if target == "bridge":
-        names = [f"bridge-{version}/src", f"mlm-{CORES[version]}"]
-    paths = [Path(folder) / name for name in names]
+        paths = [Path(folder) / f"bridge-{version}/src", Path(folder) / f"mlm-{CORES[version]}"]
+        paths += [_BRIDGE.resolve() / TRANSFORMERS[version]] if version in TRANSFORMERS else []
     if folder and all(path.is_dir() for path in paths):
         return [os.pathsep.join(map(str, paths))]
     return [] if PACKAGED.get(target, version) == version else None
+
+
+def python_of(target: str, version: str, python: str) -> str:
+    """Return the interpreter of a version's judge; `python` is that of Megatron's packages."""
+    if target == "bridge" and version != PACKAGED["bridge"]:
+        return str(_BRIDGE / "bin/python")
+    return PYTHONS.get(target, python)
 
 
 def verdicts(jobs: Sequence[dict[str, Any]], *, python: str, folder: str) -> dict[int, str]:
@@ -49,7 +60,7 @@ def verdicts(jobs: Sequence[dict[str, Any]], *, python: str, folder: str) -> dic
     for target, version in sorted(groups):
         sources = sources_of(target, version, folder)
         judge = JUDGES / f"{target}_judge.py"
-        runs = PYTHONS.get(target, python)
+        runs = python_of(target, version, python)
         if sources is None or not judge.is_file() or not Path(runs).is_file():
             continue
         mine = [job for job in jobs if (job["target"], job["version"]) == (target, version)]

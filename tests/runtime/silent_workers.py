@@ -240,6 +240,15 @@ def has_it_in_torchs_own_function() -> None:
             told = shared_communicator().all_gather_object(largest, "the largest values")
             norm = clip_grad_norm_(model.parameters(), 1.0, norm_type)
             assert abs(float(norm) - (wanted or max(told))) <= TOLERANCE, (kind, norm)
+    for has_dense in (True, False):  # the first rank has no gradient of its experts, or none
+        model, pair = _expert_model("plain")
+        for name, each in model.named_parameters():
+            if has_dense and "experts." not in name:
+                each.grad = torch.zeros_like(each)
+        for each in pair if rank else ():
+            _give(each, 30.0)
+        norm = clip_grad_norm_(model.parameters(), 1.0)
+        assert abs(float(norm) - (60.0 * (num_ranks - 1)) ** 0.5) <= TOLERANCE, norm
     model, pair = _expert_model("fsdp")
     for each in model.parameters():
         each.grad = torch.zeros_like(each)

@@ -18,6 +18,8 @@ from torch.nn import functional
 
 import moetune
 from moetune.domain.errors import InputError, RankMismatchError
+from moetune.domain.pipeline import V_SCHEDULES
+from moetune.domain.training import FoldedLayout
 from tests.training_plans import TRAINING, training_plan
 
 VOCABULARY, WIDTH, LENGTH, BATCH, BLOCKS, EXPERTS = 19, 12, 6, 8, 4, 4
@@ -95,18 +97,28 @@ def optimizer_of(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def trained_alone(
     make: Callable[[], nn.Module] = decoder,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Return one process's losses, and the state after the last step."""
-    model, losses = make(), []
+    """Return one process's losses in training, then in evaluation, and the state at the end.
+
+    Each step evaluates other sequences between the gradients and the optimizer.
+    """
+    model, losses, evaluated = make(), [], []
     optimizer = optimizer_of([*model.parameters()])
     for step in range(NUM_STEPS):
         tokens, wanted = batch_of(step)
         loss = loss_of(model(tokens), wanted)
         optimizer.zero_grad()
         loss.backward()
+        evaluated.append(_evaluated(model, step))
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         losses.append(loss.item())
-    return losses, {name: value.detach() for name, value in model.state_dict().items()}
+    return losses + evaluated, {name: value.detach() for name, value in model.state_dict().items()}
+
+
+@torch.no_grad()
+def _evaluated(model: nn.Module, step: int) -> float:
+    tokens, wanted = batch_of(NUM_STEPS + step)
+    return loss_of(model(tokens), wanted).item()
 
 
 def plan_of(num_ranks: int, **layout: Any) -> Any:
@@ -181,14 +193,28 @@ def _parallel(layout: dict[str, Any], model: nn.Module | None = None) -> moetune
 
 def train(trained: moetune.ParallelModel, losses: Sequence[float]) -> float:
     """Return the largest difference of a loss."""
-    optimizer, shares = trained.optimizer(optimizer_of), []
+    optimizer, shares, evaluated = trained.optimizer(optimizer_of), [], []
     for step in range(NUM_STEPS):
         tokens, wanted = batch_of(step)
         shares.append(trained.backward(trained.own_part(tokens), trained.own_part(wanted)))
+        others = map(trained.own_part, batch_of(NUM_STEPS + step))
+        if not _evaluates(trained):
+            with pytest.raises(InputError, match="cannot be evaluated"):
+                trained.evaluate(*others)
+        else:
+            evaluated.append(trained.evaluate(*others))
+        assert all(module.training for module in trained.parts.modules())
         trained.clip_grad_norm_(0.5)
         optimizer.step()
-    found = trained.total_loss(torch.stack(shares))
-    return float((found - torch.tensor(losses, dtype=torch.float64)).abs().max())
+    found = trained.total_loss(torch.stack(shares + evaluated))
+    wanted = torch.tensor(losses[: len(found)], dtype=torch.float64)
+    return float((found - wanted).abs().max())
+
+
+def _evaluates(trained: moetune.ParallelModel) -> bool:
+    layout = trained.ranks.layout
+    assert isinstance(layout, FoldedLayout)
+    return layout.order not in V_SCHEDULES and layout.zero < 3
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:

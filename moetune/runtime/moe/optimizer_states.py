@@ -50,7 +50,7 @@ def _watch() -> "_OptimizerWatch":
     watch = _OptimizerWatch()
     register_optimizer_step_pre_hook(watch.before_step)
     agree_on_overflow(watch.ranks_of)
-    sum_norms_over_ranks(watch.of_gradients)
+    sum_norms_over_ranks(watch.of_gradients, spread_parameters)
     return watch
 
 

@@ -2,15 +2,17 @@
 
 torch takes plain gradients for equal ones: each rank would clip by the norm of its own experts, and
 the replicas of everything else would drift apart. Scripts import the function before there is a
-layer, so that the norm is replaced that it calls. A rank without any gradient of its experts is not
-known here: `runtime.parallel.clip` knows parameters.
+layer, so that the norm is replaced that it calls. That is given gradients alone: parameters, of
+which a rank may have no gradient while others do, are read from the caller's frame.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.utils import clip_grad
 
 from moetune.comm.gloo import communicator_of
@@ -19,13 +21,17 @@ from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.placement import ExpertPlacement
 
 _Placements = Callable[[], dict[int, ExpertPlacement]]
+_CLIPS = inspect.unwrap(clip_grad.clip_grad_norm_).__code__
 
 
-def sum_norms_over_ranks(placements: _Placements) -> None:
+def sum_norms_over_ranks(placements: _Placements, of_parameters: _Placements) -> None:
     """Let torch's `clip_grad_norm_` sum the norms of experts over their ranks, from now on.
+
+    A rank whose experts have no gradient takes part with none.
 
     Args:
         placements: gives those of the experts' gradients, by the id of a gradient.
+        of_parameters: those of the experts' parameters, by their ids.
     """
     norm_of = clip_grad._get_total_norm  # noqa: SLF001 - torch has no hook here
 
@@ -40,7 +46,7 @@ def sum_norms_over_ranks(placements: _Placements) -> None:
         grads = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         owners = placements() if grads else {}
         _check_meshes(grads, owners)
-        parts: dict[Any, list[torch.Tensor]] = {}
+        parts: dict[Any, list[torch.Tensor]] = _without_gradients(of_parameters)
         for grad in grads:
             owner = None if is_dtensor(grad) else owners.get(id(grad))
             group = None if owner is None else owner.group
@@ -52,6 +58,29 @@ def sum_norms_over_ranks(placements: _Placements) -> None:
         return norm_of(norms, norm_type, error_if_nonfinite, foreach)
 
     clip_grad._get_total_norm = total_norm  # noqa: SLF001
+
+
+def _without_gradients(of_parameters: _Placements) -> dict[Any, list[torch.Tensor]]:
+    """Return a zero for each group of experts that torch clips, of which none has a gradient here.
+
+    Groups are in the order of the parameters, as on all ranks; those with gradients have no zero.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not _CLIPS:
+        frame = frame.f_back
+    if frame is None:
+        return {}
+    clipped: list[nn.Parameter] = [*frame.f_locals["parameters"]]
+    owners = of_parameters()
+    groups: dict[Any, list[torch.Tensor]] = {}
+    for parameter in clipped:
+        owner = owners.get(id(parameter))
+        if owner is None or owner.group is None or is_dtensor(parameter):
+            continue
+        zeros = groups.setdefault(owner.group, [parameter.new_zeros(())])
+        if parameter.grad is not None:
+            zeros.clear()
+    return groups
 
 
 def _check_meshes(grads: Iterable[torch.Tensor], owners: Mapping[int, ExpertPlacement]) -> None:

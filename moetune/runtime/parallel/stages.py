@@ -8,6 +8,7 @@ in the same order on all of them.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from moetune.comm.agree import raise_on_all
 from moetune.comm.gloo import communicator_of
 from moetune.comm.transfer import GroupRank
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.pipeline import SPLITTING
+from moetune.domain.pipeline import SPLITTING, V_SCHEDULES
 from moetune.domain.training import FoldedLayout
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.all_to_all import AllToAllLayer
@@ -184,10 +185,37 @@ class Stages:
         self._reductions.begin()
         for buffer in self._buffers:
             buffer.begin()
-        losses = self._run(inputs, targets)
+        losses = self._run(partial(self._schedule.step, return_outputs=False), inputs, targets)
         self._reductions.finish()
-        share = torch.zeros((), dtype=torch.float64, device=inputs.device)
-        return share + sum(loss.detach() for loss in losses)
+        return _share(losses, inputs)
+
+    @torch.no_grad()
+    def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return this rank's share of the loss of a batch, without gradients and dropout.
+
+        Forward passes alone, with the parts in evaluation mode meanwhile; gradients stay as they
+        are. All ranks call this together, as they do `backward`, with a batch of its shape.
+
+        Args:
+            inputs, targets: as of `backward`.
+
+        Returns:
+            As `backward` does: see `total_loss`.
+
+        Raises:
+            InputError: the schedule's stages run in a V, or parameters are sharded; as of
+                `backward`.
+            RankMismatchError, MoetuneError, CollectiveError: as of `backward`.
+        """
+        self._check_evaluation()
+        raise_on_all(communicator_of(None), self._problem(inputs, targets), "the evaluation")
+        training = [module for module in self.parts.modules() if module.training]
+        self.parts.eval()
+        try:
+            return _share(self._run(self._schedule.eval, inputs, targets), inputs)
+        finally:
+            for module in training:
+                module.training = True
 
     def _problem(self, inputs: torch.Tensor, targets: torch.Tensor) -> InputError | None:
         """Return why stages cannot run a batch: what travels between them has one shape."""
@@ -206,16 +234,41 @@ class Stages:
             )
         return None
 
-    def _run(self, inputs: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+    def _check_evaluation(self) -> None:
+        """Raise InputError where forward passes alone would not run, or change the next step.
+
+        Stages of a V hand each other gradients on a rank, whether there is a backward pass or not
+        (torch's `PipelineStage.get_local_bwd_output`). With FSDP2 the step behind such passes had
+        other weights than without them, on two and four ranks.
+        """
+        layout = self.ranks.layout
+        if isinstance(layout, FoldedLayout) and layout.order in V_SCHEDULES:
+            raise InputError(
+                f"stages under schedule {layout.order} cannot be evaluated",
+                "load the state dict under a plan with --schedule interleaved or 1f1b",
+            )
+        if is_fully_sharded(self.ranks):
+            raise InputError(
+                "stages whose parameters are sharded by ZeRO stage 3 cannot be evaluated",
+                "load the state dict under a plan with --zero 1",
+            )
+
+    def _run(
+        self, passes: Callable[..., object], inputs: torch.Tensor, targets: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Return the losses of micro-batches; none without the last stage.
+
+        Args:
+            passes: of the schedule, forward and backward or forward alone.
+        """
         losses: list[torch.Tensor] = []
         forget_failed_step(self._schedule)
         given: dict[str, Any] = {"inputs": inputs} if self._gives_inputs else {}
         try:
-            self._schedule.step(
+            passes(
                 *((inputs,) if self._is_first else ()),
                 target=targets if self._is_last else None,
                 losses=losses,
-                return_outputs=False,
                 **given,
             )
         except RuntimeError as error:
@@ -240,6 +293,11 @@ class Stages:
         total = share / self.ranks.layout.tp
         communicator_of(None).all_reduce(total, "the sum of the stages' losses").wait()
         return total
+
+
+def _share(losses: Sequence[torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+    share = torch.zeros((), dtype=torch.float64, device=inputs.device)
+    return share + sum(loss.detach() for loss in losses)
 
 
 def _pipeline_stages(

@@ -43,6 +43,11 @@ class BestLayouts:
         self._leaders = Leaders(roomy_bytes=search.limit_bytes * (1 - HEADROOM))
         self._open_ends: list[_Branch] | None = None
 
+    @classmethod
+    def of(cls, search: FoldedSearch, pins: LayoutRequest) -> "BestLayouts":
+        """Return those of pins, as far as they were searched for an earlier question."""
+        return search.answers.setdefault(pins, cls(search, pins))
+
     def best(self) -> PricedLayout:
         """Return the best one; where none fits, the smallest.
 

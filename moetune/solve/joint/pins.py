@@ -21,6 +21,8 @@ from moetune.solve.joint.space import LayoutSpace
 _NAMES = tuple(one.name for one in fields(LayoutRequest))
 _SIZES = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
 _SHARES = ("offload_activations", "offload_optimizer")
+_TRIED_SIZES = 64
+"""Sizes in which pins that contradict are tried for the rule that they break in any."""
 
 
 class NearPins(NamedTuple):
@@ -44,12 +46,27 @@ def contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError | Refus
 
 def _contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError:
     near = nearest(space, pins)
-    asked = _plainest(space) if near is None else _with_pins(space, near.layout, pins)
-    broken = [*_all_broken(space, asked)]
+    broken = _fewest_broken(space, pins, near)
     what = "; ".join(dict.fromkeys(rule.what for rule in broken)) or "no layout has all pins"
     if near is None:
         return InputError(what, broken[0].hint if broken else "pin less of it")
     return InputError(what, _advice(pins, near.pins))
+
+
+def _fewest_broken(
+    space: LayoutSpace, pins: LayoutRequest, near: NearPins | None
+) -> Sequence[BrokenRule]:
+    """Return the rules that the pins break where they break fewest.
+
+    The pins are tried in the nearest layout that obeys the rules, and in the first sizes.
+    """
+    if near is None:
+        return [*_all_broken(space, _plainest(space))]
+    changed = [name for name in pinned(pins) if getattr(pins, name) != getattr(near.pins, name)]
+    sizes = itertools.islice(space.sizes(without(pins, changed)), _TRIED_SIZES)
+    layouts = (_with_pins(space, one, pins) for one in (near.layout, *sizes))
+    every = [broken for one in layouts if (broken := [*_all_broken(space, one)])]
+    return min(every, key=len, default=[])
 
 
 def _with_pins(space: LayoutSpace, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:

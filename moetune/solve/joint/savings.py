@@ -9,12 +9,15 @@ from typing import Any
 
 from moetune.domain.training import FoldedLayout, LayoutRequest
 from moetune.solve.joint.best import BestLayouts
+from moetune.solve.joint.graphs import as_graphed, with_graphs
 from moetune.solve.joint.pins import pin_flag, pinned, without
 from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.joint.ties import PricedLayout
 
 LEAST_SAVED = 0.02
 """Of a step: less is not worth a word."""
+_WAITED = 0.1
+"""Of a step, from which on it is said what hides more of the replicas' collectives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,40 +47,67 @@ class Savings:
 
     def free(self) -> FoundSaving | None:
         """Return the best layout without pins; None where it is not faster."""
-        return self._below(LayoutRequest()) if pinned(self.pins) else None
+        if not pinned(self.pins):
+            return None
+        free = LayoutRequest()
+        plain = BestLayouts.of(self.search, free).best()
+        graphed = with_graphs(self.search, free, plain)
+        best = plain if graphed is None else graphed.best()
+        return FoundSaving(change="", found=best) if best.step.seconds < self._most else None
 
     def of_flags(self) -> list[FoundSaving]:
         """Return faster layouts with one flag changed, the fastest first.
 
-        A pin has the value that is best beside the other pins; CUDA graphs, which no search takes
-        by itself, each that the runtime has; and nothing recomputed, whether it fits or not.
+        A pin has the value that is best beside the other pins; CUDA graphs, each that the runtime
+        has; and what memory alone forbids.
         """
-        every = (*self._other_pins(), *self._graphs(), *self._without_recomputation())
+        every = (*self._other_pins(), *self._graphs(), *self._beyond_memory())
         return sorted(every, key=lambda one: one.found.step.seconds)
 
     def _other_pins(self) -> Iterator[FoundSaving]:
         for name in pinned(self.pins):
+            if name == "cuda_graphs":
+                continue  # each of them is tried in any case
             saving = self._below(without(self.pins, [name]), name)
             if saving is not None:
                 yield saving
 
     def _graphs(self) -> Iterator[FoundSaving]:
-        if self.pins.cuda_graphs is not None:
-            return
         for graphs in self.search.target.cuda_graphs:
             if graphs != self.best.layout.cuda_graphs:
                 saving = self._below(replace(self.pins, cuda_graphs=graphs), "cuda_graphs")
                 if saving is not None:
                     yield saving
 
-    def _without_recomputation(self) -> Iterator[FoundSaving]:
-        if self.pins.recompute is not None or not self.best.layout.recompute:
+    def _beyond_memory(self) -> Iterator[FoundSaving]:
+        """Yield faster layouts that differ in a single flag and do not fit.
+
+        Nothing is recomputed; and where collectives of gradients and parameters bind, fewer states
+        are sharded, or a micro-batch has more tokens to hide them beside.
+        """
+        layout = self.best.layout
+        changes: list[tuple[str, Any]] = [("recompute", ())] if layout.recompute else []
+        if self._waits_for_replicas:
+            fewer = [one for one in self.search.target.zero if 1 <= one < layout.zero]
+            changes += [("zero", one) for one in fewer[-1:]]
+            changes.append(("micro_batch", 2 * layout.micro_batch))
+        for name, value in changes:
+            if getattr(self.pins, name) is None:
+                values: dict[str, Any] = {name: value}
+                yield from self._if_only_memory_lacks(layout.changed(degree=None, **values), name)
+
+    @property
+    def _waits_for_replicas(self) -> bool:
+        step = self.best.step
+        waited = step.bound_by_replicas + step.parts["gradients"]
+        return waited >= _WAITED * step.seconds
+
+    def _if_only_memory_lacks(self, layout: FoldedLayout, name: str) -> Iterator[FoundSaving]:
+        if not self.search.space.is_allowed(layout):
             return
-        plain = self.best.layout.changed(recompute=(), degree=None)
-        priced = self.search.priced(plain)
-        saves = priced.step.seconds < self._most and self.search.space.is_allowed(plain)
-        if saves and not self.search.fits(plain):
-            yield FoundSaving(change="--recompute none", found=priced)
+        priced = self.search.priced(layout)
+        if priced.step.seconds < self._most and not self.search.fits(layout):
+            yield FoundSaving(change=self._change(layout, name), found=priced)
 
     def _below(self, pins: LayoutRequest, name: str = "") -> FoundSaving | None:
         """Return the best layout with other pins, if it is worth a word.
@@ -85,7 +115,8 @@ class Savings:
         Args:
             name: the field that is another one, or that the pins have no more.
         """
-        found = BestLayouts(self.search, pins).best_below(self._most)
+        pins = as_graphed(pins, self.best.layout)
+        found = BestLayouts.of(self.search, pins).best_below(self._most)
         if found is None:
             return None
         return FoundSaving(change=self._change(found.layout, name) if name else "", found=found)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from moetune.domain.site import Site
 from moetune.domain.targets import Target
@@ -41,6 +41,7 @@ class FoldedSearch:
             where layers of a kind are alike. `prices` and `memory` take the mean of such layers.
         space: the layouts that the rules and the target allow.
         fitting: those that fit into memory.
+        answers: `BestLayouts` of pins that were asked for.
     """
 
     job: TrainingJob
@@ -54,6 +55,7 @@ class FoldedSearch:
     apart: tuple[StepPrices, MemoryModel] | None = None
     space: LayoutSpace = field(init=False)
     fitting: Fitting = field(init=False)
+    answers: dict[LayoutRequest, Any] = field(default_factory=dict, init=False, repr=False)
     _sizes: dict[LayoutRequest, tuple[FoldedLayout, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -191,8 +193,12 @@ class FoldedSearch:
         return found
 
     def told(self, one: PricedLayout) -> PricedLayout:
-        """Return an answer with its degrees, its parts on all ranks, and what its overlap saves."""
+        """Return an answer with its degrees, its parts on all ranks, and what it saves by what."""
         prices, _ = self.of_wholes
+        if one.layout.cuda_graphs != "none":
+            launched = self._cut(one.layout.changed(cuda_graphs="none"))
+            saved = prices.step(launched).seconds - one.step.seconds
+            one = replace(one, saved_by_graphs_seconds=saved)
         if one.layout.pp > 1:
             one = replace(one, mean_parts=prices.mean_parts(self._cut(one.layout)))
         if one.layout.overlap == "none":

@@ -20,6 +20,7 @@ class PricedLayout:
 
     Args:
         saved_seconds: of the step, by hidden exchanges; only of a search's answers.
+        saved_by_graphs_seconds: as against launching each kernel; only of a search's answers.
         mean_parts: of the step, on the mean of the pipeline ranks; only of a search's answers
             with a pipeline.
     """
@@ -28,6 +29,7 @@ class PricedLayout:
     step: StepSeconds
     memory: RankMemory
     saved_seconds: float = 0.0
+    saved_by_graphs_seconds: float = 0.0
     mean_parts: Mapping[str, float] = field(default_factory=dict)
 
 

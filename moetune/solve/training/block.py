@@ -5,14 +5,22 @@ parallelism), M d_model. A module's passes are forward, the gradients of its inp
 its weights; communication is apart, because it can be hidden.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.arrays import array_of
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.gemm_forms import GemmForm
-from moetune.domain.kernels import BIASED_ACTIVATION, BIASED_RESULTS, FUSED, RuntimeKernels
+from moetune.domain.kernels import (
+    ALL_SHOWN,
+    BIASED_ACTIVATION,
+    BIASED_RESULTS,
+    FUSED,
+    RuntimeKernels,
+    TensorComm,
+)
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
 from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
@@ -34,6 +42,12 @@ _QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 _ROUNDING_BYTES = {"fp8_rowwise": 4.0, "mxfp8": 4.0, "nvfp4": 5.125}
 """Of an element of a factor: read in bfloat16 and written narrow, as it is and transposed. NVFP4
 reads it twice, first for the largest value of all (Transformer Engine, `NVFP4Quantizer`)."""
+_PADS = 2
+"""Copies of the rows of experts in narrow formats: padded, and without the padding again
+(Megatron-Core, transformer/moe/experts.py: `quantization_padding`, `quantization_unpadding`)."""
+_GATHERED_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
+"""Of an element that tensor ranks gather before a GEMM: quantized first, scales with it
+(Transformer Engine, pytorch/distributed.py: `gather_along_first_dim`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +57,7 @@ class BlockPrices:
     Args:
         repeats_activations: whether experts compute their activation again in every backward pass
             (`KeptByExperts.activations`), which is then a part of that pass.
-        shared_beside, kernels: as in `Target`.
+        shared_beside, comm, kernels: as in `Target`.
         records: of layers that are priced at once, instead of a part's own; their seconds are
             arrays.
     """
@@ -53,6 +67,7 @@ class BlockPrices:
     device: DevicePrices
     repeats_activations: bool = False
     shared_beside: bool = False
+    comm: TensorComm = ALL_SHOWN
     kernels: RuntimeKernels = FUSED
     records: tuple[int | None, ...] = ()
 
@@ -113,8 +128,9 @@ class BlockPrices:
         )
 
     def _mixer(self, part: Mixer) -> Iterator[tuple[ModuleName, Passes]]:
-        tp, d_model = self.layout.tp, self.decoder.d_model
-        yield from self._projections(part)
+        tp = self.layout.tp
+        projections = [*self._projections(part)]
+        yield from projections
         once = part.forward_macs(1)
         scored = (
             self.tokens / tp * (part.forward_macs(self.job.length) - once) * computed_keys(part)
@@ -128,7 +144,7 @@ class BlockPrices:
             for backward in (False, True)
         )
         yield "core_attn", Passes(forward=forward, grad_input=backward)
-        yield "tensor_comm", self._tensor_comm(d_model)
+        yield "tensor_comm", self._tensor_comm([passes for _, passes in projections])
         yield "context_comm", self._context_comm(part, scored)
 
     def _projections(self, part: Mixer) -> Iterator[tuple[ModuleName, Passes]]:
@@ -199,16 +215,35 @@ class BlockPrices:
             ),
         )
 
-    def _tensor_comm(self, width: int) -> Passes:
+    def _tensor_comm(self, matrices: Sequence[Passes]) -> Passes:
         """Return the gather before a cut part and the scatter behind it.
 
-        The gather comes again for the gradients of the weights, behind those of the inputs.
+        Narrow factors are gathered as they are multiplied. The gather comes again for the gradients
+        of the weights, behind those of the inputs.
+
+        Args:
+            matrices: of the part.
         """
-        span = self.device.span(self.layout.tp, 1)
-        whole = self.tokens * width * ELEMENT
-        both = self.device.collective("all_gather", span, whole / span.size)
-        both += self.device.collective("reduce_scatter", span, whole)
-        return Passes(forward=both, grad_input=both)
+        tp = self.layout.tp
+        span = self.device.span(tp, 1)
+        elements = self.tokens * self.decoder.d_model
+        gather = self.device.collective("all_gather", span, self._sent_bytes * elements / tp)
+        scatter = self.device.collective("reduce_scatter", span, ELEMENT * elements)
+        forward, grad_input, grad_weight = map(math.fsum, zip(*matrices, strict=True))
+        behind = scatter
+        if self.comm.scatters_beside_weights:
+            behind = max(0.0, scatter - grad_weight)
+        hidden = self.comm.in_pieces * (1 - 1 / tp)
+        there, back = gather + scatter, gather + behind
+        return Passes(
+            forward=there - min(hidden * there, forward),
+            grad_input=back - min(hidden * back, grad_input),
+        )
+
+    @property
+    def _sent_bytes(self) -> float:
+        """Bytes of an element that a gather of factors sends, scales included."""
+        return _GATHERED_BYTES.get(self.job.dtype, ELEMENT)
 
     def _context_comm(self, part: Mixer, core_macs: float) -> Passes:
         """Return what a ring of keys and values is longer than the attention that hides it."""
@@ -225,8 +260,9 @@ class BlockPrices:
         return Passes(forward=max(0.0, sent - forward), grad_input=max(0.0, 2 * sent - backward))
 
     def _dense(self, part: DenseFfn) -> Iterator[tuple[ModuleName, Passes]]:
-        yield "mlp", self._ffn(part, self.tokens, self.layout.tp)
-        yield "tensor_comm", self._tensor_comm(self.decoder.d_model)
+        passes = self._ffn(part, self.tokens, self.layout.tp)
+        yield "mlp", passes
+        yield "tensor_comm", self._tensor_comm([passes])
 
     def _ffn(self, part: DenseFfn, rows: float, cut: int) -> Passes:
         width = max(1, part.d_hidden // cut)
@@ -254,8 +290,9 @@ class BlockPrices:
             self._gemm(self.own_tokens, part.d_model, part.num_experts, dtype="bfloat16"),
         )
         if part.shared is not None:
-            yield "shared_experts", self._ffn(part.shared, self.tokens, self.layout.tp)
-            yield "tensor_comm", self._tensor_comm(part.d_model)
+            passes = self._ffn(part.shared, self.tokens, self.layout.tp)
+            yield "shared_experts", passes
+            yield "tensor_comm", self._tensor_comm([passes])
 
     def chunk(self, part: RoutedExperts, degree: int) -> tuple[Passes, Passes]:
         """Return what experts compute for one of so many equal chunks, and its exchange."""
@@ -311,12 +348,22 @@ class BlockPrices:
         """
         elements = rows * part.d_expert
         is_ordered_once = not self.exchanges or self.layout.dispatcher in DEDUPLICATING
-        moves = 2 if is_ordered_once else 4
+        moves = (2 if is_ordered_once else 4) + _PADS * self._copies_rows_to_pad
         forward, backward = (
             self.device.moved((2 * moves + more) * ELEMENT * elements, kernels=4 + moves)
             for more in self.kernels.rows
         )
         return Passes(forward=forward, grad_input=backward)
+
+    @property
+    def _copies_rows_to_pad(self) -> bool:
+        """Whether rows are copied so that those of each expert fill the tiles of narrow GEMMs.
+
+        HybridEP writes them so, and graphs of the whole iteration need a router that pads.
+        """
+        layout = self.layout
+        is_narrow = self.job.dtype in _QUANTIZED
+        return is_narrow and layout.dispatcher != "hybrid_ep" and layout.cuda_graphs != "full"
 
     def _exchange(self, part: RoutedExperts, tokens: float) -> Passes:
         skew = self._skew(part)

@@ -213,6 +213,7 @@ class BlockTable:
             device=self.device,
             repeats_activations=not self.target.kept_by_experts.activations,
             shared_beside=self.target.shared_beside,
+            comm=self.target.comm,
             kernels=self.target.kernels,
         )
 

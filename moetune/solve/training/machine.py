@@ -32,7 +32,7 @@ class KernelRates:
 
     Args:
         attention, attention_backward: causal, bfloat16, heads of 128, in long sequences.
-        triton: of the same attention forward in Triton, over the fastest one.
+        triton: of kernels in Triton, over the fastest attention forward.
         half_backward: tokens of a sequence at which the backward pass reaches half of that.
         large: FLOP/s of large GEMMs that attention's shares are of; None for the profile's.
     """
@@ -45,7 +45,7 @@ class KernelRates:
 
 
 _BLACKWELL_RATES = KernelRates(
-    attention=1.24, attention_backward=0.92, triton=1 / 2.7, half_backward=1.2e3, large=1.505e15
+    attention=1.24, attention_backward=0.92, triton=1 / 3.4, half_backward=1.2e3, large=1.505e15
 )
 _RATES: Mapping[str, KernelRates] = {
     # FlashAttention-2, whose authors' Triton kernel is as fast: up to 230 TFLOP/s forward and 196
@@ -56,7 +56,8 @@ _RATES: Mapping[str, KernelRates] = {
     # 2603.07685, Table 9), where GB200's large GEMMs reach 1,505; B200's and B300's published GEMMs
     # are a fifth slower, but their attention is not: 1,200 to 1,249 forward and 918 backward at 4 k
     # in training on B200 (together-dgxc-benchmarking, profiles of Qwen3-235B and DeepSeek-V3).
-    # FlashAttention-4's forward pass is 2.7 times Triton's.
+    # FlashAttention-4's forward pass is 2.7 times Triton's. Scans of states are slower: by public
+    # runs of Nemotron-3 Nano on B200, GB200 and GB300 3.2 to 4.0 in 12 of 13 releases.
     "B200": _BLACKWELL_RATES,
     "B300": _BLACKWELL_RATES,
 }
@@ -260,8 +261,11 @@ class DevicePrices:
         if not macs:
             return 0.0
         rates = self._rates
-        large = rates.large * self.reached / 2 if rates.large else self._macs_per_second
-        rate = large * math.sqrt(min(1.0, head_dim / _FULL_HEAD)) / self.attention_factor
+        rate = (
+            self._large_macs_per_second
+            * math.sqrt(min(1.0, head_dim / _FULL_HEAD))
+            / self.attention_factor
+        )
         if has_flash2 and rates is _HOPPER_RATES:
             rate /= _FLASH2[backward]
         if backward:
@@ -275,13 +279,19 @@ class DevicePrices:
         Args:
             macs: of the forward pass, as the recurrence is written; chunked kernels do more.
         """
-        rate = self._macs_per_second * _RECURRENCE * self._rates.triton
+        rate = self._large_macs_per_second * _RECURRENCE * self._rates.triton
         return self.attention_factor * macs * (2 if backward else 1) / rate
 
     @property
     def _rates(self) -> KernelRates:
         name = self.machine.device
         return next((one for known, one in _RATES.items() if known in name), _HOPPER_RATES)
+
+    @property
+    def _large_macs_per_second(self) -> float:
+        """Rate of large GEMMs that the shares of other kernels are of."""
+        large = self._rates.large
+        return large * self.reached / 2 if large else self._macs_per_second
 
     @property
     def _macs_per_second(self) -> float:

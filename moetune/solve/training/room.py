@@ -20,6 +20,10 @@ class Room(NamedTuple):
     backward: float
     exchanged: float = 0.0
 
+    def divided(self, by: float) -> "Room":
+        """Return so many times less room."""
+        return Room(self.forward / by, self.backward / by, self.exchanged / by)
+
 
 NO_ROOM, WITHOUT_END = Room(0.0, 0.0), Room(math.inf, math.inf)
 

@@ -28,6 +28,10 @@ from moetune.solve.training.stages import (
 from moetune.solve.training.update import UpdatePrices
 
 _ROUNDING = 1e-12
+_SLOWER = 1 + 1e-6
+"""Of collectives, to see how much of a step follows them."""
+_SEEN = 1e-6
+"""Of a step, what of it follows collectives at least: less is rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +43,15 @@ class StepSeconds:
             `seconds`.
         beside: seconds of exchanges on that rank that shared experts hide in one chunk.
         bound_by_host: seconds of blocks on that rank that take as long as their launches.
+        bound_by_replicas: seconds of passes that collectives of gradients and parameters outlast,
+            which run beside them; what these take longer is the part "gradients".
     """
 
     seconds: float
     parts: Mapping[str, float]
     beside: float = 0.0
     bound_by_host: float = 0.0
+    bound_by_replicas: float = 0.0
 
 
 _Key = tuple[object, ...]
@@ -104,6 +111,7 @@ class StepPrices:
             beside=pipeline.num_micro_batches * sum(count * one.beside for count, one in kinds),
             bound_by_host=pipeline.num_micro_batches
             * sum(count * one.bound_by_host for count, one in kinds),
+            bound_by_replicas=self._bound_by_replicas(layout, pipeline, rest["gradients"]),
         )  # fmt: skip
 
     def mean_parts(self, layout: FoldedLayout) -> dict[str, float]:
@@ -138,13 +146,32 @@ class StepPrices:
 
     def gradients(self, layout: FoldedLayout, pipeline: StagePipeline) -> float:
         """Return the exposed time of gradients and parameters."""
-        room = Room(*pipeline.busiest_passes)
+        num = pipeline.num_micro_batches
+        return self.update.gradients(layout, self._room(layout, pipeline), num_micro_batches=num)
+
+    def _bound_by_replicas(
+        self, layout: FoldedLayout, pipeline: StagePipeline, exposed: float
+    ) -> float:
+        """Return by how much more than its exposed part a step follows collectives of replicas.
+
+            dT/dc - T at c = 1, T(c·t, R) = c·T(t, R / c)
+
+        T is exposed of collectives of t seconds in the room R. Where t is above R the step follows
+        all of t, so that the difference is R; below it follows none.
+        """
+        room = self._room(layout, pipeline).divided(_SLOWER)
+        num = pipeline.num_micro_batches
+        slower = _SLOWER * self.update.gradients(layout, room, num_micro_batches=num)
+        more = (slower - exposed) / (_SLOWER - 1) - exposed
+        return more if more > _SEEN * max(pipeline.busy) else 0.0
+
+    def _room(self, layout: FoldedLayout, pipeline: StagePipeline) -> Room:
+        """Return what collectives of gradients and parameters can run beside."""
         if not self.target.hides_beside_exchanges or self.update.shares_link(layout):
             busiest = pipeline.busy.index(max(pipeline.busy))
             rank = next(one for one in self.stages.ranks(layout) if busiest in one.ranks)
-            room = computing(rank, self.blocks.seconds(layout), self._ends(layout), layout)
-        num = pipeline.num_micro_batches
-        return self.update.gradients(layout, room, num_micro_batches=num)
+            return computing(rank, self.blocks.seconds(layout), self._ends(layout), layout)
+        return Room(*pipeline.busiest_passes)
 
     def floor(self, layout: FoldedLayout) -> float:
         """Return seconds that the step takes at least, whatever the stages have.

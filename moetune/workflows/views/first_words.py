@@ -6,22 +6,30 @@ from types import MappingProxyType
 
 from moetune.domain.profile import Provenance
 from moetune.domain.targets import TargetName
-from moetune.domain.training_document import PlanOrigin, Saving, TrainingAnswer, TrainingDocument
+from moetune.domain.training_document import (
+    PlanOrigin,
+    Saving,
+    TrainingAnswer,
+    TrainingDocument,
+    TrainingStep,
+)
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import Section, percent
 from moetune.solve.joint.uncertainty import RECORDED, UNRECORDED
 from moetune.workflows.views.words import suspect_words
 
-_COMPUTATION = "computation"
+_COMPUTATION, _REPLICAS = "computation", "collectives of gradients and parameters"
 _BINDING: Mapping[str, str] = MappingProxyType({
     "launches": "the host's launches", "exchange": "exchanges of tokens",
     "tensor_comm": "tensor-parallel collectives", "context_comm": "exchanges of sequence parts",
-    "gradients": "collectives of gradients and parameters",
+    "gradients": _REPLICAS,
     "bubble and sends": "waits in the pipeline",
     "offload": "copies to the host", "optimizer": "the optimizer",
 })  # fmt: skip
 """What a part of a step is bound by; other parts are computation."""
 _SINGULAR = frozenset({_COMPUTATION, "the optimizer"})
+_REDUCED_EACH = 2
+"""ZeRO stage from which on gradients are reduced after each micro-batch, and not once a step."""
 _NAMED_SHARE = 0.1
 """Of a step, from which on what binds second is said."""
 _MOST = 0.5
@@ -67,24 +75,42 @@ def _error_words(origin: PlanOrigin, target: TargetName) -> str:
 
 
 def binding_words(best: TrainingAnswer) -> str:
-    """Return what takes most of the step, and second most where that is much."""
+    """Return what takes most of the step, and second most where that is much.
+
+    Passes that collectives of gradients and parameters outlast count as these: faster
+    computation would not shorten them, as `sensitivity` says, too.
+    """
     host = best.predicted.bound_by_host_seconds / best.predicted.step_seconds
     if host >= _MOST:
         return (
             f"The host's launches bind: blocks that take as long as them are "
             f"{percent(host, digits=0)} of the step."
         )
-    groups: dict[str, list[float]] = {}
-    for name, seconds in best.predicted.parts.items():
-        groups.setdefault(_BINDING.get(name, _COMPUTATION), []).append(seconds)
-    step = best.predicted.step_seconds
-    shares = {name: fsum(found) / step for name, found in groups.items()}
+    shares = _shares(best.predicted)
     first, *rest = sorted(shares, key=lambda name: -shares[name])
     verb = "binds" if first in _SINGULAR else "bind"
     words = f"{first[:1].upper()}{first[1:]} {verb}: {percent(shares[first], digits=0)} of the step"
     if rest and shares[rest[0]] >= _NAMED_SHARE:
         words += f", then {rest[0]} with {percent(shares[rest[0]], digits=0)}"
-    return f"{words}."
+    if first != _REPLICAS:
+        return f"{words}."
+    beside = best.predicted.bound_by_replicas_seconds / best.predicted.step_seconds
+    more = "micro-batch" if best.layout.zero >= _REDUCED_EACH else "step"
+    return (
+        f"{words}. Computation runs beside {percent(beside, digits=0)} and ends first: more tokens "
+        f"a {more} would hide more."
+    )
+
+
+def _shares(step: TrainingStep) -> dict[str, float]:
+    """Return the shares of a step that follow each of `_BINDING`, and computation."""
+    groups: dict[str, list[float]] = {}
+    for name, seconds in step.parts.items():
+        groups.setdefault(_BINDING.get(name, _COMPUTATION), []).append(seconds)
+    if outlasted := step.bound_by_replicas_seconds:
+        groups.setdefault(_REPLICAS, []).append(outlasted)
+        groups.setdefault(_COMPUTATION, []).append(-outlasted)
+    return {name: fsum(found) / step.step_seconds for name, found in groups.items()}
 
 
 def saving_words(plan: TrainingDocument) -> Iterator[str]:

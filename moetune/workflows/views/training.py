@@ -77,7 +77,7 @@ def _facts(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
     yield "dispatcher", layout.dispatcher
     yield "overlap of exchanges", _overlap(best)
     yield "in host memory", _offloaded(best)
-    yield "CUDA graphs", layout.cuda_graphs
+    yield "CUDA graphs", _graphs(best)
     yield "optimizer", f"{plan.inputs.optimizer}, ZeRO-{layout.zero}"
     yield from _pipeline(layout)
     yield "runtime", plan.inputs.runtime
@@ -93,6 +93,14 @@ def _recomputed(best: TrainingAnswer) -> str:
     if best.layout.recompute == ("none",) and best.predicted.parts.get("recompute"):
         return "none; activations of experts are not kept, and computed again"
     return _recompute(best.layout)
+
+
+def _graphs(best: TrainingAnswer) -> str:
+    saved, step = best.predicted.saved_by_graphs_seconds, best.predicted.step_seconds
+    if saved <= 0:
+        return str(best.layout.cuda_graphs)
+    share = percent(saved / (step + saved))
+    return f"{best.layout.cuda_graphs}: saves {Cell.seconds(saved).text}, {share} of the step"
 
 
 def _overlap(best: TrainingAnswer) -> str:

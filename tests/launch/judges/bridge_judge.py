@@ -8,7 +8,7 @@ argument, as of `PYTHONPATH`; without it the installed packages are asked.
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 sys.path[0] = str(Path(__file__).parent)
@@ -25,8 +25,19 @@ if len(sys.argv) > 2:
     sys.path[:0] = sys.argv[2].split(os.pathsep)
 
 
-ARCHITECTURES = {"kimi_k2": "DeepseekV3ForCausalLM", "nemotron_h": "NemotronHForCausalLM"}
-"""Classes of types that transformers does not have."""
+ARCHITECTURES = {
+    "kimi_k2": "DeepseekV3ForCausalLM", "nemotron_h": "NemotronHForCausalLM",
+    "step3p5": "Step3p5ForCausalLM", "step3p7": "Step3p7ForConditionalGeneration",
+    "mimo_v2_flash": "MiMoV2FlashForCausalLM", "bailing_moe_v2": "BailingMoeV2ForCausalLM",
+}  # fmt: skip
+"""Classes of types that come with the model, as the Hub has them."""
+ADDED: dict[str, dict[str, Any]] = {
+    "deepseek_v4": {"rope_scaling": {"type": "yarn", "factor": 16}},
+    "mimo_v2_flash": {"attention_value_scale": 0.707},
+}
+"""Fields of no size that the Hub's configurations have beside those of the job."""
+TYPES = {"bailing_moe": "bailing_moe_v2"}
+"""Types of Bridge's own configuration classes for what the Hub has under another type."""
 
 
 def check(job: dict[str, Any]) -> None:
@@ -50,24 +61,45 @@ def check(job: dict[str, Any]) -> None:
 
 
 def from_configuration(config: dict[str, Any]) -> None:
-    """Let bridges read a configuration instead of the Hub's."""
+    """Let bridges read a configuration instead of the Hub's, whole or its language model's."""
     from megatron.bridge import AutoBridge
-    from transformers import AutoConfig, PretrainedConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers import AutoConfig
 
-    def made(*_: object, **__: object) -> Any:
-        fields = dict(config)
-        kind = fields.pop("model_type")
-        if kind in CONFIG_MAPPING_NAMES:
-            found = AutoConfig.for_model(kind, **fields)
-        else:  # whose class comes with the model
-            found = type("Config", (PretrainedConfig,), {"model_type": kind})(**fields)
-            found.auto_map = {"AutoModelForCausalLM": f"modeling.{ARCHITECTURES.get(kind)}"}
-        found.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, ARCHITECTURES.get(kind))]
+    def whole(*_: object, **__: object) -> Any:
+        found = made(config)
+        found.architectures = [architecture_of(found.model_type)]
         return AutoBridge.from_hf_config(found)
 
-    AutoBridge.from_hf_pretrained = made
+    def of_text(*_: object, **__: object) -> Any:
+        shared = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
+        return SimpleNamespace(text_config=made({**shared, **config["text_config"]}))
+
+    AutoBridge.from_hf_pretrained = whole
+    AutoConfig.from_pretrained = of_text
+
+
+def made(config: dict[str, Any]) -> Any:
+    """Return a configuration of transformers' class, or of one that comes with the model."""
+    from transformers import AutoConfig, PretrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    fields = {**ADDED.get(config["model_type"], {}), **config}
+    kind = fields.pop("model_type")
+    kind = TYPES.get(kind, kind)
+    if kind in CONFIG_MAPPING and "hybrid_override_pattern" not in config:  # whose class is Hub's
+        return AutoConfig.for_model(kind, **fields)
+    members = {"model_type": kind, "max_position_embeddings": 131072}
+    found = type("Config", (PretrainedConfig,), members)(**fields)
+    found.auto_map = {"AutoModelForCausalLM": f"modeling.{architecture_of(kind)}"}
+    return found
+
+
+def architecture_of(kind: str) -> str | None:
+    """Return the class of a type of models."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    found: str | None = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, ARCHITECTURES.get(kind))
+    return found
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ ABSENT = (
     "mamba_ssm", "causal_conv1d", "megatron_energon", "nv_grouped_gemm", "qwen_vl_utils",
     "open_clip", "timm", "fla", "mlflow", "deep_ep", "comet_ml", "diffusers", "webdataset",
     "wandb", "multistorageclient", "tensorstore", "emerging_optimizers", "nemo_run",
-    "triton", "datasets", "google", "tensorboard",
+    "triton", "datasets", "google", "tensorboard", "flash_mla", "cudnn",
 )  # fmt: skip
 CAPABILITIES = {"a100": (8, 0), "b200": (10, 0), "b300": (10, 3), "gb200": (10, 0),
                 "gb300": (10, 3)}  # fmt: skip
@@ -87,6 +87,7 @@ def seem_like(chip: str | None) -> None:
     gpu = SimpleNamespace(major=major, minor=minor, name=f"NVIDIA {(chip or 'h100').upper()}")
     torch.cuda.get_device_properties = lambda *_: gpu  # type: ignore[assignment]
     torch.cuda.get_device_capability = lambda *_: (major, minor)
+    torch.cuda.is_available = lambda: True
 
 
 def judge_all(check: Callable[[dict[str, Any]], None]) -> None:

@@ -1,28 +1,36 @@
-"""DeepSpeed's own reading of an exported configuration, and its engine on a small model.
+"""DeepSpeed's own reading of an exported program's configuration, and the program's own steps.
 
-The whole configuration is parsed for all ranks, each of its keys must have been read, and AutoEP's
-and AutoTP's checks are asked. A model with a few layers and the real numbers of heads and experts
-then trains a step in a DeepSpeedEngine on one or two real ranks (gloo), ep and tp cut down to them.
+The launch line is parsed by DeepSpeed's launcher and the program. The whole configuration is parsed
+for all ranks, each of its keys must have been read, and AutoEP's and AutoTP's checks are asked. The
+program then loads a model with a few layers and the real numbers of heads and experts, makes its
+engine and trains a step on one or two real ranks (gloo), ep and tp cut down to them.
 """
 
 import copy
 import importlib
-import json
+import io
 import os
 import queue
 import random
+import re
+import shlex
 import sys
+import tempfile
+from contextlib import redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from common import judge_all  # type: ignore[import-not-found]
 from small_models import small_config  # type: ignore[import-not-found]
 
-_SECONDS = 200.0
-_NOTES = "_plan"
+_SECONDS = 900.0
+_PRELOADED = ("torch._inductor.compile_fx", "transformers.trainer", "deepspeed.runtime.engine")
+"""Modules that ranks need and that take longer to import than a step."""
+CHECKPOINTS = tempfile.TemporaryDirectory()
 
 
 class Read(dict[str, Any]):
@@ -45,10 +53,30 @@ class Read(dict[str, Any]):
 
 
 def check(job: dict[str, Any]) -> None:
-    """Parse the configuration for all ranks, and train a step with it on a few."""
-    check_keys(json.loads(job["text"]), job)
-    if (refused := trained(job)) is not None:
+    """Parse the launch line and the configuration, and train a step with the program."""
+    module = module_of(job["text"])
+    check_launch(job, module)
+    check_keys(copy.deepcopy(module.CONFIG), job)
+    if (refused := trained(job, module.CONFIG)) is not None:
         raise RuntimeError(refused)
+
+
+def module_of(text: str) -> Any:
+    """Return the exported program as a module."""
+    module = ModuleType("exported")
+    exec(compile(text, "deepspeed_layout.py", "exec"), module.__dict__)  # noqa: S102
+    return module
+
+
+def check_launch(job: dict[str, Any], module: Any) -> None:
+    """Parse the launch line by the launcher and the program: it names the plan's ranks."""
+    words = shlex.split(re.sub(r"\$\{(\w+):\?[^}]*\}", r"/\1", job["launch"]))
+    given = importlib.import_module("deepspeed.launcher.runner").parse_args(words[1:])
+    ranks = job["plan"]["inputs"]["world_size"]
+    assert max(given.num_nodes, 1) * given.num_gpus == ranks or given.num_gpus < 0
+    assert given.user_script == "deepspeed_layout.py"
+    with patch.object(sys, "argv", [given.user_script, "--local_rank=0", *given.user_args]):
+        assert module.arguments().data == "/DATA"
 
 
 def check_keys(plain: dict[str, Any], job: dict[str, Any]) -> None:
@@ -75,14 +103,15 @@ def check_keys(plain: dict[str, Any], job: dict[str, Any]) -> None:
         assert tensor["autotp_size"] == parsed.autotp_size == layout["tp"]
         assert set(tensor) <= set(type(parsed).model_fields)
         parsed.get_partition_config_object()
-    assert set(tree) - {_NOTES} <= tree.seen, set(tree) - tree.seen
+    assert set(tree) <= tree.seen, set(tree) - tree.seen
 
 
-def small(job: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def small(config: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the configuration with ep and tp of the real ranks, and how many they are."""
-    plain = copy.deepcopy(json.loads(job["text"]))
-    plain["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}}
-    plain["gradient_accumulation_steps"] = min(2, plain["gradient_accumulation_steps"])
+    plain = copy.deepcopy(config)
+    plain["optimizer"]["params"]["torch_adam"] = True
+    for size in ("gradient_accumulation_steps", "train_micro_batch_size_per_gpu"):
+        plain[size] = min(2, plain[size])
     ranks = 2 if {"expert_parallel", "tensor_parallel"} & set(plain) else 1
     if "expert_parallel" in plain:
         plain["expert_parallel"]["autoep_size"] = ranks
@@ -91,17 +120,29 @@ def small(job: dict[str, Any]) -> tuple[dict[str, Any], int]:
     return plain, ranks
 
 
-def trained(job: dict[str, Any]) -> str | None:
-    """Return what an engine of the small model refuses on real ranks."""
+def checkpoint(job: dict[str, Any]) -> str:
+    """Return the folder of a small model of the family, made once for each model."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(CHECKPOINTS.name, job["plan"]["inputs"]["model"])
+    if not folder.exists():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(small_config(job["config"])).save_pretrained(folder)
+    return str(folder)
+
+
+def trained(job: dict[str, Any], config: dict[str, Any]) -> str | None:
+    """Return what the program refuses for a small model on real ranks."""
     import torch
 
-    plain, ranks = small(job)
+    (plain, ranks), folder = small(config), checkpoint(job)
     context, port = torch.multiprocessing.get_context("forkserver"), random.randint(20_000, 60_000)
-    context.set_forkserver_preload(["torch", "transformers", "deepspeed"])
+    context.set_forkserver_preload(list(_PRELOADED))
     answers = context.Queue()
     workers = [
         context.Process(
-            target=work, args=(rank, ranks, port, job["config"], plain, answers), daemon=True
+            target=work, args=(rank, ranks, port, job["text"], folder, plain, answers), daemon=True
         )
         for rank in range(ranks)
     ]
@@ -117,7 +158,7 @@ def trained(job: dict[str, Any]) -> str | None:
 
 
 def work(
-    rank: int, ranks: int, port: int, config: dict[str, Any], plain: dict[str, Any], answers: Any
+    rank: int, ranks: int, port: int, text: str, folder: str, plain: dict[str, Any], answers: Any
 ) -> None:
     """Train a step as one rank, and answer what was refused."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
@@ -126,21 +167,19 @@ def work(
 
     torch.set_num_threads(1)
     try:
-        import deepspeed
-        from transformers import AutoModelForCausalLM
-
-        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(small_config(config), dtype=torch.bfloat16)
-        engine, *_ = deepspeed.initialize(
-            model=model, model_parameters=list(model.parameters()), config=plain
-        )
-        ids = torch.randint(0, 1000, (1, 32))
-        for _ in range(plain["gradient_accumulation_steps"]):
-            loss = engine(input_ids=ids, labels=ids).loss
-            engine.backward(loss)
-            engine.step()
-            assert torch.isfinite(loss)
+        module = module_of(text)
+        backend: Any = importlib.import_module("deepspeed.comm.torch")
+        backend.build_shm_op = lambda: None  # a shortcut of gloo's, compiled at start
+        module.deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+        module.CONFIG = plain
+        ids = [torch.randint(0, 1000, (32,)) for _ in range(4 * ranks)]
+        rows = [{"input_ids": row, "labels": row} for row in ids]
+        engine, batches = module.make_engine(module.load_model(folder), rows)
+        batches.num_local_io_workers = 0
+        with redirect_stdout(io.StringIO()):
+            module.train(engine, batches)
+        assert engine.global_steps
+        assert all(torch.isfinite(value).all() for value in engine.module.parameters())
     except Exception as error:  # noqa: BLE001 - of any kind: it is what the user would see
         answers.put(f"{type(error).__name__}: {error}")
     else:

@@ -3,7 +3,8 @@
 The module that `export` wrote is read by torchtitan's ConfigManager with the arguments of its
 launch line; `Trainer.__init__` then lays out the mesh, checks lengths and batches, builds the whole
 model, cuts it into stages, shards it and makes its schedule and optimizer. Weights and data are
-never there.
+never there. No step is run: torchtitan attends by FlexAttention alone, which torch 2.13 does not
+train on a CPU (`_validate_device` of `torch/nn/attention/flex_attention.py`).
 """
 
 import importlib

@@ -2,10 +2,12 @@
 
 The program that `export` wrote is loaded, its `DistributedConfig` and `TrainingArguments` are made,
 and a model with two layers, and the real numbers of heads and experts, is distributed by it over a
-fake process group of all ranks; rank 0 runs a forward and a backward pass and AdamW.
+fake process group of all ranks; rank 0 runs a forward and a backward pass and AdamW. Each block is
+sharded by itself, and what rank 0 loaded is its part of the checkpoint.
 """
 
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -19,6 +21,8 @@ from common import judge_all  # type: ignore[import-not-found]
 from small_models import small_config  # type: ignore[import-not-found]
 
 CHECKPOINTS = tempfile.TemporaryDirectory()
+WEIGHTS: dict[str, dict[str, Any]] = {}
+"""Of each checkpoint that was made, in one piece."""
 
 
 def prepare() -> None:
@@ -67,6 +71,9 @@ def checkpoint(job: dict[str, Any]) -> str:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(small_config(job["config"]))
         model.save_pretrained(folder)
+        WEIGHTS[str(folder)] = {
+            name: value.detach().float() for name, value in model.named_parameters()
+        }
     return str(folder)
 
 
@@ -82,6 +89,9 @@ def step(module: Any, job: dict[str, Any]) -> None:
     assert sequences * layout["dp"] == inputs["global_batch"]
     module.MODEL = checkpoint(job)
     model = module.load_model()
+    if layout["dp"] > 1:
+        check_blocks(model)
+    check_weights(model, WEIGHTS[module.MODEL])
     if given.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     model.train()
@@ -93,6 +103,30 @@ def step(module: Any, job: dict[str, Any]) -> None:
     optimizer.step()
     if layout["dp"] * layout["tp"] > 1:
         assert any(isinstance(value, DTensor) for value in model.parameters())
+
+
+def check_blocks(model: Any) -> None:
+    """Check that FSDP gathers one block after another, and not the whole model."""
+    import torch
+    from torch.distributed.fsdp import FSDPModule
+
+    lists = [part for name, part in model.named_modules()
+             if isinstance(part, torch.nn.ModuleList) and not re.search(r"\d", name)]  # fmt: skip
+    assert lists, "no blocks"
+    whole = [type(block).__name__ for part in lists for block in part
+             if not isinstance(block, FSDPModule)]  # fmt: skip
+    assert not whole, f"FSDP gathers {whole} with the root"
+
+
+def check_weights(model: Any, whole: dict[str, Any]) -> None:
+    """Check that rank 0 has its part of each weight, which is the first one in each direction."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    for name, value in model.named_parameters():
+        mine = value.to_local() if isinstance(value, DTensor) else value
+        part = whole[name][tuple(slice(size) for size in mine.shape)]
+        assert torch.equal(mine, part), f"loading puts other weights into {name}"
 
 
 prepare()

@@ -44,7 +44,7 @@ def test_a_pin_that_is_left_out_has_the_value_of_the_best_layout(search: FoldedS
     assert free.found.step.seconds == BestLayouts(search, LayoutRequest()).best().step.seconds
 
 
-def test_graphs_that_no_search_takes_by_itself_are_tried(search: FoldedSearch) -> None:
+def test_graphs_that_a_layout_has_not_are_tried(search: FoldedSearch) -> None:
     pins = LayoutRequest(tp=4, micro_batch=1)
     changes = {one.change: one.found for one in savings_of(search, pins).of_flags()}
     graphs = BestLayouts(search, replace(pins, cuda_graphs="partial")).best()
@@ -80,3 +80,30 @@ def test_a_step_without_recomputation_is_named_where_memory_alone_forbids_it(
     if share < 1:
         assert changes["--recompute none"].step.seconds == plain.step.seconds
         assert changes["--recompute none"].memory.peak_bytes > tight.limit_bytes
+
+
+@pytest.mark.parametrize("sequences", [64, 128])
+def test_what_hides_more_collectives_is_named_where_memory_alone_forbids_it(sequences: int) -> None:
+    job = TrainingJob(decoder=SMALL, world_size=64, global_batch=sequences, length=2048)
+    search = search_of(job, target="deepspeed", gib=9)
+    found = savings_of(search, LayoutRequest())
+    best, changes = found.best, {one.change: one.found for one in found.of_flags()}
+    assert search.fits(best.layout)
+    assert best.step.bound_by_replicas + best.step.parts["gradients"] > 0.1 * best.step.seconds
+    # The micro-batch of 64 sequences on 64 ranks is 1 in any case.
+    changes.pop("--recompute none", None)
+    assert {*changes} == {"--zero 2"} | ({"--micro-batch 2"} if sequences > 64 else set())
+    roomy = search_of(job, target="deepspeed", gib=80)
+    for flag, saving in changes.items():
+        name, value = flag.removeprefix("--").replace("-", "_").split()
+        pins = LayoutRequest(**{name: int(value)})
+        assert saving.memory.peak_bytes > search.limit_bytes
+        assert saving.step.seconds < best.step.seconds * (1 - LEAST_SAVED)
+        assert BestLayouts(roomy, pins).best().step.seconds <= saving.step.seconds * 1.01
+    pinned = savings_of(search, LayoutRequest(zero=3, micro_batch=1))
+    assert not {one.change for one in pinned.of_flags()} & {*changes}
+
+
+def test_a_step_that_hides_its_collectives_is_told_of_none(search: FoldedSearch) -> None:
+    found = savings_of(search, LayoutRequest(zero=3, micro_batch=8, pp=1))
+    assert found.best.step.bound_by_replicas == 0

@@ -8,6 +8,7 @@ import pytest
 from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
+from moetune.domain.kernels import ALL_SHOWN, BESIDE_WEIGHTS, USERBUFFERS
 from moetune.domain.recurrent import GatedDeltaNet, StateSpace
 from moetune.domain.targets import TARGETS, find_target
 from moetune.domain.training import (
@@ -185,7 +186,7 @@ def test_recurrences_take_at_least_the_time_to_move_their_states(name: str) -> N
 
 
 def test_sharded_gradients_and_parameters_cost_a_reduction_a_micro_batch() -> None:
-    job = job_of("llama-3-70b")
+    job = job_of("mixtral-8x22b")
     times = [step_of(job, FoldedLayout(dp=64, zero=zero)).seconds for zero in (1, 2, 3)]
     assert times == sorted(times)
     assert step_of(job, FoldedLayout(dp=64), "moetune").seconds > times[0]
@@ -304,3 +305,52 @@ def test_targets_are_found_by_name() -> None:
     assert [find_target(name).name for name in TARGETS] == list(TARGETS)
     with pytest.raises(Exception, match="unknown"):
         find_target("megatron-lm")
+
+
+def test_scatters_of_tensor_ranks_run_beside_gradients_of_weights_in_megatron() -> None:
+    layout = FoldedLayout(dp=16, tp=4)
+    shown, hidden, pieces = (
+        BlockPrices(job=job_of("mixtral-8x22b"), layout=layout, device=device(), comm=comm)
+        for comm in (ALL_SHOWN, BESIDE_WEIGHTS, USERBUFFERS)
+    )
+    [block] = shown.decoder.kinds
+    sent = [prices.times(block).passes("tensor_comm") for prices in (shown, hidden, pieces)]
+    # By hand: a gather before attention's matrices and a scatter behind them, than which gradients
+    # of the weights are longer; in four pieces one is left of what is shown.
+    span, whole = device().span(4, 1), 2.0 * 4096 * 6144
+    gather = device().collective("all_gather", span, whole / 4)
+    scatter = device().collective("reduce_scatter", span, whole)
+    assert sent[0] == pytest.approx((gather + scatter, gather + scatter, 0.0))
+    assert sent[1] == pytest.approx((gather + scatter, gather, 0.0))
+    # Forward, the matrices are shorter than three of the four pieces.
+    assert sent[2].grad_input == pytest.approx(gather / 4)
+    assert (gather + scatter) / 4 < sent[2].forward < (gather + scatter) / 3
+    assert find_target("bridge").comm == find_target("megatron").comm == BESIDE_WEIGHTS
+    assert find_target("torchtitan").comm == ALL_SHOWN
+
+
+def test_narrow_factors_are_gathered_narrow_and_scattered_in_bfloat16() -> None:
+    layout, span = FoldedLayout(dp=16, tp=4), device().span(4, 1)
+    prices = BlockPrices(job=job_of("mixtral-8x22b", dtype="fp8"), layout=layout, device=device())
+    elements = 4096 * 6144
+    both = device().collective("all_gather", span, elements / 4)
+    both += device().collective("reduce_scatter", span, 2.0 * elements)
+    found = prices.times(prices.decoder.kinds[0]).passes("tensor_comm")
+    assert found.forward == pytest.approx(both)
+
+
+@pytest.mark.parametrize("dispatcher", ["all_to_all", "deepep", "hybrid_ep"])
+def test_rows_in_eight_bits_are_copied_to_fill_tiles_but_where_hybrid_ep_does(
+    dispatcher: TokenDispatcher,
+) -> None:
+    layout = FoldedLayout(dp=64, ep=8, dispatcher=dispatcher)
+    plain, narrow = (
+        step_of(job_of("qwen3-30b-a3b", dtype=dtype), layout).parts["permute"]
+        for dtype in ("bfloat16", "fp8")
+    )
+    # By hand: padded and without padding again, read and written, both passes; 48 blocks, four
+    # micro-batches, eight experts a token; two kernels of 3 µs more in each pass.
+    copied = 2 * 4 * 2 * 2048 * 8 * 4096 / device().memory_bytes_per_second + 2 * 2 * 3e-6
+    copied *= 48 * 4
+    expected = 0.0 if dispatcher == "hybrid_ep" else copied
+    assert narrow - plain == pytest.approx(expected, rel=0.01)

@@ -1,13 +1,16 @@
 """What a step shows of moetune's gradients and parameters, against sums by hand."""
 
+import itertools
 import math
 from dataclasses import replace
 
 import pytest
 
+from moetune.domain.costs import Costs
 from moetune.domain.pipeline import Schedule
 from moetune.domain.targets import find_target
-from moetune.domain.training import FoldedLayout, Recompute
+from moetune.domain.training import FoldedLayout, Recompute, ZeroStage
+from moetune.fit.slowed import BANDWIDTH, START, Slowdown, slowed
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.room import NO_ROOM, WITHOUT_END, Room
 from moetune.solve.training.stages import DecoderStages
@@ -176,3 +179,23 @@ def test_other_runtimes_hide_as_far_as_passes_are_long() -> None:
     assert update.gradients(PLAIN, NO_ROOM, num_micro_batches=4) == pytest.approx(
         hand["reduce all"] + hand["gather all"], rel=1e-3
     )
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "moetune"])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("factor", [0.05, 1.0, 4.0])
+def test_what_collectives_bind_is_what_the_step_follows_them_by(
+    target: str, zero: ZeroStage, factor: float
+) -> None:
+    def prices(more: float) -> StepPrices:
+        costs: Costs = device().costs
+        for op, part in itertools.product(("reduce_scatter", "all_gather"), (BANDWIDTH, START)):
+            costs = slowed(costs, Slowdown(part=f"{op} {part}", factor=factor * more))
+        return replace(prices_of(target), device=replace(device_of(target), costs=costs))
+
+    layout = replace(PLAIN, zero=zero, ep=1)
+    step, copied = prices(1.0).step(layout), prices(0.0).step(layout).parts["gradients"]
+    follows = (prices(1 + 1e-4).step(layout).seconds - step.seconds) / 1e-4
+    alone = step.parts["gradients"] - copied
+    assert alone + step.bound_by_replicas == pytest.approx(follows, rel=1e-3, abs=1e-6)
+    assert (step.bound_by_replicas > 0) == (follows > alone * (1 + 1e-3))
