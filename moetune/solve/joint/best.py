@@ -46,7 +46,8 @@ class BestLayouts:
     @classmethod
     def of(cls, search: FoldedSearch, pins: LayoutRequest) -> "BestLayouts":
         """Return those of pins, as far as they were searched for an earlier question."""
-        return search.answers.setdefault(pins, cls(search, pins))
+        found: BestLayouts = search.answers.setdefault(pins, cls(search, pins))
+        return found
 
     def best(self) -> PricedLayout:
         """Return the best one; where none fits, the smallest.

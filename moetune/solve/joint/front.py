@@ -92,6 +92,27 @@ def _falling(
             worth = one.step.seconds * (1 - saving)
 
 
+def merged(
+    front: Sequence[PricedLayout], others: Iterable[PricedLayout]
+) -> tuple[PricedLayout, ...]:
+    """Return a front with those of other layouts that beat it by more than noise.
+
+    For no memory is it slower than the front. Whatever is left is not both larger and slower than
+    another one.
+    """
+    kept = [*front]
+    for one in sorted(others, key=_size):
+        within = [two.step.seconds for two in kept if two.memory.peak_bytes <= _size(one)[0]]
+        if one.step.seconds < min(within, default=float("inf")) * (1 - NOISE):
+            kept.append(one)
+    found, worth = [], float("inf")
+    for one in sorted(kept, key=_size):
+        if one.step.seconds < worth:
+            found.append(one)
+            worth = one.step.seconds
+    return tuple(found)
+
+
 def _size(one: PricedLayout) -> tuple[float, float]:
     return one.memory.peak_bytes, one.step.seconds
 

@@ -1,6 +1,7 @@
 """Savings of single flags: each is the best layout of the question with that flag."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,8 @@ def test_what_hides_more_collectives_is_named_where_memory_alone_forbids_it(sequ
     roomy = search_of(job, target="deepspeed", gib=80)
     for flag, saving in changes.items():
         name, value = flag.removeprefix("--").replace("-", "_").split()
-        pins = LayoutRequest(**{name: int(value)})
+        values: dict[str, Any] = {name: int(value)}
+        pins = LayoutRequest(**values)
         assert saving.memory.peak_bytes > search.limit_bytes
         assert saving.step.seconds < best.step.seconds * (1 - LEAST_SAVED)
         assert BestLayouts(roomy, pins).best().step.seconds <= saving.step.seconds * 1.01
