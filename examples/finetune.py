@@ -71,7 +71,8 @@ def train(arguments: argparse.Namespace, device: torch.device) -> bool:
     if arguments.plan is not None:
         book = moetune.open_planbook(arguments.plan, renew=True, observe_every=5)
     model = moetune.adapt(loaded(arguments, device), book)
-    replica = DistributedDataParallel(moetune.prepare_ddp(model))
+    # Without buffers to send, the first exchange of a step is a layer's, whose errors have names.
+    replica = DistributedDataParallel(moetune.prepare_ddp(model), broadcast_buffers=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     checkpoints = moetune.Checkpoints(arguments.checkpoints) if arguments.checkpoints else None
     begin = resume(checkpoints, model, optimizer, book)
