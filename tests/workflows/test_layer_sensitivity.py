@@ -32,7 +32,7 @@ def published() -> Profile:
         (None, {}),
         (None, {"order": "interleaved"}),
         (None, {"strategy": "S4", "forward-degree": "3"}),
-        (None, {"dispatcher": "flat", "max-degree": "2"}),
+        (None, {"max-degree": "2"}),
         (700 * MIB, {}),
         (560 * MIB, {"max-degree": "8"}),
         (None, {"expert-parallel": "tensor"}),
