@@ -15,7 +15,6 @@ EXTRAS: Mapping[str, str] = {
     "prometheus_client": "serve",
     "uvicorn": "serve",
     "jinja2": "report",
-    "plotly": "report",
     "psycopg": "postgres",
 }
 """Extra by the name that Python imports; `pyproject.toml` lists the distributions."""
