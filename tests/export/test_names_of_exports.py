@@ -169,12 +169,12 @@ def test_deepspeed_reads_the_keys(tmp_path: Path, name: str) -> None:
 
 
 def test_moetune_runs_the_module(tmp_path: Path) -> None:
-    layout = {**LAYOUT, "dp": 32, "pp": 8, "zero": 1, "ep": 8, "etp": 2}
+    layout = {**LAYOUT, "dp": 32, "pp": 8, "zero": 1, "ep": 16}
     text = exported(tmp_path, "moetune", plan_document(layout)).export.text
     module: dict[str, Any] = {}
     exec(text, module)  # noqa: S102 - its names are there
     assert module["LAYOUT"].world_size == 256
-    assert (module["LAYOUT"].zero, module["LAYOUT"].etp) == (1, 2)
+    assert (module["LAYOUT"].zero, module["LAYOUT"].ep) == (1, 16)
     assert {"bias", "dtype"} <= arguments(text, "ranks.expert_layer")
     assert arguments(text, "ranks.expert_layer") <= set(inspect.signature(MoELayer).parameters)
 

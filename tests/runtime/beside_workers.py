@@ -323,10 +323,10 @@ def equal_beside_others() -> None:
 def equal_after() -> None:
     """Other kinds of experts, with the module beside them and behind them."""
     num_ranks = rank_of()[1]
-    replicas = [*range(7), *range(6, NUM_EXPERTS), 0]
+    turned = [*range(1, NUM_EXPERTS), 0]
     every: list[dict[str, Any]] = [{"activation": "swiglu"}, {"top_k": 1, "bias": False}]
     if num_ranks == 2:
-        every.append({"placement": replicas})
+        every.append({"placement": turned})
     for options in every:
         made = [layer_of(**options), layer_of(**options)]
         beside, behind = (pinned(each, "none", (2, 3)) for each in made)

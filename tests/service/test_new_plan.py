@@ -81,9 +81,9 @@ def test_a_layer_has_the_numbers_of_its_command(
     degrees = [plan["pipeline"][f"{phase}_degree"] for phase in ("forward", "backward")]
     assert chosen[0] == f"{degrees[0]} and {degrees[1]}"
     assert chosen[1] == plan["memory"]["strategy"]
-    assert chosen[3] == format_seconds(plan["predicted"]["step_seconds"])
-    assert chosen[6] == format_bytes(plan["memory"]["peak_bytes"])
-    assert [row[3] for row in others] == [
+    assert chosen[2] == format_seconds(plan["predicted"]["step_seconds"])
+    assert chosen[5] == format_bytes(plan["memory"]["peak_bytes"])
+    assert [row[2] for row in others] == [
         format_seconds(one["step_seconds"]) for one in plan["alternatives"]
     ]
     for row, one in zip(others, plan["alternatives"], strict=True):
@@ -363,7 +363,7 @@ def test_a_kept_plan_is_the_one_of_the_api(client: Client, planner: ServicePlann
     assert client.get(kept.headers["location"]).status_code == 200
     document = client.get(f"/v1/plans/{plan.id}").json()
     assert document["pipeline"]["ranges"]
-    assert rows(answer(client, **LAYER))[0][3] == format_seconds(
+    assert rows(answer(client, **LAYER))[0][2] == format_seconds(
         document["predicted"]["step_seconds"]
     )
     assert post(client, "/new/keep", LAYER).headers["location"] == f"/plans/{plan.id}"

@@ -266,6 +266,9 @@ def test_corrected_profiles_are_as_measured_after_the_upgrade(
         document = connection.execute(select(fits.c.document)).scalar_one()
         corrected = document | {"corrections": [{"op": "all_to_all", "factor": 1.5}]}
         connection.execute(update(fits).values(document=corrected))
+        for table in ("observations", "settled"):
+            for column in ("dispatcher", "overlap"):
+                connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {column} TEXT"))
         connection.execute(text("UPDATE moetune_revision SET version_num = '0007'"))
 
     run(url, as_0007)

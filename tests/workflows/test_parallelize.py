@@ -79,10 +79,8 @@ def test_a_model_without_memory_draws_the_same_values_under_every_layout(tmp_pat
     assert run_ranks(worker, 2, str(tmp_path)) == ["", ""]
     one = torch.load(tmp_path / "0-0")
     two = torch.load(tmp_path / "1-0") | torch.load(tmp_path / "1-1")
-    cut = torch.load(tmp_path / "2-0")
-    assert one.keys() == two.keys() == cut.keys()
+    assert one.keys() == two.keys()
     assert all(bool((one[name] == two[name]).all()) for name in one)
-    assert all(bool((one[name] == cut[name]).all()) for name in one)
     assert float(one["inner.blocks.1.ffn.experts.w1"].std()) > 0
 
 
