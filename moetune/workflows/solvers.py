@@ -139,10 +139,10 @@ class SolverPool:
             self._is_closed = True
             running = tuple(self._running)
         for process in running:
-            self._end(process)
+            self._end(process, waits=True)
         while True:
             try:
-                self._end(self._free.get_nowait())
+                self._end(self._free.get_nowait(), waits=True)
             except queue.Empty:
                 return
 
@@ -155,14 +155,18 @@ class SolverPool:
             initargs=(self.limits.memory_bytes,),
         )
 
-    def _end(self, process: ProcessPoolExecutor) -> None:
-        """Kill a process at once; another one takes its place."""
+    def _end(self, process: ProcessPoolExecutor, *, waits: bool = False) -> None:
+        """Kill a process at once; another one takes its place.
+
+        Args:
+            waits: for the executor's thread, which Python's exit must not meet half closed.
+        """
         with self._lock:
             self._running.discard(process)
         # Executors have no public way to kill before Python 3.14.
         for one in tuple((process._processes or {}).values()):  # noqa: SLF001
             one.kill()
-        process.shutdown(wait=False, cancel_futures=True)
+        process.shutdown(wait=waits, cancel_futures=True)
 
     @contextmanager
     def _turn(self, is_gone: Callable[[], bool]) -> Iterator[ProcessPoolExecutor]:

@@ -11,7 +11,8 @@ from tests.cli.running import Cli
 QWEN = ("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--global-batch", "1024",
         "--seq", "4096")  # fmt: skip
 PINNED = (*QWEN, "--world-size", "16", "--target", "megatron", "--tp", "2", "--pp", "2", "--vpp",
-          "2", "--ep", "8", "--micro-batch", "1", "--recompute", "norm,moe_act", "--cuda-graphs", "none")  # fmt: skip
+          "2", "--ep", "8", "--micro-batch", "1", "--recompute", "norm,moe_act", "--cuda-graphs",
+          "none")  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]
 SEARCHED = (
