@@ -22,6 +22,9 @@ _CONFIG = "transformer/transformer_config.py"
 _MAMBA = "ssm/mamba_mixer.py, mamba_context_parallel.py"
 _STASH_CORE: MegatronCore = (0, 18)
 """First core with `moe_paged_stash` and `cuda_graph_impl="full_iteration"`."""
+_GEMMA_CORE: MegatronCore = (0, 19)
+"""First core whose Bridge checks what Gemma 4's forward pass of experts leaves out."""
+_GEMMA = "megatron/bridge/models/gemma/gemma4_provider.py"
 _FSDP_HOOKS_CORE: MegatronCore = (0, 18)
 """First core whose overlap of exchanges fires the hooks of Megatron-FSDP."""
 
@@ -42,6 +45,8 @@ def megatron_rules(
         yield from _partial_rules(layout, target, job.decoder)
     if layout.cuda_graphs == "full" and job.decoder.num_moe_layers:
         yield from _full_rules(layout, target, job.decoder)
+    if target.name == "bridge" and _core(target) >= _GEMMA_CORE:
+        yield from _gemma_rules(layout, target, job.decoder)
     yield from _bias_rules(layout, target, job.decoder)
     yield from host_optimizer_rules(layout, target, job)
     yield from _optimizer_rules(layout, target, job)
@@ -228,6 +233,18 @@ def _full_rules(layout: FoldedLayout, target: Target, decoder: Decoder) -> Itera
     if not functions <= {"silu", "relu2"}:
         what = f"full CUDA graphs of experts with {' and '.join(sorted(functions))}"
         yield target.refusal(what, instead, "transformer/moe/experts.py")
+
+
+def _gemma_rules(layout: FoldedLayout, target: Target, decoder: Decoder) -> Iterator[BrokenRule]:
+    """Yield what Gemma 4's experts, whose router and experts have other inputs, do not go with."""
+    if decoder.family != "gemma4_text" or not decoder.num_moe_layers:
+        return
+    if "norm" in layout.recompute:
+        what = "recomputation of norms in Gemma 4's blocks with experts"
+        yield target.refusal(what, "--recompute none or moe_act", _GEMMA)
+    if layout.cuda_graphs != "none":
+        what = "CUDA graphs of Gemma 4's blocks with experts"
+        yield target.refusal(what, "--cuda-graphs none", _GEMMA)
 
 
 def _bias_rules(layout: FoldedLayout, target: Target, decoder: Decoder) -> Iterator[BrokenRule]:

@@ -76,6 +76,8 @@ def refusals(
         ("megatron", "qwen3-30b-a3b",
          {"dp": 8, "ep": 8, "dispatcher": "hybrid_ep", "cuda_graphs": "full",
           "recompute": ("moe",)}, "recomputation of moe"),
+        ("bridge", "gemma-4-26b-a4b", {"recompute": ("norm",)}, "recomputation of norms"),
+        ("bridge", "gemma-4-26b-a4b", {"cuda_graphs": "partial"}, "CUDA graphs of Gemma 4"),
         ("megatron", "gpt-oss-20b", {"tp": 2, "etp": 2}, "experts that add biases"),
         ("megatron", "qwen3-30b-a3b", {"dp": 24, "ep": 6, "dispatcher": "deepep"},
          "deepep with ep·etp 6"),
@@ -92,6 +94,8 @@ def test_what_is_refused_on_any_machine(
 @pytest.mark.parametrize(
     ("target", "model", "sizes"),
     [
+        ("bridge@0.5", "gemma-4-26b-a4b", {"recompute": ("norm",)}),
+        ("bridge", "gemma-4-26b-a4b", {"recompute": ("moe_act",)}),
         ("megatron", "qwen3-30b-a3b", {"tp": 8}),  # 4 key heads divide 8 ranks
         ("megatron", "qwen3-next-80b-a3b", {"tp": 2, "cp": 2}),
         ("megatron", "deepseek-v3.2", {"cp": 2}),
