@@ -146,6 +146,9 @@ def _statements(planned: Planned) -> Iterator[str]:
         yield from _graphed_fsdp(planned)
     else:
         yield "cfg.ddp.use_megatron_fsdp = False"
+        if layout.cuda_graphs == "partial" and layout.overlap == "batch":
+            # Weight gradients that wait are written by graphs, which need one address for them.
+            yield "cfg.model.gradient_accumulation_fusion = True"
     if layout.cuda_graphs == "full":
         yield "cfg.rerun_state_machine.check_for_nan_in_loss = False"
         yield "cfg.ddp.check_for_nan_in_grad = False"
