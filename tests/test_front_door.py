@@ -1,3 +1,5 @@
+"""Names of `moetune`: each can be imported, and nothing else is visible."""
+
 import importlib
 import subprocess
 import sys
@@ -6,6 +8,7 @@ import pytest
 
 import moetune
 from moetune.domain import errors
+from tests.properties import README, page
 
 HEAVY = {"torch", "numpy", "sqlalchemy", "alembic", "optuna", "typer", "rich"}
 
@@ -43,3 +46,8 @@ def test_import_moetune_loads_no_library() -> None:
     code = "import sys, moetune; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
     assert not HEAVY & set(done.stdout.split())
+
+
+def test_the_list_of_properties_is_that_of_the_tests() -> None:
+    assert README.read_text(encoding="utf-8") == page()
+    assert all(not line.endswith(": ") for line in page().splitlines())

@@ -1,3 +1,5 @@
+"""`moetune plan` of a layer: the closed form's minimum, and the keys of its document."""
+
 import json
 import shlex
 from collections.abc import Callable

@@ -1,3 +1,5 @@
+"""`moetune profiles`: listed, imported, exported, compared and removed."""
+
 import tomllib
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""The end of a script under gloo: its own status and output, and nothing left to wait for."""
+
 import json
 import os
 import subprocess

@@ -1,3 +1,5 @@
+"""Collectives and agreements of real ranks, and errors that name the collective and the rank."""
+
 import pickle
 
 import pytest

@@ -1,3 +1,5 @@
+"""The cache of chunks: no other way to evict gathers less (Belady), by enumeration."""
+
 import itertools
 from collections.abc import Iterator
 

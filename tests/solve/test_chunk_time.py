@@ -1,3 +1,5 @@
+"""Times of steps in chunks, by timelines that are worked out by hand."""
+
 from dataclasses import asdict, replace
 
 import pytest

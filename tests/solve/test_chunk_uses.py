@@ -1,3 +1,5 @@
+"""Uses of chunks in a step, against the real model's parameters and order."""
+
 from dataclasses import replace
 
 import pytest

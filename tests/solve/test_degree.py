@@ -1,3 +1,5 @@
+"""The makespan of chunks in closed form, against an event-by-event simulation."""
+
 import math
 
 import pytest

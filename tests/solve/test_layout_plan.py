@@ -1,3 +1,5 @@
+"""Plans of the papers' models: their parameters, parts, reasons and rivals."""
+
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""Groups of ranks lie on the nodes where the ranks' coordinates put them."""
+
 import math
 
 import pytest

@@ -1,3 +1,5 @@
+"""Times of 1F1B, against its closed form and a simulation of unequal stages."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

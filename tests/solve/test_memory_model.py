@@ -1,3 +1,5 @@
+"""Memory of a layer, against MPipeMoE's formulas."""
+
 from dataclasses import replace
 
 import pytest

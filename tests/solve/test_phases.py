@@ -1,3 +1,5 @@
+"""What a chunk computes and sends in each phase of a layer."""
+
 import pytest
 
 from moetune.domain.costs import Costs, LinearCost

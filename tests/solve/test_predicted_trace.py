@@ -1,3 +1,5 @@
+"""Predicted timelines last as long as their plans say, in Perfetto's format."""
+
 import json
 from collections import Counter
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""Ranges of tokens partition the sizes, and each has its best degree."""
+
 import itertools
 import math
 from bisect import bisect_left

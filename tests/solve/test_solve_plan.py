@@ -1,3 +1,5 @@
+"""A layer's plan: the degrees of brute force, its id, and the same digits each time."""
+
 import hashlib
 import json
 import re

@@ -1,3 +1,5 @@
+"""PipeMoE's Theorem 1 on its Table IV, against enumeration."""
+
 import pytest
 
 from benchmarks.pipemoe import SAME, Problem, problems

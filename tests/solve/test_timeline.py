@@ -1,3 +1,5 @@
+"""The timeline of a phase, against the closed form and an event-by-event simulation."""
+
 import itertools
 import math
 

@@ -1,3 +1,5 @@
+"""How sure a choice is: shares and percentiles over refits, counted by hand."""
+
 from dataclasses import replace
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Plans from requests and profiles: their terms, and what they lack."""
+
 from dataclasses import replace
 
 import pytest

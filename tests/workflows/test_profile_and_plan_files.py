@@ -1,3 +1,5 @@
+"""Profile and plan files: written, read back equal, and refused by place."""
+
 import os
 import subprocess
 import sys

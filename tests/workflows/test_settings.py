@@ -1,3 +1,5 @@
+"""Settings: a flag beats a variable, the project's file, the user's, and the default."""
+
 import re
 import tomllib
 from dataclasses import fields

@@ -1,3 +1,5 @@
+"""Work that is asked for at once is done once, and its result or error reaches all."""
+
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
