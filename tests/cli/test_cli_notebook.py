@@ -45,6 +45,7 @@ TRAINING: dict[str, Any] = {
     "model": "qwen3-30b-a3b", "profile": "h100-x8", "world_size": 64, "global_batch": 1024,
     "seq": "4k", "target": "megatron", "recompute": ["norm", "moe_act"],
 }  # fmt: skip
+MODEL: dict[str, Any] = {"model": "ppmoe-6.7b", "profile": "v100-x256", "world_size": 32}
 TRAINING_FLAGS = (
     "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--world-size", "64", "--global-batch",
     "1024", "--seq", "4096", "--target", "megatron", "--recompute", "norm,moe_act",
@@ -299,6 +300,8 @@ WRONG: list[tuple[dict[str, Any], type[moetune.MoetuneError], str]] = [
     ({**LAYER, "profile": 7}, moetune.InputError, "^profile must be a name, a file or a Profile"),
     ({**LAYER, "profile": "rtx2080ti"}, moetune.ProfileError, "did you mean rtx2080ti-x"),
     ({**LAYER, "memory_limit": "10MB"}, moetune.InfeasiblePlanError, "limit of 9.54 MiB"),
+    ({**MODEL, "overlap": "batch"}, moetune.InputError, "^overlap batch is for Hugging"),
+    ({**MODEL, "overlap": "none", "forward_degree": 3}, moetune.InputError, "excludes overlap"),
     ({**TRAINING, "model": "qwen3-30b-a3"}, moetune.InputError, "did you mean qwen3-30b-a3b"),
     ({**TRAINING, "strategy": "S1"}, moetune.InputError, "^strategy is for layers"),
     ({**TRAINING, "zero": 4}, moetune.InputError, "^zero must be from 0 to 3, got 4"),

@@ -94,3 +94,10 @@ def test_a_training_plan_where_one_of_a_layer_is_wanted_says_what_runs_it() -> N
     broken = '{"schema": "moetune.training-plan/1", "inputs": []}'
     with pytest.raises(InputError, match="is the plan of a model's training"):
         plan_from_json(broken, "plan.json")
+
+
+def test_a_plan_of_moetunes_own_layer_with_shared_widths_says_that_they_are_withdrawn() -> None:
+    layout = TRAINING["layout"] | {"etp": 2}
+    inputs = TRAINING["inputs"] | {"target": "moetune"}
+    with pytest.raises(InputError, match=r"the file has 'etp': .* was withdrawn on"):
+        training_from_document({**TRAINING, "layout": layout, "inputs": inputs}, "the file")
