@@ -8,6 +8,7 @@ from moetune.comm.gloo import communicator_of, shared_communicator
 from moetune.comm.group import Communicator
 from moetune.comm.launched import check_joined
 from moetune.domain.errors import InputError
+from moetune.domain.withdrawn import SINCE
 from moetune.runtime.moe.inputs import expert_group
 
 _WIDTH = "width"
@@ -44,7 +45,7 @@ def ranks_of(mesh: DeviceMesh | None) -> ExpertRanks:
     if _WIDTH in (mesh.mesh_dim_names or ()):
         raise InputError(
             f'the mesh has a dimension "{_WIDTH}": '
-            "ranks that share an expert's width were withdrawn on 2026-11-28",
+            f"ranks that share an expert's width were withdrawn on {SINCE}",
             "give a mesh of replicas and experts, or of experts alone",
         )
     return ExpertRanks(communicator=communicator_of(expert_group(mesh, None)), mesh=mesh)

@@ -83,14 +83,6 @@ TORCHTITAN_COMPILED = replace(
     activation=(0, 0),
     rows=(4, 8),  # scatter_add and its gradient stay
 )
-TORCHTITAN_COMPILED = replace(
-    TORCHTITAN,
-    source=TORCHTITAN.source.replace("without compile", "with compile, which fuses them"),
-    norm=(0, 0),
-    rotary=(0, 0),
-    activation=(0, 0),
-    rows=(4, 8),  # scatter_add and its gradient stay
-)
 TRANSFORMERS = RuntimeKernels(
     source="transformers: models/qwen3_moe/modeling_qwen3_moe.py, integrations/moe.py (grouped_mm)",
     norm=(17, 33),  # seven kernels, most of them in float32
