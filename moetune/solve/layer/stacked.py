@@ -5,7 +5,7 @@ closed forms work out a layer once, and not once a refit.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar, cast
 
 import numpy as np
@@ -13,14 +13,14 @@ import numpy as np
 from moetune.domain.arrays import array_of
 from moetune.domain.costs import Burst, CopyMode, Costs, Estimate, LinearCost, costs_of_all
 from moetune.domain.gemm_forms import GemmForm
-from moetune.domain.interference import Interference, OverlapSpeeds
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
 from moetune.domain.layer import LayerKey
 from moetune.domain.samples import CollectiveOp, Direction
 from moetune.domain.step_errors import StepErrors
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.phase_arrays import speeds_of, table_of
 
 _Found = TypeVar("_Found")
+_Speed = TypeVar("_Speed", CompSpeed, CommSpeed, MemSpeed)
 
 
 def stacked(
@@ -77,8 +77,12 @@ class _StackedCosts:
         """Arrays of speeds."""
         if self._together is not None:
             return self._together.interference
-        speeds = np.array([speeds_of(one.interference) for one in self._refits])
-        return table_of(list(map(array_of, speeds.T)))
+        tables = [one.interference for one in self._refits]
+        return Interference(
+            comp=_stacked_speeds([one.comp for one in tables]),
+            comm=_stacked_speeds([one.comm for one in tables]),
+            mem=_stacked_speeds([one.mem for one in tables]),
+        )
 
     @property
     def copy_mode(self) -> CopyMode | None:
@@ -189,6 +193,12 @@ class _StackedCosts:
             return None if found is None else found._replace(trust="measured", doubts=())
         known = _all_or_none([estimate(one) for one in self._refits], what)
         return None if known is None else _stacked_estimate(known)
+
+
+def _stacked_speeds(speeds: Sequence[_Speed]) -> _Speed:
+    names = (one.name for one in fields(speeds[0]))
+    rows = {name: array_of([getattr(one, name) for one in speeds]) for name in names}
+    return replace(speeds[0], **rows)
 
 
 def _stacked_estimate(estimates: Sequence[Estimate]) -> Estimate:
