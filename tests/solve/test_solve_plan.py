@@ -21,7 +21,7 @@ from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.layer.choose import NOISE
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.plan import solve_plan
+from moetune.solve.layer.plan import LayerProblem
 from moetune.solve.layer.times import phase_time
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
@@ -68,14 +68,18 @@ def _solve(
     device_memory_bytes: int = 80 * GIB,
     provenance: Provenance = "measured",
 ) -> Plan:
-    return solve_plan(
-        inputs=inputs or plan_inputs(),
-        costs=costs or LinearCosts(),
-        resamples=resamples,
-        bounds=bounds or Bounds(),
-        device_memory_bytes=device_memory_bytes,
-        provenance=provenance,
-    ).plan
+    return (
+        LayerProblem(
+            inputs=inputs or plan_inputs(),
+            costs=costs or LinearCosts(),
+            resamples=resamples,
+            bounds=bounds or Bounds(),
+            device_memory_bytes=device_memory_bytes,
+            provenance=provenance,
+        )
+        .solve()
+        .plan
+    )
 
 
 @pytest.mark.parametrize("costs", [LinearCosts(), MEASURED])

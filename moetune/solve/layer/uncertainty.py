@@ -27,7 +27,7 @@ def judge_choice(
     Args:
         rivals: the best step of each other strategy that fits.
     """
-    step = ranking.best
+    step = ranking.step
     rivals = [one for one in rivals if one.seconds <= step.seconds * HOPELESS]
     refits = RefittedTimes.of(ranking.costs, resamples, tokens=ranking.tokens, order=ranking.order)
     chosen, best = refits.compare(ranking.contenders, ranking.chooser.strategy)
