@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, array_of, exp_of, floats_of, is_many
+from moetune.domain.arrays import array_of, floats_of, is_many
 from moetune.domain.constraints import Order
 from moetune.domain.costs import Estimate
 from moetune.domain.interference import Interference, OverlapSpeeds
@@ -187,47 +187,18 @@ class LayerCosts(LayerOperations, ABC):
             ("step errors", tokens), lambda: self.costs.step_errors(key, tokens=tokens)
         )
 
-    def in_step(self, estimate: Estimate, *, rows: float, degree: int) -> Estimate:
-        """Return the time that an operation of a phase's chunk takes within a whole step.
-
-        Args:
-            estimate: of the operation by itself.
-            degree: of the phase.
-        """
-        return estimate.scaled(self.step_factor(rows=rows, degree=degree))
-
     def step_factor(self, *, rows: float, degree: int) -> float:
         """Return what operations of a phase's chunk take within a step, over their own time.
 
         Args:
             rows, degree: or arrays of them.
         """
-        if is_many(rows):
-            key = "step factors", _key(rows), _key(degree)
-            return self.kept(key, lambda: self._factors_of_many(rows, degree))
-        tokens = round(rows * degree / self.rows(1))
-        return self.step_errors(tokens=tokens).factor(degree)
-
-    def _factors_of_many(self, rows: float, degree: int) -> float:
-        whole = np.rint(floats_of(rows * degree) / self.rows(1)).astype(int)
-        sizes, at = np.unique(whole, return_inverse=True)
-        degrees, of_degree = np.unique(degree, return_inverse=True)
-        return array_of(self.step_factors(sizes.tolist(), degrees.tolist())[at, of_degree])
-
-    def step_factors(self, tokens: Sequence[int], degrees: Sequence[int]) -> Floats:
-        """Return what operations take within steps, over their own time.
-
-        Args:
-            tokens: of each step; the errors of all of them have as many octaves.
-
-        Returns:
-            Shape (tokens, degrees).
-        """
-        errors = [self.step_errors(tokens=one) for one in tokens]
-        means = np.array([one.mean for one in errors])
-        low, high, share = np.array([errors[0].place(degree) for degree in degrees]).T
-        low, high = low.astype(int), high.astype(int)
-        return exp_of((1 - share) * means[:, low] + share * means[:, high])
+        if not is_many(rows):
+            tokens = round(rows * degree / self.rows(1))
+            return self.step_errors(tokens=tokens).factor(degree)
+        sizes = np.rint(floats_of(rows * degree) / self.rows(1)).astype(int)
+        cases = zip(sizes.tolist(), np.broadcast_to(degree, sizes.shape).tolist(), strict=True)
+        return array_of([self.step_errors(tokens=size).factor(one) for size, one in cases])
 
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""
