@@ -13,7 +13,7 @@ from moetune.domain.costs import Estimate
 from moetune.domain.layer import Phase
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.memory import middle_elements
+from moetune.solve.layer.peak import middle_elements
 from moetune.solve.layer.timeline import COMPUTE, LINK, Task
 from moetune.solve.layer.totals import total
 
