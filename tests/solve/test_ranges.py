@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from moetune.domain.arrays import as_number
 from moetune.domain.constraints import Bounds
+from moetune.domain.cost_keys import CostKey
 from moetune.domain.costs import Costs, Estimate, LinearCost
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
 from moetune.domain.plan import Range
-from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.budget import MemoryBudget
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.fewest_ranges import fewest_runs
@@ -243,32 +243,12 @@ class NoisyCosts(LinearCosts):
 
     ripple: float
 
-    def gemm(
-        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
-    ) -> Estimate:
-        exact = LinearCosts.gemm(
-            self, dtype=dtype, product=product, num_experts=num_experts, rows=rows,
-            d_in=d_in, d_out=d_out,
-        )  # fmt: skip
-        return exact._replace(seconds=exact.seconds * self._noise(rows))
-
-    def collective(
-        self,
-        *,
-        op: CollectiveOp,
-        group_size: int,
-        num_bytes: float,
-        in_flight: int = 1,
-        num_nodes: int = 0,
-    ) -> Estimate:
-        assert num_nodes == 0
-        exact = LinearCosts.collective(
-            self, op=op, group_size=group_size, num_bytes=num_bytes, in_flight=in_flight
-        )
-        return exact._replace(seconds=exact.seconds * self._noise(num_bytes))
+    def seconds(self, key: CostKey, size: float) -> Estimate:
+        return LinearCosts.seconds(self, key, size).scaled(self._noise(size))
 
     def _noise(self, size: float) -> float:
-        return 1 + self.ripple * math.sin(2 * math.pi * math.log(size, 16))
+        waves = np.log(np.asarray(size, float)) / math.log(16)
+        return as_number(1 + self.ripple * np.sin(2 * math.pi * waves))
 
 
 NOISY = NoisyCosts(is_measured=True, alone_factor=1.5, ripple=0.1, interference=DISTURBED)

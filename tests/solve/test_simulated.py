@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from moetune.domain.constraints import Strategy
-from moetune.domain.costs import Costs, LinearCost, takes_arrays
+from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
@@ -87,11 +87,6 @@ def test_what_is_near_the_best_is_what_all_times_say(
         limit = min(expected) * (1 + TOLERANCE)
         found = [near[5 + at * len(DEGREES) + one] for one in range(len(DEGREES))]
         assert found == [seconds <= limit for seconds in expected]
-
-
-def test_machines_take_arrays_or_one_size_at_a_time() -> None:
-    assert takes_arrays(costs_of(lab_profile()))
-    assert not takes_arrays(COSTS)
 
 
 def test_absurd_costs_have_no_best_degree() -> None:

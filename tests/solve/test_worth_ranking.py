@@ -14,7 +14,6 @@ from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.closed import closed_seconds
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.ranking import order_of_steps, rank_degrees
-from moetune.solve.layer.sized import sized
 from moetune.solve.layer.times import phase_time
 from moetune.solve.layer.uncertainty import HOPELESS, NUM_CONTENDERS
 from moetune.solve.layer.worth_ranking import (
@@ -93,7 +92,7 @@ def test_of_ties_the_fewest_chunks_are_kept() -> None:
 
 def test_absurd_costs_are_not_timed_at_once() -> None:
     absurd = LinearCost(alpha_seconds=1e308, beta_seconds=1e300)
-    layer = sized(layer_costs(workload=LAB, costs=replace(COSTS, transfer_cost=absurd)))
+    layer = layer_costs(workload=LAB, costs=replace(COSTS, transfer_cost=absurd))
     found = closed_seconds(
         costs=layer, phase="forward", tokens=4096, degrees=DEGREES, order="interleaved"
     )

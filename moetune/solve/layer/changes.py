@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from moetune.domain.arrays import FEW
-from moetune.domain.costs import takes_arrays
 from moetune.domain.layer import PHASES
 from moetune.solve.layer.budget import Degrees
 from moetune.solve.layer.choose import DegreeChooser
@@ -33,8 +32,7 @@ class Change(NamedTuple):
 
 def places_of(chooser: DegreeChooser, changes: Sequence[Change]) -> list[int]:
     """Return for each change the size up to `high` from which the degrees `after` are faster."""
-    at_once = takes_arrays(chooser.costs.costs) and len(changes) >= _MANY
-    halvings = _HALVINGS if at_once else 1
+    halvings = _HALVINGS if len(changes) >= _MANY else 1
     spans = [(one.low, one.high) for one in changes]
     while asked := [
         (at, middle) for at, span in enumerate(spans) for middle in _middles(*span, halvings)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from itertools import product, takewhile
 
 from moetune.domain.constraints import Bounds, Strategy
-from moetune.domain.costs import LinearCost, takes_arrays
+from moetune.domain.cost_keys import GemmKey
+from moetune.domain.costs import LinearCost
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.budget import Degrees, MemoryBudget
 from moetune.solve.layer.closed import closed_seconds
@@ -63,7 +64,7 @@ class DegreeChooser:
         lines = {phase: self.costs.lines(phase) if closed else None for phase in PHASES}
         object.__setattr__(self, "_lines", lines)
         pins = {forward, backward} - {None}
-        is_measured = self.costs.costs.gemm_line(dtype=self.costs.dtype) is None
+        is_measured = self.costs.costs.line(GemmKey(self.costs.dtype)) is None
         object.__setattr__(self, "is_measured", is_measured)
         object.__setattr__(self, "is_paired", is_measured and len(pins) <= 1)
         room = None
@@ -254,18 +255,13 @@ class DegreeChooser:
         return fewest, fewest
 
     def seconds(self, phase: Phase, tokens: int) -> Mapping[int, float]:
-        """Return the seconds of a phase without reuse in every number of chunks.
-
-        Where costs take arrays, they are worked out at once.
-        """
+        """Return the seconds of a phase without reuse in every number of chunks."""
         degrees, order = self._bounded(phase, tokens), self.bounds.chosen_order
 
         def seconds() -> Mapping[int, float]:
-            found = None
-            if takes_arrays(self.costs.costs):
-                found = closed_seconds(
-                    costs=self.costs, phase=phase, tokens=tokens, degrees=degrees, order=order
-                )
+            found = closed_seconds(
+                costs=self.costs, phase=phase, tokens=tokens, degrees=degrees, order=order
+            )
             if found is None:
                 found = [self.time(phase, tokens, one).seconds for one in degrees]
             return dict(zip(degrees, found, strict=True))

@@ -20,7 +20,6 @@ from moetune.solve.layer.changes import Change, places_of
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.closed import closed_times
 from moetune.solve.layer.simulated import Cases, near_best_of
-from moetune.solve.layer.sized import sized
 
 TOLERANCE = 0.004
 """Tolerated loss of a phase against its best at the solved sizes, where costs are published.
@@ -225,7 +224,7 @@ def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int], allowed: 
     times = np.full(allowed.shape, math.inf)
     at, below = np.nonzero(allowed)
     times[at, below] = closed_times(
-        costs=sized(chooser.costs), phase=phase, tokens=np.asarray(sizes)[at], degrees=below + 1,
+        costs=chooser.costs, phase=phase, tokens=np.asarray(sizes)[at], degrees=below + 1,
         order=chooser.bounds.chosen_order,
     )  # fmt: skip
     return times

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Strategy
+from moetune.domain.cost_keys import CopyKey
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import Phase
+from moetune.domain.samples import Direction
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import middle_elements
@@ -260,9 +262,6 @@ def _copying(chunk: ReusedChunk, name: str, copy: Estimate, after: Sequence[str]
 
 def _copy(costs: LayerCosts, phase: Phase, num_bytes: float) -> Estimate:
     mode = costs.costs.copy_mode
-    copy = costs.costs.copy(
-        direction="d2h" if phase == "forward" else "h2d",
-        pinned=mode != "pageable",
-        num_bytes=num_bytes,
-    )
+    way: Direction = "d2h" if phase == "forward" else "h2d"
+    copy = costs.costs.seconds(CopyKey(way, mode != "pageable"), num_bytes)
     return copy._replace(trust="modelled") if mode == "pageable" else copy

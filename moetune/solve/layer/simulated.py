@@ -19,7 +19,6 @@ from moetune.solve.layer.phase_arrays import (
     speeds_of,
 )
 from moetune.solve.layer.reuse import chunk_of
-from moetune.solve.layer.sized import sized
 
 
 class Cases(NamedTuple):
@@ -99,10 +98,9 @@ def _seconds(parts: Sequence[ManyPhases]) -> Floats:
 def _chunks_of(
     costs: LayerCosts, phases: Sequence[Phase], strategy: Strategy, tokens: Ints, degrees: Ints
 ) -> list[ManyPhases]:
-    layer = sized(costs)
-    rows = layer.rows(array_of(tokens), degree=cast("int", degrees))
+    rows = costs.rows(array_of(tokens), degree=cast("int", degrees))
     with np.errstate(over="ignore", invalid="ignore"):
-        found = [_chunks(layer, phase, strategy, rows, degrees) for phase in phases]
+        found = [_chunks(costs, phase, strategy, rows, degrees) for phase in phases]
     for each in found:
         _check_finite(each.durations)
     return found
