@@ -86,7 +86,8 @@ class Curve:
         left = np.clip(right - 1, 0, max(last - 1, 0))
         if self.pieces is not None:
             start, first, second, third = _taken(self.pieces, left)
-            step = np.log(inside / _taken(known, left))
+            # As the pieces have it: sizes may be so near that the quotient rounds in other ways.
+            step = np.log(inside) - _taken(np.log(known), left)
             found = np.exp(start + step * (first + step * (second + step * third)))
         elif last:
             rate = np.diff(self.seconds) / np.diff(known)

@@ -18,12 +18,11 @@ from moetune.domain.cost_keys import (
 )
 from moetune.domain.costs import CopyMode, Costs, Doubt, Estimate, LinearCost, Trust
 from moetune.domain.errors import ProfileError
-from moetune.domain.interference import Interference, OverlapSpeeds
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
 from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
-from moetune.solve.layer.phase_arrays import speeds_of, table_of
 
 GEMM = LinearCost(alpha_seconds=5e-5, beta_seconds=4e-14)
 ALL_TO_ALL = LinearCost(alpha_seconds=2e-4, beta_seconds=3e-10)
@@ -126,8 +125,16 @@ class _Together:
 
     @property
     def interference(self) -> Interference:
-        speeds = np.array([speeds_of(one.interference) for one in self._refits])
-        return table_of([array_of(row) for row in speeds.T])
+        tables = [one.interference for one in self._refits]
+
+        def of(victim: str, beside: str) -> float:
+            return array_of([getattr(getattr(one, victim), beside) for one in tables])
+
+        return Interference(
+            comp=CompSpeed(comm=of("comp", "comm"), mem=of("comp", "mem"), all=of("comp", "all")),
+            comm=CommSpeed(comp=of("comm", "comp"), mem=of("comm", "mem"), all=of("comm", "all")),
+            mem=MemSpeed(comp=of("mem", "comp"), comm=of("mem", "comm"), all=of("mem", "all")),
+        )
 
     def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         seconds = np.broadcast_to(exchange_seconds, len(self._refits)).tolist()

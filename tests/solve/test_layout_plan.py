@@ -221,8 +221,8 @@ def test_both_phases_at_once_are_the_best_of_each(
     wanted = degrees_by_hand(tokens=tokens, top_k=top_k, is_measured=is_measured)
     forward, backward = chooser.best(tokens)
     assert {"forward": forward.degree, "backward": backward.degree} == wanted
-    assert chooser.degrees(tokens)[0] == wanted["forward"]
-    assert chooser.degrees(tokens)[1] == wanted["backward"]
+    assert forward.degree == wanted["forward"]
+    assert backward.degree == wanted["backward"]
 
 
 def _cache_bytes(plan: Plan) -> int:

@@ -1,6 +1,5 @@
 """Costs of a chunk whose tokens travel to the experts and back: two collectives."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,12 +7,12 @@ import numpy as np
 
 from moetune.domain.arrays import array_of, is_many
 from moetune.domain.constraints import Order
-from moetune.domain.costs import Estimate, LinearCost
+from moetune.domain.costs import Estimate
 from moetune.domain.layer import LayerKey, Phase
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.degree import best_degree, makespan
+from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES
 from moetune.solve.layer.timeline import Task, pipeline_tasks
 from moetune.solve.layer.totals import total
@@ -118,28 +117,4 @@ class AllToAllCosts(LayerCosts):
             compute_seconds=compute_seconds,
             combine_seconds=transfer_seconds,
             order=order,
-        )
-
-    def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
-        """Return the lines of all-to-all and GEMMs; None where rows are sorted, too."""
-        transfer = self.collective_line("all_to_all")
-        compute = self.gemm_line(phase)
-        if transfer is None or compute is None or self.sorting(1.0).seconds:
-            return None
-        expected = transfer.seconds(self.bytes_per_row)
-        alone_and_several = (self.transfer(rows=1.0, degree=degree) for degree in (1, 2))
-        if not all(math.isclose(one.seconds, expected) for one in alone_and_several):
-            return None  # the closed form has one line, for one in flight and for several
-        return transfer, compute
-
-    def best_degree(
-        self, lines: tuple[LinearCost, LinearCost], *, rows: float, max_degree: int
-    ) -> int:
-        """Return the closed form's degree: `degree.best_degree`."""
-        return best_degree(
-            transfer=lines[0],
-            payload_bytes=rows * self.bytes_per_row,
-            compute=lines[1],
-            macs=rows * self.macs_per_row,
-            max_degree=max_degree,
         )

@@ -18,7 +18,7 @@ import numpy as np
 from moetune.domain.arrays import Floats, array_of, exp_of, floats_of, is_many
 from moetune.domain.constraints import Order
 from moetune.domain.cost_keys import GemmKey
-from moetune.domain.costs import Estimate, LinearCost
+from moetune.domain.costs import Estimate
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, LayerKey, Phase
 from moetune.domain.step_errors import StepErrors
@@ -172,26 +172,6 @@ class LayerCosts(LayerOperations, ABC):
 
         Args:
             transfer_seconds, compute_seconds: one entry for each chunk.
-        """
-
-    @abstractmethod
-    def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
-        """Return the α–β lines of a chunk's collective and of its experts.
-
-        Returns:
-            (collective over bytes, all GEMMs over the MACs of one); None where a chunk has more
-            operations than these, or they were measured as curves.
-        """
-
-    @abstractmethod
-    def best_degree(
-        self, lines: tuple[LinearCost, LinearCost], *, rows: float, max_degree: int
-    ) -> int:
-        """Return the closed form's degree for a phase.
-
-        Args:
-            lines: of that phase.
-            rows: of the whole phase on one rank.
         """
 
     @property

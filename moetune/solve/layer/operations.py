@@ -12,7 +12,7 @@ import numpy as np
 
 from moetune.domain.arrays import array_of, longer
 from moetune.domain.cost_keys import CollectiveKey, GemmKey, RowsKey
-from moetune.domain.costs import Costs, Estimate, LinearCost, seconds_if_known
+from moetune.domain.costs import Costs, Estimate, seconds_if_known
 from moetune.domain.gemm_forms import GemmForm, uneven_form
 from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
 from moetune.domain.samples import HOST_CHUNKS, LAUNCHES, CollectiveOp
@@ -128,24 +128,6 @@ class LayerOperations:
         """Return into how many pieces the GEMMs of a phase's chunk are cut."""
         return self.chunk_parts[PHASES.index(phase)]
 
-    def gemm_line(self, phase: Phase) -> LinearCost | None:
-        """Return the line of all GEMMs of a chunk over the MACs of one of them.
-
-        The local experts are one GEMM: t_e = g·α + g·β·T·k·M·H/r, with g = 2 forward (3 for
-        swiglu) and twice that backward (PipeMoE Eq. 14).
-
-        Returns:
-            None where experts compute more than GEMMs, or GEMMs were measured as curves.
-        """
-        gemm = self.costs.line(GemmKey(self.dtype))
-        if gemm is None or self.activation(phase, 1.0).seconds:
-            return None
-        num_gemms = self.layer.num_gemms * (1 if phase == "forward" else 2)
-        return LinearCost(
-            alpha_seconds=num_gemms * gemm.alpha_seconds,
-            beta_seconds=num_gemms * gemm.beta_seconds,
-        )
-
     def activation(self, phase: Phase, rows: float) -> Estimate:
         """Return the activation; backward it is evaluated again, and then its gradient."""
         name, width = self.layer.activation, self.layer.d_hidden
@@ -199,7 +181,3 @@ class LayerOperations:
             found = self.collective(op, array_of(sizes[same]), in_flight=number)
             seconds[same] = found.seconds
         return Estimate(seconds=array_of(seconds), trust="measured")
-
-    def collective_line(self, op: CollectiveOp) -> LinearCost | None:
-        """Return the line of one collective of the ranks; None where it was measured as a curve."""
-        return self.costs.line(CollectiveKey(op, self.world_size, self.num_nodes))
