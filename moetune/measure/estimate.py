@@ -7,7 +7,6 @@ from types import MappingProxyType
 from moetune.domain.cluster import DeviceKind, Group
 from moetune.domain.samples import (
     AttentionPoint,
-    BurstPoint,
     CollectivePoint,
     CopyPoint,
     GemmPoint,
@@ -36,7 +35,6 @@ _BLOCKS_TO_SETTLE = 2
 # Until two in a row agree. Noise may let it last as long as its limit; the clock ends a session.
 _WARM_UP_BLOCKS = 6
 # With those that warm it up.
-_BURST_BLOCKS = 5
 _OVERLAPPED_BLOCKS = 5
 _STREAM_BLOCKS = NUM_STREAM_BLOCKS + 3
 # Random numbers are drawn once for each tensor: a core draws a few hundred million a second, and
@@ -77,7 +75,7 @@ def operation_seconds(point: Point, rates: Rates) -> float:
         return point.macs / rates.macs_per_second[point.dtype]
     if isinstance(point, RowsPoint):
         return 5 * point.elements * dtype_bytes(point.dtype) / rates.copy_bytes_per_second
-    if isinstance(point, (CollectivePoint, BurstPoint)):
+    if isinstance(point, CollectivePoint):
         times = {"all_reduce": 2, "all_gather": point.group_size}.get(point.op, 1)
         wire = rates.wires[point.group]
         return point.in_flight * (wire.seconds + times * point.num_bytes / wire.bytes_per_second)
@@ -120,8 +118,6 @@ def visit_seconds(point: Point, rates: Rates, effort: Effort) -> float:
         if isinstance(point, CopyPoint)
         else _FILL_BYTES_PER_SECOND[rates.kind]
     )
-    if isinstance(point, BurstPoint):
-        return filling + _BURST_BLOCKS * (max(once, STREAM_BLOCK_SECONDS) + STREAM_BLOCK_SECONDS)
     if isinstance(point, CollectivePoint):
         return filling + _STREAM_BLOCKS * max(once, STREAM_BLOCK_SECONDS)
     block = max(once, effort.block_seconds) + _AGREEMENT_SECONDS
@@ -198,7 +194,7 @@ def probe(
         square = GemmPoint(dtype=dtype, rows=width, d_in=width, d_out=width)
         macs[dtype] = square.macs / seconds(square)
     copy = CopyPoint(direction="d2h", pinned=True, num_bytes=_LARGE_BYTES)
-    linked = (CollectivePoint, BurstPoint, StepPoint)
+    linked = (CollectivePoint, StepPoint)
     groups = sorted({point.group for point in points if isinstance(point, linked)})
     return Rates(
         macs_per_second=macs,

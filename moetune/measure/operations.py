@@ -15,7 +15,6 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.errors import InputError
 from moetune.domain.samples import (
     AttentionPoint,
-    BurstPoint,
     CollectivePoint,
     CopyPoint,
     Direction,
@@ -34,7 +33,6 @@ from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.rotation import in_turns
 
 _FLOAT_BYTES = 4
-_BURST_SECONDS = 0.05
 _OPPOSITE: dict[Direction, Direction] = {"h2d": "d2h", "d2h": "h2d"}
 
 
@@ -176,12 +174,6 @@ def prepare_experiment(
     if isinstance(point, CopyPoint) and point.both_ways:
         opposite = replace(point, direction=_OPPOSITE[point.direction], both_ways=False)
         return Experiment(victim=operation(point), background_loads=(operation(opposite),))
-    if isinstance(point, BurstPoint):
-        return Experiment(
-            victim=operation(point.collective),
-            rest_seconds=_BURST_SECONDS,
-            block_seconds=_BURST_SECONDS,
-        )
     return Experiment(victim=operation(point))
 
 

@@ -2,7 +2,6 @@
 
 from moetune.domain.samples import (
     AttentionPoint,
-    BurstPoint,
     CollectivePoint,
     CopyPoint,
     GemmPoint,
@@ -22,7 +21,7 @@ _STEP_ROWS = 8
 
 def memory_bytes(point: Point) -> int:
     """Return roughly the bytes of the point's tensors on one rank."""
-    if isinstance(point, (CollectivePoint, BurstPoint)):
+    if isinstance(point, CollectivePoint):
         received = point.group_size if point.op == "all_gather" else 1
         return point.in_flight * point.num_bytes * (1 + received)
     if isinstance(point, CopyPoint):

@@ -15,7 +15,6 @@ import numpy as np
 
 from moetune.domain.samples import (
     AttentionPoint,
-    BurstPoint,
     CollectivePoint,
     CopyPoint,
     GemmPoint,
@@ -39,7 +38,7 @@ _NEW_KIND, _KNOWN_KIND = 2, 3
 """Tiers by which a grid's points come after those that layers need."""
 _AT_ONCE: Mapping[str, int] = MappingProxyType({"gemm": 4, "collective": 2})
 """Points of a kind that are visited in a turn; one of the others. Steps consist of these."""
-_FIRST_TURN: Mapping[str, int] = MappingProxyType({"interference": 2, "burst": 2})
+_FIRST_TURN: Mapping[str, int] = MappingProxyType({"interference": 2})
 """Of kinds that take long and change a step by less; 0 of the others."""
 _STEP = 1
 """Tier of whole steps, which say how far the sum of the operations is from them: after the ends of
@@ -162,7 +161,7 @@ def family(point: Point) -> object:
         return (point.kind, point.dtype, point.product, point.num_experts, point.d_in, point.d_out)
     if isinstance(point, RowsPoint):
         return (point.kind, point.op, point.dtype, point.width)
-    if isinstance(point, (CollectivePoint, BurstPoint)):
+    if isinstance(point, CollectivePoint):
         return (point.kind, point.op, *point.group, point.in_flight)
     if isinstance(point, AttentionPoint):
         shape = (point.length, point.num_heads, point.head_dim)
@@ -181,7 +180,7 @@ def _rest(point: InterferencePoint | StepPoint) -> object:
 def _size(point: Point) -> int:
     if isinstance(point, (GemmPoint, RowsPoint)):
         return point.rows
-    if isinstance(point, (CollectivePoint, BurstPoint, CopyPoint)):
+    if isinstance(point, (CollectivePoint, CopyPoint)):
         return point.num_bytes
     if isinstance(point, AttentionPoint):
         return point.num_sequences

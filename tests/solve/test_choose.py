@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moetune.domain.constraints import Bounds, Order, Strategy
-from moetune.domain.costs import Costs, LinearCost, takes_arrays
+from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
@@ -91,11 +91,6 @@ def test_many_cases_at_once_take_as_long_as_one_by_one(
             for tokens, degree in cases.tolist()
         ]  # fmt: skip
         assert found.tolist() == pytest.approx(alone, rel=1e-12)
-
-
-def test_machines_take_arrays_or_one_size_at_a_time() -> None:
-    assert takes_arrays(costs_of(lab_profile()))
-    assert not takes_arrays(COSTS)
 
 
 @pytest.mark.parametrize("strategy", ["none", "S4"])

@@ -18,7 +18,7 @@ from moetune.solve.layer.uncertainty import judge_choice
 from moetune.solve.layout.choose import search_layouts
 from moetune.solve.layout.plan import solve_layout
 from moetune.solve.layout.uncertainty import judge_layout
-from tests.solve.costs_by_hand import LinearCosts
+from tests.solve.costs_by_hand import LinearCosts, as_refits
 from tests.solve.test_layout_plan import question
 from tests.solve.test_uncertainty import WORKLOAD, ranked
 
@@ -117,7 +117,7 @@ def test_draws_are_the_same_in_every_run() -> None:
 @pytest.mark.unmeasured
 def test_a_whole_model_has_both_errors() -> None:
     search, found = search_layouts(question())
-    nominal = (search.prices.costs,) * NUM
+    nominal = as_refits(*(search.prices.costs,) * NUM)
     step = found.best[0].seconds
     wide = judge_layout(search, found.best, nominal, ModelError(common=0.1))
     assert wide.p05_step_seconds < 0.9 * step < 1.1 * step < wide.p95_step_seconds

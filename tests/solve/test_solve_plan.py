@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.constraints import Bounds
+from moetune.domain.cost_keys import CostKey, GemmKey
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan, plan_from_json
@@ -50,13 +50,10 @@ class _FarGate(LinearCosts):
 
     __slots__ = ()
 
-    def gemm(
-        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
-    ) -> Estimate:
-        assert dtype
-        assert product
-        seconds = self.gemm_cost.seconds(num_experts * rows * d_in * d_out)
-        return Estimate(seconds=seconds, trust="extrapolated" if d_out == 16 else "measured")
+    def seconds(self, key: CostKey, size: float) -> Estimate:
+        found = super().seconds(key, size)
+        is_gate = isinstance(key, GemmKey) and key.d_out == 16
+        return found._replace(trust="extrapolated") if is_gate else found
 
 
 def _solve(

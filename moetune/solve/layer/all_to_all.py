@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
-from moetune.domain.arrays import is_many, longer, shorter
+from moetune.domain.arrays import array_of, is_many
 from moetune.domain.constraints import Order
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import LayerKey, Phase
@@ -47,35 +46,15 @@ class AllToAllCosts(LayerCosts):
         """Return one chunk's dispatch, which is also its combine.
 
         A phase's chunks are in flight together, and a collective in a queue of several is not
-        as long as one alone: the profile has both. What pauses of the link are worth is shared
-        among the exchanges of the phase.
+        as long as one alone: the profile has both.
         """
+        num_bytes = rows * self.bytes_per_row
         if is_many(degree):
-            in_flight = cast("int", np.where(np.asarray(degree) <= ALONE_CHUNKS, 1, degree))
-        else:
-            in_flight = 1 if degree <= ALONE_CHUNKS else degree
-        found = self.collective("all_to_all", rows * self.bytes_per_row, in_flight=in_flight)
-        burst = self.costs.burst(
-            op="all_to_all", group_size=self.world_size, num_nodes=self.num_nodes
-        )
-        if not burst.seconds:
-            return found
-        most = shorter(burst.seconds, burst.share * degree * found.seconds)
-        pauses = self._pause_seconds(rows, degree, found.seconds)
-        ahead = sum(shorter(most, pause) for pause in pauses) / (self.num_transfers * degree)
-        return Estimate(seconds=found.seconds - ahead, trust=found.trust, doubts=found.doubts)
-
-    def _pause_seconds(self, rows: float, degree: int, seconds: float) -> tuple[float, float]:
-        """Return how long the link pauses before a phase, and while it waits for experts.
-
-        Args:
-            seconds: of one exchange.
-        """
-        moves = (self.rows_op(op, rows * degree, self.layer.d_model) for op in ROW_MOVES)
-        moves_seconds = sum((move.seconds for move in moves if move is not None), 0.0)
-        experts_seconds = degree * self.compute(phase="forward", rows=rows).seconds
-        overlapped_seconds = (self.num_transfers * degree - 2) * seconds
-        return moves_seconds, longer(experts_seconds - overlapped_seconds, 0.0)
+            numbers = np.asarray(degree)
+            each = np.where(numbers <= ALONE_CHUNKS, 1, numbers)
+            return self.collectives("all_to_all", num_bytes, array_of(each))
+        in_flight = 1 if degree <= ALONE_CHUNKS else degree
+        return self.collective("all_to_all", num_bytes, in_flight=in_flight)
 
     def gathering(self, *, tokens: float) -> Estimate:  # noqa: ARG002 - of sequence shards
         """Return 0: a rank dispatches its own tokens."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from moetune.domain.arrays import array_of, floats_of, is_many
 from moetune.domain.constraints import Order
+from moetune.domain.cost_keys import GemmKey
 from moetune.domain.costs import Estimate
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, LayerKey, Phase
@@ -77,7 +78,7 @@ class LayerCosts(LayerOperations, ABC):
         which a GEMM is slower.
         """
         degrees = forward_degree, backward_degree
-        is_line = self.costs.gemm_line(dtype=self.dtype) is not None
+        is_line = self.costs.line(GemmKey(self.dtype)) is not None
         pieces = sum(degrees) - math.gcd(*degrees)
         parts = pieces / forward_degree, pieces / backward_degree
         if self.local_experts == 1 or is_line:

@@ -10,8 +10,7 @@ from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.ranking import Ranking
-from moetune.solve.layer.refits import stacked_refits
-from moetune.solve.layer.stacked import each
+from moetune.solve.layer.refits import of_each, stacked_refits
 from moetune.solve.layer.times import StepTime, step_time
 
 PROFILE = "moetune profile"
@@ -50,7 +49,7 @@ def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | N
         return None
     refits = stacked_refits(ranking.costs, resamples, tokens=ranking.tokens)
     several, single = (
-        each(_seconds(refits.stack, ranking, step), refits.num) for step in (best, one_chunk)
+        of_each(_seconds(refits.stack, ranking, step), refits.num) for step in (best, one_chunk)
     )
     ratios = [one / other for one, other in zip(several, single, strict=True)]
     regret = sum(max(ratio - 1, 0.0) for ratio in ratios) / len(ratios)

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
+from moetune.domain.cost_keys import CopyKey
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import Phase
+from moetune.domain.samples import Direction
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.peak import middle_elements
@@ -212,9 +214,6 @@ def _copying(chunk: ReusedChunk, name: str, copy: Estimate, after: Sequence[str]
 
 def _copy(costs: LayerCosts, phase: Phase, num_bytes: float) -> Estimate:
     mode = costs.costs.copy_mode
-    copy = costs.costs.copy(
-        direction="d2h" if phase == "forward" else "h2d",
-        pinned=mode != "pageable",
-        num_bytes=num_bytes,
-    )
+    way: Direction = "d2h" if phase == "forward" else "h2d"
+    copy = costs.costs.seconds(CopyKey(way, mode != "pageable"), num_bytes)
     return copy._replace(trust="modelled") if mode == "pageable" else copy

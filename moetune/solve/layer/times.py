@@ -17,7 +17,6 @@ from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.reuse import chunk_of
 from moetune.solve.layer.reuse_times import Ints, ReusedPhases, reused_seconds
-from moetune.solve.layer.sized import sized
 from moetune.solve.layer.totals import doubts_of
 
 OVERHEAD_SHARE = 0.05
@@ -191,23 +190,23 @@ def phase_seconds(
     Raises:
         ArithmeticError: the costs are absurd, and a time is no finite number.
     """
-    layer, size, degree = sized(costs), array_of(tokens), cast("int", degrees)
-    rows = layer.rows(size, degree=degree)
+    size, degree = array_of(tokens), cast("int", degrees)
+    rows = costs.rows(size, degree=degree)
     if strategy == "none":
-        factor = layer.step_factor(rows=rows, degree=degree)
-        chunks = layer.makespan(
+        factor = costs.step_factor(rows=rows, degree=degree)
+        chunks = costs.makespan(
             degree=degree,
             rows=rows,
-            transfer_seconds=factor * layer.transfer(rows=rows, degree=degree).seconds,
-            compute_seconds=factor * layer.compute(phase=phase, rows=rows).seconds,
+            transfer_seconds=factor * costs.transfer(rows=rows, degree=degree).seconds,
+            compute_seconds=factor * costs.compute(phase=phase, rows=rows).seconds,
             order=order,
         )
-        seconds = layer.gathering(tokens=size).seconds + floats_of(chunks)
+        seconds = costs.gathering(tokens=size).seconds + floats_of(chunks)
     else:
-        chunk = chunk_of(costs=layer, phase=phase, strategy=strategy, rows=rows, degree=degree)
+        chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
         if not np.isfinite(sum(chunk.durations)).all():
             raise ArithmeticError("the times of a chunk are no finite numbers")
-        table = layer.interference(rows=rows, degree=degree)
+        table = costs.interference(rows=rows, degree=degree)
         (seconds,) = reused_seconds([ReusedPhases(chunk, phase, degrees, table)])
     if not np.isfinite(seconds).all():
         raise ArithmeticError("the times of a phase are no finite numbers")
