@@ -227,7 +227,7 @@ def solve_layer(
 
     Args:
         costs: the profile's, where they are known already.
-        has_ranges: see `LayerProblem`.
+        has_ranges: see `solve_plan`.
 
     Raises:
         InfeasiblePlanError, ProfileError: as `make_plan`.
