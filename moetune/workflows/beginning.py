@@ -1,11 +1,14 @@
 """Samples of earlier runs that a run of the same profile begins with."""
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from moetune.domain.cluster import Cluster
-from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Point, Sample
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,7 @@ class Beginning:
     base: Profile | None = None
 
 
-def resumed(store: Store, name: str, cluster: Cluster) -> Beginning:
+def resumed(store: "SqlStore", name: str, cluster: Cluster) -> Beginning:
     """Return the last unfinished run of this name on this machine, else the current profile.
 
     What they have measured without an error is done.

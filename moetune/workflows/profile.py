@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moetune.domain.cluster import Cluster
-from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Point, Sample
 from moetune.fit.merged import check_base, merged
@@ -33,10 +32,11 @@ from moetune.workflows.step_records import with_steps
 
 if TYPE_CHECKING:
     from moetune.measure.session import Assignment, News
+    from moetune.store import SqlStore
 
 
 def estimate_profile(
-    request: ProfileRequest, setting: MeasurementSetting, *, store: Store | None = None
+    request: ProfileRequest, setting: MeasurementSetting, *, store: "SqlStore | None" = None
 ) -> Mapping[Point, float]:
     """Return the seconds that each point would take, estimated with a short probe.
 
@@ -91,7 +91,7 @@ def profile_machine(
     request: ProfileRequest,
     setting: MeasurementSetting,
     *,
-    store: Store,
+    store: "SqlStore",
     progress: Progress,
     resume: bool = False,
 ) -> ProfileOutcome:
@@ -143,7 +143,7 @@ def profile_machine(
 
 
 def _beginning(
-    request: ProfileRequest, cluster: Cluster, store: Store, *, resume: bool
+    request: ProfileRequest, cluster: Cluster, store: "SqlStore", *, resume: bool
 ) -> Beginning:
     return resumed(store, profile_name(request, cluster), cluster) if resume else Beginning()
 

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from moetune.domain.document import encode
 from moetune.domain.errors import MoetuneError, ProfileError
-from moetune.domain.ports import Store
 from moetune.domain.profile import Profile, Provenance
 from moetune.domain.records import RunInfo
 from moetune.domain.spelling import nearest_then
@@ -17,6 +16,9 @@ from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.staleness import stale_note
 from moetune.workflows.wiring import StoreFinder
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
 
 Source = Literal["file", "store", "bundled", "program"]
 
@@ -106,7 +108,7 @@ def is_path(wanted: str) -> bool:
     return wanted.endswith(".toml") or "/" in wanted
 
 
-def named_profile(name: str, *, store: Store | None) -> FoundProfile:
+def named_profile(name: str, *, store: "SqlStore | None") -> FoundProfile:
     """Return the profile of a name in the store, else of a bundled name; no other file is read.
 
     Raises:
@@ -127,7 +129,7 @@ def _bundled(path: Path) -> FoundProfile:
     return FoundProfile(profile=load_profile_file(path), source="bundled")
 
 
-def newest_measured(store: Store | None, *, for_models: bool = False) -> str:
+def newest_measured(store: "SqlStore | None", *, for_models: bool = False) -> str:
     """Return the name of the newest measured profile; of a suspect one only where all are.
 
     Args:
@@ -158,7 +160,7 @@ def newest_measured(store: Store | None, *, for_models: bool = False) -> str:
     )
 
 
-def list_profiles(store: Store | None) -> tuple[ProfileInfo, ...]:
+def list_profiles(store: "SqlStore | None") -> tuple[ProfileInfo, ...]:
     """Return the profiles of the store, newest first, followed by the bundled ones."""
     runs: dict[str, list[RunInfo]] = {}
     for run in store.runs() if store else ():
@@ -166,7 +168,7 @@ def list_profiles(store: Store | None) -> tuple[ProfileInfo, ...]:
     return (*map(_of_runs, runs.values()), *map(_of_file, bundled_profiles().values()))
 
 
-def import_profile(path: Path, *, name: str | None, store: Store) -> Profile:
+def import_profile(path: Path, *, name: str | None, store: "SqlStore") -> Profile:
     """Append the profile of a file to the store, under `name` if one is given.
 
     Raises:
@@ -179,7 +181,7 @@ def import_profile(path: Path, *, name: str | None, store: Store) -> Profile:
     return profile
 
 
-def remove_profile(name: str, *, store: Store | None) -> int:
+def remove_profile(name: str, *, store: "SqlStore | None") -> int:
     """Delete all runs and fits of a name and return the number of runs.
 
     Raises:

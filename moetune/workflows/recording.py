@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from moetune.domain.cluster import Cluster, Machine
-from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.records import RunStatus
 from moetune.domain.samples import Point, Sample
@@ -20,6 +19,7 @@ from moetune.workflows.profile_quality import GroupSummary, group_of
 
 if TYPE_CHECKING:
     from moetune.measure.session import Estimates, News
+    from moetune.store import SqlStore
 
 
 class Progress(Protocol):
@@ -127,7 +127,7 @@ class StoredRun:
 
     def __init__(
         self,
-        store: Store,
+        store: "SqlStore",
         *,
         name: str,
         cluster: Cluster,
