@@ -135,7 +135,7 @@ def add_savings(plan: TrainingPlan, search: FoldedSearch) -> TrainingPlan:
 def search_training(
     request: TrainingRequest, profile: Profile, costs: Costs | None = None
 ) -> tuple[TrainingPlan, FoldedSearch]:
-    """Return a plan of branch and bound without its front, and the search that found it.
+    """Return a plan without its front, and the search that found it.
 
     Raises:
         InputError, LayoutTooLargeError, ProfileError: as of `plan_training`.
@@ -148,7 +148,7 @@ def search_training(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Solved:
-    """A plan of branch and bound, whether it fits or not, with what it was made of."""
+    """A plan, whether it fits or not, with what it was made of."""
 
     plan: TrainingPlan
     search: FoldedSearch

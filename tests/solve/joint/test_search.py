@@ -9,7 +9,12 @@ from moetune.domain.errors import InputError, RefusedLayoutError
 from moetune.domain.pipeline import SCHEDULES, even_stages, read_stages
 from moetune.domain.target_rules import target_rules
 from moetune.domain.targets import find_target
-from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
+from moetune.domain.training import (
+    TOKEN_DISPATCHERS,
+    FoldedLayout,
+    LayoutRequest,
+    TrainingJob,
+)
 from moetune.domain.training_rules import broken_rules
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
@@ -334,29 +339,6 @@ def test_of_layouts_that_tie_one_that_leaves_memory_free_is_taken(
     assert best_layouts(search_of(job, gib=gib / 0.97), pinned)[0].layout.recompute == ()
 
 
-class _Hopeful(MemoryModel):
-    """A memory model that calls no sizes too large before they are cut."""
-
-    def least(self, layout: FoldedLayout, *, on_host: float) -> float:
-        del layout, on_host
-        return 0.0
-
-
-@pytest.mark.unmeasured
-@pytest.mark.parametrize(
-    "gib",
-    [2.0, *(pytest.param(one, marks=pytest.mark.thorough) for one in (9.0, 14.0, 30.0)), 20.0],
-)
-@pytest.mark.parametrize("target", ["megatron", "torchtitan"])
-def test_sizes_whose_states_are_too_large_change_no_answer(target: str, gib: float) -> None:
-    job = TrainingJob(decoder=OLMOE, world_size=16, global_batch=32, length=2048)
-    search = search_of(job, target=target, gib=gib)
-    memory = _Hopeful(job=job, stages=search.prices.stages)
-    assert best_layouts(search, LayoutRequest()) == best_layouts(
-        replace(search, memory=memory), LayoutRequest()
-    )
-
-
 def test_gradients_that_wait_for_their_products_take_memory() -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
     layout = FoldedLayout(dp=4, pp=2, vpp=2, ep=4, schedule="zero_bubble")
@@ -369,3 +351,23 @@ def test_gradients_that_wait_for_their_products_take_memory() -> None:
         for one in (False, True)
     )
     assert waiting > without
+
+
+@pytest.mark.unmeasured
+def test_buffers_of_the_fastest_dispatcher_hide_no_other_that_fits() -> None:
+    """HybridEP's are of all of its ranks' tokens."""
+    job = TrainingJob(decoder=OLMOE, world_size=16, global_batch=32, length=4096)
+    pins = LayoutRequest(tp=1, pp=1, ep=16, micro_batch=2, overlap="none", recompute=(), zero=1)
+    search = search_of(job, target="megatron", gib=float("inf"))
+    peaks = {
+        name: search.memory.needs(FoldedLayout(dp=16, ep=16, micro_batch=2, dispatcher=name))[0]
+        for name in TOKEN_DISPATCHERS
+    }
+    assert peaks["hybrid_ep"] > peaks["all_to_all"]
+    hybrid = replace(pins, dispatcher="hybrid_ep", offload_optimizer=0.0, offload_activations=0.0)
+    limit = (peaks["hybrid_ep"] + peaks["all_to_all"]) / 2
+    tight = replace(search, limit_bytes=limit)
+    assert not tight.fits(best_layouts(tight, hybrid)[0].layout)
+    found = best_layouts(tight, replace(hybrid, dispatcher=None))[0]
+    assert tight.fits(found.layout)
+    assert found.layout.dispatcher != "hybrid_ep"
