@@ -305,7 +305,7 @@ class StepPrices:
         """Return the seconds of a pipeline, which layouts share that differ in their states."""
         found = self._seconds.get(pipeline)
         if found is None:
-            found = self._seconds[pipeline] = play(pipeline).seconds
+            found = self._seconds[pipeline] = play(pipeline)
         return found
 
     def _parts(self, rank: RankBlocks, layout: FoldedLayout, batches: int) -> dict[str, float]:
