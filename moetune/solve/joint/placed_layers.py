@@ -1,8 +1,9 @@
 """Recorded layers of a model with their experts placed by their loads, each layer by itself."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from moetune.domain.model_placement import LayerPlacement
+from moetune.domain.once import once
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.solve.layer.expert_groups import ExpertGroups, group_experts, least_fullest
 
@@ -16,14 +17,7 @@ _SAME = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedLayers(RecordedLayers):
-    """Layers whose experts are on the ranks by their loads, where that is better than their order.
-
-    Not safe for several threads.
-    """
-
-    _placements: dict[tuple[int, int], LayerPlacement] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    """Layers whose experts are placed by their loads, where that is better than their order."""
 
     @classmethod
     def of(cls, natural: RecordedLayers) -> "PlacedLayers":
@@ -42,14 +36,9 @@ class PlacedLayers(RecordedLayers):
         """Return the placement of every layer on ep ranks."""
         return tuple(self.placement(layer, ep) for layer in range(len(self.layers)))
 
+    @once(lambda layer, ep: (layer, ep))
     def placement(self, layer: int, ep: int) -> LayerPlacement:
         """Return the placement of a layer on ep ranks."""
-        found = self._placements.get((layer, ep))
-        if found is None:
-            found = self._placements[layer, ep] = self._place(layer, ep)
-        return found
-
-    def _place(self, layer: int, ep: int) -> LayerPlacement:
         natural = self.layers[layer].fullest(ep)
         least = min(natural, self._least(layer, ep))
         found = self._groups(layer, ep) if natural > least * (1 + _SAME) else None

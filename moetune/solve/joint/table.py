@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from moetune.domain.once import Tables, once
 from moetune.domain.training import FoldedLayout, LayoutRequest, TokenDispatcher
 from moetune.solve.joint.memory_bounds import least_bytes
 from moetune.solve.joint.pins import contradiction
@@ -22,7 +23,6 @@ from moetune.solve.joint.search import FoldedSearch
 
 Group = Sequence[FoldedLayout]
 """Layouts of the same sizes, with each overlap."""
-_Key = tuple[object, ...]
 
 
 class Row(NamedTuple):
@@ -40,7 +40,7 @@ class PricedDispatcher(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutTable:
+class LayoutTable(Tables):
     """Layouts of a job that obey some pins.
 
     Args:
@@ -52,8 +52,6 @@ class LayoutTable:
     pins: LayoutRequest
     groups: tuple[Group, ...] = field(init=False)
     seconds: tuple[float, ...] = field(init=False)
-    _dispatchers: dict[_Key, list[TokenDispatcher]] = field(default_factory=dict, init=False)
-    _ranked: dict[_Key, list[PricedDispatcher]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         space, rounds = self.search.space, self.search.prices.rounds
@@ -86,20 +84,21 @@ class LayoutTable:
         """Return bytes that the states of a group alone need at least on the fullest device."""
         return self.search.fitting.least_of_states(group[0], self.pins)
 
+    @once(
+        lambda layout: (
+            layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch,
+            layout.overlap, layout.recompute,
+        )
+    )  # fmt: skip
     def ranked(self, layout: FoldedLayout) -> Sequence[PricedDispatcher]:
         """Return the dispatchers that go with a layout, the fastest first.
 
         There is none where its overlap does not go with what it recomputes.
         """
-        key = *_of_ranks(layout), layout.recompute
-        if key not in self._ranked:
-            seconds = self.search.prices.micro_batch_seconds
-            able = self._able(layout) if self.search.space.may_overlap(layout) else ()
-            priced = (
-                PricedDispatcher(seconds(layout.changed(dispatcher=name)), name) for name in able
-            )
-            self._ranked[key] = sorted(priced, key=lambda way: way.seconds)
-        return self._ranked[key]
+        seconds = self.search.prices.micro_batch_seconds
+        able = self._able(layout) if self.search.space.may_overlap(layout) else ()
+        priced = (PricedDispatcher(seconds(layout.changed(dispatcher=name)), name) for name in able)
+        return sorted(priced, key=lambda way: way.seconds)
 
     def cuts(self, layout: FoldedLayout) -> Sequence[FoldedLayout]:
         """Return a row's layout, where it is allowed, with equal stages and with balanced ones.
@@ -156,11 +155,9 @@ class LayoutTable:
         able = self._able(layout)
         return min((least(layout.changed(dispatcher=name)) for name in able), default=float("inf"))
 
+    @once(lambda layout: (layout.tp, layout.ep, layout.etp, layout.overlap))
     def _able(self, layout: FoldedLayout) -> list[TokenDispatcher]:
-        key = layout.tp, layout.ep, layout.etp, layout.overlap
-        if key not in self._dispatchers:
-            self._dispatchers[key] = self.search.space.dispatchers(layout, self.pins)
-        return self._dispatchers[key]
+        return self.search.space.dispatchers(layout, self.pins)
 
 
 class Node(NamedTuple):
@@ -200,7 +197,3 @@ def wholes_in_order(
         for part in node.parts():
             if is_worth(part):
                 heapq.heappush(heap, part)
-
-
-def _of_ranks(layout: FoldedLayout) -> _Key:
-    return layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.overlap

@@ -122,9 +122,10 @@ def test_equal_stages_of_1f1b_take_what_no_order_beats(pp: int, vpp: int, num: i
 
 def test_zero_bubble_idles_a_third_of_1f1b_where_the_passes_take_equally_long() -> None:
     for pp in (2, 4, 8):
-        for schedule, vpp, waits in (
-            ("1f1b", None, 3), ("zero_bubble", 1, 1), ("zero_bubble_v", None, 1)
-        ):  # fmt: skip
+        cases: tuple[tuple[Schedule, int | None, int], ...] = (
+            ("1f1b", None, 3), ("zero_bubble", 1, 1), ("zero_bubble_v", None, 1),
+        )  # fmt: skip
+        for schedule, vpp, waits in cases:
             pipeline = equal(schedule, pp, 4 * pp, vpp=vpp)
             assert play(pipeline) - min(pipeline.busy) == waits * (pp - 1)
 
