@@ -12,7 +12,7 @@ from moetune.domain.targets import Target
 from moetune.domain.training import Degrees, FoldedLayout, TrainingJob
 from moetune.solve.training.alike import AlikeLayers, alike_layers
 from moetune.solve.training.block import BlockPrices
-from moetune.solve.training.block_times import NO_TIME, BlockTimes
+from moetune.solve.training.block_times import BlockTimes
 from moetune.solve.training.chunks import (
     ChunkedBlock,
     ChunkedPasses,
@@ -20,7 +20,6 @@ from moetune.solve.training.chunks import (
     best_degrees,
     chunked_passes,
     hidden_beside,
-    most_saved,
 )
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.passes import (
@@ -129,21 +128,18 @@ class BlockTable(Tables):
         )
 
     def most_saved(self, layout: FoldedLayout) -> float:
-        """Return the seconds of a micro-batch in the whole model that chunks save at most."""
+        """Return the seconds of a micro-batch in the whole model that chunks save at most.
+
+        Those are its exchanges, as far as shared experts do not hide them in one chunk.
+        """
         repeats = repeats_exchange(layout)
-        every = zip(
-            self._counts, self._routed, self._times_of_kinds(layout), self._beside(layout),
-            strict=True,
-        )  # fmt: skip
-        prices = self._prices(layout)
-        return sum(
-            count
-            * most_saved(
-                times, repeats=repeats, beside=NO_TIME if part is None else prices.beside(part),
-                hidden=sum(hidden) + (hidden[0] if repeats else 0.0),
-            )
-            for count, part, times, hidden in every
-        )  # fmt: skip
+        every = zip(self._counts, self._times_of_kinds(layout), self._beside(layout), strict=True)
+        saved = 0.0
+        for count, times, (forward, backward) in every:
+            sent = times.passes("exchange")
+            both = (1 + repeats) * (sent.forward - forward) + sent.grad_input - backward
+            saved += count * both
+        return saved
 
     def __post_init__(self) -> None:
         decoder = self.job.decoder
