@@ -4,15 +4,12 @@ Only what is near the best is cut, held against the memory, and played. The answ
 playing all.
 """
 
-import heapq
-import itertools
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.training import FoldedLayout, LayoutRequest
 from moetune.solve.joint.search import FoldedSearch
-from moetune.solve.joint.table import Group, LayoutTable, Node, wholes_in_order
+from moetune.solve.joint.table import LayoutTable, Node, wholes_in_order
 from moetune.solve.joint.ties import Leaders, PricedLayout
 
 
@@ -31,13 +28,9 @@ class BestLayouts:
     def __init__(self, search: FoldedSearch, pins: LayoutRequest) -> None:
         self._search, self._table = search, LayoutTable(search=search, pins=pins)
         self._leaders = Leaders(roomy_bytes=search.limit_bytes * (1 - HEADROOM))
-        self._numbers = itertools.count()
-        groups = zip(self._table.groups, self._table.seconds, strict=True)
-        self._heap = [
-            Node((seconds,), next(self._numbers), group[0], partial(self._rows, group))
-            for group, seconds in groups
-        ]
-        heapq.heapify(self._heap)
+        self._heap = self._table.nodes(
+            lambda seconds, peak: (seconds, peak), self._wholes, most_bytes=search.limit_bytes
+        )
 
     @classmethod
     def of(cls, search: FoldedSearch, pins: LayoutRequest) -> "BestLayouts":
@@ -89,14 +82,6 @@ class BestLayouts:
             if search.keeps(node.layout) and search.space.is_allowed(node.layout):
                 leaders.add(search.priced(node.layout))
 
-    def _rows(self, group: Group) -> Iterator[Node]:
-        """Yield the rows of a group that may fit, by their fastest dispatcher."""
-        for layout, peak in self._table.rows(group):
-            ranked = self._table.ranked(layout) if peak <= self._search.limit_bytes else ()
-            if ranked:
-                seconds = ranked[0].seconds * self._search.prices.rounds_at_least(layout)
-                yield self._node(seconds, layout, partial(self._wholes, layout))
-
     def _wholes(self, row: FoldedLayout) -> Iterator[Node]:
         """Yield the layouts of a row that fit.
 
@@ -112,17 +97,9 @@ class BestLayouts:
                         break
                     layout = sharded.changed(dispatcher=dispatcher)
                     for whole in search.fitting.fitted(layout, table.pins):
-                        yield self._node(search.prices.least(whole), whole)
+                        yield table.node((search.prices.least(whole), 0.0), whole)
                 if search.fitting.is_roomy(sharded):
                     break
-
-    def _node(
-        self,
-        seconds: float,
-        layout: FoldedLayout,
-        parts: Callable[[], Iterator[Node]] | None = None,
-    ) -> Node:
-        return Node((seconds,), next(self._numbers), layout, parts)
 
     def _told(self) -> list[PricedLayout]:
         if self._leaders.found:

@@ -5,15 +5,13 @@ step so far are left out. Each layout that does is on the front. Steps that save
 before are omitted.
 """
 
-import heapq
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from moetune.domain.training import FoldedLayout, LayoutRequest
 from moetune.solve.joint.pins import contradiction
 from moetune.solve.joint.search import FoldedSearch
-from moetune.solve.joint.table import Group, LayoutTable, Node, wholes_in_order
+from moetune.solve.joint.table import LayoutTable, Node, wholes_in_order
 from moetune.solve.joint.ties import NOISE, PricedLayout
 
 SLOW, LARGE, SAVING = 3.0, 1.25, 0.03
@@ -63,13 +61,14 @@ class _Sweep:
     def __init__(self, table: LayoutTable, *, slowest_seconds: float, most_bytes: float) -> None:
         self._table, self._search = table, table.search
         self._worth, self._most_bytes = slowest_seconds, most_bytes
-        self._numbers = itertools.count()
 
     def front(self, saving: float) -> Iterable[PricedLayout]:
         """Return the front, least memory first."""
         front: dict[float, PricedLayout] = {}
-        search, heap = self._search, [*self.roots()]
-        heapq.heapify(heap)
+        search = self._search
+        heap = self._table.nodes(
+            lambda seconds, peak: (peak, seconds), self._cuts, most_bytes=self._most_bytes
+        )
         for (peak, _), _, layout, _ in wholes_in_order(heap, lambda _: True, self._is_worth):
             if search.prices.least(layout) > self._worth or not search.space.is_allowed(layout):
                 continue
@@ -82,19 +81,6 @@ class _Sweep:
     def _is_worth(self, node: Node) -> bool:
         peak, seconds = node.bounds
         return seconds <= self._worth and peak <= self._most_bytes
-
-    def roots(self) -> Iterator[Node]:
-        """Yield the groups."""
-        for group, seconds in zip(self._table.groups, self._table.seconds, strict=True):
-            peak = self._table.least_bytes(group)
-            yield self._node(peak, seconds, group[0], partial(self._rows, group))
-
-    def _rows(self, group: Group) -> Iterator[Node]:
-        for layout, peak in self._table.rows(group):
-            ranked = self._table.ranked(layout) if peak <= self._most_bytes else ()
-            if ranked:
-                seconds = ranked[0].seconds * self._search.prices.rounds_at_least(layout)
-                yield self._node(peak, seconds, layout, partial(self._cuts, layout))
 
     def _cuts(self, row: FoldedLayout) -> Iterator[Node]:
         """Yield a row with each cut, ZeRO stage and dispatcher."""
@@ -112,7 +98,7 @@ class _Sweep:
                         max(least, seconds * rounds),
                         fitting.least_offloaded(layout, pins),
                     )
-                    yield self._node(peak, bound, layout, partial(self._wholes, layout))
+                    yield self._table.node((peak, bound), layout, partial(self._wholes, layout))
 
     def _wholes(self, layout: FoldedLayout) -> Iterator[Node]:
         """Yield a cut with all that may be in host memory, which tells its memory."""
@@ -125,16 +111,7 @@ class _Sweep:
             for whole in fitting.waiting(layout, share, pins):
                 peak, host = self._search.memory.needs(whole)
                 if fitting.fits_host(host):
-                    yield self._node(peak, seconds, whole)
-
-    def _node(
-        self,
-        peak_bytes: float,
-        seconds: float,
-        layout: FoldedLayout,
-        parts: Callable[[], Iterator[Node]] | None = None,
-    ) -> Node:
-        return Node((peak_bytes, seconds), next(self._numbers), layout, parts)
+                    yield self._table.node((peak, seconds), whole)
 
 
 def _falling(

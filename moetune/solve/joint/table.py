@@ -11,8 +11,10 @@ do not follow rows.
 """
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from moetune.domain.once import Tables, once
@@ -39,6 +41,22 @@ class PricedDispatcher(NamedTuple):
     dispatcher: TokenDispatcher
 
 
+class Node(NamedTuple):
+    """Layouts of the table that have some things in common.
+
+    Args:
+        bounds: least seconds and bytes of any of them, by which nodes are ordered.
+        number: a different one for each node.
+        layout: with what they have in common; it is whole where there are no `parts`.
+        parts: returns what takes its place.
+    """
+
+    bounds: tuple[float, float]
+    number: int
+    layout: FoldedLayout
+    parts: Callable[[], Iterable["Node"]] | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutTable(Tables):
     """Layouts of a job that obey some pins.
@@ -52,6 +70,7 @@ class LayoutTable(Tables):
     pins: LayoutRequest
     groups: tuple[Group, ...] = field(init=False)
     seconds: tuple[float, ...] = field(init=False)
+    _numbers: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False)
 
     def __post_init__(self) -> None:
         space, rounds = self.search.space, self.search.prices.rounds
@@ -80,9 +99,43 @@ class LayoutTable(Tables):
                 if not modules or not space.keeps_all(pipeline):
                     yield Row(pipeline.changed(recompute=modules), peak)
 
-    def least_bytes(self, group: Group) -> float:
-        """Return bytes that the states of a group alone need at least on the fullest device."""
-        return self.search.fitting.least_of_states(group[0], self.pins)
+    def nodes(
+        self,
+        order: Callable[[float, float], tuple[float, float]],
+        parts: Callable[[FoldedLayout], Iterable[Node]],
+        *,
+        most_bytes: float,
+    ) -> list[Node]:
+        """Return the groups that may take so few bytes, of which the rows take the place.
+
+        Args:
+            order: of least seconds and bytes.
+            parts: returns what takes the place of a row's layout.
+        """
+
+        def rows(group: Group) -> Iterator[Node]:
+            for layout, peak in self.rows(group):
+                ranked = self.ranked(layout) if peak <= most_bytes else ()
+                if ranked:
+                    seconds = ranked[0].seconds * self.search.prices.rounds_at_least(layout)
+                    yield self.node(order(seconds, peak), layout, partial(parts, layout))
+
+        nodes = []
+        for group, seconds in zip(self.groups, self.seconds, strict=True):
+            peak = self.search.fitting.least_of_states(group[0], self.pins)
+            if peak <= most_bytes:
+                nodes.append(self.node(order(seconds, peak), group[0], partial(rows, group)))
+        heapq.heapify(nodes)
+        return nodes
+
+    def node(
+        self,
+        bounds: tuple[float, float],
+        layout: FoldedLayout,
+        parts: Callable[[], Iterable[Node]] | None = None,
+    ) -> Node:
+        """Return a node with a number of its own."""
+        return Node(bounds, next(self._numbers), layout, parts)
 
     @once(
         lambda layout: (
@@ -158,22 +211,6 @@ class LayoutTable(Tables):
     @once(lambda layout: (layout.tp, layout.ep, layout.etp, layout.overlap))
     def _able(self, layout: FoldedLayout) -> list[TokenDispatcher]:
         return self.search.space.dispatchers(layout, self.pins)
-
-
-class Node(NamedTuple):
-    """Layouts of the table that have some things in common.
-
-    Args:
-        bounds: least seconds or bytes of any of them, by which nodes are ordered.
-        number: a different one for each node.
-        layout: with what they have in common; it is whole where there are no `parts`.
-        parts: returns what takes its place.
-    """
-
-    bounds: tuple[float, ...]
-    number: int
-    layout: FoldedLayout
-    parts: Callable[[], Iterable["Node"]] | None = None
 
 
 def wholes_in_order(

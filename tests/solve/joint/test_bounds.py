@@ -37,7 +37,7 @@ def test_no_layout_is_faster_or_smaller_than_its_row(target: str) -> None:
     table = LayoutTable(search=search, pins=pins)
     groups = dict(zip(map(_sizes, (one[0] for one in table.groups)), table.seconds, strict=True))
     rows = {_row(one.layout): one for group in table.groups for one in table.rows(group)}
-    sizes = {_sizes(group[0]): table.least_bytes(group) for group in table.groups}
+    sizes = {_sizes(one[0]): search.fitting.least_of_states(one[0], pins) for one in table.groups}
     for layout in every_layout(search, pins):
         row = rows[_row(layout)]
         seconds, peak = search.prices.least(layout), search.memory.needs(layout)[0]
