@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from moetune.domain.errors import InputError
-from moetune.domain.model_placement import LayerPlacement, ModelPlacement
+from moetune.domain.placement import LayerPlacement, ModelPlacement
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.placed_layers import PlacedLayers

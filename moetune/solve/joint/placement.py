@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from moetune.domain.model_placement import LayerPlacement, ModelPlacement
+from moetune.domain.placement import LayerPlacement, ModelPlacement
 from moetune.domain.targets import Target
 from moetune.domain.training import LayoutRequest, ZeroStage
 from moetune.domain.units import format_share
