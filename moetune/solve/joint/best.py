@@ -26,7 +26,7 @@ class BestLayouts:
     """The fastest layouts that fit, searched as far as they are asked for."""
 
     def __init__(self, search: FoldedSearch, pins: LayoutRequest) -> None:
-        self._search, self._table = search, LayoutTable(search=search, pins=pins)
+        self.search, self._table = search, LayoutTable(search=search, pins=pins)
         self._leaders = Leaders(roomy_bytes=search.limit_bytes * (1 - HEADROOM))
         self._heap = self._table.nodes(
             lambda seconds, peak: (seconds, peak), self._wholes, most_bytes=search.limit_bytes
@@ -72,7 +72,7 @@ class BestLayouts:
 
     def _run(self, limit: Callable[[], float]) -> None:
         """Search until nothing is left that may be within the limit."""
-        search, leaders = self._search, self._leaders
+        search, leaders = self.search, self._leaders
         wholes = wholes_in_order(
             self._heap,
             is_open=lambda node: node.bounds[0] <= limit(),
@@ -88,7 +88,7 @@ class BestLayouts:
         Higher ZeRO stages take no less time: those behind one that leaves memory free are not
         tried.
         """
-        search, table = self._search, self._table
+        search, table = self.search, self._table
         rounds, limit = search.prices.rounds_at_least(row), self._leaders.limit_of(row)
         for cut in table.cuts(row):
             for sharded in table.sharded(cut):
@@ -103,5 +103,5 @@ class BestLayouts:
 
     def _told(self) -> list[PricedLayout]:
         if self._leaders.found:
-            return list(map(self._search.told, self._leaders.ranked()))
-        return [self._search.told(self._search.priced(self._table.smallest()))]
+            return list(map(self.search.told, self._leaders.ranked()))
+        return [self.search.told(self.search.priced(self._table.smallest()))]

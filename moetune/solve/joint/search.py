@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.site import Site
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
@@ -10,6 +11,7 @@ from moetune.solve.joint.fitting import Fitting
 from moetune.solve.joint.space import LayoutSpace
 from moetune.solve.joint.ties import PricedLayout
 from moetune.solve.training.memory import MemoryModel
+from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 
 
@@ -53,6 +55,30 @@ class FoldedSearch:
         )  # fmt: skip
         object.__setattr__(self, "space", space)
         object.__setattr__(self, "fitting", fitting)
+
+    @classmethod
+    def of(
+        cls, prices: StepPrices, *, limit_bytes: float, site: Site | None = None,
+        host_bytes: float = float("inf"), asks_runtime: bool = True,
+    ) -> "FoldedSearch":  # fmt: skip
+        """Return the search of the layouts of a job that has prices."""
+        apart, job, target = None, prices.job, prices.target
+        if isinstance(job.routing, RecordedLayers):
+            apart = prices, MemoryModel(job=job, stages=prices.stages, target=target)
+            job = job.alike
+            prices = replace(prices, job=job, stages=DecoderStages(job.decoder))
+        return cls(
+            job=job, prices=prices, apart=apart, target=target, limit_bytes=limit_bytes,
+            memory=MemoryModel(job=job, stages=prices.stages, target=target),
+            site=site, host_bytes=host_bytes, asks_runtime=asks_runtime,
+        )  # fmt: skip
+
+    def under(self, prices: StepPrices) -> "FoldedSearch":
+        """Return the search on the same machine with other prices."""
+        return FoldedSearch.of(
+            prices, limit_bytes=self.limit_bytes, site=self.site, host_bytes=self.host_bytes,
+            asks_runtime=self.asks_runtime,
+        )  # fmt: skip
 
     def priced(self, layout: FoldedLayout) -> PricedLayout:
         """Return a layout with its price and memory, whether it fits or not."""
