@@ -1,9 +1,9 @@
-"""Operations of an expert layer: its grouped GEMMs, and the memory-bound ones around them.
+"""Operations of an expert layer: its GEMMs, by the layer's own functions, and those around them.
 
 E experts, N rows of all of them together, about equally many of each.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate, cycle
 
 import torch
@@ -12,13 +12,18 @@ from moetune.domain.errors import InputError
 from moetune.domain.gemm_forms import even_form
 from moetune.domain.samples import GemmPoint, RowsPoint
 from moetune.domain.units import dtype_bytes
-from moetune.measure import model_kernels
-from moetune.measure.device import Device, drop, tensor_maker
+from moetune.measure.device import Device, drop, tensor_maker, torch_dtype
+from moetune.runtime.moe.products import RowPart, add_product, blocks_of, has_grouped, multiply
 
 _TOP_K = 2
 _ROWS_BYTES, _MOST_ROWS = 2**26, 8
 _WEIGHTS_BYTES = 2**28
 _ACTIVATIONS = ("relu", "gelu", "silu", "swiglu")
+
+
+def computation(point: GemmPoint | RowsPoint, device: Device) -> Callable[[], None]:
+    """Return a function that runs a GEMM or a memory-bound operation once."""
+    return gemm(point, device) if isinstance(point, GemmPoint) else memory_bound_op(point, device)
 
 
 def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
@@ -32,25 +37,32 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     total_rows = point.rows * point.num_experts
     weights = [make(point.num_experts, point.d_in, point.d_out) for _ in range(num_weights)]
     rows = [(make(total_rows, point.d_in), make(total_rows, point.d_out)) for _ in range(num_rows)]
-    turns = cycle([(weight, *one) for one in rows for weight in weights])
+    turns = cycle([(weight, *pair) for pair in rows for weight in weights])
 
-    product, ends = even_form(point.product), list(accumulate(point.expert_rows))
-    offsets = None
-    if point.num_experts > 1 and _has_grouped(rows[0][0], weights[0]):
-        offsets = torch.tensor(ends, dtype=torch.int32, device=device.torch_device)
+    product, part = even_form(point.product), _part(point, rows[0][0], weights[0], device)
 
     def run() -> None:
         weight, x, y = next(turns)
         if product == "forward":
-            _multiply(x, weight, ends, y, offsets)
+            multiply(x, weight, part, y if part.ends_E is None else None)
         elif product == "grad_input":
-            _multiply(y, weight.transpose(1, 2), ends, x, offsets)
-        elif offsets is not None:
-            torch._grouped_mm(x.T, y, offs=offsets)  # noqa: SLF001 - no public name in 2.10
+            multiply(y, weight.transpose(1, 2), part, x if part.ends_E is None else None)
+        elif part.ends_E is not None:
+            torch._grouped_mm(x.T, y, offs=part.ends_E)  # noqa: SLF001 - no public name in 2.10
         else:
-            _accumulate(weight, x, y, ends)
+            for expert, low, high in part.blocks:
+                add_product(weight[expert], x[low:high].T, y[low:high], is_first=False)
 
     return run
+
+
+def _part(point: GemmPoint, x: torch.Tensor, weights: torch.Tensor, device: Device) -> RowPart:
+    """Return the experts' rows as the layer has them, with offsets for a grouped kernel."""
+    blocks, ends_E = blocks_of([point.expert_rows]), None
+    if has_grouped(x, weights):
+        ends = torch.tensor(list(accumulate(point.expert_rows)), dtype=torch.int32)
+        ends_E = ends.to(device.torch_device)
+    return RowPart(rows=slice(0, len(x)), blocks=blocks, ends_E=ends_E)
 
 
 def _num_operands(point: GemmPoint, device: Device) -> tuple[int, int]:
@@ -72,38 +84,6 @@ def _num_weights(point: GemmPoint) -> int:
         return 2
     num_bytes = point.num_experts * point.d_in * point.d_out * dtype_bytes(point.dtype)
     return min(max(_WEIGHTS_BYTES // num_bytes, 2), 4)
-
-
-def _multiply(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    ends: Sequence[int],
-    out: torch.Tensor,
-    offsets: torch.Tensor | None,
-) -> None:
-    """Multiply every expert's rows: one grouped kernel where there is one, else one by one."""
-    if offsets is not None:
-        torch._grouped_mm(x, weights, offs=offsets)  # noqa: SLF001 - no public name in 2.10
-        return
-    for weight, low, high in zip(weights, [0, *ends], ends, strict=False):
-        torch.mm(x[low:high], weight, out=out[low:high])
-
-
-def _accumulate(total: torch.Tensor, x: torch.Tensor, y: torch.Tensor, ends: Sequence[int]) -> None:
-    for one, low, high in zip(total, [0, *ends], ends, strict=False):
-        one.addmm_(x[low:high].T, y[low:high])
-
-
-def _has_grouped(x: torch.Tensor, weights: torch.Tensor) -> bool:
-    """Return whether one kernel takes all experts, as the layer asks: `moe.products.has_grouped`.
-
-    Measurements cannot import the runtime; a test compares both operation by operation.
-    """
-    if not x.is_cuda or x.dtype != torch.bfloat16 or not hasattr(torch, "_grouped_mm"):
-        return False
-    aligned = all(size * x.element_size() % 16 == 0 for size in weights.shape[1:])
-    properties = torch.cuda.get_device_properties(x.device)
-    return aligned and (properties.major, properties.minor) in {(9, 0), (10, 0)}
 
 
 def memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
@@ -132,18 +112,9 @@ def _memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
         make = _activation_grad if point.op.endswith("_backward") else _activation
         return make(point, device, forward)
     known = {
-        "gather": _gather,
-        "scatter_add": _scatter_add,
-        "gate": _gate,
-        "gate_backward": _gate_backward,
-        "norm": model_kernels.norm,
-        "norm_backward": model_kernels.norm_backward,
-        "cross_entropy": model_kernels.cross_entropy,
-        "cross_entropy_backward": model_kernels.cross_entropy_backward,
-        "accumulate": model_kernels.accumulate,
-        "adam": model_kernels.adam,
-        "host_adam": model_kernels.host_adam,
-    }
+        "gather": _gather, "scatter_add": _scatter_add, "gate": _gate,
+        "gate_backward": _gate_backward, "adam": _adam, "host_adam": _host_adam,
+    }  # fmt: skip
     if point.op not in known:
         raise InputError(
             f"memory-bound operation {point.op!r} is unknown", f"known: {', '.join(known)}"
@@ -246,3 +217,33 @@ def _rows_and_order(point: RowsPoint, device: Device) -> tuple[torch.Tensor, tor
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(point.rows, generator=generator)
     return x, order.to(device.torch_device)
+
+
+def _adam(point: RowsPoint, device: Device) -> Callable[[], None]:
+    """A step of AdamW on one tensor, in one kernel."""
+    make = tensor_maker(device, point.dtype)
+    parameter = make(point.rows, point.width).requires_grad_()
+    parameter.grad = make(point.rows, point.width)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    return lambda: drop(optimizer.step())
+
+
+def _host_adam(point: RowsPoint, _: Device) -> Callable[[], None]:
+    """AdamW on the host's copy of a tensor, cast to the parameters' dtype.
+
+    Of 2-byte parameters the copy and the optimizer states are in float32.
+    """
+    dtype = torch_dtype(point.dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    shape = point.rows, point.width
+    master = torch.rand(shape, dtype=wide).sub_(0.5).requires_grad_()
+    master.grad = torch.rand(shape, dtype=wide).sub_(0.5)
+    values = torch.zeros(shape, dtype=dtype)
+    optimizer = torch.optim.AdamW([master], fused=True)
+
+    def run() -> None:
+        optimizer.step()
+        if wide != dtype:
+            values.copy_(master.detach())
+
+    return run

@@ -1,6 +1,7 @@
 """Points of a grid, for layers not known yet: products, exchanges, copies, and their losses."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from moetune.domain.cluster import DeviceKind, Group
 from moetune.domain.layer import ACTIVATIONS
@@ -32,6 +33,9 @@ _SMALLEST_BYTES = 2**10
 _SMALLEST_COPY_BYTES = 2**16
 _LARGEST_COPY_BYTES = 2**28
 _SUSTAINED_SHAPE = (8192, 4096)
+_ADAM_DIVISORS = (16, 4, 1)
+_MAX_ADAM_ELEMENTS: Mapping[DeviceKind, int] = MappingProxyType({"cpu": 2**24, "cuda": 2**28})
+_MAX_HOST_ADAM_ELEMENTS = 2**26
 
 
 def interference(*, has_link: bool) -> Iterator[Point]:
@@ -109,3 +113,15 @@ def rows_grid(dtypes: Sequence[str], max_tokens: int, grid: Grid) -> Iterator[Po
             rows = -(-max_tokens // divisor)
             for op, width in widths.items():
                 yield RowsPoint(op=op, dtype=dtype, rows=rows, width=width)
+
+
+def optimizer_grid(dtypes: Sequence[str], kind: DeviceKind) -> Iterator[Point]:
+    """Yield AdamW's step on few and many parameters, on a GPU also on the host's copy of them.
+
+    Its time tells the rate of the device's memory, too: see `solve.training.machine`.
+    """
+    most = {"adam": _MAX_ADAM_ELEMENTS[kind], "host_adam": _MAX_HOST_ADAM_ELEMENTS}
+    for dtype in dtypes:
+        for op in ("adam", "host_adam") if kind == "cuda" else ("adam",):
+            for divisor in _ADAM_DIVISORS:
+                yield RowsPoint(op=op, dtype=dtype, rows=most[op] // divisor, width=1)

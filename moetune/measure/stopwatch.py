@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from moetune.comm.agree import first_text, largest
 from moetune.domain.errors import MoetuneError
@@ -67,32 +67,17 @@ class Stopwatch:
             FailedPointError: it failed on a rank; raised on all of them.
             CollectiveError: a rank is gone.
         """
-        text, seconds, counts, turn = "", 0.0, False, 0.0
         self._device.flush()
         self._rest()
-        self._control.barrier("a block")
-        self._background.begin_block()
-        opened = time.perf_counter()
-        try:
+
+        def work() -> list[tuple[float, bool, float]]:
+            opened = time.perf_counter()
             seconds = self._seconds(iterations)
             counts = self._background.ran_through((opened, time.perf_counter()))
-            turn = self._background.slowest_turn_seconds()
-        except (RuntimeError, MemoryError, MoetuneError) as error:
-            text = explain(error)
-        elapsed = time.perf_counter() - self._start
-        slowest, uncounted, failed, turn, elapsed = largest(
-            self._control,
-            (seconds / iterations, not counts, bool(text), turn, elapsed),
-            "the times of a block",
-        )
-        if failed:
-            raise FailedPointError(first_text(self._control, text, "the failure of a block"))
-        return TimedBlock(
-            seconds=max(slowest, _CLOCK_SECONDS),
-            counts=not uncounted,
-            turn_seconds=turn,
-            elapsed_seconds=elapsed,
-        )
+            return [(seconds, counts, self._background.slowest_turn_seconds())]
+
+        (block,) = self._agreed(work, iterations, 1, "a block")
+        return block
 
     def stream(self, iterations: int) -> list[TimedBlock]:
         """Run blocks without a pause between them, and time all but the first, the lead-in.
@@ -101,32 +86,50 @@ class Stopwatch:
             FailedPointError: it failed on a rank; raised on all of them.
             CollectiveError: a rank is gone.
         """
-        text, ends, counts = "", [0.0] * (NUM_STREAM_BLOCKS + 1), [False] * NUM_STREAM_BLOCKS
-        self._control.barrier("a stream")
+
+        def work() -> list[tuple[float, bool, float]]:
+            marks = [self._marked(iterations) for _ in range(NUM_STREAM_BLOCKS + 1)]
+            windows = list(pairwise([done() for done in marks]))
+            return [
+                (window[1] - window[0], self._background.ran_through(window), 0.0)
+                for window in windows
+            ]
+
+        return self._agreed(work, iterations, NUM_STREAM_BLOCKS, "a stream")
+
+    def _agreed(
+        self,
+        work: Callable[[], list[tuple[float, bool, float]]],
+        iterations: int,
+        num_blocks: int,
+        what: str,
+    ) -> list[TimedBlock]:
+        """Return the blocks that all ranks ran together, each as long as on the slowest.
+
+        Args:
+            work: returns each block's seconds, whether it counts, and the background's turn.
+        """
+        text, mine = "", [(0.0, False, 0.0)] * num_blocks
+        self._control.barrier(what)
         self._background.begin_block()
         try:
-            marks = [self._marked(iterations) for _ in ends]
-            ends = [done() for done in marks]
-            counts = [self._background.ran_through(window) for window in pairwise(ends)]
+            mine = work()
         except (RuntimeError, MemoryError, MoetuneError) as error:
             text = explain(error)
         elapsed = time.perf_counter() - self._start
-        seconds = [(end - start) / iterations for start, end in pairwise(ends)]
-        found = largest(
-            self._control,
-            (bool(text), elapsed, *seconds, *(not one for one in counts)),
-            "the times of a stream",
+        values = [(seconds / iterations, not counts, turn) for seconds, counts, turn in mine]
+        failed, elapsed, *slowest = largest(
+            self._control, (bool(text), elapsed, *chain.from_iterable(values)), f"times of {what}"
         )
-        failed, elapsed, *rest = found
         if failed:
-            raise FailedPointError(first_text(self._control, text, "the failure of a stream"))
-        slowest, uncounted = rest[:NUM_STREAM_BLOCKS], rest[NUM_STREAM_BLOCKS:]
+            raise FailedPointError(first_text(self._control, text, f"the failure of {what}"))
+        seconds, uncounted, turns = slowest[::3], slowest[1::3], slowest[2::3]
         return [
             TimedBlock(
-                seconds=max(one, _CLOCK_SECONDS), counts=not is_void, turn_seconds=0.0,
+                seconds=max(block_seconds, _CLOCK_SECONDS), counts=not is_void, turn_seconds=turn,
                 elapsed_seconds=elapsed,
             )
-            for one, is_void in zip(slowest, uncounted, strict=True)
+            for block_seconds, is_void, turn in zip(seconds, uncounted, turns, strict=True)
         ]  # fmt: skip
 
     def _seconds(self, iterations: int) -> float:

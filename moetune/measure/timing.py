@@ -104,8 +104,7 @@ def measure(
         watch.sustain()
         growth = _MAX_STREAM_GROWTH if experiment.is_stream else _MAX_GROWTH
         iterations = _warm_up(watch, effort, max_growth=growth)
-        take = _stream_blocks if experiment.is_stream else _blocks
-        blocks = take(watch, iterations, effort)
+        blocks = _blocks(watch, iterations, effort, is_stream=experiment.is_stream)
     at_once = experiment.victim.at_once
     return Timing(
         seconds=tuple(seconds / at_once for seconds in blocks),
@@ -130,39 +129,26 @@ def _warm_up(watch: Stopwatch, effort: Effort, *, max_growth: int) -> int:
             before = block.seconds
 
 
-def _blocks(watch: Stopwatch, iterations: int, effort: Effort) -> list[float]:
+def _blocks(watch: Stopwatch, iterations: int, effort: Effort, *, is_stream: bool) -> list[float]:
+    """Return the times of the blocks that count: of one stream, or until they settle."""
     seconds: list[float] = []
     rejected = 0
     watch.restart()
     while True:
-        block = watch.block(iterations)
-        if block.counts:
-            seconds.append(block.seconds)
-        else:
-            rejected += 1
-        late = block.elapsed_seconds > effort.max_seconds
+        blocks = watch.stream(iterations) if is_stream else [watch.block(iterations)]
+        seconds += [block.seconds for block in blocks if block.counts]
+        rejected += sum(not block.counts for block in blocks)
+        late = blocks[-1].elapsed_seconds > effort.max_seconds
         counted = len(seconds)
         settled = counted >= effort.min_blocks and _spread(seconds) < _SETTLED_SPREAD
-        if counted >= _FEWEST_BLOCKS and (late or settled or counted >= effort.max_blocks):
+        enough = is_stream or late or settled or counted >= effort.max_blocks
+        if counted >= _FEWEST_BLOCKS and enough:
             return seconds
         if late and rejected > counted + effort.min_blocks:
             raise FailedPointError(
                 f"the background operations ran through only {counted} of "
                 f"{counted + rejected} blocks"
             )
-
-
-def _stream_blocks(watch: Stopwatch, iterations: int, effort: Effort) -> list[float]:
-    """Return the times of one stream's blocks; of several where background loads paused."""
-    seconds: list[float] = []
-    watch.restart()
-    while True:
-        blocks = watch.stream(iterations)
-        seconds += [block.seconds for block in blocks if block.counts]
-        if len(seconds) >= _FEWEST_BLOCKS:
-            return seconds
-        if blocks[-1].elapsed_seconds > effort.max_seconds:
-            raise FailedPointError("the background operations paused in nearly every block")
 
 
 def _spread(seconds: list[float]) -> float:

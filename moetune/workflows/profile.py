@@ -183,7 +183,6 @@ def _chosen_points(request: ProfileRequest, cluster: Cluster) -> PointChoice:
         dtypes=dtypes,
         group_sizes=group_sizes,
         layers=request.layers,
-        transformers=request.transformers,
         preset=request.preset,
         max_tokens=request.max_tokens,
     )

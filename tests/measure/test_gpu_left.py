@@ -11,7 +11,7 @@ from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.layer import LayerShape
 from moetune.domain.request import PlanRequest
 from moetune.domain.samples import GemmPoint, Sample
-from moetune.measure.device import CpuDevice, open_device
+from moetune.measure.device import Device, open_device
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.session import Assignment, Estimates, News, run_session
 from moetune.store import open_store
@@ -54,7 +54,7 @@ def test_usable_memory_is_what_is_left_once_nccl_has_begun(monkeypatch: pytest.M
 
 
 def test_a_cpus_memory_is_not_measured() -> None:
-    assert MeasuringRanks().usable_bytes(CpuDevice()) is None
+    assert MeasuringRanks().usable_bytes(Device()) is None
 
 
 def test_the_profiles_machine_has_the_memory_that_was_measured(tmp_path: Path) -> None:

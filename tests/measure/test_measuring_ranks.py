@@ -11,7 +11,6 @@ import pytest
 
 from moetune.domain.errors import CollectiveError
 from moetune.domain.samples import (
-    AttentionPoint,
     BurstPoint,
     CollectiveOp,
     CollectivePoint,
@@ -38,16 +37,8 @@ POINTS: tuple[Point, ...] = (
     GemmPoint(dtype="bfloat16", product="grad_input", num_experts=2, rows=8, d_in=32, d_out=64),
     RowsPoint(op="swiglu_backward", dtype="float32", rows=16, width=32),
     RowsPoint(op="gate", dtype="float32", rows=16, width=4),
-    RowsPoint(op="norm", dtype="float32", rows=16, width=32),
-    RowsPoint(op="norm_backward", dtype="bfloat16", rows=16, width=32),
-    RowsPoint(op="cross_entropy", dtype="float32", rows=16, width=20),
-    RowsPoint(op="cross_entropy_backward", dtype="bfloat16", rows=16, width=20),
     RowsPoint(op="adam", dtype="bfloat16", rows=1000, width=1),
     RowsPoint(op="host_adam", dtype="bfloat16", rows=1000, width=1),
-    AttentionPoint(dtype="float32", num_sequences=2, length=16, num_heads=2, head_dim=8),
-    AttentionPoint(
-        dtype="bfloat16", num_sequences=2, length=16, num_heads=2, head_dim=8, backward=True
-    ),
     CollectivePoint(op="all_to_all", group_size=2, num_bytes=1024),
     CollectivePoint(op="all_to_all", group_size=2, num_bytes=1024, in_flight=4),
     BurstPoint(op="all_to_all", group_size=2, num_bytes=1024, in_flight=4),
