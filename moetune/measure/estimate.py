@@ -84,7 +84,6 @@ def operation_seconds(point: Point, rates: Rates) -> float:
 
     Of interference it is the time of the exchanges that are under way at once.
     """
-    seconds = 0.0
     match point:
         case GemmPoint():
             seconds = point.macs / rates.macs_per_second[point.dtype]
@@ -102,6 +101,8 @@ def operation_seconds(point: Point, rates: Rates) -> float:
             )
         case StepPoint():
             seconds = _step_seconds(point, rates)
+        case _:
+            seconds = 0.0
     return seconds
 
 
