@@ -1,4 +1,4 @@
-"""One visit of a point on this rank: prepare it with the other ranks, time it, mark what disturbed.
+"""One visit of a point on this rank: prepare it with the other ranks, time it, mark disturbances.
 
 `session` says which point is next; all ranks visit it together.
 """
@@ -9,7 +9,7 @@ from moetune.comm.agree import first_text, largest
 from moetune.domain.errors import InputError
 from moetune.domain.samples import UNSTABLE, Point, Sample
 from moetune.measure.estimate import Rates, probe
-from moetune.measure.noise import BUSY, THROTTLED, Load
+from moetune.measure.noise import THROTTLED, Clock
 from moetune.measure.operations import Bench, prepare_experiment
 from moetune.measure.stopwatch import FailedPointError, explain
 from moetune.measure.timing import Effort, Timing, measure
@@ -18,15 +18,10 @@ _PROBE = Effort(min_blocks=3, max_blocks=3, max_seconds=0.1, warmup_seconds=0.05
 
 
 class PointRunner:
-    """Measures one point after another on this rank, together with the other ranks.
+    """Measures one point after another on this rank, together with the other ranks."""
 
-    Args:
-        sharers: ranks on this rank's cores.
-    """
-
-    def __init__(self, bench: Bench, sharers: int) -> None:
-        self._bench = bench
-        self._load = Load(bench.device, sharers=sharers)
+    def __init__(self, bench: Bench) -> None:
+        self._bench, self._clock = bench, Clock(bench.device)
 
     def probe(self, points: Sequence[Point]) -> Rates:
         """Return rough speeds."""
@@ -38,9 +33,8 @@ class PointRunner:
             timing = self._timed(point, effort)
         except FailedPointError as error:
             return Sample(point=point, seconds=(), error=error.what)
-        mine = [float(sign) for sign in self._load.signs()]
-        signs = largest(self._bench.ranks.control, mine, "signs of other load")
-        seen = {UNSTABLE: timing.is_unstable, BUSY: signs[0] > 0, THROTTLED: signs[1] > 0}
+        (is_low,) = largest(self._bench.ranks.control, (self._clock.is_low(),), "low clocks")
+        seen = {UNSTABLE: timing.is_unstable, THROTTLED: is_low > 0}
         return Sample(
             point=point,
             seconds=timing.seconds,

@@ -124,7 +124,7 @@ def run_session(
         device=device, ranks=ranks, layer_step=layer_step,
         representatives=representatives(device, control.num_ranks),
     )  # fmt: skip
-    runner = PointRunner(bench, sharers[control.rank])
+    runner = PointRunner(bench)
     effort = _EFFORTS[assignment.preset, device.kind].for_sharers(max(sharers))
     rates = control.broadcast_object(runner.probe(assignment.points), "rough speeds")
     seconds = {point: visit_seconds(point, rates, effort) for point in assignment.points}

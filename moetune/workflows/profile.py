@@ -25,7 +25,6 @@ from moetune.workflows.profile_request import (
 from moetune.workflows.recording import (
     Progress,
     SampleRecorder,
-    SilentProgress,
     StoredRun,
 )
 from moetune.workflows.step_records import with_steps
@@ -49,7 +48,7 @@ def estimate_profile(
     """
     cluster = detect_cluster(request, setting)
     begun = _beginning(request, cluster, store, resume=True) if store else Beginning()
-    recorder = SampleRecorder(machine=cluster.machine, progress=SilentProgress())
+    recorder = SampleRecorder(machine=cluster.machine, progress=Progress())
     _measure(request, setting, cluster, begun.done, recorder, plan_only=True)
     return recorder.seconds
 
@@ -65,7 +64,7 @@ def measure_profile(
         ProfileError: nothing could be measured.
     """
     cluster = detect_cluster(request, setting)
-    shown = progress or SilentProgress()
+    shown = progress or Progress()
     recorder = SampleRecorder(machine=cluster.machine, progress=shown)
     _measure(request, setting, cluster, frozenset(), recorder)
     name = profile_name(request, cluster)

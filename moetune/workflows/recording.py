@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from moetune.domain.cluster import Cluster, Machine
 from moetune.domain.profile import Profile
@@ -22,40 +22,20 @@ if TYPE_CHECKING:
     from moetune.store import SqlStore
 
 
-class Progress(Protocol):
-    """Progress display of a measurement."""
+class Progress:
+    """Progress display of a measurement; this one shows nothing."""
 
     def start(self, groups: Mapping[str, int], seconds: float) -> None:
         """Show the number of points of each group, and the estimated seconds of all."""
-        ...
 
     def advance(self, sample: Sample, group: str, seconds_left: float) -> None:
         """Show one more finished point."""
-        ...
 
     def repeat(self, group: str, seconds_left: float) -> None:
         """Show that a finished point was measured again."""
-        ...
 
     def finish(self, summaries: Sequence[GroupSummary]) -> None:
         """Show the groups' quality; `summaries` is empty where the measurement ended early."""
-        ...
-
-
-class SilentProgress:
-    """No progress display."""
-
-    def start(self, groups: Mapping[str, int], seconds: float) -> None:
-        """Show nothing."""
-
-    def advance(self, sample: Sample, group: str, seconds_left: float) -> None:
-        """Show nothing."""
-
-    def repeat(self, group: str, seconds_left: float) -> None:
-        """Show nothing."""
-
-    def finish(self, summaries: Sequence[GroupSummary]) -> None:
-        """Show nothing."""
 
 
 class SampleRecorder:

@@ -17,7 +17,7 @@ from moetune.measure.session import Assignment, Estimates, News, run_session
 from moetune.store import open_store
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
-from moetune.workflows.recording import SampleRecorder, SilentProgress, StoredRun
+from moetune.workflows.recording import Progress, SampleRecorder, StoredRun
 from tests.cuda_kit import FakeCuda, MirrorWorld
 
 GIB = 2**30
@@ -62,7 +62,7 @@ def test_the_profiles_machine_has_the_memory_that_was_measured(tmp_path: Path) -
         kind="cuda", device="a GPU", num_devices=2, devices_per_node=2, memory_bytes=16 * GIB
     )
     found: list[Machine] = []
-    recorder = SampleRecorder(machine=machine, progress=SilentProgress(), begin=found.append)
+    recorder = SampleRecorder(machine=machine, progress=Progress(), begin=found.append)
     estimates = Estimates(seconds={POINT: 1.0}, total_seconds=1.0, usable_bytes=13 * GIB)
     recorder.receive(estimates)
     assert found == [recorder.machine] == [replace(machine, memory_bytes=13 * GIB)]
