@@ -8,10 +8,7 @@ from moetune.comm.gloo import communicator_of, shared_communicator
 from moetune.comm.group import Communicator
 from moetune.comm.launched import check_joined
 from moetune.domain.errors import InputError
-from moetune.domain.withdrawn import SINCE
 from moetune.runtime.moe.inputs import expert_group
-
-_WIDTH = "width"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +38,5 @@ def ranks_of(mesh: DeviceMesh | None) -> ExpertRanks:
         raise InputError(
             f"the mesh has ranks {mesh.mesh.flatten().tolist()}, this one is not among them",
             "call moetune.adapt on the mesh's ranks alone, or give a mesh of all",
-        )
-    if _WIDTH in (mesh.mesh_dim_names or ()):
-        raise InputError(
-            f'the mesh has a dimension "{_WIDTH}": '
-            f"ranks that share an expert's width were withdrawn on {SINCE}",
-            "give a mesh of replicas and experts, or of experts alone",
         )
     return ExpertRanks(communicator=communicator_of(expert_group(mesh, None)), mesh=mesh)

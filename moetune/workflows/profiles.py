@@ -1,14 +1,21 @@
 """Look-up, list, comparison, import and removal of profiles in files, store and package."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from moetune.domain.document import encode
 from moetune.domain.errors import MoetuneError, ProfileError
-from moetune.domain.profile import Profile, Provenance
+from moetune.domain.profile import (
+    CollectiveLine,
+    CopyLine,
+    GemmLine,
+    Profile,
+    Provenance,
+    RowsLine,
+)
 from moetune.domain.records import RunInfo
 from moetune.domain.spelling import nearest_then
 from moetune.workflows import wiring
@@ -276,36 +283,33 @@ def _of_file(path: Path) -> ProfileInfo:
 
 
 def _facts(profile: Profile) -> Iterator[tuple[str, float | str]]:
-    machine = profile.machine
     yield "provenance", profile.provenance
-    yield "device", machine.device
-    yield "num_devices", machine.num_devices
-    yield "devices_per_node", machine.devices_per_node
-    yield "memory_bytes", machine.memory_bytes
-    for gemm in profile.gemm:
-        yield f"gemm {gemm.dtype} alpha_seconds", gemm.alpha_seconds
-        yield f"gemm {gemm.dtype} beta_seconds_per_mac", gemm.beta_seconds_per_mac
-    for line in profile.collective:
-        flight = f" {line.in_flight} in flight" if line.in_flight > 1 else ""
-        spread = f" on {line.num_nodes} nodes" if line.num_nodes else ""
-        label = f"{line.op} {line.group_size} ranks{spread}{flight}"
-        yield f"{label} alpha_seconds", line.alpha_seconds
-        yield f"{label} beta_seconds_per_byte", line.beta_seconds_per_byte
-    for copy in profile.copy:
-        both = " both ways" if copy.both_ways else ""
-        label = f"{copy.direction} {'pinned' if copy.pinned else 'pageable'}{both}"
-        yield f"{label} alpha_seconds", copy.alpha_seconds
-        yield f"{label} beta_seconds_per_byte", copy.beta_seconds_per_byte
-    for rows in profile.rows:
-        yield f"{rows.op} {rows.dtype} alpha_seconds", rows.alpha_seconds
-        yield f"{rows.op} {rows.dtype} beta_seconds_per_element", rows.beta_seconds_per_element
+    yield from encode(profile.machine).items()
+    for line in (*profile.gemm, *profile.collective, *profile.copy, *profile.rows):
+        for item in fields(line):
+            if "_seconds" in item.name:
+                yield f"{_label(line)} {item.name}", getattr(line, item.name)
     for victim, speeds in encode(profile.interference).items():
         for other, speed in speeds.items():
             yield f"{victim} beside {other}", speed
-    for key, value in profile.fingerprint.hardware.items():
-        yield f"hardware {key}", value
-    for key, value in profile.fingerprint.software.items():
-        yield f"software {key}", value
+    for kind, facts in encode(profile.fingerprint).items():
+        for key, value in facts.items():
+            yield f"{kind} {key}", value
+
+
+def _label(line: GemmLine | CollectiveLine | CopyLine | RowsLine) -> str:
+    match line:
+        case GemmLine():
+            return f"gemm {line.dtype}"
+        case CollectiveLine():
+            flight = f" {line.in_flight} in flight" if line.in_flight > 1 else ""
+            spread = f" on {line.num_nodes} nodes" if line.num_nodes else ""
+            return f"{line.op} {line.group_size} ranks{spread}{flight}"
+        case CopyLine():
+            both = " both ways" if line.both_ways else ""
+            return f"{line.direction} {'pinned' if line.pinned else 'pageable'}{both}"
+        case RowsLine():
+            return f"{line.op} {line.dtype}"
 
 
 def _changed(there: Mapping[str, str], here: Mapping[str, str], keys: Iterable[str]) -> str:
