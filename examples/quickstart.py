@@ -117,6 +117,7 @@ def _show_slow_wire(screen: Screen) -> None:
 
 def _profile(screen: Screen) -> None:
     from moetune.workflows.fitness import fitness_of
+
     from moetune.workflows.profile import profile_machine
     from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
 

@@ -19,7 +19,7 @@ from moetune.domain.units import full_dtype, parse_count, parse_seconds
 from moetune.measure.grid import Preset
 from moetune.report.section import Cell, Table
 from moetune.workflows import wiring
-from moetune.workflows.flags import LayerFlags, parsed, read_flag
+from moetune.workflows.flags import LayerFlags, model_sizes, parsed, read_flag
 from moetune.workflows.profile_quality import not_measured
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def profile(
     model: Annotated[
         str | None,
         typer.Option(
-            autocompletion=model_names,
-            help="Measure the layer of a named model: see `moetune models list`.",
+            autocompletion=model_names, help="Measure a named model: see `moetune models list`."
         ),
     ] = None,
     d_model: Annotated[int | None, typer.Option(min=1, help="Measure a layer: its width.")] = None,
@@ -74,6 +73,16 @@ def profile(
     ] = None,
     tokens: Annotated[
         str | None, typer.Option(help="Tokens per rank and step, such as 8k.")
+    ] = None,
+    num_layers: Annotated[
+        int | None, typer.Option(min=1, help="Measure a whole model: its blocks.")
+    ] = None,
+    num_heads: Annotated[int | None, typer.Option(min=1, help="Attention heads.")] = None,
+    seq: Annotated[str | None, typer.Option(help="Tokens per sequence, such as 2k.")] = None,
+    vocab: Annotated[str | None, typer.Option(help="Vocabulary size, such as 50k.")] = None,
+    moe_every: Annotated[
+        int | None,
+        typer.Option(min=0, help="Every n-th block has experts; 0 for none. Default: 2."),
     ] = None,
     base: Annotated[
         str | None,
@@ -114,8 +123,12 @@ def profile(
         d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
         activation=activation,
     ).layer(model)  # fmt: skip
-    if named is not None:
-        layer = named.layer(num_ranks)
+    if named is not None and named.transformer is None:
+        layer, model = named.layer(num_ranks), None
+    transformer = model_sizes(
+        model, num_layers=num_layers, num_heads=num_heads, length=parsed(seq, parse_count, "--seq"),
+        vocab=parsed(vocab, parse_count, "--vocab"), moe_every=moe_every,
+    ).transformer(model=model, layer=layer)  # fmt: skip
     default_tokens = named.tokens_per_rank if named else _TOKENS
     request = ProfileRequest(
         name=name,
@@ -125,7 +138,8 @@ def profile(
         group_sizes=tuple(
             read_flag(one, parse_count, "--group-sizes") for one in _words(group_sizes)
         ),
-        layers=() if layer is None else (layer,),
+        layers=() if layer is None or transformer is not None else (layer,),
+        transformers=() if transformer is None else (transformer,),
         max_tokens=parse_count(tokens) if tokens else default_tokens,
         budget_seconds=budget_seconds,
         base=_base(session, base) if setting.is_writer else None,

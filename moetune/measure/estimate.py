@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from moetune.domain.cluster import DeviceKind, Group
 from moetune.domain.samples import (
+    AttentionPoint,
     BurstPoint,
     CollectivePoint,
     CopyPoint,
@@ -85,7 +86,7 @@ def operation_seconds(point: Point, rates: Rates) -> float:
     Of interference it is the time of the exchanges that are under way at once.
     """
     match point:
-        case GemmPoint():
+        case GemmPoint() | AttentionPoint():
             seconds = point.macs / rates.macs_per_second[point.dtype]
         case RowsPoint():
             seconds = 5 * point.elements * dtype_bytes(point.dtype) / rates.copy_bytes_per_second
@@ -182,7 +183,7 @@ def probe(points: Sequence[Point], bench: Bench, timed: Callable[[Point], Timing
 
     macs: dict[str, float] = {}
     width = min(bench.representatives.comp.d_in, 2048)
-    dtypes = {point.dtype for point in points if isinstance(point, GemmPoint)}
+    dtypes = {point.dtype for point in points if isinstance(point, (GemmPoint, AttentionPoint))}
     dtypes |= {point.workload.dtype for point in points if isinstance(point, StepPoint)}
     for dtype in sorted(dtypes):
         square = GemmPoint(dtype=dtype, rows=width, d_in=width, d_out=width)

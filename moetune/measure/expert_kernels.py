@@ -12,18 +12,14 @@ from moetune.domain.errors import InputError
 from moetune.domain.gemm_forms import even_form
 from moetune.domain.samples import GemmPoint, RowsPoint
 from moetune.domain.units import dtype_bytes
-from moetune.measure.device import Device, drop, tensor_maker, torch_dtype
+from moetune.measure import model_kernels
+from moetune.measure.device import Device, drop, tensor_maker
 from moetune.runtime.moe.products import RowPart, add_product, blocks_of, has_grouped, multiply
 
 _TOP_K = 2
 _ROWS_BYTES, _MOST_ROWS = 2**26, 8
 _WEIGHTS_BYTES = 2**28
 _ACTIVATIONS = ("relu", "gelu", "silu", "swiglu")
-
-
-def computation(point: GemmPoint | RowsPoint, device: Device) -> Callable[[], None]:
-    """Return a function that runs a GEMM or a memory-bound operation once."""
-    return gemm(point, device) if isinstance(point, GemmPoint) else memory_bound_op(point, device)
 
 
 def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
@@ -112,9 +108,18 @@ def _memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
         make = _activation_grad if point.op.endswith("_backward") else _activation
         return make(point, device, forward)
     known = {
-        "gather": _gather, "scatter_add": _scatter_add, "gate": _gate,
-        "gate_backward": _gate_backward, "adam": _adam, "host_adam": _host_adam,
-    }  # fmt: skip
+        "gather": _gather,
+        "scatter_add": _scatter_add,
+        "gate": _gate,
+        "gate_backward": _gate_backward,
+        "norm": model_kernels.norm,
+        "norm_backward": model_kernels.norm_backward,
+        "cross_entropy": model_kernels.cross_entropy,
+        "cross_entropy_backward": model_kernels.cross_entropy_backward,
+        "accumulate": model_kernels.accumulate,
+        "adam": model_kernels.adam,
+        "host_adam": model_kernels.host_adam,
+    }
     if point.op not in known:
         raise InputError(
             f"memory-bound operation {point.op!r} is unknown", f"known: {', '.join(known)}"
@@ -217,33 +222,3 @@ def _rows_and_order(point: RowsPoint, device: Device) -> tuple[torch.Tensor, tor
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(point.rows, generator=generator)
     return x, order.to(device.torch_device)
-
-
-def _adam(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """A step of AdamW on one tensor, in one kernel."""
-    make = tensor_maker(device, point.dtype)
-    parameter = make(point.rows, point.width).requires_grad_()
-    parameter.grad = make(point.rows, point.width)
-    optimizer = torch.optim.AdamW([parameter], fused=True)
-    return lambda: drop(optimizer.step())
-
-
-def _host_adam(point: RowsPoint, _: Device) -> Callable[[], None]:
-    """AdamW on the host's copy of a tensor, cast to the parameters' dtype.
-
-    Of 2-byte parameters the copy and the optimizer states are in float32.
-    """
-    dtype = torch_dtype(point.dtype)
-    wide = torch.promote_types(dtype, torch.float32)
-    shape = point.rows, point.width
-    master = torch.rand(shape, dtype=wide).sub_(0.5).requires_grad_()
-    master.grad = torch.rand(shape, dtype=wide).sub_(0.5)
-    values = torch.zeros(shape, dtype=dtype)
-    optimizer = torch.optim.AdamW([master], fused=True)
-
-    def run() -> None:
-        optimizer.step()
-        if wide != dtype:
-            values.copy_(master.detach())
-
-    return run

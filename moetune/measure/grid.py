@@ -30,6 +30,7 @@ class Grid:
     Args:
         degrees: numbers of chunks into which a layer's tokens are cut.
         queued_degrees: those whose exchanges are in flight together.
+        fractions: divisors of the largest micro-batch of a model.
         shapes: (d_model, d_hidden) of GEMMs.
         row_divisors: of the largest number of tokens, for the rows of GEMMs.
         experts: numbers of local experts of GEMMs.
@@ -38,6 +39,7 @@ class Grid:
 
     degrees: tuple[int, ...]
     queued_degrees: tuple[int, ...]
+    fractions: tuple[int, ...]
     shapes: tuple[tuple[int, int], ...]
     row_divisors: tuple[int, ...]
     experts: tuple[int, ...]
@@ -52,26 +54,26 @@ GRIDS = MappingProxyType[tuple[Preset, DeviceKind], Grid](
     {
         ("quick", "cpu"): Grid(
             degrees=(1, 4, 16, 64), queued_degrees=(3, 8, 24, 64),
-            shapes=((512, 1024),),
+            fractions=(1, 4, 16), shapes=((512, 1024),),
             row_divisors=(1, 16, 256), experts=(1, 2), max_macs=2**31, max_bytes=2**22,
             bytes_step=4, copy_bytes_step=8, queued=("all_to_all",),
         ),
         ("full", "cpu"): Grid(
             degrees=(1, 2, 4, 8, 16, 32, 64),
-            queued_degrees=(3, 4, 6, 8, 12, 16, 24, 32, 64),
+            queued_degrees=(3, 4, 6, 8, 12, 16, 24, 32, 64), fractions=(1, 2, 4, 8, 16),
             shapes=((256, 1024), (512, 2048), (1024, 4096)),
             row_divisors=(1, 4, 16, 64, 256, 1024), experts=(1, 2, 4),
             max_macs=2**34, max_bytes=2**26, bytes_step=2, copy_bytes_step=4, queued=OPS,
         ),
         ("quick", "cuda"): Grid(
             degrees=(1, 4, 16, 64), queued_degrees=(3, 8, 24, 64),
-            shapes=((1024, 4096), (2048, 8192)),
+            fractions=(1, 4, 16), shapes=((1024, 4096), (2048, 8192)),
             row_divisors=(1, 8, 64, 512), experts=(1, 4), max_macs=2**39, max_bytes=2**28,
             bytes_step=4, copy_bytes_step=8, queued=("all_to_all",),
         ),
         ("full", "cuda"): Grid(
             degrees=(1, 2, 4, 8, 16, 32, 64),
-            queued_degrees=(3, 4, 6, 8, 12, 16, 24, 32, 64),
+            queued_degrees=(3, 4, 6, 8, 12, 16, 24, 32, 64), fractions=(1, 2, 4, 8, 16),
             shapes=((512, 2048), (1024, 4096), (2048, 8192), (4096, 14336)),
             row_divisors=(1, 2, 4, 8, 16, 32, 64, 256, 1024), experts=(1, 2, 4, 8),
             max_macs=2**40, max_bytes=2**30, bytes_step=2, copy_bytes_step=4, queued=OPS,

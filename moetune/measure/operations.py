@@ -13,8 +13,10 @@ import torch
 from moetune.comm.group import Communicator, OneRank
 from moetune.comm.transfer import Transfer
 from moetune.domain.errors import InputError
+from moetune.domain.plan import SAFE_DECISION
 from moetune.domain.samples import (
     LAUNCHES,
+    AttentionPoint,
     BurstPoint,
     CollectivePoint,
     CopyPoint,
@@ -26,13 +28,14 @@ from moetune.domain.samples import (
     RowsPoint,
     StepPoint,
 )
-from moetune.measure import expert_kernels
+from moetune.measure import expert_kernels, model_kernels
 from moetune.measure.device import Device, drop
 from moetune.measure.grid import SUSTAINED, SUSTAINED_SECONDS
 from moetune.measure.launches import chunked_layer
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.rotation import in_turns
 from moetune.measure.sizes import memory_bytes
+from moetune.measure.steps import random_steps
 
 _FLOAT_BYTES = 4
 _BURST_SECONDS = 0.05
@@ -123,22 +126,13 @@ class Representatives:
         return found
 
 
-LayerStep = Callable[[StepPoint, Device, Communicator], Callable[[], None]]
-"""Returns the function that runs a layer's step."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Where points are measured.
-
-    Args:
-        layer_step: makes a layer's step on these ranks; None where no steps are measured.
-    """
+    """Where points are measured."""
 
     device: Device
     ranks: MeasuringRanks
     representatives: Representatives
-    layer_step: LayerStep | None = None
 
 
 def prepare_experiment(point: Point, bench: Bench) -> Experiment:
@@ -194,11 +188,10 @@ def _operation(point: Point, bench: Bench) -> TimedOperation:
             return _step(point, bench)
         case RowsPoint() if point.op in LAUNCHES:
             return local_operation(chunked_layer(point, device))
-        case GemmPoint() | RowsPoint():
+        case GemmPoint() | RowsPoint() | AttentionPoint():
             run = in_turns(
-                lambda: expert_kernels.computation(point, device),
-                num_bytes=memory_bytes(point), device=device,
-            )  # fmt: skip
+                lambda: _computation(point, device), num_bytes=memory_bytes(point), device=device
+            )
             return local_operation(run)
         case CopyPoint():
             return local_operation(_copy(point, device))
@@ -210,14 +203,27 @@ def _operation(point: Point, bench: Bench) -> TimedOperation:
             raise InputError(f"no single operation is measured as {point}")
 
 
+def _computation(
+    point: GemmPoint | RowsPoint | AttentionPoint, device: Device
+) -> Callable[[], None]:
+    if isinstance(point, GemmPoint):
+        return expert_kernels.gemm(point, device)
+    if isinstance(point, RowsPoint):
+        return expert_kernels.memory_bound_op(point, device)
+    return model_kernels.attention(point, device)
+
+
 def _step(point: StepPoint, bench: Bench) -> TimedOperation:
     """Return a layer's step; nothing on a rank that is in none of its groups."""
-    if bench.layer_step is None:
-        raise InputError("whole steps are not measured here")
     alone = point.workload.world_size == 1
     group = OneRank() if alone else bench.ranks.group(point.group)
-    run = _nothing if group is None else bench.layer_step(point, bench.device, group)
-    return local_operation(run)
+    if group is None:
+        return local_operation(_nothing)
+    device = bench.device.torch_device
+    steps = random_steps(point.workload, device=device, communicator=group)
+    decision = replace(SAFE_DECISION, forward_degree=point.degree, backward_degree=point.degree)
+    steps.layer.pin(decision)
+    return local_operation(steps.once)
 
 
 def _copy(point: CopyPoint, device: Device) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Points to measure: those that the given layers need, and a grid of sizes.
+"""Points to measure: those that the given layers and models need, and a grid of sizes.
 
 All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Which fit?").
 """
@@ -6,10 +6,19 @@ All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Whi
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from moetune.domain.cluster import Cluster, DeviceKind, Group, Machine, spread_groups
+from moetune.domain.cluster import (
+    Cluster,
+    DeviceKind,
+    Group,
+    Machine,
+    spread_groups,
+)
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.samples import Point
+from moetune.domain.model import Transformer
+from moetune.domain.samples import (
+    Point,
+)
 from moetune.measure.grid import GRIDS, IN_FLIGHT, Grid, Preset, collective
 from moetune.measure.grid_points import (
     collective_grid,
@@ -31,6 +40,7 @@ from moetune.measure.layer_points import (
     uneven_points,
 )
 from moetune.measure.sizes import memory_bytes
+from moetune.measure.transformer_points import transformer_points
 
 _MEMORY_SHARE = 8
 # Of exchanges that overlap computation: several, as the loss has a constant and a rate.
@@ -55,7 +65,7 @@ class PointChoice:
     """Points to measure, each once.
 
     Args:
-        needed: sizes of the layers that will be planned.
+        needed: sizes of the layers and models that will be planned.
         others: sizes and kinds of a grid, for other layers.
     """
 
@@ -81,10 +91,11 @@ def choose_points(
     dtypes: Sequence[str],
     group_sizes: Sequence[int],
     layers: Sequence[LayerShape] = (),
+    transformers: Sequence[Transformer] = (),
     preset: Preset = "quick",
     max_tokens: int = 4096,
 ) -> PointChoice:
-    """Return the points that the layers need, and those of a grid.
+    """Return the points that the models and layers need, and those of a grid.
 
     Under several nodes each collective is measured among consecutive ranks and among ranks
     spread over nodes (`spread_groups`).
@@ -93,6 +104,7 @@ def choose_points(
         group_sizes: ranks of a group; 1 stands for a loopback through host memory in the place
             of a wire, for one CUDA device.
         layers: shapes whose GEMMs, payloads and memory-bound operations are measured exactly.
+        transformers: models of which every tensor-parallel width is measured exactly.
         max_tokens: tokens on one rank in one step.
 
     Raises:
@@ -101,12 +113,9 @@ def choose_points(
     """
     machine = cluster.machine
     _check_sizes(group_sizes, machine.num_devices)
-    workloads = _workloads(layers, dtypes=dtypes, group_sizes=group_sizes, tokens=max_tokens)
-    linked = [size for size in group_sizes if size > 1 or machine.kind == "cuda"]
-    scope = Scope(
-        machine=machine, grid=GRIDS[preset, machine.kind], dtypes=dtypes, workloads=workloads,
-        groups=[*((size, 0) for size in linked), *spread_groups(linked, machine)],
-        max_tokens=max_tokens,
+    scope = _Scope(
+        machine=machine, grid=GRIDS[preset, machine.kind], dtypes=dtypes, group_sizes=group_sizes,
+        layers=layers, transformers=transformers, max_tokens=max_tokens,
     )  # fmt: skip
     needed, others = (that_fit(points, machine) for points in (scope.needed(), scope.others()))
     chosen = PointChoice(needed=needed, others=others)
@@ -114,61 +123,94 @@ def choose_points(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """The layers to measure for, and where.
-
-    Args:
-        workloads: the layers in every dtype, on every group that may share them.
-        groups: that have a wire, or a loopback in its place: consecutive ranks, and ranks spread
-            over nodes.
-        max_tokens: tokens on one rank in one step.
-    """
+class _Scope:
+    """The layers and models to measure for, and where; arguments as those of `choose_points`."""
 
     machine: Machine
     grid: Grid
     dtypes: Sequence[str]
-    workloads: Sequence[Workload]
-    groups: Sequence[Group]
+    group_sizes: Sequence[int]
+    layers: Sequence[LayerShape]
+    transformers: Sequence[Transformer]
     max_tokens: int
 
+    @property
+    def of_layers(self) -> list[Workload]:
+        """The layers with experts that were named themselves."""
+        return _workloads(
+            self.layers, dtypes=self.dtypes, group_sizes=self.group_sizes, tokens=self.max_tokens
+        )
+
+    @property
+    def workloads(self) -> list[Workload]:
+        """All layers with experts; those of a model may all be on one rank."""
+        of_models = _workloads(
+            [model.moe for model in self.transformers], dtypes=self.dtypes,
+            group_sizes=(1, *self.group_sizes), tokens=self.max_tokens,
+        )  # fmt: skip
+        return [*self.of_layers, *of_models]
+
+    @property
+    def linked(self) -> list[int]:
+        """Sizes of the groups that have a wire, or a loopback in its place."""
+        return [size for size in self.group_sizes if size > 1 or self.machine.kind == "cuda"]
+
+    @property
+    def groups(self) -> list[Group]:
+        """Groups of consecutive ranks, and of ranks spread over nodes."""
+        return [*((size, 0) for size in self.linked), *spread_groups(self.linked, self.machine)]
+
     def needed(self) -> Iterator[Point]:
-        """Yield the sizes of the layers."""
-        loads, grid, num_ranks = self.workloads, self.grid, self.machine.num_devices
-        yield from layer_points(loads, self.groups, grid)
-        if self.groups and loads:
-            yield from overlap_points(overlapped_exchanges(loads, grid, num_ranks=num_ranks))
-        yield from step_points(loads)
-        if self.machine.kind == "cuda" and loads:
+        """Yield the sizes of the layers and models."""
+        workloads, grid = self.workloads, self.grid
+        yield from layer_points(workloads, self.groups, grid)
+        for model in self.transformers:
+            for dtype in self.dtypes:
+                yield from transformer_points(
+                    model, dtype=dtype, group_sizes=self.linked, groups=self.groups,
+                    max_tokens=self.max_tokens, kind=self.machine.kind, grid=grid,
+                )  # fmt: skip
+        if self.transformers:
+            yield from collective_grid(self.groups, grid)
+        if self.linked and workloads:
+            num_ranks = self.machine.num_devices
+            yield from overlap_points(overlapped_exchanges(workloads, grid, num_ranks=num_ranks))
+        yield from step_points(self.of_layers)
+        if self.machine.kind == "cuda" and workloads:
             # Plans may offload activations, on streams beside computation and exchanges.
-            yield from interference(has_link=bool(self.groups))
-            yield from (copy for copy in copy_grid(self.machine.kind, grid) if copy.pinned)
+            yield from interference(has_link=bool(self.linked))
+            yield from (one for one in copy_grid(self.machine.kind, grid) if one.pinned)
             yield from sustained(self.dtypes)
-            yield from uneven_points(loads, grid)
-            yield from gate_points(loads, grid)
-            yield from launch_points(loads)
+            yield from uneven_points(workloads, grid)
+            yield from gate_points(workloads, grid)
+            yield from launch_points(workloads)
 
     def others(self) -> Iterator[Point]:
-        """Yield the grid's sizes, for what the layers do not say."""
-        loads, grid, kind = self.workloads, self.grid, self.machine.kind
-        yield from tensor_points(loads, self.groups, grid)
-        yield from collective_grid(self.groups, grid)
-        if self.groups and not loads:
+        """Yield the grid's sizes, for what the layers and models do not say."""
+        workloads, grid = self.workloads, self.grid
+        yield from tensor_points(workloads, self.groups, grid)
+        if not self.transformers:
+            yield from collective_grid(self.groups, grid)
+        if self.linked and not workloads:
             group = (self.machine.num_devices, 0)
             yield from overlap_points(
-                collective("all_to_all", group, size, IN_FLIGHT) for size in _COMM_BYTES[kind]
+                collective("all_to_all", group, size, IN_FLIGHT)
+                for size in _COMM_BYTES[self.machine.kind]
             )
-        yield from interference(has_link=bool(self.groups))
-        yield from copy_grid(kind, grid)
-        yield from gemm_grid(self.dtypes, self.max_tokens, grid, forward_only=bool(loads))
-        if not loads:
+        yield from interference(has_link=bool(self.linked))
+        yield from copy_grid(self.machine.kind, grid)
+        if not self.transformers:
+            forward_only = bool(workloads)
+            yield from gemm_grid(self.dtypes, self.max_tokens, grid, forward_only=forward_only)
+        if not workloads:
             yield from rows_grid(self.dtypes, self.max_tokens, grid)
-        yield from optimizer_grid(self.dtypes, kind)
+        yield from optimizer_grid(self.dtypes, self.machine.kind)
 
 
 def that_fit(points: Iterable[Point], machine: Machine) -> tuple[Point, ...]:
     """Return the points whose tensors leave enough of the machine's memory free, each once."""
     limit = machine.memory_bytes // _MEMORY_SHARE
-    return tuple(point for point in dict.fromkeys(points) if memory_bytes(point) <= limit)
+    return tuple(one for one in dict.fromkeys(points) if memory_bytes(one) <= limit)
 
 
 def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:

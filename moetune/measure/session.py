@@ -31,7 +31,7 @@ from moetune.measure.noise import (
     process_cores,
     relative_uncertainty,
 )
-from moetune.measure.operations import Bench, LayerStep
+from moetune.measure.operations import Bench
 from moetune.measure.point_runner import PointRunner
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.schedule import MAX_VISITS, NUM_VISITS, doubtful, round_of, tiers
@@ -98,7 +98,6 @@ def run_session(
     device: Device,
     ranks: MeasuringRanks,
     on_news: Callable[[News], object],
-    layer_step: LayerStep | None = None,
 ) -> None:
     """Probe, and visit the points in rounds; all ranks call this together.
 
@@ -107,7 +106,6 @@ def run_session(
 
     Args:
         on_news: called on rank 0 with the estimates, and with every sample as it is finished.
-        layer_step: as of `Bench`.
 
     Raises:
         InputError: the budget holds no point; on every rank.
@@ -120,10 +118,8 @@ def run_session(
         return
     _open_groups(assignment, ranks)
     sharers = num_sharers(control.all_gather_object(process_cores(), "the cores of ranks"))
-    bench = Bench(
-        device=device, ranks=ranks, layer_step=layer_step,
-        representatives=representatives(device, control.num_ranks),
-    )  # fmt: skip
+    chosen = representatives(device, control.num_ranks)
+    bench = Bench(device=device, ranks=ranks, representatives=chosen)
     runner = PointRunner(bench)
     effort = _EFFORTS[assignment.preset, device.kind].for_sharers(max(sharers))
     rates = control.broadcast_object(runner.probe(assignment.points), "rough speeds")

@@ -13,6 +13,8 @@ _SIZES: Mapping[str, str] = MappingProxyType({
     "burst": "num_bytes", "copy": "num_bytes", "interference": "comm_bytes",
 })  # fmt: skip
 """By kind of point, the field that changes along a curve of the profile."""
+# Query, key, value, result, and the gradient of each.
+_ATTENTION_TENSORS = 8
 # Of memory-bound operations; of a step tokens, rows sent and received, results, and gradients.
 _ROWS_TENSORS, _STEP_ROWS = 5, 8
 
@@ -42,6 +44,12 @@ def _gemm(point: Any) -> int:  # noqa: ANN401 - a GemmPoint, of the table
     return int(point.num_experts * elements * dtype_bytes(point.dtype))
 
 
+def _attention(point: Any) -> int:  # noqa: ANN401 - an AttentionPoint
+    tokens = point.num_sequences * point.length
+    heads = tokens * point.num_heads * point.head_dim
+    return int(_ATTENTION_TENSORS * heads * dtype_bytes(point.dtype))
+
+
 def _collective(point: Any) -> int:  # noqa: ANN401 - a CollectivePoint or a BurstPoint
     received = point.group_size if point.op == "all_gather" else 1
     return int(point.in_flight * point.num_bytes * (1 + received))
@@ -55,7 +63,8 @@ def _step(point: Any) -> int:  # noqa: ANN401 - a StepPoint
 
 
 _BYTES: Mapping[str, Callable[[Any], int]] = MappingProxyType({
-    "gemm": _gemm, "collective": _collective, "burst": _collective, "step": _step,
+    "gemm": _gemm, "attention": _attention, "collective": _collective, "burst": _collective,
+    "step": _step,
     "rows": lambda point: _ROWS_TENSORS * point.elements * dtype_bytes(point.dtype),
     "copy": lambda point: 2 * point.num_bytes * (1 + point.both_ways),
     "interference": lambda _: 0,

@@ -87,7 +87,9 @@ def run_on_ranks(
     _check_room(num_ranks, oversubscribe=oversubscribe)
     call = f"{function.__module__}:{function.__qualname__}", argument
     # The ranks meet at this process, whose port nobody can take before them.
-    meeting = dist.TCPStore(_HERE, 0, is_master=True, wait_for_workers=False)
+    meeting = dist.TCPStore(  # type: ignore[attr-defined] # it is documented
+        _HERE, 0, is_master=True, wait_for_workers=False
+    )
     ranks: list[_Rank] = []
     try:
         _start(ranks, num_ranks, {**environ, "MASTER_PORT": str(meeting.port)})

@@ -3,7 +3,7 @@
 `moetune profile` calls `profile_machine` on rank 0 and `take_part` on the other ranks of a launch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,6 @@ from moetune.workflows.recording import (
 from moetune.workflows.step_records import with_steps
 
 if TYPE_CHECKING:
-    from moetune.measure.session import Assignment, News
     from moetune.store import SqlStore
 
 
@@ -81,9 +80,10 @@ def take_part(request: ProfileRequest, setting: MeasurementSetting) -> None:
         CollectiveError: a rank died.
     """
     from moetune.measure.session import Assignment
+    from moetune.workflows.measuring import measure_on_ranks
 
     assignment = Assignment(needed=(), preset=request.preset)
-    _on_ranks(assignment, request, setting, lambda _: None)
+    measure_on_ranks(assignment, setting, num_ranks=request.num_ranks)
 
 
 def profile_machine(
@@ -158,6 +158,7 @@ def _measure(
 ) -> None:
     """Measure the points that are not done."""
     from moetune.measure.session import Assignment
+    from moetune.workflows.measuring import measure_on_ranks
 
     left = _chosen_points(request, cluster).without(done)
     assignment = Assignment(
@@ -169,7 +170,7 @@ def _measure(
         plan_only=plan_only,
         seed=request.seed,
     )
-    _on_ranks(assignment, request, setting, recorder.receive)
+    measure_on_ranks(assignment, setting, num_ranks=request.num_ranks, on_news=recorder.receive)
 
 
 def _chosen_points(request: ProfileRequest, cluster: Cluster) -> PointChoice:
@@ -182,26 +183,9 @@ def _chosen_points(request: ProfileRequest, cluster: Cluster) -> PointChoice:
         dtypes=dtypes,
         group_sizes=group_sizes,
         layers=request.layers,
+        transformers=request.transformers,
         preset=request.preset,
         max_tokens=request.max_tokens,
-    )
-
-
-def _on_ranks(
-    assignment: "Assignment",
-    request: ProfileRequest,
-    setting: MeasurementSetting,
-    on_news: Callable[["News"], object],
-) -> None:
-    from moetune.workflows.measuring import measure_on_ranks
-
-    measure_on_ranks(
-        assignment,
-        num_ranks=request.num_ranks,
-        launch=setting.launch,
-        environ=setting.environment,
-        oversubscribe=setting.oversubscribe,
-        on_news=on_news,
     )
 
 

@@ -12,6 +12,7 @@ from moetune.domain.cluster import Cluster
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
+from moetune.domain.model import Transformer
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
 from moetune.domain.units import dtype_bytes
@@ -30,7 +31,8 @@ class ProfileRequest:
         dtypes: default, those that the device is fast with.
         group_sizes: default, the divisors and powers of two up to the number of ranks.
         layers: layers whose own shapes are measured.
-        max_tokens: tokens of one step on one rank.
+        transformers: whole models whose own shapes are measured.
+        max_tokens: tokens of one step on one rank; of a model, those of a micro-batch.
         budget_seconds: longest time to measure, without the fit.
         base: a profile of the same device, for what is not measured here.
     """
@@ -41,6 +43,7 @@ class ProfileRequest:
     dtypes: tuple[str, ...] = ()
     group_sizes: tuple[int, ...] = ()
     layers: tuple[LayerShape, ...] = ()
+    transformers: tuple[Transformer, ...] = ()
     max_tokens: int = 4096
     budget_seconds: float | None = None
     base: Profile | None = None

@@ -27,6 +27,7 @@ from moetune.workflows.wiring import StoreFinder
 if TYPE_CHECKING:
     from moetune.store import SqlStore
 
+_Line = GemmLine | CollectiveLine | CopyLine | RowsLine
 Source = Literal["file", "store", "bundled", "program"]
 
 
@@ -285,7 +286,10 @@ def _of_file(path: Path) -> ProfileInfo:
 def _facts(profile: Profile) -> Iterator[tuple[str, float | str]]:
     yield "provenance", profile.provenance
     yield from encode(profile.machine).items()
-    for line in (*profile.gemm, *profile.collective, *profile.copy, *profile.rows):
+    lines: tuple[_Line, ...] = (
+        *profile.gemm, *profile.collective, *profile.copy, *profile.rows,
+    )  # fmt: skip
+    for line in lines:
         for item in fields(line):
             if "_seconds" in item.name:
                 yield f"{_label(line)} {item.name}", getattr(line, item.name)
@@ -297,7 +301,7 @@ def _facts(profile: Profile) -> Iterator[tuple[str, float | str]]:
             yield f"{kind} {key}", value
 
 
-def _label(line: GemmLine | CollectiveLine | CopyLine | RowsLine) -> str:
+def _label(line: _Line) -> str:
     match line:
         case GemmLine():
             return f"gemm {line.dtype}"

@@ -181,9 +181,39 @@ def test_plan_only_measures_nothing(planner: Desk) -> None:
     assert planner.runs() == ()
 
 
+def test_plan_only_of_a_whole_model_counts_its_attention(planner: Desk) -> None:
+    whole = ("--num-layers", "2", "--num-heads", "4", "--seq", "64", "--vocab", "100")
+    process = planner.start(*SMALL_LAYER, *whole, "--plan-only", "--json")
+    answer, words = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 0, words
+    points = [one["point"] for one in read_document(answer)["points"]]
+    attention = [point for point in points if point["kind"] == "attention"]
+    assert {(one["num_heads"], one["head_dim"], one["length"]) for one in attention} == {
+        (4, 16, 64)
+    }
+    assert "adam" in {point.get("op") for point in points}
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (("--num-layers", "2"), "a whole model lacks --num-heads, --seq, --vocab"),
+        (("--model", "gpt-s", "--num-layers", "2", "--seq", "1k"), "lacks --num-heads, --vocab"),
+        (
+            (
+                "--model",
+                "gpt-s",
+                "--num-layers",
+                "2",
+                "--seq",
+                "1k",
+                "--num-heads",
+                "5",
+                "--vocab",
+                "50k",
+            ),
+            "d_model (768) does not divide by num_heads (5)",
+        ),
         (("--budget", "soon"), "duration 'soon'"),
         (("--dtype", "int3"), "dtype 'int3' is unknown"),
         (("--d-model", "64"), "lacks --d-hidden, --num-experts"),
