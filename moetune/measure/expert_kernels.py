@@ -10,16 +10,17 @@ import torch
 
 from moetune.domain.errors import InputError
 from moetune.domain.gemm_forms import even_form
+from moetune.domain.layer import ACTIVATIONS, Activation
 from moetune.domain.samples import GemmPoint, RowsPoint
 from moetune.domain.units import dtype_bytes
 from moetune.measure import model_kernels
 from moetune.measure.device import Device, drop, tensor_maker
+from moetune.runtime.moe.kernels import activate
 from moetune.runtime.moe.products import RowPart, add_product, blocks_of, has_grouped, multiply
 
 _TOP_K = 2
 _ROWS_BYTES, _MOST_ROWS = 2**26, 8
 _WEIGHTS_BYTES = 2**28
-_ACTIVATIONS = ("relu", "gelu", "silu", "swiglu")
 
 
 def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
@@ -103,10 +104,11 @@ def memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
 
 
 def _memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
-    forward = point.op.removesuffix("_backward")
-    if forward in _ACTIVATIONS:
-        make = _activation_grad if point.op.endswith("_backward") else _activation
-        return make(point, device, forward)
+    name = point.op.removesuffix("_backward")
+    for activation in ACTIVATIONS:
+        if name == activation:
+            make = _activation if point.op == name else _activation_grad
+            return make(point, device, activation)
     known = {
         "gather": _gather,
         "scatter_add": _scatter_add,
@@ -127,7 +129,7 @@ def _memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
     return known[point.op](point, device)
 
 
-def _activation(point: RowsPoint, device: Device, name: str) -> Callable[[], None]:
+def _activation(point: RowsPoint, device: Device, name: Activation) -> Callable[[], None]:
     """act(x + b), or silu(x)·y for swiglu, which has no bias.
 
     On a CPU the bias is copied to every row first, for a GEMM to be added to it, as `addmm` does.
@@ -137,24 +139,14 @@ def _activation(point: RowsPoint, device: Device, name: str) -> Callable[[], Non
     out = torch.empty_like(x)
 
     def run() -> None:
-        if name == "swiglu":
-            torch.ops.aten.silu.out(x, out=out).mul_(y)
-            return
-        if x.is_cuda:
-            x.add_(bias)
-        else:
-            x.copy_(bias)
-        if name == "relu":
-            x.relu_()
-        elif name == "gelu":
-            torch.ops.aten.gelu.out(x, out=out)
-        else:
-            torch.ops.aten.silu.out(x, out=out)
+        if name != "swiglu":
+            x.add_(bias) if x.is_cuda else x.copy_(bias)
+        activate(x, y if name == "swiglu" else None, name, out)
 
     return run
 
 
-def _activation_grad(point: RowsPoint, device: Device, name: str) -> Callable[[], None]:
+def _activation_grad(point: RowsPoint, device: Device, name: Activation) -> Callable[[], None]:
     """grad·act'(x) and the bias's gradient; for swiglu both factors' gradients."""
     make = tensor_maker(device, point.dtype)
     x, grad, y = (make(point.rows, point.width) for _ in range(3))
