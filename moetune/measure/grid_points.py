@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from moetune.domain.cluster import DeviceKind, Group
-from moetune.domain.layer import ACTIVATIONS
+from moetune.domain.layer import ACTIVATIONS, LayerShape
 from moetune.domain.samples import (
     CopyPoint,
     Direction,
@@ -23,6 +23,7 @@ from moetune.measure.grid import (
     collective,
     gemm_points,
     ladder,
+    rows_points,
 )
 
 _CLASSES: tuple[ResourceClass, ...] = ("comp", "comm", "mem")
@@ -105,14 +106,14 @@ def copy_grid(kind: DeviceKind, grid: Grid) -> Iterator[CopyPoint]:
 def rows_grid(dtypes: Sequence[str], max_tokens: int, grid: Grid) -> Iterator[Point]:
     """Yield the memory-bound operations of a layer with few and many rows."""
     narrow, wide = grid.shapes[-1]
-    activations = [op for name in ACTIVATIONS for op in (name, f"{name}_backward")]
-    widths = {**dict.fromkeys(activations, wide), "gather": narrow, "scatter_add": narrow,
-              "gate": _NUM_EXPERTS, "gate_backward": _NUM_EXPERTS}  # fmt: skip
-    for dtype in dtypes:
-        for divisor in grid.row_divisors:
-            rows = -(-max_tokens // divisor)
-            for op, width in widths.items():
-                yield RowsPoint(op=op, dtype=dtype, rows=rows, width=width)
+    for activation in ACTIVATIONS:
+        layer = LayerShape(
+            d_model=narrow, d_hidden=wide, num_experts=_NUM_EXPERTS, activation=activation
+        )
+        for dtype in dtypes:
+            for divisor in grid.row_divisors:
+                rows = -(-max_tokens // divisor)
+                yield from rows_points(layer, dtype, rows=rows, tokens=rows)
 
 
 def optimizer_grid(dtypes: Sequence[str], kind: DeviceKind) -> Iterator[Point]:

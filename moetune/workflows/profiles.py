@@ -1,6 +1,6 @@
 """Look-up, list, comparison, import and removal of profiles in files, store and package."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -21,12 +21,13 @@ from moetune.domain.spelling import nearest_then
 from moetune.workflows import wiring
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.profile_quality import quality_of
-from moetune.workflows.staleness import stale_note
+from moetune.workflows.staleness import Change, stale_note
 from moetune.workflows.wiring import StoreFinder
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
 
+_MAX_FACTS = 2
 _Line = GemmLine | CollectiveLine | CopyLine | RowsLine
 Source = Literal["file", "store", "bundled", "program"]
 
@@ -230,10 +231,13 @@ def machine_note(profile: Profile) -> str:
         return f"this machine cannot be compared with the profile's: {error.what}"
     here = cluster.fingerprint
     if there.hardware_id != here.hardware_id:
-        changed = _changed(
-            there.hardware, here.hardware, tuple({**there.hardware, **here.hardware})
-        )
-        return f"the profile was measured on another machine than this one ({changed})"
+        found = [
+            Change(name=name, profiled=there.hardware.get(name), now=here.hardware.get(name)).words
+            for name in {**there.hardware, **here.hardware}
+            if there.hardware.get(name) != here.hardware.get(name)
+        ]
+        shown = ", ".join(found[:_MAX_FACTS])
+        return f"the profile was measured on another machine than this one ({shown})"
     return stale_note(profile, here.software)
 
 
@@ -314,10 +318,3 @@ def _label(line: _Line) -> str:
             return f"{line.direction} {'pinned' if line.pinned else 'pageable'}{both}"
         case RowsLine():
             return f"{line.op} {line.dtype}"
-
-
-def _changed(there: Mapping[str, str], here: Mapping[str, str], keys: Iterable[str]) -> str:
-    found = [key for key in keys if there.get(key) != here.get(key)]
-    return ", ".join(
-        f"{key} {there.get(key, '—')} there, {here.get(key, '—')} here" for key in found[:2]
-    )
