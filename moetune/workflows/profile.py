@@ -13,7 +13,6 @@ from moetune.domain.samples import Point, Sample
 from moetune.fit.merged import check_base, merged
 from moetune.fit.profile import fit_profile
 from moetune.measure.points import PointChoice, choose_points, default_group_sizes
-from moetune.workflows.beginning import Beginning, resumed
 from moetune.workflows.profile_quality import summarize
 from moetune.workflows.profile_request import (
     MeasurementSetting,
@@ -24,8 +23,10 @@ from moetune.workflows.profile_request import (
 )
 from moetune.workflows.recording import (
     Progress,
+    ResumeState,
     SampleRecorder,
     StoredRun,
+    resumed,
 )
 from moetune.workflows.step_records import with_steps
 
@@ -46,7 +47,7 @@ def estimate_profile(
         CollectiveError: a rank died.
     """
     cluster = detect_cluster(request, setting)
-    begun = _beginning(request, cluster, store, resume=True) if store else Beginning()
+    begun = resumed(store, profile_name(request, cluster), cluster) if store else ResumeState()
     recorder = SampleRecorder(machine=cluster.machine, progress=Progress())
     _measure(request, setting, cluster, begun.done, recorder, plan_only=True)
     return recorder.seconds
@@ -112,14 +113,11 @@ def profile_machine(
     """
     cluster = detect_cluster(request, setting)
     name = profile_name(request, cluster)
-    begun = _beginning(request, cluster, store, resume=resume)
+    begun = resumed(store, name, cluster) if resume else ResumeState()
     base = request.base or begun.base
     if base is not None:
         check_base(base, cluster.machine)
-    run = StoredRun(
-        store, name=name, cluster=cluster, preset=request.preset, run_id=begun.run_id,
-        known=begun.known,
-    )  # fmt: skip
+    run = StoredRun(store, name=name, cluster=cluster, preset=request.preset, begun=begun)
     recorder = SampleRecorder(
         machine=cluster.machine, store=run.append, progress=progress, begin=run.begin
     )
@@ -139,12 +137,6 @@ def profile_machine(
         num_reused=len(begun.known),
         groups=groups,
     )
-
-
-def _beginning(
-    request: ProfileRequest, cluster: Cluster, store: "SqlStore", *, resume: bool
-) -> Beginning:
-    return resumed(store, profile_name(request, cluster), cluster) if resume else Beginning()
 
 
 def _measure(

@@ -68,7 +68,7 @@ def test_the_profiles_machine_has_the_memory_that_was_measured(tmp_path: Path) -
     assert found == [recorder.machine] == [replace(machine, memory_bytes=13 * GIB)]
     with open_store(f"sqlite:///{tmp_path}/moetune.db") as store:
         cluster = Cluster(machine=machine, fingerprint=Fingerprint())
-        run = StoredRun(store, name="lab", cluster=cluster, preset="quick", run_id=None, known=())
+        run = StoredRun(store, name="lab", cluster=cluster, preset="quick")
         run.begin(recorder.machine)
         run.append(Sample(point=POINT, seconds=(1.0,)))
         assert [one.memory_bytes for one in store.machines()] == [13 * GIB]
