@@ -22,12 +22,13 @@ from moetune.measure.expert_kernels import gemm
 from moetune.measure.grid import IN_FLIGHT, SUSTAINED, SUSTAINED_SECONDS, Preset, collective
 from moetune.measure.operations import Bench, Representatives
 from moetune.measure.sizes import memory_bytes
-from moetune.measure.stopwatch import NUM_STREAM_BLOCKS, FailedPointError
 from moetune.measure.timing import (
+    NUM_STREAM_BLOCKS,
     OVERLAPPED_SECONDS,
     STREAM_BLOCK_SECONDS,
     TURNS_IN_WINDOW,
     Effort,
+    FailedPointError,
     Timing,
 )
 

@@ -11,8 +11,7 @@ from moetune.domain.samples import UNSTABLE, Point, Sample
 from moetune.measure.estimate import Rates, probe
 from moetune.measure.noise import THROTTLED, Clock
 from moetune.measure.operations import Bench, prepare_experiment
-from moetune.measure.stopwatch import FailedPointError, explain
-from moetune.measure.timing import Effort, Timing, measure
+from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
 
 _PROBE = Effort(min_blocks=3, max_blocks=3, max_seconds=0.1, warmup_seconds=0.05)
 

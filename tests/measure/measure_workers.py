@@ -14,8 +14,7 @@ from moetune.measure.operations import (
 )
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.session import Assignment, News, run_session
-from moetune.measure.stopwatch import FailedPointError
-from moetune.measure.timing import Effort, measure
+from moetune.measure.timing import Effort, FailedPointError, measure
 
 EFFORT = Effort(min_blocks=4, max_blocks=4, max_seconds=0.5, warmup_seconds=0.1)
 SLOW_SECONDS = 0.02

@@ -15,8 +15,7 @@ from moetune.measure.device import Device
 from moetune.measure.estimate import representatives
 from moetune.measure.operations import Bench, Experiment, local_operation, prepare_experiment
 from moetune.measure.ranks import MeasuringRanks
-from moetune.measure.stopwatch import FailedPointError
-from moetune.measure.timing import Effort, measure
+from moetune.measure.timing import Effort, FailedPointError, measure
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 10)).map(lambda pair: (pair[0], sum(pair))),
