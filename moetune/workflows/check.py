@@ -61,10 +61,8 @@ def check_profile(
             ranks_per_node=profile.machine.devices_per_node,
             budget_seconds=_BUDGET_SECONDS,
         ),
+        replace(setting, oversubscribe=True),  # as when it was measured
         num_ranks=request.num_ranks,
-        launch=setting.launch,
-        environ=setting.environment,
-        oversubscribe=True,  # as when it was measured
         on_news=keep,
     )
     check = judge_check(profile, samples)

@@ -25,7 +25,7 @@ from moetune.workflows.plan import make_plan
 from moetune.workflows.planner import Planner
 from moetune.workflows.profile import estimate_profile
 from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest, detect_cluster
-from moetune.workflows.recording import SampleRecorder, SilentProgress
+from moetune.workflows.recording import Progress, SampleRecorder
 from moetune.workflows.sources import LocalSources
 from moetune.workflows.verify import Verification, VerifiedStep
 
@@ -159,7 +159,7 @@ def test_the_hosts_memory_is_that_of_all_devices_of_a_node_or_what_the_profile_k
     assert site_of(found).host_memory_bytes == expected
 
 
-class LeftSeconds(SilentProgress):
+class LeftSeconds(Progress):
     """Remembers the time left that is shown."""
 
     def __init__(self) -> None:
