@@ -118,14 +118,14 @@ def agree_on_digest(communicator: Communicator, digest: str, what: str, beside: 
     return [one for _, one in told]
 
 
-def raise_on_all(communicator: Communicator, problem: InputError | None, what: str) -> None:
+def raise_on_all(communicator: Communicator, problem: MoetuneError | None, what: str) -> None:
     """Raise an error on every rank where one rank has a problem; all ranks call this.
 
     Args:
         what: cannot be done; for the error.
 
     Raises:
-        InputError: all ranks have the problem.
+        MoetuneError: this rank's problem, where all ranks have one.
         RankMismatchError: some have one; the same text on all.
         CollectiveError: the exchange failed.
     """

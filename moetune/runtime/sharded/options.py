@@ -3,15 +3,17 @@
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from moetune.comm.agree import raise_on_all
+from moetune.comm.group import Communicator
 from moetune.domain.chunks import Chunk
 from moetune.domain.errors import AllocationError, InputError, MoetuneError, RankMismatchError
 from moetune.domain.units import format_bytes, pinned_bytes
-from moetune.runtime.sharded.replicas import ReplicaGroup
 
 CHUNK_BYTES = 32 * 2**20
 _ALLOCATED_COPIES = 2
@@ -52,7 +54,7 @@ class ShardOptions:
 
 
 def agree(
-    replicas: ReplicaGroup,
+    replicas: Communicator,
     model: nn.Module,
     options: ShardOptions | None,
     problem: MoetuneError | None,
@@ -64,29 +66,23 @@ def agree(
         problem: an error of this rank's, which the others must not wait for.
 
     Raises:
-        RankMismatchError: they differ in a parameter or an option, or another rank has a problem.
-        MoetuneError: this rank's problem.
+        RankMismatchError: they differ in a parameter or an option, or some ranks have a problem.
+        MoetuneError: all ranks have one.
     """
+    raise_on_all(replicas, problem, "moetune.shard")
     lines = [str(options)] + [
         f"{name}: {tuple(parameter.shape)} {parameter.dtype} trainable {parameter.requires_grad}"
         for name, parameter in model.named_parameters()
     ]
-    text = "" if problem is None else f"error: {problem.what}"
-    texts = replicas.all_gather_text("\n".join([text, *lines]))
-    rows = [text.split("\n") for text in texts]
-    if problem is not None:
-        raise problem
-    for rank, row in enumerate(rows):
-        if row[0]:
-            raise RankMismatchError(f"rank {rank}: {row[0].removeprefix('error: ')}")
-    for others in zip(*(_padded(row[1:], max(map(len, rows))) for row in rows), strict=True):
-        if len(set(others)) > 1:
-            listed = "\n".join(f"  rank {rank}: {line}" for rank, line in enumerate(others))
+    rows = replicas.all_gather_object(lines, "the comparison of models")
+    for each in zip_longest(*rows, fillvalue="nothing"):
+        if len(set(each)) > 1:
+            listed = "\n".join(f"  rank {rank}: {line}" for rank, line in enumerate(each))
             raise RankMismatchError(f"the ranks shard different models\n{listed}")
 
 
 def check_host_memory(
-    chunks: Sequence[Chunk], replicas: ReplicaGroup, *, copies: int, pins: bool
+    chunks: Sequence[Chunk], replicas: Communicator, *, copies: int, pins: bool
 ) -> MoetuneError | None:
     """Return an error if the host lacks memory for the shards of all its ranks.
 
@@ -96,7 +92,7 @@ def check_host_memory(
         pins: all but the optimizer's states are in page-locked memory.
     """
     host = socket.gethostname()
-    num_ranks = replicas.all_gather_text(host).count(host)
+    num_ranks = replicas.all_gather_object(host, "the names of hosts").count(host)
     needed = num_ranks * sum(_host_bytes(chunk, copies, pins) for chunk in chunks)
     available = available_bytes()
     if needed <= available:
@@ -128,7 +124,3 @@ def _host_bytes(chunk: Chunk, copies: int, pins: bool) -> int:
         states = elements * full * (copies - _ALLOCATED_COPIES)
     sizes = [elements * each for each in allocated]
     return states + sum(map(pinned_bytes, sizes) if pins else sizes)
-
-
-def _padded(lines: list[str], length: int) -> list[str]:
-    return lines + ["nothing"] * (length - len(lines))

@@ -19,7 +19,7 @@ from moetune.runtime.sharded.model_chunks import model_chunks
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
 from moetune.runtime.sharded.parameter_shards import ParameterShard, first_states
 
-_GROUPS = "groups"
+_GROUPS, _STATES = "groups", "the collection of states"
 
 
 @torch.no_grad()
@@ -44,8 +44,9 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
             value = whole[slot.offset : slot.offset + slot.num_elements].view(shape)
             if slot.name in layers:
                 communicator = layers[slot.name].communicator
-                parts = chunks.replicas.gather(value)
-                ranks = chunks.replicas.gather(torch.tensor([communicator.rank], device="cpu"))
+                parts = chunks.replicas.gather(value, _STATES)
+                mine = torch.tensor([communicator.rank], device="cpu")
+                ranks = chunks.replicas.gather(mine, _STATES)
                 by_rank = {int(rank): part for rank, part in zip(ranks, parts, strict=True)}
                 value = torch.cat([by_rank[rank] for rank in sorted(by_rank)]) if parts else value
             if chunks.replicas.rank == 0:
