@@ -31,7 +31,7 @@ from moetune.domain.units import format_seconds
 from moetune.runtime.elastic.stop import EXIT_CODE
 from moetune.runtime.elastic.words import resumed_on
 from moetune.runtime.moe.routed_layer import RoutedLayer
-from moetune.runtime.trace import HostRecorder, RecordedSpan, recorder_of
+from moetune.runtime.trace import RecordedSpan, TimelineRecorder
 from moetune.workflows.trace import overlap_of
 
 _LENGTH = 128
@@ -174,12 +174,13 @@ def loss_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     )
 
 
-def record(model: nn.Module, device: torch.device) -> list[HostRecorder]:
+def record(model: nn.Module, device: torch.device) -> list[TimelineRecorder]:
     """Time each layer of experts from now on."""
     layers = [module for module in model.modules() if isinstance(module, RoutedLayer)]
-    for layer in layers:
-        layer.recorder = recorder_of(device)
-    return [layer.recorder for layer in layers]  # type: ignore[misc]
+    recorders = [TimelineRecorder(device) for _ in layers]
+    for layer, recorder in zip(layers, recorders, strict=True):
+        layer.recorder = recorder
+    return recorders
 
 
 def seconds(spans: tuple[RecordedSpan, ...]) -> float:

@@ -16,8 +16,8 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.compare import OwnPlans
-from moetune.runtime.plans.lost_time import BUDGET_SECONDS
 from moetune.runtime.plans.shared import FoundPlans, read_plans, share_plans
+from moetune.runtime.plans.tuner import BUDGET_SECONDS
 from moetune.workflows import wiring
 from moetune.workflows.renewal import renewed
 from moetune.workflows.served_plans import EXAMPLE, ask_service, is_served

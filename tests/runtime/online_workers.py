@@ -17,7 +17,7 @@ from moetune.domain.records import Settled
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.book import PlanBook
-from moetune.runtime.plans.search import OnlineSearch
+from moetune.runtime.plans.online import OnlineSearch
 from moetune.runtime.plans.shared import FoundPlans, share_plans
 from moetune.runtime.plans.timers import Interval
 from moetune.runtime.plans.tuner import Tuner, TuningTask

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
-from moetune.runtime.plans import search as online
+from moetune.runtime.plans import online
 from moetune.runtime.plans.book import PlanBook
-from moetune.runtime.plans.search import OnlineSearch
+from moetune.runtime.plans.online import OnlineSearch
 from moetune.runtime.plans.timers import CallWatch, device_clock
 from moetune.solve.layer.peak import peak_bytes
 from moetune.store import open_store

@@ -19,7 +19,7 @@ from moetune.domain.placement import check_order
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_on_first
 from moetune.runtime.plans.shared import plans_of
-from moetune.runtime.plans.timers import NoWatch, Watch
+from moetune.runtime.plans.timers import Watch
 
 _SHOWN_EXPERTS = 8
 
@@ -142,7 +142,7 @@ class LayerDecisions:
         """Return the timer of a call, for searches and reports that need measured steps."""
         plans = self._plans.get(dtype)
         if self._pinned is not None or plans is None or not torch.is_grad_enabled():
-            return NoWatch()
+            return Watch()
         return plans.watch(num_tokens, device)
 
     def _plans_for(self, dtype: torch.dtype) -> LayerPlans | None:

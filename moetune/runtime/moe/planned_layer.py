@@ -31,7 +31,7 @@ from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.shared_work import SharedWork, WorkBeside
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
-from moetune.runtime.plans.timers import NoWatch, Watch
+from moetune.runtime.plans.timers import CallWatch, Watch
 from moetune.runtime.selective import unseen_by_selective_checkpoints
 from moetune.runtime.trace import NoRecorder, SpanRecorder
 
@@ -146,11 +146,11 @@ class PlannedLayer(nn.Module, ABC):
             step = self._prepare(x, opening, dtype, route)
             routing = step.routing
             x_TD = routing.x_TD.to(dtype)
-            watch: Watch = NoWatch()
+            watch = Watch()
             if not is_capturing(x):
                 watch = self._decisions.watch(step.num_tokens, dtype, x.device)
             policy = step.policy(x_TD, self._context(watch.recorder))
-            if beside is not None and not isinstance(watch, NoWatch):
+            if beside is not None and isinstance(watch, CallWatch):
                 beside()  # plans predict a phase by itself, and so it is timed
                 beside = None
             watch.begin()

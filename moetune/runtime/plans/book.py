@@ -15,11 +15,10 @@ from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan
 from moetune.runtime.autograd import is_in_backward
 from moetune.runtime.plans.compare import content_digest, described
 from moetune.runtime.plans.drift import DriftAlarm
-from moetune.runtime.plans.layer_search import LayerSearch
 from moetune.runtime.plans.monitor import CallObserver, LayerMonitor, first_of_each_size
+from moetune.runtime.plans.online import LayerSearch, OnlineSearch
 from moetune.runtime.plans.reports import StepReporter
-from moetune.runtime.plans.search import OnlineSearch
-from moetune.runtime.plans.timers import Clock, NoWatch, Watch, device_clock
+from moetune.runtime.plans.timers import Clock, Watch, device_clock
 from moetune.runtime.plans.trial import OneChunkTrial, may_lose, one_chunk_of
 
 _LOGGER = logging.getLogger("moetune")
@@ -72,7 +71,7 @@ class LayerPlans:
             return self._search.watch(tokens_per_rank, device)
         if self._monitor is not None:
             return self._monitor.watch(tokens_per_rank, device, self.decide(tokens_per_rank))
-        return NoWatch()
+        return Watch()
 
     def note(self) -> int:
         """Return a number of tokens that runs one chunk from this call on, or less 0 the plan.

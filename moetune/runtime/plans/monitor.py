@@ -14,8 +14,8 @@ import torch
 from moetune.domain.constraints import Strategy
 from moetune.domain.operations import OperationTimes, operations_of, predicted_seconds
 from moetune.domain.plan import Decision, Plan
-from moetune.runtime.plans.phases import PhaseRecorder
-from moetune.runtime.plans.timers import CallWatch, Clock, NoWatch, Watch, device_clock
+from moetune.runtime.plans.timers import CallWatch, Clock, Watch, device_clock
+from moetune.runtime.trace import TimelineRecorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +85,11 @@ class LayerMonitor:
         """Return the timer of a call, and pass on the one watched before if it has ended."""
         plan = self._plans.get(tokens_per_rank)
         if plan is None:
-            return NoWatch()
+            return Watch()
         self.collect()
         number = self._num_calls[tokens_per_rank] = self._num_calls.get(tokens_per_rank, 0) + 1
         if not any(one.wants(plan, decision, number) for one in self._observers):
-            return NoWatch()
+            return Watch()
 
         def note(call: CallWatch) -> None:
             self._pending = call, plan, decision, number
@@ -97,7 +97,7 @@ class LayerMonitor:
 
         return CallWatch(
             self._clock, device, tokens_per_rank=tokens_per_rank, note=note,
-            recorder=PhaseRecorder(device),
+            recorder=TimelineRecorder(device, follows_transfers=False),
         )  # fmt: skip
 
     def collect(self) -> None:
@@ -137,7 +137,7 @@ class _Operations:
             for operation in operations_of(self._workload, decision)
         )
 
-    def times(self, recorder: PhaseRecorder | None) -> tuple[OperationTimes, ...]:
+    def times(self, recorder: TimelineRecorder | None) -> tuple[OperationTimes, ...]:
         """Return the times of a recorded call; none of a call without a recorder."""
         if recorder is None:
             return ()

@@ -20,10 +20,9 @@ from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.records import Settled
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.compare import OwnPlans, check_own_plans, found_own
-from moetune.runtime.plans.lost_time import BUDGET_SECONDS
+from moetune.runtime.plans.online import OnlineSearch
 from moetune.runtime.plans.reports import StepReporter
-from moetune.runtime.plans.search import OnlineSearch
-from moetune.runtime.plans.tuner import Tuner
+from moetune.runtime.plans.tuner import BUDGET_SECONDS, Tuner
 
 
 def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:

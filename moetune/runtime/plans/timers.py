@@ -5,7 +5,6 @@ the backward pass. On a GPU events are recorded in the stream and read between t
 nothing waits within one.
 """
 
-import time
 import weakref
 from collections.abc import Callable
 from typing import Protocol
@@ -13,7 +12,8 @@ from typing import Protocol
 import torch
 
 from moetune.domain.layer import Phase
-from moetune.runtime.plans.phases import PhaseRecorder
+from moetune.runtime.stamps import stamp_now
+from moetune.runtime.trace import TimelineRecorder
 
 
 class Interval(Protocol):
@@ -33,50 +33,34 @@ Clock = Callable[[Phase, torch.device], Interval]
 """Begins an interval."""
 
 
-def device_clock(phase: Phase, device: torch.device) -> Interval:  # noqa: ARG001 - a `Clock`
-    """Begin an interval on the host's clock, or in the device's current stream."""
-    return _CudaInterval(device) if device.type == "cuda" else _HostInterval()
-
-
-class _HostInterval:
-    def __init__(self) -> None:
-        self._start = self._end = time.perf_counter()
-
-    def end(self) -> None:
-        self._end = time.perf_counter()
-
-    def is_over(self) -> bool:
-        return True
-
-    def seconds(self) -> float:
-        return self._end - self._start
-
-
-class _CudaInterval:
+class _DeviceInterval:
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._start.record(torch.cuda.current_stream(device))
+        self._start = self._end = stamp_now(device)
 
     def end(self) -> None:
-        self._end.record(torch.cuda.current_stream(self._device))
+        self._end = stamp_now(self._device)
 
     def is_over(self) -> bool:
-        return bool(self._end.query())
+        return self._end.is_over()
 
     def seconds(self) -> float:
-        self._end.synchronize()
-        return float(self._start.elapsed_time(self._end)) / 1e3
+        return self._end.since(self._start)
 
 
-class Watch(Protocol):
-    """A timer of one call of a layer.
+def device_clock(phase: Phase, device: torch.device) -> Interval:  # noqa: ARG001 - a `Clock`
+    """Begin an interval on the host's clock, or in the device's current stream."""
+    return _DeviceInterval(device)
+
+
+class Watch:
+    """The timer of a call that is not timed.
 
     Attributes:
         recorder: of the call's operations; None where they are not recorded.
     """
 
-    recorder: PhaseRecorder | None
+    recorder: TimelineRecorder | None = None
 
     def begin(self) -> None:
         """Begin the forward pass of the pipelined part."""
@@ -85,19 +69,7 @@ class Watch(Protocol):
         """End the forward pass, and time the backward pass of the operation that made `y_TD`."""
 
 
-class NoWatch:
-    """The timer of a call that is not timed."""
-
-    recorder: PhaseRecorder | None = None
-
-    def begin(self) -> None:
-        """Do nothing."""
-
-    def end_forward(self, y_TD: torch.Tensor) -> None:
-        """Do nothing."""
-
-
-class CallWatch:
+class CallWatch(Watch):
     """A timer of one call, forward and backward.
 
     Args:
@@ -116,7 +88,7 @@ class CallWatch:
         *,
         tokens_per_rank: int,
         note: Callable[["CallWatch"], None],
-        recorder: PhaseRecorder | None = None,
+        recorder: TimelineRecorder | None = None,
     ) -> None:
         self.tokens_per_rank, self.recorder, self.is_complete = tokens_per_rank, recorder, False
         self._clock, self._device, self._note = clock, device, note
