@@ -29,7 +29,6 @@ from transformers import (
 import moetune
 from moetune.domain.units import format_seconds
 from moetune.runtime.elastic.stop import EXIT_CODE
-from moetune.runtime.elastic.words import resumed_on
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.trace import RecordedSpan, TimelineRecorder
 from moetune.workflows.trace import overlap_of
@@ -75,7 +74,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> bool:
     replica = DistributedDataParallel(moetune.prepare_ddp(model), broadcast_buffers=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     checkpoints = moetune.Checkpoints(arguments.checkpoints) if arguments.checkpoints else None
-    begin = resume(checkpoints, model, optimizer, book)
+    begin = resume(checkpoints, model, optimizer)
     times: list[tuple[float, float]] = []
     step, is_stopped = begin, False
     with moetune.StopRequest() as stop:
@@ -123,14 +122,14 @@ def resume(
     checkpoints: moetune.Checkpoints | None,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    book: moetune.PlanBook | None,
 ) -> int:
     """Load the newest checkpoint, if there is one, and return the steps behind it."""
     newest = None if checkpoints is None else checkpoints.newest()
     if checkpoints is None or newest is None:
         return 0
     checkpoints.load(newest, model, optimizer)
-    say(resumed_on(newest, model, book))
+    ranks = dist.get_world_size()
+    say(f"resumed step {newest.step} of {newest.num_ranks} ranks on {ranks}")
     return newest.step
 
 

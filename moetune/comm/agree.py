@@ -100,22 +100,19 @@ def few_values(values: Sequence[int], device: torch.device) -> torch.Tensor:
     return on_host.to(device, non_blocking=True)
 
 
-def agree_on_digest(communicator: Communicator, digest: str, what: str, beside: T) -> list[T]:
-    """Check that all ranks have the same digest, and return what each tells beside it.
+def agree_on_digest(communicator: Communicator, digest: str, what: str) -> None:
+    """Check that all ranks have the same digest.
 
     Args:
         what: has that digest; a plural, for the error.
-        beside: picklable; what this rank tells the others.
 
     Raises:
         RankMismatchError: they differ; the same text on all ranks.
         CollectiveError: the exchange failed.
     """
-    told = communicator.all_gather_object((digest, beside), f"the comparison of {what}")
-    digests = [one for one, _ in told]
+    digests = communicator.all_gather_object(digest, f"the comparison of {what}")
     if len(set(digests)) > 1:
         raise RankMismatchError(f"{what} differ between ranks: {', '.join(digests)}")
-    return [one for _, one in told]
 
 
 def raise_on_all(communicator: Communicator, problem: MoetuneError | None, what: str) -> None:

@@ -112,7 +112,7 @@ def test_one_rank_agrees_with_itself(one: OneRank) -> None:
     assert agree("") == ((5,), -7)
     with pytest.raises(InputError, match="7 columns"):
         agree("x has 7 columns")
-    agree_on_digest(one, "abc", "plan books", None)
+    agree_on_digest(one, "abc", "plan books")
     assert decide_on_first(one, lambda: "plan", "the plans") == "plan"
     assert largest(one, [2.0, 1.0], "the slowest") == (2.0, 1.0)
     assert first_text(one, "reason", "reasons") == "reason"

@@ -140,7 +140,7 @@ class PlannedLayer(nn.Module, ABC):
             problem=problem or input_problem(
                 x, dtype, shape=self.shape, experts=self.experts
             ),
-            note=self._decisions.note(dtype),
+            note=self._decisions.pending_change(dtype),
         )  # fmt: skip
         with self._tracker.explain("a forward pass"):
             step = self._prepare(x, opening, dtype, route)
@@ -250,9 +250,9 @@ class PlannedLayer(nn.Module, ABC):
 
         Args:
             num_tokens: of every rank.
-            note: the first rank's.
+            note: code of the first rank's `PlanChange`.
         """
-        self._decisions.heed(note, dtype)
+        self._decisions.apply_change(note, dtype)
         tokens = self._planned_tokens(num_tokens)
         self.decision = self._decisions.decide(tokens, dtype)
         return tokens

@@ -54,7 +54,7 @@ def check_placements(model: nn.Module, data_parallel: Communicator) -> None:
     """
     if data_parallel.num_ranks > 1:
         found = [(name, layer.experts.placement.order) for name, layer in spread_layers(model)]
-        agree_on_digest(data_parallel, digest(found)[:12], "placements of experts", None)
+        agree_on_digest(data_parallel, digest(found)[:12], "placements of experts")
 
 
 def mesh_of_replicas(layer: PlannedLayer, groups: tuple[tuple[int, ...], ...]) -> DeviceMesh | None:

@@ -1,7 +1,7 @@
 """Plans of a book: read from files, and found by the group's first rank for all of its ranks.
 
 A book is loaded on the group's first rank and broadcast, so that no two ranks can decide
-differently; ranks that have other files themselves are an error.
+differently.
 """
 
 import json
@@ -12,14 +12,13 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from moetune.comm.agree import agree_on_digest, decide_on_first
+from moetune.comm.agree import decide_on_first
 from moetune.comm.gloo import communicator_of
 from moetune.domain.document import canonical_json, decode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.records import Settled
 from moetune.runtime.plans.book import PlanBook
-from moetune.runtime.plans.compare import OwnPlans, check_own_plans, found_own
 from moetune.runtime.plans.online import OnlineSearch
 from moetune.runtime.plans.reports import StepReporter
 from moetune.runtime.plans.tuner import BUDGET_SECONDS, Tuner
@@ -77,7 +76,6 @@ class FoundPlans:
 def share_plans(
     find: Callable[[], FoundPlans],
     *,
-    find_own: Callable[[], Sequence[OwnPlans | None]] = tuple,
     make_tuner: Callable[[], Tuner] | None = None,
     budget_seconds: float = BUDGET_SECONDS,
     group: dist.ProcessGroup | None = None,
@@ -86,13 +84,12 @@ def share_plans(
 
     Args:
         find: called on the group's first rank only; only that one reports measured steps.
-        find_own: called on every rank, for what it has itself under each source.
         make_tuner: for a book that searches online, see `OnlineSearch`; None for one that does not.
         budget_seconds: that its searches may lose.
 
     Raises:
         MoetuneError: raised by `find`; raised on every rank.
-        RankMismatchError: a rank has another book, or other plans than the first one itself.
+        CollectiveError: the exchange failed.
     """
     communicator = communicator_of(group)
     found_here: list[FoundPlans] = []
@@ -119,12 +116,9 @@ def share_plans(
             make_tuner=make_tuner, known=known, group=group, budget_seconds=budget_seconds,
             report=None if reporter is None else reporter.settled,
         )  # fmt: skip
-    book = PlanBook(
+    return PlanBook(
         (plan_from_json(text, "plan from the first rank") for text in plans),
         search=search,
         reporter=reporter,
         is_complete=is_complete,
     )
-    own = found_own(find_own) if communicator.num_ranks > 1 else ()
-    check_own_plans(agree_on_digest(communicator, book.digest, "plan books", own))
-    return book
