@@ -13,6 +13,7 @@ from tests.runtime import chunked_models as models
 from tests.runtime.chunked_workers import (
     CHUNK_BYTES,
     Case,
+    check_equals_mixed_precision,
     check_equals_plain,
     exact_loss_of,
     sharded,
@@ -73,20 +74,6 @@ def test_chunks_stepped_in_the_backward_pass_end_where_plain_training_ends() -> 
     check_equals_plain(Case(make=models.Plain, options={**early, "offload": True}), "offloaded")
 
 
-def test_gradients_of_the_first_step_stay_where_nobody_forgets_them() -> None:
-    model, optimizer = sharded(case := Case(make=models.Backwards, places=2))
-    twin = case.make().double()
-    twin.load_state_dict(moetune.full_state_dict(model))
-    plain = case.optimizer(twin.parameters(), **case.settings)
-    for _ in range(2):
-        for trained, stepper in ((model, optimizer), (twin, plain)):
-            exact_loss_of(trained, TOKENS).backward()
-            stepper.step()
-    found = moetune.full_state_dict(model)
-    for name, value in twin.state_dict().items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10)
-
-
 def test_what_a_step_in_the_backward_pass_rules_out_is_an_error() -> None:
     model, optimizer = sharded(
         case := Case(make=models.Plain, places=2, options={"step_in_backward": True})
@@ -114,62 +101,27 @@ def test_a_graph_can_be_used_twice() -> None:
 
 
 def test_bfloat16_keeps_float32_masters() -> None:
-    case = Case(make=models.Plain, places=2, steps=10, dtype=torch.bfloat16, chunk_bytes=1024)
-    model, optimizer = sharded(case)
-    start = moetune.full_state_dict(model)
-    for step in range(case.steps):
-        step_sharded(case, step, model, optimizer)
-    end = moetune.full_state_dict(model)
-    assert all(value.dtype == torch.float32 for value in end.values())
-    # The same mixed precision by hand: gradients of a bfloat16 copy step float32 masters.
-    masters = models.Plain()
-    masters.load_state_dict(start)
-    plain = torch.optim.AdamW(masters.parameters(), **case.settings)
-    for step in range(case.steps):
-        copied = copy.deepcopy(masters).bfloat16()
-        generator = torch.Generator().manual_seed(1000 * step)
-        tokens = torch.randint(models.VOCABULARY, (2, 6), generator=generator)
-        exact_loss_of(copied, tokens).backward()
-        for master, low in zip(masters.parameters(), copied.parameters(), strict=True):
-            assert low.grad is not None
-            master.grad = low.grad.float()
-        plain.step()
-    for name, value in masters.state_dict().items():
-        torch.testing.assert_close(end[name], value, rtol=1e-5, atol=1e-6)
+    check_equals_mixed_precision({})
 
 
-def test_an_error_in_the_forward_pass_leaves_the_model_usable() -> None:
+@pytest.mark.parametrize("fails_backward", [False, True])
+def test_an_error_in_a_pass_leaves_the_model_usable(*, fails_backward: bool) -> None:
     case = Case(make=models.Plain, places=2)
-    model, optimizer = sharded(case)
-    for step in range(2):
-        with pytest.raises(IndexError):
-            model(torch.tensor([[99]]))
-        step_sharded(case, step, model, optimizer)
-    twin, steady = sharded(case)
-    for step in range(2):
-        step_sharded(case, step, twin, steady)
-    found, wanted = moetune.full_state_dict(model), moetune.full_state_dict(twin)
-    for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
-
-
-def test_an_error_in_the_backward_pass_leaves_the_model_usable() -> None:
-    case = Case(make=models.Plain, places=2)
-    model, optimizer = sharded(case)
+    (model, optimizer), (twin, steady) = sharded(case), sharded(case)
 
     def fail(_: torch.Tensor) -> None:
         raise ZeroDivisionError
 
-    handle = model.blocks[1].register_forward_hook(
-        lambda _, __, output: output.register_hook(fail) and None
-    )
-    with pytest.raises(ZeroDivisionError):
-        model(TOKENS).sum().backward()
-    handle.remove()
-    optimizer.zero_grad()
-    step_sharded(case, 0, model, optimizer)
-    twin, steady = sharded(case)
-    step_sharded(case, 0, twin, steady)
+    for step in range(2):
+        handle = model.blocks[1].register_forward_hook(
+            lambda _, __, output: output.register_hook(fail) and None
+        )
+        with pytest.raises(ZeroDivisionError if fails_backward else IndexError):
+            model(TOKENS if fails_backward else torch.tensor([[99]])).sum().backward()
+        handle.remove()
+        optimizer.zero_grad()
+        step_sharded(case, step, model, optimizer)
+        step_sharded(case, step, twin, steady)
     found, wanted = moetune.full_state_dict(model), moetune.full_state_dict(twin)
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)

@@ -20,6 +20,7 @@ from tests.runtime.chunked_workers import (
     CHUNK_BYTES,
     EXACT,
     Case,
+    check_equals_mixed_precision,
     check_equals_plain,
     exact_loss_of,
     sharded,
@@ -42,6 +43,8 @@ def _two_ranks() -> None:
     check_equals_plain(Case(make=models.Backwards, places=2, max_norm=0.1), "backwards")
     check_equals_plain(Case(make=models.Backwards, options={"offload": True}), "both")
     check_equals_plain(Case(make=models.Attentive, places=2, chunk_bytes=10**6), "fused")
+    for options in ({}, {"offload": True}):
+        check_equals_mixed_precision(options)
 
 
 def _gradients_that_tell() -> None:
