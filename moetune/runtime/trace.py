@@ -4,9 +4,10 @@ The executor of `moe` reports every computation and transfer to a `SpanRecorder`
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Literal, Protocol
 
@@ -15,7 +16,7 @@ import torch
 from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase, Workload
 from moetune.domain.operations import Operation, transfer_seconds
-from moetune.runtime.stamps import CudaStamp, Stamp, stamp_now
+from moetune.runtime.stamps import CudaStamp, HostStamp, Stamp, stamp_now
 
 _END_SECONDS = 10.0
 _Resource = Literal["comp", "comm"]
@@ -76,22 +77,50 @@ class NoRecorder:
 
 
 class _Step:
-    """One step under way; the first that sees its end sets it."""
+    """One step under way, begun when it is made; the first that sees the end sets it.
+
+    A context around a body, or a transfer whose end is where it was waited for.
+    """
+
+    __slots__ = (
+        "chunk", "clock", "end", "has_ended", "name", "num_bytes", "phase", "resource", "start",
+        "transfer",
+    )  # fmt: skip
 
     def __init__(
-        self, phase: Phase, name: str, resource: _Resource, chunk: int, num_bytes: int | None
-    ) -> None:
+        self, phase: Phase, name: str, chunk: int, clock: Callable[[], Stamp], *,
+        num_bytes: int | None = None, transfer: Transfer | None = None,
+    ) -> None:  # fmt: skip
         self.phase: Phase = phase
-        self.name, self.resource, self.chunk, self.num_bytes = name, resource, chunk, num_bytes
-        self.start: Stamp | None = None
+        self.name, self.chunk, self.num_bytes = name, chunk, num_bytes
+        self.resource: _Resource = "comp" if num_bytes is None else "comm"
+        self.clock, self.transfer = clock, transfer
+        self.start = clock()
         self.end: Stamp | None = None
-        self.has_ended = threading.Event()
+        self.has_ended: threading.Event | None = None
 
-    def set_end(self, stamp: Stamp) -> None:
-        """Set the end, the first time."""
+    def set_end(self, _: object = None) -> None:
+        """Set the end to now, the first time."""
         if self.end is None:
-            self.end = stamp
-            self.has_ended.set()
+            self.end = self.clock()
+            if self.has_ended is not None:
+                self.has_ended.set()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.set_end()
+
+    def wait(self) -> None:
+        """Wait for the transfer."""
+        assert self.transfer is not None  # noqa: S101 - of a transfer's step alone
+        self.transfer.wait()
+        self.set_end()
+
+    def future(self) -> torch.futures.Future[object] | None:
+        """Return the transfer's future."""
+        return None if self.transfer is None else self.transfer.future()
 
 
 class TimelineRecorder:
@@ -108,7 +137,8 @@ class TimelineRecorder:
 
     def __init__(self, device: torch.device, *, follows_transfers: bool = True) -> None:
         self._device, self._follows = device, follows_transfers
-        self._zero = stamp_now(device)
+        self._clock = HostStamp if device.type != "cuda" else partial(stamp_now, device)
+        self._zero = self._clock()
         self._steps: list[_Step] = []
         self._behind_transfers: torch.cuda.Stream | None = None
         if follows_transfers and device.type == "cuda":
@@ -116,7 +146,7 @@ class TimelineRecorder:
 
     def compute(self, phase: Phase, name: str, chunk: int) -> AbstractContextManager[None]:
         """Time the body."""
-        return self._body(_Step(phase, name, "comp", chunk, None))
+        return self._added(_Step(phase, name, chunk, self._clock))
 
     def exchange(
         self, phase: Phase, name: str, chunk: int, num_bytes: int
@@ -124,33 +154,33 @@ class TimelineRecorder:
         """Time the body; without following transfers nothing, as it is no part of the pipeline."""
         if not self._follows:
             return nullcontext()
-        return self._body(_Step(phase, name, "comm", chunk, num_bytes))
+        return self._added(_Step(phase, name, chunk, self._clock, num_bytes=num_bytes))
 
-    @contextmanager
-    def _body(self, step: _Step) -> Iterator[None]:
-        step.start = stamp_now(self._device)
-        yield
-        step.set_end(stamp_now(self._device))
+    def _added(self, step: _Step) -> _Step:
         self._steps.append(step)
+        return step
 
     def transfer(
         self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int
     ) -> Transfer:
         """Record the time of issue and, when the exchange completes, of its end."""
-        step = _Step(phase, name, "comm", chunk, num_bytes)
-        self._steps.append(step)
         if self._behind_transfers is not None:
-            self._follow(transfer, step, self._behind_transfers)
+            self._follow(phase, name, chunk, transfer, num_bytes, self._behind_transfers)
             return transfer
-        step.start = stamp_now(self._device)
-        future = transfer.future() if self._follows else None
-        if future is not None:
-            future.add_done_callback(lambda _: step.set_end(stamp_now(self._device)))
-        elif self._follows:
-            step.set_end(step.start)
-        return _Waited(transfer, step, self._device)
+        step = _Step(phase, name, chunk, self._clock, num_bytes=num_bytes, transfer=transfer)
+        self._steps.append(step)
+        if self._follows:
+            step.has_ended, future = threading.Event(), transfer.future()
+            if future is None:
+                step.set_end()
+            else:
+                future.add_done_callback(step.set_end)
+        return step
 
-    def _follow(self, transfer: Transfer, step: _Step, stream: torch.cuda.Stream) -> None:
+    def _follow(
+        self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int,
+        stream: torch.cuda.Stream,
+    ) -> None:  # fmt: skip
         """Record events around a wait for the exchange, in a stream of their own.
 
         A transfer's future is complete as soon as NCCL has issued it. The first event is over when
@@ -158,12 +188,13 @@ class TimelineRecorder:
         """
         future = transfer.future()
         stream.wait_stream(torch.cuda.current_stream(self._device))
-        step.start = CudaStamp(stream)
+        step = _Step(phase, name, chunk, partial(CudaStamp, stream), num_bytes=num_bytes)
         if future is not None:
             # Not the transfer's own wait, after which nothing holds its tensors.
             with torch.cuda.stream(stream):
                 future.wait()
-        step.set_end(CudaStamp(stream))
+        step.set_end()
+        self._steps.append(step)
 
     def is_over(self) -> bool:
         """Return whether every step has ended, without waiting."""
@@ -173,9 +204,9 @@ class TimelineRecorder:
         """Return all spans in the order of their starts, once the last step has ended."""
         spans, previous_end = [], 0.0
         for step in self._steps:
-            step.has_ended.wait(_END_SECONDS)
-            assert step.start is not None  # noqa: S101 - set when it was added
-            end = (step.end or stamp_now(self._device)).since(self._zero)
+            if step.has_ended is not None:
+                step.has_ended.wait(_END_SECONDS)
+            end = (step.end or self._clock()).since(self._zero)
             start = step.start.since(self._zero)
             if step.resource == "comm":
                 start, previous_end = min(max(start, previous_end), end), max(previous_end, end)
@@ -202,19 +233,3 @@ class TimelineRecorder:
             compute_seconds=compute_seconds,
         )  # fmt: skip
         return seconds if seconds > 0 else None
-
-
-class _Waited:
-    """A transfer whose end is recorded, at the latest, when it was waited for."""
-
-    __slots__ = ("_device", "_step", "_transfer")
-
-    def __init__(self, transfer: Transfer, step: _Step, device: torch.device) -> None:
-        self._transfer, self._step, self._device = transfer, step, device
-
-    def wait(self) -> None:
-        self._transfer.wait()
-        self._step.set_end(stamp_now(self._device))
-
-    def future(self) -> torch.futures.Future[object] | None:
-        return self._transfer.future()

@@ -233,7 +233,7 @@ def test_plain_http_where_tls_is_asked_for_is_a_fault_like_any_other(
 def test_an_endless_answer_is_not_read_to_its_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "MOST_BYTES", 1000)
+    monkeypatch.setattr(service, "MAX_BYTES", 1000)
     with serving(lambda exchange, _: exchange.reply(200, b" " * 10**6)) as stub:
         assert client_of(stub.url, tmp_path).resolve(ASKED) is None
     assert "longer than 1,000 bytes" in warnings_of(caplog)[0]

@@ -224,17 +224,17 @@ def _chained(times: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
 
 def _observed(plan: Plan, settled: Settled, device_id: str) -> Observation:
     """Return the time of a settled decision, and its prediction if the plan has one."""
-    one, own = settled.decision, plan.decide(plan.tokens_per_rank)
+    decision, planned = settled.decision, plan.decide(plan.tokens_per_rank)
     return Observation(
         plan_id=plan.id,
-        forward_degree=one.forward_degree,
-        backward_degree=one.backward_degree,
+        forward_degree=decision.forward_degree,
+        backward_degree=decision.backward_degree,
         tokens_per_rank=settled.tokens_per_rank,
-        predicted_seconds=_predicted_seconds(plan, one),
+        predicted_seconds=_predicted_seconds(plan, decision),
         seconds=settled.seconds,
         source="search",
         device_id=device_id,
-        strategy=None if one.strategy == own.strategy else one.strategy,
+        strategy=None if decision.strategy == planned.strategy else decision.strategy,
     )
 
 
