@@ -23,7 +23,7 @@ from moetune.adapters.libraries import teach_libraries
 from moetune.adapters.loading import load_checkpoint
 from moetune.adapters.ranks import ExpertRanks, ranks_of
 from moetune.adapters.shared import run_shared_beside
-from moetune.adapters.together import do_together
+from moetune.comm.agree import agree
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
 from moetune.runtime.moe.local_parts import is_dtensor
@@ -95,10 +95,11 @@ def adapt_over(
         InputError, RankMismatchError, CollectiveError: as in `adapt`.
     """
     communicator = ranks.communicator
-    found = do_together(
+    found = agree(
         communicator,
         lambda: _usable(model, plan, checkpoint, ranks),
         _described,
+        "the adapted model",
     )
     layers = [routed_layer(each.experts, each.family, each.shape, plan, ranks) for each in found]
     for layer, _ in layers:
@@ -107,7 +108,9 @@ def adapt_over(
         experts.keep_own()
         _install(each, layer)
     if checkpoint is not None:
-        do_together(communicator, lambda: load_checkpoint(model, checkpoint), lambda _: "loaded")
+        agree(
+            communicator, lambda: load_checkpoint(model, checkpoint), lambda _: (), "the checkpoint"
+        )
     for _, experts in layers:
         experts.mark_own()
     if communicator.num_ranks > 1:
@@ -181,9 +184,9 @@ def _check_plain(experts: nn.Module) -> None:
             )
 
 
-def _described(found: Sequence[_Found]) -> str:
+def _described(found: Sequence[_Found]) -> list[str]:
     layers = {f"{each.shape} in {dtype_of(each.experts, each.family)}" for each in found}
-    return f"{len(found)} layers, {'; '.join(sorted(layers))}"
+    return [f"{len(found)} layers, {'; '.join(sorted(layers))}"]
 
 
 def _found(model: nn.Module) -> Iterator[_Found]:

@@ -225,7 +225,7 @@ class PlanBook:
         else:
             observers.append(self._alarms.setdefault(key, DriftAlarm()))
         if self._reporter is not None:
-            observers.append(self._reporter.layer())
+            observers.append(self._reporter)
         monitor = LayerMonitor(plans, observers=observers, clock=self._clock)
         self._monitors.append(monitor)
         return monitor

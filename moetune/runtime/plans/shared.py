@@ -4,7 +4,6 @@ A book is loaded on the group's first rank and broadcast, so that no two ranks c
 differently.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ import torch.distributed as dist
 
 from moetune.comm.agree import decide_on_first
 from moetune.comm.gloo import communicator_of
-from moetune.domain.document import canonical_json, decode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.records import Settled
@@ -94,7 +92,7 @@ def share_plans(
     communicator = communicator_of(group)
     found_here: list[FoundPlans] = []
 
-    def find_documents() -> tuple[list[str], list[str], bool]:
+    def find_safely() -> tuple[Sequence[Plan], Sequence[Settled], bool]:
         try:
             found_here.append(find())
         except MoetuneError:
@@ -103,22 +101,13 @@ def share_plans(
             # `decide_on_first` sends only a MoetuneError: after another, other ranks would hang.
             raise MoetuneError(f"plans cannot be loaded: {error!r}") from error
         (found,) = found_here
-        plans, settled = map(canonical_json, found.plans), map(canonical_json, found.settled)
-        return list(plans), list(settled), found.is_complete
+        return tuple(found.plans), tuple(found.settled), found.is_complete
 
-    plans, settled, is_complete = decide_on_first(
-        communicator, find_documents, "the sharing of plans"
-    )
+    plans, known, is_complete = decide_on_first(communicator, find_safely, "the sharing of plans")
     search, reporter = None, found_here[0].reporter if found_here else None
     if make_tuner is not None:
-        known = [decode(Settled, json.loads(text), "settled") for text in settled]
         search = OnlineSearch(
             make_tuner=make_tuner, known=known, group=group, budget_seconds=budget_seconds,
             report=None if reporter is None else reporter.settled,
         )  # fmt: skip
-    return PlanBook(
-        (plan_from_json(text, "plan from the first rank") for text in plans),
-        search=search,
-        reporter=reporter,
-        is_complete=is_complete,
-    )
+    return PlanBook(plans, search=search, reporter=reporter, is_complete=is_complete)

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from moetune.comm.agree import agree
 from moetune.comm.launched import check_joined
-from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.sharded.cache import Cache
@@ -21,7 +22,7 @@ from moetune.runtime.sharded.layout import cache_capacity, find_units, pack_mode
 from moetune.runtime.sharded.manager import ChunkManager
 from moetune.runtime.sharded.model_chunks import ModelChunks, attach
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
-from moetune.runtime.sharded.options import CHUNK_BYTES, ShardOptions, agree, check_host_memory
+from moetune.runtime.sharded.options import CHUNK_BYTES, ShardOptions, check_host_memory
 from moetune.runtime.sharded.parameter_shards import check_optimizer, state_copies
 from moetune.runtime.sharded.placement import ChunkStats, Placement
 from moetune.runtime.sharded.planned import planned_options
@@ -77,29 +78,31 @@ def shard(
     is_alone = not (dist.is_available() and dist.is_initialized())
     replicas = replica_group(() if is_alone else dist.get_process_group_ranks(group))
     parameters = dict(model.named_parameters())
-    options: ShardOptions | None = None
-    problem: MoetuneError | None = None
-    try:
-        options = ShardOptions(
+
+    def usable_options() -> ShardOptions:
+        given = ShardOptions(
             chunk_bytes=CHUNK_BYTES if chunk_bytes is None else chunk_bytes,
             cache_bytes=cache_bytes, scatter=scatter, offload=offload, pin=pin,
         )  # fmt: skip
-        if plan is not None:
-            options = planned_options(plan, model, replicas.num_ranks, given=options)
         _check_plain(parameters)
         check_optimizer(optimizer, parameters)
-    except InputError as error:
-        problem = error
-    agree(replicas, model, options, problem)
-    assert options is not None  # noqa: S101 - without them there was a problem
+        if plan is None:
+            return given
+        return planned_options(plan, model, replicas.num_ranks, given=given)
+
+    options = agree(
+        replicas,
+        usable_options,
+        lambda options: [str(options), *map(_described, parameters.items())],
+        "moetune.shard",
+    )
     replicas_of, labels = replica_groups(model, replicas)
     packed = pack_model(parameters, replicas_of, labels, options)
     capacity = cache_capacity(packed, options)
     target = next(iter(parameters.values())).device if device is None else torch.device(device)
     if options.offload:
         copies, pins = 2 + state_copies(optimizer), options.pin and target.type != "cpu"
-        problem = check_host_memory(packed, replicas, copies=copies, pins=pins)
-        agree(replicas, model, options, problem)
+        check_host_memory(packed, replicas, copies=copies, pins=pins)
     placement, stats = Placement.of(target, options, replicas.num_ranks), ChunkStats()
     chunks = tuple(
         StoredChunk(number, chunk, parameters, replicas_of[chunk.slots[0].name], placement, stats)
@@ -112,6 +115,11 @@ def shard(
     )
     attach(model, ModelChunks(model, manager, stats, replicas, stepper.clip_grad_norm_))
     return model, stepper
+
+
+def _described(named: tuple[str, nn.Parameter]) -> str:
+    name, each = named
+    return f"{name}: {tuple(each.shape)} {each.dtype} trainable {each.requires_grad}"
 
 
 def _check_plain(parameters: Mapping[str, nn.Parameter]) -> None:
