@@ -189,14 +189,14 @@ def test_the_first_step_with_a_decision_is_not_told(tmp_path: Path) -> None:
     with torch.no_grad():  # an evaluation is not measured, and starts no search
         layer(torch.randn(40, 8, dtype=torch.float64))
     book.step()
-    assert (tuner.tasks, clock.num_intervals) == ([], 0)
+    assert (tuner.tasks, clock.num_stamps) == ([], 0)
     told = []
     for _ in range(11):
         train(layer, 40)
         book.step()
         told.append(tuner.num_told)
     assert told == [0, 0, 1, 2, 3, 4, 4, 5, 6, 6, 7]
-    assert clock.num_intervals == 2 * 10
+    assert clock.num_stamps == 4 * 10
 
 
 def test_a_layer_that_is_computed_again_in_the_backward_pass_is_measured(tmp_path: Path) -> None:

@@ -127,14 +127,6 @@ class ServiceClient:
         self._pause_seconds = pause_seconds
         self._away: ServiceError | None = None
 
-    def resolve(self, inputs: Mapping[str, object]) -> Plan | None:
-        """Return the plan for some or all of a plan's `inputs`; the service fills in the others."""
-        return self.ask([inputs])[0]
-
-    def plan(self, plan_id: str) -> Plan | None:
-        """Return the plan of that id."""
-        return self.ask([plan_id])[0]
-
     def ask(self, questions: Sequence[Question]) -> tuple[Plan | None, ...]:
         """Return a plan for each question, None without one.
 

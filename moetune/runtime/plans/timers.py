@@ -7,50 +7,20 @@ nothing waits within one.
 
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
 from moetune.domain.layer import Phase
-from moetune.runtime.stamps import stamp_now
+from moetune.runtime.stamps import Stamp, stamp_now
 from moetune.runtime.trace import TimelineRecorder
 
-
-class Interval(Protocol):
-    """A time measurement of one phase."""
-
-    def end(self) -> None:
-        """End the interval: now, or on a GPU when the stream gets here."""
-
-    def is_over(self) -> bool:
-        """Return whether `seconds` returns without waiting; called after `end`."""
-
-    def seconds(self) -> float:
-        """Return the measured time; on a GPU this waits for the end."""
+Clock = Callable[[Phase, torch.device], Stamp]
+"""Stamps the beginning or the end of a phase."""
 
 
-Clock = Callable[[Phase, torch.device], Interval]
-"""Begins an interval."""
-
-
-class _DeviceInterval:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._start = self._end = stamp_now(device)
-
-    def end(self) -> None:
-        self._end = stamp_now(self._device)
-
-    def is_over(self) -> bool:
-        return self._end.is_over()
-
-    def seconds(self) -> float:
-        return self._end.since(self._start)
-
-
-def device_clock(phase: Phase, device: torch.device) -> Interval:  # noqa: ARG001 - a `Clock`
-    """Begin an interval on the host's clock, or in the device's current stream."""
-    return _DeviceInterval(device)
+def device_clock(phase: Phase, device: torch.device) -> Stamp:  # noqa: ARG001 - a `Clock`
+    """Return the host's time, or an event of the device's current stream."""
+    return stamp_now(device)
 
 
 class Watch:
@@ -92,20 +62,20 @@ class CallWatch(Watch):
     ) -> None:
         self.tokens_per_rank, self.recorder, self.is_complete = tokens_per_rank, recorder, False
         self._clock, self._device, self._note = clock, device, note
-        self._forward: Interval | None = None
-        self._backward: Interval | None = None
+        self._forward: list[Stamp] = []
+        self._backward: list[Stamp] = []
         self._graph: Callable[[], object] = lambda: None
 
     def begin(self) -> None:
         """Begin the forward pass of the pipelined part."""
-        self._forward = self._clock("forward", self._device)
+        self._forward = [self._clock("forward", self._device)]
 
     def end_forward(self, y_TD: torch.Tensor) -> None:
         """End the forward pass, and time the autograd node that made `y_TD`."""
         node = y_TD.grad_fn
-        if self._forward is None or node is None:
+        if node is None:
             return
-        self._forward.end()
+        self._forward.append(self._clock("forward", self._device))
         hooks = _BackwardHooks(self)
         self._graph = weakref.ref(hooks)
         node.register_prehook(hooks.begin)
@@ -114,7 +84,7 @@ class CallWatch(Watch):
 
     def is_over(self) -> bool:
         """Return whether the backward pass has ended, on a GPU as well."""
-        if not self.is_complete or self._backward is None or not self._backward.is_over():
+        if not self.is_complete or not self._backward[-1].is_over():
             return False
         return self.recorder is None or self.recorder.is_over()
 
@@ -125,22 +95,26 @@ class CallWatch(Watch):
 
     def seconds(self) -> tuple[float, float] | None:
         """Return the forward and backward times, None while the backward pass has not ended."""
-        if not self.is_complete or self._forward is None or self._backward is None:
+        if not self.is_complete:
             return None
-        return self._forward.seconds(), self._backward.seconds()
+        return _between(*self._forward), _between(*self._backward)
 
     # A retained graph may run backward again: only its first pass counts.
 
     def begin_backward(self) -> None:
         """Begin the backward pass, the first time."""
         if not self.is_complete:
-            self._backward = self._clock("backward", self._device)
+            self._backward = [self._clock("backward", self._device)]
 
     def end_backward(self) -> None:
         """End the backward pass, the first time."""
-        if self._backward is not None and not self.is_complete:
-            self._backward.end()
+        if self._backward and not self.is_complete:
+            self._backward.append(self._clock("backward", self._device))
             self.is_complete = True
+
+
+def _between(begin: Stamp, end: Stamp) -> float:
+    return end.since(begin)
 
 
 class _BackwardHooks:
