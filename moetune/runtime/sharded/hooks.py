@@ -62,12 +62,6 @@ class _End(torch.autograd.Function):
 
 def with_end(arguments: tuple[Any, Any], end: Callable[[], None]) -> tuple[tuple[Any, Any], bool]:
     """Return the arguments with a node that calls `end`, and whether any needs a gradient."""
-    args, kwargs = arguments
-    is_plain = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
-    if is_plain and not isinstance(args[0], torch.nn.Parameter):
-        if not args[0].requires_grad:
-            return arguments, False
-        return ((_End.apply(end, args[0]),), kwargs), True  # type: ignore[no-untyped-call]
     leaves, spec = pytree.tree_flatten(arguments)
     places = [
         place
