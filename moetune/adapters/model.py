@@ -22,7 +22,7 @@ from moetune.adapters.layers import (
 from moetune.adapters.libraries import teach_libraries
 from moetune.adapters.loading import load_checkpoint
 from moetune.adapters.shared import run_shared_beside
-from moetune.adapters.together import do_together
+from moetune.comm.agree import agree
 from moetune.comm.gloo import communicator_of, shared_communicator
 from moetune.comm.group import Communicator
 from moetune.comm.launched import check_joined
@@ -116,8 +116,9 @@ def adapt_over(
     Raises:
         InputError, RankMismatchError, CollectiveError: as in `adapt`.
     """
-    found = do_together(
+    found = agree(
         communicator, lambda: _usable(model, plan, checkpoint, communicator.num_ranks), _described
+        "the adapted model",
     )
     layers = [
         routed_layer(
@@ -132,7 +133,9 @@ def adapt_over(
         experts.keep_own()
         _install(each, layer)
     if checkpoint is not None:
-        do_together(communicator, lambda: load_checkpoint(model, checkpoint), lambda _: "loaded")
+        agree(
+            communicator, lambda: load_checkpoint(model, checkpoint), lambda _: (), "the checkpoint"
+        )
     for _, experts in layers:
         experts.mark_own()
     if communicator.num_ranks > 1:
@@ -206,9 +209,9 @@ def _check_plain(experts: nn.Module) -> None:
             )
 
 
-def _described(found: Sequence[_Found]) -> str:
+def _described(found: Sequence[_Found]) -> list[str]:
     layers = {f"{each.shape} in {dtype_of(each.experts, each.family)}" for each in found}
-    return f"{len(found)} layers, {'; '.join(sorted(layers))}"
+    return [f"{len(found)} layers, {'; '.join(sorted(layers))}"]
 
 
 def _found(model: nn.Module) -> Iterator[_Found]:

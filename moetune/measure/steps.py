@@ -20,8 +20,7 @@ from moetune.measure.routed_tokens import drawn_experts, steer
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
-from moetune.runtime.plans.phases import PhaseRecorder
-from moetune.runtime.trace import NoRecorder, RecordedSpan, recorder_of
+from moetune.runtime.trace import NoRecorder, RecordedSpan, TimelineRecorder
 
 _WARM_UP_ROUNDS = 2
 _RECORDED_ROUNDS = 5
@@ -85,7 +84,7 @@ class LayerSteps:
 
     def record(self, decision: Decision) -> tuple[RecordedSpan, ...]:
         """Run one step and return the spans of its parts on this rank."""
-        self.layer.recorder = recorder = recorder_of(self.x_TD.device)
+        self.layer.recorder = recorder = TimelineRecorder(self.x_TD.device)
         try:
             self.run(decision)
         finally:
@@ -94,7 +93,7 @@ class LayerSteps:
 
     def operation_seconds(self, decision: Decision) -> dict[Operation, float]:
         """Run one step and return how long its operations took on this rank."""
-        self.layer.recorder = recorder = PhaseRecorder(self.x_TD.device)
+        self.layer.recorder = recorder = TimelineRecorder(self.x_TD.device, follows_transfers=False)
         try:
             self.run(decision)
         finally:
