@@ -10,7 +10,6 @@ from moetune.report.section import Drawing, Figure, Value
 from moetune.report.theme import axis, drawing, note, seconds_scale
 from moetune.solve.layer.timeline import Span, Timeline, operation_and_chunk, shown_name
 from moetune.solve.model.stages import BACKWARD, FORWARD, SEND, stage_timeline
-from moetune.solve.training.pipeline import PassSpan
 from moetune.solve.training.schedule import PASS_WORDS
 
 _COLORS: dict[ResourceClass, str] = {"comp": "@accent", "comm": "@second", "mem": "@third"}
@@ -176,28 +175,6 @@ def stages_figure(stages: Sequence[StageTime], *, num_micro_batches: int) -> Fig
         header=("stage", "span", "start_seconds", "end_seconds"),
         rows=tuple(
             (span.stream, span.name, span.start_seconds, span.end_seconds) for span in found.spans
-        ),
-    )
-
-
-def passes_figure(passes: Sequence[PassSpan], *, words: str) -> Figure:
-    """Return the passes of each pipeline rank on one time scale, with their micro-batches."""
-    spans = [
-        Span(
-            f"{PASS_WORDS[one.kind]} {one.batch + 1}", "comp", f"rank {one.rank}",
-            one.start_seconds, one.end_seconds,
-        )
-        for one in sorted(passes, key=lambda span: (span.rank, span.start_seconds))
-    ]  # fmt: skip
-    return Figure(
-        name="stages",
-        title="Pipeline",
-        words=words,
-        drawing=_stage_chart(spans, max(span.end_seconds for span in spans)),
-        is_wide=True,
-        header=("rank", "pass", "start_seconds", "end_seconds"),
-        rows=tuple(
-            (span.stream, span.name, span.start_seconds, span.end_seconds) for span in spans
         ),
     )
 

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from moetune.domain.cluster import process_bytes
 from moetune.domain.errors import MoetuneError, NotFoundError
@@ -101,7 +101,8 @@ def model_page(library: Library, name: str, form: MemoryForm) -> Page:
         here="models",
         sections=(*memory, *decoder_sections(found, length=length)),
         context={
-            "form": form, "name": known, "device": _DEVICE, "length": _LENGTH, "problem": problem,
+            "form": asdict(form), "name": known, "device": _DEVICE, "length": _LENGTH,
+            "problem": problem,
             "commands": _commands(known, answer, form),
             "new_plan": _new_plan(known, answer),
         },
@@ -126,7 +127,7 @@ def _layer_page(name: str, found: FoundModel) -> Page:
             "commands": {
                 "The same in a terminal": f"moetune plan --model {name} --profile {_OF_PAPERS}"
             },
-            "new_plan": address("new", kind="layer", model=name, profile=_OF_PAPERS),
+            "new_plan": address("new", model=name, profile=_OF_PAPERS),
         },
     )  # fmt: skip
 
@@ -153,10 +154,10 @@ def _new_plan(name: str, answer: MemoryAnswer | None) -> str:
     if name in MODELS:
         return ""
     if answer is None or not answer.fits:
-        return address("new", kind="model", decoder=name)
+        return address("new", model=name, target=_TARGET)
     job = answer.job
     return address(
-        "new", kind="model", decoder=name, profile=_OF_MODELS, world_size=str(job.world_size),
+        "new", model=name, profile=_OF_MODELS, target=_TARGET, world_size=str(job.world_size),
         global_batch=str(job.global_batch), seq=str(job.length),
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from starlette.responses import RedirectResponse
 
 from moetune.domain.errors import MoetuneError
 from moetune.service.access import Access
-from moetune.service.described import described_profile, described_values, is_description
+from moetune.service.bodies import MULTIPART, read_form
 from moetune.service.middleware import UPLOAD_PATH, right_in
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import Upload, machines_page, observed_page, profile_page
@@ -18,9 +18,10 @@ from moetune.service.pages.page import Page, PageRenderer, address, static_route
 from moetune.service.pages.plans import ListFilter, compare_page, plan_page, plans_page
 from moetune.service.pages.whatif import FIELDS, WhatIfForm, whatif_page
 from moetune.service.profiles import store_profile
-from moetune.service.uploads import check_write, read_form, uploaded_profile
+from moetune.service.uploads import check_own_page, check_write, uploaded_profile
 from moetune.service.workers import WorkerPools
 
+_MOST_FIELDS = 10
 _Text = Annotated[str, Query(max_length=200)]
 
 
@@ -141,19 +142,15 @@ def _add_upload(
 ) -> None:
     @router.post(UPLOAD_PATH)
     async def upload(request: Request) -> Response:
-        fields: dict[str, bytes] = {}
         try:
-            fields = await read_form(request)
+            check_own_page(request)
+            fields = await read_form(request, kind=MULTIPART, max_fields=_MOST_FIELDS)
             check_write(request, access, fields)
-            read = described_profile if is_description(fields) else uploaded_profile
-            profile = await pools.read(read, fields, pools.planner)
+            profile = await pools.read(uploaded_profile, fields, pools.planner)
             await pools.may_add(request, "profiles")
             await pools.write(store_profile, pools.planner.store, profile)
         except MoetuneError as error:
-            upload = Upload(
-                may_write=right_in(request.scope) == "write", problem=error,
-                values=described_values(fields),
-            )  # fmt: skip
+            upload = Upload(may_write=right_in(request.scope) == "write", problem=error)
             return renderer.render(await pools.read(machines_page, library, upload=upload))
         return RedirectResponse(address("profiles", profile.name), 303)
 
