@@ -249,7 +249,7 @@ def test_a_plan_that_another_program_broke_is_named_in_the_list(
         ("/compare?what=people", 422, "people"),
         ("/compare?what=plans&first=zz&second=zz", 404, "zz"),
         ("/machines.csv", 404, ""),
-        ("/profiles/lab/nothing.csv", 404, "fit, residuals, interference"),
+        ("/profiles/lab/nothing.csv", 404, "figures: fit, residuals"),
     ],
 )
 def test_what_is_not_there_is_said_with_the_next_step(

@@ -231,7 +231,7 @@ def test_a_page_draws_the_operation_that_was_asked_for() -> None:
         lab_profile(), samples=(), gemm=(), collective=(), copy=(), rows=(),
         interference=Interference(),
     )  # fmt: skip
-    assert [one.name for one in all_figures(profile_page(found(empty)))] == ["interference"]
+    assert not all_figures(profile_page(found(empty)))
 
 
 def test_a_page_without_an_all_to_all_draws_its_first_operation() -> None:

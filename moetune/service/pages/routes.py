@@ -1,6 +1,6 @@
 """Routes of the pages. All are GET and write nothing, but those of `new_plan` and of uploads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
@@ -12,7 +12,7 @@ from moetune.service.bodies import MULTIPART, read_form
 from moetune.service.middleware import UPLOAD_PATH, right_in
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import Upload, machines_page, observed_page, profile_page
-from moetune.service.pages.models import MemoryForm, model_page, models_page
+from moetune.service.pages.models import MEMORY_FIELDS, model_page, models_page
 from moetune.service.pages.new_plan import new_plan_router
 from moetune.service.pages.page import Page, PageRenderer, address, static_router
 from moetune.service.pages.plans import ListFilter, compare_page, plan_page, plans_page
@@ -22,7 +22,8 @@ from moetune.service.uploads import check_own_page, check_write, uploaded_profil
 from moetune.service.workers import WorkerPools
 
 _MOST_FIELDS = 10
-_Text = Annotated[str, Query(max_length=200)]
+_LONGEST = 200
+_Text = Annotated[str, Query(max_length=_LONGEST)]
 
 
 def page_router(library: Library, renderer: PageRenderer) -> APIRouter:
@@ -81,22 +82,18 @@ def _add_models(router: APIRouter, library: Library, show: _Show) -> None:
         return show(models_page())
 
     @router.get("/models/{name:path}/{figure}.csv")
-    def model_csv(
-        name: str, figure: str, device_memory: _Text = "", world_size: _Text = "", seq: _Text = ""
-    ) -> Response:
-        return model_page(library, name, _memory_form(device_memory, world_size, seq)).data(figure)
+    def model_csv(request: Request, name: str, figure: str) -> Response:
+        return model_page(library, name, _filled(request, MEMORY_FIELDS)).data(figure)
 
     @router.get("/models/{name:path}")
-    def model(
-        name: str, device_memory: _Text = "", world_size: _Text = "", seq: _Text = ""
-    ) -> Response:
-        return show(model_page(library, name, _memory_form(device_memory, world_size, seq)))
+    def model(request: Request, name: str) -> Response:
+        return show(model_page(library, name, _filled(request, MEMORY_FIELDS)))
 
 
-def _memory_form(device_memory: str, world_size: str, seq: str) -> MemoryForm:
-    return MemoryForm(
-        device_memory=device_memory.strip(), world_size=world_size.strip(), seq=seq.strip()
-    )
+def _filled(request: Request, names: Iterable[str]) -> dict[str, str]:
+    """Return the fields of an address that have a text."""
+    given = {name: request.query_params.get(name, "").strip()[:_LONGEST] for name in names}
+    return {name: text for name, text in given.items() if text}
 
 
 def _add_observed(router: APIRouter, library: Library, show: _Show) -> None:
@@ -114,9 +111,8 @@ def _add_questions(router: APIRouter, library: Library, show: _Show) -> None:
         return compare_page(library, what=what, first=first.strip(), second=second.strip())
 
     def answered(request: Request) -> Page:
-        query = request.query_params
-        fields = {name: query.get(name, "").strip()[:200] for name in FIELDS}
-        return whatif_page(library, WhatIfForm(plan=query.get("plan", "").strip(), fields=fields))
+        fields = _filled(request, ("plan", *FIELDS))
+        return whatif_page(library, WhatIfForm(plan=fields.pop("plan", ""), fields=fields))
 
     @router.get("/compare/{figure}.csv")
     def compare_csv(

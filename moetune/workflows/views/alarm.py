@@ -1,9 +1,8 @@
-"""The drift alarm as a section: a sentence and a row for each series, and its figure."""
+"""The drift alarm as a section: a sentence and a row for each series."""
 
 from collections.abc import Sequence
 
-from moetune.report.alarms import alarm_figure
-from moetune.report.section import EMPTY, Cell, Figure, Section, Table, sentence
+from moetune.report.section import EMPTY, Cell, Section, Table, sentence
 from moetune.workflows.alarm import WatchedSeries
 
 _MOST_SENTENCES = 6
@@ -16,7 +15,7 @@ _NOTE = (
 
 
 def alarm_section(series: Sequence[WatchedSeries], *, plans: str = "") -> Section:
-    """Return what the alarm thinks, drawn where all series are of one plan.
+    """Return what the alarm thinks, in sentences where all series are of one plan.
 
     Args:
         plans: address to which a plan's id is appended; "" for no links.
@@ -35,21 +34,7 @@ def alarm_section(series: Sequence[WatchedSeries], *, plans: str = "") -> Sectio
         name="alarm",
         title="As the alarm sees it",
         paragraphs=tuple(sentence(one.words) for one in series[:_MOST_SENTENCES] if is_one),
-        figures=tuple(map(_figure, series[:_MOST_SENTENCES])) if is_one else (),
         tables=(table,),
-    )
-
-
-def _figure(one: WatchedSeries) -> Figure:
-    return alarm_figure(
-        f"{one.phase}-{one.name}-{one.source}" if one.phase != "step" else f"step-{one.source}",
-        one.at,
-        one.states,
-        title=f"{sentence(one.name)[:-1]}, {one.source}",
-        words=(
-            "Times in the band add to no sum. Below, what lies beyond it adds up, and a change is "
-            "certain where a sum passes the limit; then the band is learned again."
-        ),
     )
 
 
