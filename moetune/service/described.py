@@ -1,13 +1,12 @@
 """The form that describes a machine: its fields, and the profile that they make."""
 
-import re
 from collections.abc import Mapping
 
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.service.profiles import check_name
 from moetune.service.uploads import check_same_machine, text_of
-from moetune.workflows.describe import Description, describe, gpus
+from moetune.workflows.describe import describe, description_of, gpus
 from moetune.workflows.open_planner import ServicePlanner
 
 LABELS = {
@@ -15,8 +14,6 @@ LABELS = {
     "nics": "Network cards of a node", "nic_rate": "Rate of a card", "memory": "Memory of a GPU",
 }  # fmt: skip
 """The form's fields, which are options of `moetune profiles new`, and how the page calls them."""
-_MOST = 100_000
-_FLAG = re.compile(r"--([a-z-]+)")
 
 
 def is_description(fields: Mapping[str, bytes]) -> bool:
@@ -41,35 +38,7 @@ def described_profile(fields: Mapping[str, bytes], planner: ServicePlanner) -> P
             f"GPU: no reference machine has {given['gpu'][:40]!r}",
             "other GPUs are described by the command below, with --tflops",
         )
-    nodes = _count(given, "nodes")
-    try:
-        found = describe(
-            Description(
-                name=check_name(given["name"]), gpu=given["gpu"],
-                gpus_per_node=_count(given, "gpus_per_node"), nodes=nodes,
-                nics=_count(given, "nics") if given["nics"] else None,
-                nic_rate=given["nic_rate"], memory=given["memory"],
-            )
-        )  # fmt: skip
-    except InputError as error:
-        raise InputError(_in_labels(error.what), _in_labels(error.hint)) from None
+    given["name"] = check_name(given["name"])
+    found = describe(description_of(given, spelled=LABELS.__getitem__))
     check_same_machine(found.profile, planner)
     return found.profile
-
-
-def _count(given: Mapping[str, str], name: str) -> int:
-    text = given[name]
-    if not text.isdecimal() or len(text) > len(str(_MOST)) or not 1 <= int(text) <= _MOST:
-        raise InputError(
-            f"{LABELS[name]}: {text[:40]!r} is not a number of at least 1 and at most {_MOST:,}"
-        )
-    return int(text)
-
-
-def _in_labels(text: str) -> str:
-    """Return a message of the command with the page's words in the place of options."""
-
-    def label(match: re.Match[str]) -> str:
-        return LABELS.get(match[1].replace("-", "_"), match[0])
-
-    return _FLAG.sub(label, text)

@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
-from moetune.domain.ports import Store
 from moetune.domain.records import FitInfo, PlanInfo
 from moetune.domain.training_document import AnyPlan
 from moetune.workflows.files import bundled_profiles
@@ -13,6 +13,9 @@ from moetune.workflows.open_planner import ServicePlanner
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.views.profile import machine_scope
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_SUMMARIES = 1000
@@ -41,7 +44,7 @@ class Library:
         self._lock = Lock()
 
     @property
-    def store(self) -> Store:
+    def store(self) -> "SqlStore":
         """The store, opened read-only."""
         return self.planner.reading
 

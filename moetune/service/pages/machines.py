@@ -1,10 +1,10 @@
 """Pages of measurements: machines, one profile, and observed steps."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from moetune.domain.errors import MoetuneError
-from moetune.domain.records import FitInfo, MachineInfo, Observation, Stored
+from moetune.domain.records import FitInfo, MachineInfo
 from moetune.domain.storable import is_sound
 from moetune.report.observed import seen
 from moetune.report.section import Cell, Section, Table
@@ -13,13 +13,11 @@ from moetune.service.pages.library import Library, cursor
 from moetune.service.pages.page import Link, Page, address, age_now
 from moetune.service.problems import problem_of
 from moetune.service.uploads import MAX_FILE_BYTES
-from moetune.workflows.alarm import watched_series
 from moetune.workflows.describe import gpus, reference_of
 from moetune.workflows.drift import observed_drifts
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.library import plans_by_id
 from moetune.workflows.report import MOST_OBSERVATIONS
-from moetune.workflows.views.alarm import alarm_section
 from moetune.workflows.views.observed import observed_sections
 from moetune.workflows.views.profile import profile_page as profile_sections
 
@@ -121,17 +119,14 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
         template="observed.html",
         title="Observed",
         here="observed",
-        sections=_with_alarm(
-            newest,
-            observed_sections(
-                seen(newest),
-                tuple(reversed(seen(rows))),
-                is_all=len(newest) < MOST_OBSERVATIONS,
-                plans="/plans/",
-                known=plans_by_id(library.store, {one.value.plan_id for one in rows}),
-                changes=observed_drifts(newest),
-                num_left_out=sum(not is_sound(one.value) for one in newest),
-            ),
+        sections=observed_sections(
+            seen(newest),
+            tuple(reversed(seen(rows))),
+            is_all=len(newest) < MOST_OBSERVATIONS,
+            plans="/plans/",
+            known=plans_by_id(library.store, {one.value.plan_id for one in rows}),
+            changes=observed_drifts(newest),
+            num_left_out=sum(not is_sound(one.value) for one in newest),
         ),
         csv=lambda figure: address("observed", f"{figure.name}.csv", plan=plan),
         context={
@@ -141,16 +136,6 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
             "older": address("observed", plan=plan, after=str(older)) if older else "",
         },
     )
-
-
-def _with_alarm(
-    newest: Sequence[Stored[Observation]], sections: tuple[Section, ...]
-) -> tuple[Section, ...]:
-    """Return the sections with the alarm's own before the list of observations."""
-    *first, listed = sections
-    series = watched_series(newest)
-    alarm = (alarm_section(series, plans="/observed?plan="),) if series else ()
-    return *first, *alarm, listed
 
 
 def _machines(machines: Iterable[MachineInfo], fits: Iterable[FitInfo]) -> Section:

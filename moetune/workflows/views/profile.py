@@ -38,14 +38,7 @@ _MOST_OF_A_KIND = 6
 def profile_sections(found: FoundProfile) -> tuple[Section, ...]:
     """Return the profile for a screen: every fitted line, and the number of measured shapes."""
     profile = found.profile
-    return (
-        _head(found),
-        lines_section(profile),
-        *_tables(profile),
-        _interference(profile),
-        *measured_steps(profile),
-        *_fingerprint(profile),
-    )
+    return _sections(found, lines_section(profile), _interference(profile))
 
 
 def profile_page(
@@ -61,13 +54,10 @@ def profile_page(
     profile = found.profile
     operations = operations_of(profile)
     shown = operation_to_draw(operations, operation)
-    return (
-        _head(found),
+    return _sections(
+        found,
         fit_section(shown, profile, asked=operation),
         operations_section(operations, profile, shown=shown, here=here),
-        *_tables(profile),
-        *measured_steps(profile),
-        *_fingerprint(profile),
     )
 
 
@@ -77,14 +67,17 @@ def profile_report(found: FoundProfile) -> tuple[Section, ...]:
     operations = operations_of(profile)
     drawn = (replace(fit_figure(one), name=f"fit-{one.key}") for one in _some(operations))
     figures: tuple[Figure, ...] = (*drawn, interference_figure(profile.interference))
+    fits = Section(name="fits", figures=figures)
+    return _sections(found, fits, operations_section(operations, profile))
+
+
+def _sections(found: FoundProfile, *operations: Section) -> tuple[Section, ...]:
+    """Return the operations between what every profile has."""
+    profile = found.profile
     return (
-        _head(found),
-        Section(name="fits", figures=figures),
-        operations_section(operations, profile),
-        *_tables(profile),
-        *measured_steps(profile),
+        _head(found), *operations, *_tables(profile), *measured_steps(profile),
         *_fingerprint(profile),
-    )
+    )  # fmt: skip
 
 
 def profiles_section(found: Sequence[ProfileInfo]) -> Section:
@@ -273,10 +266,10 @@ def _speed(speed: float | None) -> Cell:
 
 def _fingerprint(profile: Profile) -> Iterator[Section]:
     found = profile.fingerprint
-    if found.hardware:
-        rows = sorted(found.hardware.items())
-        table = facts("hardware", rows, header=("fact", "value"))
-        yield Section(name="hardware", title=f"Hardware {found.hardware_id}", tables=(table,))
-    if found.software:
-        table = facts("software", sorted(found.software.items()), header=("fact", "value"))
-        yield Section(name="software", title="Software", tables=(table,))
+    for name, title, known in (
+        ("hardware", f"Hardware {found.hardware_id}", found.hardware),
+        ("software", "Software", found.software),
+    ):
+        if known:
+            table = facts(name, sorted(known.items()), header=("fact", "value"))
+            yield Section(name=name, title=title, tables=(table,))
