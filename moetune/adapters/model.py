@@ -117,7 +117,9 @@ def adapt_over(
         InputError, RankMismatchError, CollectiveError: as in `adapt`.
     """
     found = agree(
-        communicator, lambda: _usable(model, plan, checkpoint, communicator.num_ranks), _described
+        communicator,
+        lambda: _usable(model, plan, checkpoint, communicator.num_ranks),
+        _described,
         "the adapted model",
     )
     layers = [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from moetune.config import Settings
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.profile import Profile
+from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.workflows import wiring
 from moetune.workflows.planner import Planner
 from moetune.workflows.profiles import is_path
@@ -32,6 +33,13 @@ class ServicePlanner(Planner):
 
     store: "SqlStore"
     reading: "SqlStore"
+
+    def save(self, plan: AnyPlan) -> None:
+        """Store a plan; one that is there already stays."""
+        if isinstance(plan, TrainingDocument):
+            self.store.save_training_plan(plan)
+        else:
+            self.store.save_plan(plan)
 
     def problems(self) -> tuple[str, ...]:
         """Return the reasons why the database cannot be used now; empty when it can."""

@@ -115,20 +115,6 @@ def add_savings(plan: TrainingPlan, search: FoldedSearch) -> TrainingPlan:
     return replace(plan, savings=tuple(found.of_flags()), free=found.free())
 
 
-def search_training(
-    request: TrainingRequest, profile: Profile, costs: Costs | None = None
-) -> tuple[TrainingPlan, FoldedSearch]:
-    """Return a plan without its front, and the search that found it.
-
-    Raises:
-        InputError, LayoutTooLargeError, ProfileError: as of `plan_training`.
-    """
-    solved = _solved(request, profile, costs)
-    if not solved.plan.fits:
-        raise _too_large(solved.plan)
-    return solved.plan, solved.search
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Solved:
     """A plan, whether it fits or not, with what it was made of."""

@@ -195,7 +195,7 @@ def test_a_page_draws_the_operation_that_was_asked_for() -> None:
         lab_profile(), samples=(), gemm=(), collective=(), copy=(), rows=(),
         interference=Interference(),
     )  # fmt: skip
-    assert [one.name for one in all_figures(profile_page(found(empty)))] == ["interference"]
+    assert not all_figures(profile_page(found(empty)))
 
 
 def test_a_page_draws_an_all_to_all_that_is_alone_on_the_link_before_one_in_flight() -> None:

@@ -16,11 +16,10 @@ from moetune.report.operations import (
     CLASSES,
     OVERLAPPED,
     OperationCurve,
-    interference_figure,
     operations_of,
     overlapped_speeds,
 )
-from moetune.report.section import EMPTY, Cell, Figure, Section, Table, facts, percent, plural
+from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, plural
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile, ProfileInfo
 from moetune.workflows.views.measured_steps import measured_steps
@@ -56,7 +55,8 @@ def profile_page(
     shown = operation_to_draw(operations, operation)
     return _sections(
         found,
-        fit_section(shown, profile, asked=operation),
+        fit_section(shown, asked=operation),
+        _interference(profile),
         operations_section(operations, profile, shown=shown, here=here),
     )
 
@@ -66,9 +66,8 @@ def profile_report(found: FoundProfile) -> tuple[Section, ...]:
     profile = found.profile
     operations = operations_of(profile)
     drawn = (replace(fit_figure(one), name=f"fit-{one.key}") for one in _some(operations))
-    figures: tuple[Figure, ...] = (*drawn, interference_figure(profile.interference))
-    fits = Section(name="fits", figures=figures)
-    return _sections(found, fits, operations_section(operations, profile))
+    fits = Section(name="fits", figures=tuple(drawn))
+    return _sections(found, fits, _interference(profile), operations_section(operations, profile))
 
 
 def _sections(found: FoundProfile, *operations: Section) -> tuple[Section, ...]:
@@ -231,7 +230,7 @@ def _some(operations: Sequence[OperationCurve]) -> Iterator[OperationCurve]:
 
 
 def _interference(profile: Profile) -> Section:
-    """Return the table of the speeds that a page draws as a figure, and losses by size."""
+    """Return the speeds of operations beside others, and losses by size."""
     losses = tuple(_losses(profile))
     if profile.interference.is_none:
         nothing = "No interference is known: overlapped operations run at full speed."
