@@ -14,10 +14,6 @@ from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.joint.table import LayoutTable, Node, wholes_in_order
 from moetune.solve.joint.ties import NOISE, PricedLayout
 
-SLOW, LARGE, SAVING = 3.0, 1.25, 0.03
-"""Multiples of a plan's step, and of its limit of memory, up to which pages show a front, and the
-share of a step that its next one saves."""
-
 
 def memory_front(search: FoldedSearch, pins: LayoutRequest) -> tuple[PricedLayout, ...]:
     """Return the layouts of which none is both as fast and as small as another one.
@@ -28,46 +24,27 @@ def memory_front(search: FoldedSearch, pins: LayoutRequest) -> tuple[PricedLayou
     Raises:
         InputError: the pins break a rule, or no layout obeys the rules.
     """
-    found = front_within(search, pins, slowest_seconds=float("inf"), most_bytes=float("inf"))
-    if not found:
+    front = [*_Sweep(LayoutTable(search=search, pins=pins)).front()]
+    if not front:
         raise contradiction(search.space, pins)
-    return found
-
-
-def front_within(
-    search: FoldedSearch, pins: LayoutRequest, *, slowest_seconds: float, most_bytes: float,
-    saving: float = NOISE,
-) -> tuple[PricedLayout, ...]:  # fmt: skip
-    """Return the part of the front that is as fast and as small as this; it may be empty.
-
-    Args:
-        saving: share of a step that the next layout saves at least.
-    """
-    table = LayoutTable(search=search, pins=pins)
-    sweep = _Sweep(table, slowest_seconds=slowest_seconds, most_bytes=most_bytes)
-    front = [*sweep.front(saving)]
     if search.apart is not None:
-        front = [*_falling(front, most_bytes, saving)]
+        front = [*_falling(front)]
     return tuple(map(search.told, front))
 
 
 class _Sweep:
-    """The table's rows in the order of their bytes.
+    """The table's rows in the order of their bytes, as far as they may be on the front."""
 
-    Args:
-        slowest_seconds: of the steps that are worth a place on the front, as far as it is found.
-    """
-
-    def __init__(self, table: LayoutTable, *, slowest_seconds: float, most_bytes: float) -> None:
+    def __init__(self, table: LayoutTable) -> None:
         self._table, self._search = table, table.search
-        self._worth, self._most_bytes = slowest_seconds, most_bytes
+        self._worth = float("inf")  # seconds of a step that is on the front, as far as it is found
 
-    def front(self, saving: float) -> Iterable[PricedLayout]:
+    def front(self) -> Iterable[PricedLayout]:
         """Return the front, least memory first."""
         front: dict[float, PricedLayout] = {}
         search = self._search
         heap = self._table.nodes(
-            lambda seconds, peak: (peak, seconds), self._cuts, most_bytes=self._most_bytes
+            lambda seconds, peak: (peak, seconds), self._cuts, most_bytes=float("inf")
         )
         for (peak, _), _, layout, _ in wholes_in_order(heap, lambda _: True, self._is_worth):
             if search.prices.least(layout) > self._worth or not search.space.is_allowed(layout):
@@ -75,12 +52,12 @@ class _Sweep:
             priced = search.priced(layout)
             if priced.step.seconds <= self._worth:
                 front[peak] = priced  # in place of a slower one of that memory
-                self._worth = priced.step.seconds * (1 - saving)
+                self._worth = priced.step.seconds * (1 - NOISE)
         return front.values()
 
     def _is_worth(self, node: Node) -> bool:
-        peak, seconds = node.bounds
-        return seconds <= self._worth and peak <= self._most_bytes
+        _, seconds = node.bounds
+        return seconds <= self._worth
 
     def _cuts(self, row: FoldedLayout) -> Iterator[Node]:
         """Yield a row with each cut, ZeRO stage and dispatcher."""
@@ -114,9 +91,7 @@ class _Sweep:
                     yield self._table.node((peak, seconds), whole)
 
 
-def _falling(
-    found: Sequence[PricedLayout], most_bytes: float, saving: float
-) -> Iterator[PricedLayout]:
+def _falling(found: Sequence[PricedLayout]) -> Iterator[PricedLayout]:
     """Yield layouts in the order of their own memory, each so much faster than the one before.
 
     Args:
@@ -124,9 +99,9 @@ def _falling(
     """
     worth = float("inf")
     for one in sorted(found, key=_size):
-        if one.step.seconds <= worth and one.memory.peak_bytes <= most_bytes:
+        if one.step.seconds <= worth:
             yield one
-            worth = one.step.seconds * (1 - saving)
+            worth = one.step.seconds * (1 - NOISE)
 
 
 def merged(

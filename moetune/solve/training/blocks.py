@@ -191,7 +191,7 @@ class BlockTable(Tables):
 
     @once(_of_exchange)
     def _hidden(self, prices: BlockPrices) -> tuple[Hidden, ...]:
-        every = self._of_parts(prices, hidden_beside, Hidden.split)
+        every = self._of_parts(prices, hidden_beside)
         return tuple(one or _NOTHING_HIDDEN for one in every)
 
     def _chunked(
@@ -208,7 +208,7 @@ class BlockTable(Tables):
         if not prices.exchanges:
             return (None,) * len(self._routed)
         price = partial(chunked_passes, cut=prices.layout.degree)
-        found = self._of_parts(prices, price, ChunkedPasses.split)
+        found = self._of_parts(prices, price)
         return tuple(found)
 
     def _prices(self, layout: FoldedLayout) -> BlockPrices:
@@ -229,7 +229,7 @@ class BlockTable(Tables):
         price: Callable[[BlockPrices, RoutedExperts], BlockTimes],
     ) -> tuple[BlockTimes, ...]:
         """Return the times of each kind with a price of its experts; equal ones have the same."""
-        every = self._of_parts(self._prices(layout), price, BlockTimes.split)
+        every = self._of_parts(self._prices(layout), price)
         return tuple(
             own if added is None else own + added for own, added in zip(times, every, strict=True)
         )
@@ -238,16 +238,11 @@ class BlockTable(Tables):
         self,
         prices: BlockPrices,
         price: Callable[[BlockPrices, RoutedExperts], _Priced],
-        split: Callable[[_Priced, int], Sequence[_Priced]],
     ) -> list[_Priced | None]:
-        """Return a price of each kind's experts; None without any.
-
-        Args:
-            price, split: as of `AlikeLayers.priced`.
-        """
+        """Return a price of each kind's experts; None without any."""
         found: list[_Priced | None] = [None] * len(self._routed)
         for layers in self._alike:
-            for place, one in zip(layers.places, layers.priced(prices, price, split), strict=True):
+            for place, one in zip(layers.places, layers.priced(prices, price), strict=True):
                 found[place] = one
         return found
 

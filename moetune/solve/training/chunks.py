@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from moetune.domain.arrays import longer, rows_of
+from moetune.domain.arrays import longer
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.training import Degrees
 from moetune.solve.layer.degree import TIE, makespan, makespan_beside
@@ -52,14 +52,6 @@ class ChunkedPass:
     seconds: Mapping[int, float]
     kernels: int
 
-    def split(self, num: int) -> "list[ChunkedPass]":
-        """Return those of each of so many layers that were priced at once."""
-        rows = rows_of(self.seconds.values(), num)
-        return [
-            ChunkedPass(seconds=dict(zip(self.seconds, row, strict=True)), kernels=self.kernels)
-            for row in rows
-        ]
-
     def saved(self, degree: int) -> float:
         """Return the seconds that so many chunks take less than one."""
         return self.seconds[1] - self.seconds[degree]
@@ -75,22 +67,12 @@ class ChunkedPasses(NamedTuple):
     forward: ChunkedPass
     backward: ChunkedPass
 
-    def split(self, num: int) -> "list[ChunkedPasses]":
-        """Return those of each of so many layers that were priced at once."""
-        return [
-            *itertools.starmap(ChunkedPasses, zip(*(one.split(num) for one in self), strict=True))
-        ]
-
 
 class Hidden(NamedTuple):
     """Seconds by which shared experts shorten both passes of a layer in one chunk."""
 
     forward: float = 0.0
     backward: float = 0.0
-
-    def split(self, num: int) -> "list[Hidden]":
-        """Return those of each of so many layers that were priced at once."""
-        return [*itertools.starmap(Hidden, rows_of(self, num))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

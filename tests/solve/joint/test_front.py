@@ -1,13 +1,12 @@
 """The front of time against memory, against every layout priced one by one."""
 
 import itertools
-from math import inf
 
 import pytest
 
 from moetune.domain.errors import InputError
 from moetune.domain.training import LayoutRequest, TrainingJob
-from moetune.solve.joint.front import front_within, memory_front
+from moetune.solve.joint.front import memory_front
 from moetune.solve.joint.ties import NOISE
 from tests.solve.joint.brute_force import every_layout
 from tests.solve.joint.test_search import OLMOE, search_of
@@ -40,22 +39,6 @@ def test_for_no_memory_is_a_layout_faster_than_the_front(target: str, pins: Layo
         while left and left[0][0] <= memory:
             found = min(found, left.pop(0)[1])
         assert fastest <= found <= fastest / (1 - NOISE) * (1 + 1e-9)
-
-
-def test_a_part_of_the_front_is_that_of_the_whole() -> None:
-    search, pins = search_of(JOB, target="megatron"), LayoutRequest(tp=1, micro_batch=2)
-    front = memory_front(search, pins)
-    slowest, most = front[1].step.seconds, front[-2].memory.peak_bytes
-    assert len(front) > 4
-    assert front_within(search, pins, slowest_seconds=slowest, most_bytes=most) == front[1:-1]
-    assert front_within(search, pins, slowest_seconds=0.0, most_bytes=most) == ()
-
-
-def test_the_fastest_alone_is_the_end_of_the_front() -> None:
-    search, pins = search_of(JOB, target="megatron"), LayoutRequest(pp=4, micro_batch=1)
-    *_, fastest = memory_front(search, pins)
-    seconds = fastest.step.seconds
-    assert front_within(search, pins, slowest_seconds=seconds, most_bytes=inf) == (fastest,)
 
 
 def test_pins_that_nothing_obeys_are_refused() -> None:

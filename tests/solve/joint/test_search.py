@@ -50,9 +50,9 @@ def search_of(job: TrainingJob, *, target: str = "megatron", gib: float = 70) ->
     ("target", "gib", "pins"),
     [
         ("megatron", 34.0, LayoutRequest(tp=1, pp=2, micro_batch=2)),
-        ("megatron", 20.0, LayoutRequest(pp=1)),
+        ("megatron", 20.0, LayoutRequest(pp=1, tp=1, micro_batch=1)),
         ("torchtitan", 24.0, LayoutRequest(tp=1, pp=4, micro_batch=1)),
-        ("moetune", 30.0, LayoutRequest(micro_batch=1)),
+        ("moetune", 30.0, LayoutRequest(tp=1, micro_batch=1)),
     ],
 )
 def test_no_layout_that_fits_is_faster(target: str, gib: float, pins: LayoutRequest) -> None:
