@@ -211,6 +211,7 @@ def compare_page(library: Library, *, what: str, first: str, second: str) -> Pag
         raise InputError(f"what must be plans or profiles, got {what!r}")
     names: tuple[str, str] = (first, second)
     sections: tuple[Section, ...] = ()
+    longest = 12 if what == "plans" else None
     if first and second:
         compare = _plans if what == "plans" else _profiles
         names, sections = compare(library, first, second)
@@ -225,7 +226,7 @@ def compare_page(library: Library, *, what: str, first: str, second: str) -> Pag
         context={
             "what": what,
             "fields_of": tuple(_compared_fields(library, what)),
-            "values": {"first": first, "second": second},
+            "values": {"first": first[:longest], "second": second[:longest]},
             "names": names,
             "links": [address(what, first), address(what, second)],
         },
