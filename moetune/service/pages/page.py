@@ -189,8 +189,3 @@ def address(*parts: str, **query: str) -> str:
 def age_now(created_at: str) -> str:
     """Return how long ago a row was made."""
     return age(created_at, datetime.now(UTC))
-
-
-def seconds_since(created_at: str) -> float:
-    """Return the seconds since a row was made."""
-    return (datetime.now(UTC) - datetime.fromisoformat(created_at)).total_seconds()

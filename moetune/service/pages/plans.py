@@ -13,13 +13,13 @@ from moetune.report.observed import drift_figure, seen
 from moetune.report.section import Section, Table
 from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Link, Page, address, age_now, seconds_since
+from moetune.service.pages.page import Link, Page, address
 from moetune.service.pages.whatif import whatif_fields
 from moetune.workflows.library import PlanFilter, StoredPlan, list_plans, read_plans
 from moetune.workflows.training_whatif import arguments_of
 from moetune.workflows.views.comparison import comparison_sections, machine_sections
 from moetune.workflows.views.plan_page import plan_page_sections
-from moetune.workflows.views.stored_plans import Links, stored_plans_table
+from moetune.workflows.views.stored_plans import stored_plans_table
 from moetune.workflows.views.words import (
     KIND_WORDS,
     kind_of,
@@ -262,13 +262,4 @@ def _profiles(library: Library, first: str, second: str) -> _Comparison:
 
 def _table(found: Sequence[StoredPlan], *, is_last: bool) -> Table:
     none = "No plan matches." if is_last else "No plan on this page matches: see older ones."
-    return stored_plans_table([(one, _links(one.info)) for one in found], empty=none)
-
-
-def _links(one: PlanInfo) -> Links:
-    return Links(
-        plan=address("plans", one.id),
-        profile=address("profiles", one.profile),
-        age=age_now(one.created_at),
-        age_seconds=seconds_since(one.created_at),
-    )
+    return stored_plans_table(found, empty=none, address=address)
