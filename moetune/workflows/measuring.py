@@ -116,7 +116,7 @@ def _in_chunks(point: RowsPoint, device: Device) -> tuple[MoELayer, torch.Tensor
 
 
 def _dense(width: int) -> nn.Module:
-    return FeedForward(width, width, OneRank())
+    return FeedForward(width, width)
 
 
 def _moe(width: int) -> nn.Module:
@@ -128,8 +128,7 @@ def _moe(width: int) -> nn.Module:
 def _block(
     make_ffn: Callable[[int], nn.Module], point: RowsPoint, device: Device
 ) -> tuple[TransformerBlock, torch.Tensor]:
-    attention = Attention(point.width, 1, OneRank())
-    block = TransformerBlock(attention, make_ffn(point.width), point.width, balance=0.0)
+    block = TransformerBlock(Attention(point.width, 1), make_ffn(point.width), point.width)
     dtype = getattr(torch, point.dtype)
     x_BSD = torch.ones(1, point.rows, point.width, dtype=dtype, device=device.torch_device)
     return block.to(device.torch_device, dtype), x_BSD.requires_grad_()

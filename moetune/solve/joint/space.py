@@ -77,7 +77,7 @@ class LayoutSpace:
                     continue
                 layout = FoldedLayout(
                     dp=dp, cp=cp, tp=tp, pp=pp, ep=ep, etp=etp, micro_batch=batch,
-                    zero=self.zeros(pins, pp, tp)[0], dispatcher=self.first_dispatcher(pins),
+                    zero=self.zeros(pins, pp)[0], dispatcher=self.first_dispatcher(pins),
                     cuda_graphs=pins.cuda_graphs or "none", stages=pins.stages,
                     offload_activations=pins.offload_activations or 0.0,
                     offload_optimizer=pins.offload_optimizer or 0.0,
@@ -96,7 +96,7 @@ class LayoutSpace:
                     choices = itertools.product(
                         self.recomputes(pins),
                         self.dispatchers(one, pins),
-                        self.zeros(pins, one.pp, one.tp),
+                        self.zeros(pins, one.pp),
                     )
                     for recompute, dispatcher, zero in choices:
                         layout = one.changed(recompute=recompute, dispatcher=dispatcher, zero=zero)
@@ -127,7 +127,8 @@ class LayoutSpace:
     def _tps(self, pins: LayoutRequest) -> Sequence[int]:
         if pins.tp:
             return (pins.tp,)
-        return [one for one in divisors(self.job.world_size) if one <= _LARGEST_TP]
+        most = self.target.largest.get("tp", _LARGEST_TP)
+        return [one for one in divisors(self.job.world_size) if one <= most]
 
     def _cps(self, pins: LayoutRequest) -> Sequence[int]:
         if pins.cp:
@@ -185,7 +186,7 @@ class LayoutSpace:
     def _obeys(self, rules: Iterator[BrokenRule]) -> bool:
         return not self.asks_runtime or next(rules, None) is None
 
-    def zeros(self, pins: LayoutRequest, pp: int, tp: int) -> Sequence[ZeroStage]:
+    def zeros(self, pins: LayoutRequest, pp: int) -> Sequence[ZeroStage]:
         """Return the pinned stage, or those that go with the sizes, ascending.
 
         Stage 0 takes no less time than stage 1 and more memory: only a pin asks for it where the
@@ -194,8 +195,6 @@ class LayoutSpace:
         if pins.zero is not None:
             return (pins.zero,)
         most = 3 if pp == 1 else max(self.target.zero_with_pp, self.target.zero[0])
-        if tp > 1:
-            most = min(most, self.target.zero_with_tp)
         return [one for one in self.target.zero if 1 <= one <= most] or self.target.zero[:1]
 
     def schedules(self, pins: LayoutRequest, pp: int) -> Iterator[tuple[int, Schedule | None]]:
