@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from moetune.cli.render import Screen
 from moetune.domain.samples import Sample
 from moetune.workflows.profile_quality import GroupSummary
+from moetune.workflows.recording import Progress
 
 _BAR_WIDTH = 24
-
-
 _PAUSE_SECONDS = 10.0
 
 
-class ScreenProgress:
+class ScreenProgress(Progress):
     """A bar for each group of points on a terminal, else a line every ten seconds.
 
     Args:

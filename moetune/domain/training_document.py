@@ -8,10 +8,10 @@ from typing import Literal, TypeAlias
 
 from moetune.domain.document import UNLESS_DEFAULT, decode, encode, shown
 from moetune.domain.errors import InputError
-from moetune.domain.model_placement import ModelPlacement
 from moetune.domain.model_plan import Confidence
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import Schedule
+from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Plan
 from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.targets import Target, TargetName, planned_target

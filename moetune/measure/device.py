@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
 
 import torch
 
@@ -17,82 +16,22 @@ _CYCLES_PER_SECOND = 2.5e9
 _LONGEST_HEAD_START_SECONDS = 0.02
 
 
-class Device(Protocol):
-    """Where operations run. A thread that uses it calls `use` first."""
+class Device:
+    """Where operations run: this host's cores, which have run them when they return.
 
-    @property
-    def kind(self) -> DeviceKind:
-        """CPU or CUDA."""
-        ...
+    `CudaDevice` is a GPU. A thread that uses a device calls `use` first.
 
-    @property
-    def torch_device(self) -> torch.device:
-        """Its name in torch."""
-        ...
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of a cache that no operation of a layer finds warm; 0 for none."""
-        ...
-
-    def use(self) -> AbstractContextManager[object]:
-        """Return a context in which this thread issues work on a stream of its own."""
-        ...
-
-    def seconds(
-        self,
-        run: Callable[[], None],
-        *,
-        lead_in: Callable[[], None] | None = None,
-        head_start_seconds: float = 0.0,
-    ) -> float:
-        """Return the time that the work issued by `run` takes, to its very end.
-
-        Args:
-            lead_in: issues work that runs before the clock starts, where a device can be told so.
-            head_start_seconds: time that the host needs to issue all of it; a device that runs
-                it meanwhile begins that much later.
-        """
-        ...
-
-    def synchronize(self) -> None:
-        """Wait for what this thread issued."""
-        ...
-
-    def mark(self) -> Callable[[], float]:
-        """Mark what this thread has issued so far.
-
-        Returns:
-            A function that waits for it and returns when it was done, on `perf_counter`.
-        """
-        ...
-
-    def flush(self) -> None:
-        """Drop what the last block left in the device's cache, before a timed block."""
-        ...
-
-    def host_bytes(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
-        """Return an uninitialised buffer in host memory."""
-        ...
-
-    def usable_bytes(self) -> int | None:
-        """Return the memory that tensors can have now, freed ones included; None if not known."""
-        ...
-
-    def clock_hertz(self) -> float | None:
-        """Return the current clock of the processors, None where it cannot be read."""
-        ...
-
-
-class CpuDevice:
-    """Host cores: operations are done when they return."""
+    Attributes:
+        cache_bytes: of a cache that no operation of a layer finds warm; 0 for none: a CPU's
+            operations take turns with operands themselves.
+    """
 
     kind: DeviceKind = "cpu"
     torch_device = torch.device("cpu")
-    cache_bytes = 0  # its operations take turns with operands themselves
+    cache_bytes = 0
 
     def use(self) -> AbstractContextManager[object]:
-        """Return an empty context: there are no streams."""
+        """Return a context in which this thread issues work on a stream of its own."""
         return nullcontext()
 
     def seconds(
@@ -102,36 +41,49 @@ class CpuDevice:
         lead_in: Callable[[], None] | None = None,  # noqa: ARG002 - the barrier was just left
         head_start_seconds: float = 0.0,  # noqa: ARG002 - the host itself computes
     ) -> float:
-        """Return the time of `run`."""
+        """Return the time that the work issued by `run` takes, to its very end.
+
+        Args:
+            lead_in: issues work that runs before the clock starts, on a GPU.
+            head_start_seconds: time that the host needs to issue all of it; a GPU, which runs
+                it meanwhile, begins that much later.
+        """
         start = time.perf_counter()
         run()
         return time.perf_counter() - start
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Wait for what this thread issued."""
 
     def mark(self) -> Callable[[], float]:
-        """Return the time now: operations are done when they return."""
+        """Mark what this thread has issued so far.
+
+        Returns:
+            A function that waits for it and returns when it was done, on `perf_counter`.
+        """
         now = time.perf_counter()
         return lambda: now
 
     def flush(self) -> None:
-        """Keep the caches: a chunk's rows come from the core that just received them."""
+        """Drop what the last block left in a GPU's cache, before a timed block.
 
-    def host_bytes(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:  # noqa: ARG002
-        """Return a buffer; host memory is not pinned for a CPU."""
+        A CPU's caches stay: a chunk's rows come from the core that just received them.
+        """
+
+    def host_bytes(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:  # noqa: ARG002 - for a GPU alone
+        """Return an uninitialised buffer in host memory."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def usable_bytes(self) -> int | None:
-        """Return None: host memory is shared with everything else."""
+        """Return the memory that tensors can have now, freed ones included; None on a CPU."""
         return None
 
     def clock_hertz(self) -> float | None:
-        """Return None: the clock that a virtual machine reports is not the real one."""
+        """Return the current clock, None where it cannot be read: a virtual machine's is wrong."""
         return None
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """One CUDA device, timed by events on the calling thread's stream.
 
     Threads take streams that earlier ones have left: torch's allocator keeps the memory of each
@@ -246,7 +198,7 @@ def open_device(local_rank: int = 0) -> Device:
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank)
         return CudaDevice(local_rank)
-    return CpuDevice()
+    return Device()
 
 
 def drop(_: object) -> None:

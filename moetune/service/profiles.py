@@ -1,6 +1,7 @@
 """Routes of measurements: profiles, their fits, and machines."""
 
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fastapi import FastAPI
@@ -8,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
-from moetune.domain.ports import Store
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.service import describe
 from moetune.service.bodies import (
@@ -26,6 +26,9 @@ from moetune.service.workers import WorkerPools
 from moetune.workflows.files import bundled_profiles, profile_to_toml
 from moetune.workflows.profile_toml import parse_toml, profile_in_toml
 from moetune.workflows.profiles import ProfileInfo, is_path, list_profiles, named_profile
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
 
 _MAX_NAME_CHARACTERS = 200
 
@@ -146,7 +149,7 @@ def profile_in(kind: str, content: bytes) -> Profile:
     return profile
 
 
-def store_profile(store: Store, profile: Profile) -> bool:
+def store_profile(store: "SqlStore", profile: Profile) -> bool:
     """Store a profile unless the current one of its name is equal; return whether it is new."""
     current = store.profile(profile.name)
     if current is not None and current.digest == profile.digest:

@@ -5,7 +5,7 @@ Whatever the description does not say is the reference's, and the file names it 
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,10 @@ from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.site import site_of
 from moetune.domain.spelling import nearest_then
-from moetune.domain.units import format_bytes, format_rate, parse_flops, parse_rate
+from moetune.domain.units import format_bytes, format_rate, parse_bytes, parse_flops, parse_rate
 from moetune.report.section import plural
 from moetune.workflows.files import bundled_profiles, toml_value
+from moetune.workflows.flags import read_flag
 from moetune.workflows.profile_toml import parse_toml, profile_in_toml, reference_profile
 
 _NODES_OF = re.compile(r"(\w+)-(?:x4|x8|nvl72)")
@@ -80,6 +81,58 @@ class Described:
     stand_ins: tuple[str, ...]
 
 
+_MAX_COUNT = 100_000
+_READERS: Mapping[str, Callable[[str], object]] = MappingProxyType({
+    "nic_rate": parse_rate, "memory": parse_bytes, "tflops": parse_flops,
+    "memory_bandwidth": parse_rate, "link_rate": parse_rate, "host_memory": parse_bytes,
+})  # fmt: skip
+"""Readers of the texts with units, by field."""
+_COUNTS = ("gpus_per_node", "nodes", "nics")
+_EXAMPLES = {
+    "gpu": "h100", "gpus_per_node": "8", "nodes": "8", "nics": "8", "nic_rate": "400Gbit/s",
+}  # fmt: skip
+"""Values of the fields without which no machine is described; cards where it has a network."""
+
+
+def flag_of(field: str) -> str:
+    """Return a description's field as the command spells it."""
+    return f"--{field.replace('_', '-')}"
+
+
+def description_of(
+    texts: Mapping[str, str], *, spelled: Callable[[str], str] = flag_of
+) -> Description:
+    """Return the description that texts make: flags, or the fields of a form.
+
+    Args:
+        texts: by field of `Description`; "" and absent for what is not described.
+        spelled: how whoever wrote the texts calls a field.
+
+    Raises:
+        InputError: a text cannot be read, or a field is missing.
+    """
+    given = {name: text for name, text in texts.items() if text}
+    for name in given.keys() & _READERS.keys():
+        read_flag(given[name], _READERS[name], spelled(name))
+    counts = {name: _count(given.pop(name), spelled(name)) for name in _COUNTS if name in given}
+    has_network = counts.get("nodes", 1) > 1 or "nics" in counts or "nic_rate" in given
+    wanted = [name for name in _EXAMPLES if has_network or not name.startswith("nic")]
+    if missing := [name for name in wanted if name not in {*given, *counts}]:
+        raise InputError(
+            f"the description lacks {', '.join(map(spelled, missing))}",
+            f"such as {', '.join(f'{spelled(name)} {_EXAMPLES[name]}' for name in missing)}",
+        )
+    return Description(**given, **counts)  # type: ignore[arg-type] # all that it needs is there
+
+
+def _count(text: str, field: str) -> int:
+    if not text.isdecimal() or len(text) > len(str(_MAX_COUNT)) or not 1 <= int(text) <= _MAX_COUNT:
+        raise InputError(
+            f"{field}: {text[:40]!r} is not a number of at least 1 and at most {_MAX_COUNT:,}"
+        )
+    return int(text)
+
+
 def gpus() -> Mapping[str, str]:
     """Return the reference machine of each GPU that has whole nodes, by the GPU's name."""
     found = ((name, _NODES_OF.fullmatch(name)) for name in bundled_profiles())
@@ -137,15 +190,7 @@ def _check(description: Description) -> None:
     name = description.name
     if name in bundled_profiles() or not name.strip() or not name.isprintable():
         why = "is that of a reference machine" if name in bundled_profiles() else "cannot be one"
-        raise InputError(f"the name {name!r} {why}", "choose another with --name")
-    if (description.nics is None) != (not description.nic_rate):
-        raise InputError(
-            "--nics and --nic-rate go together", "such as --nics 8 --nic-rate 400Gbit/s"
-        )
-    if description.nodes > 1 and description.nics is None:
-        raise InputError(
-            f"{description.nodes} nodes need a network", "such as --nics 8 --nic-rate 400Gbit/s"
-        )
+        raise InputError(f"the name {name!r} {why}", "choose another name")
 
 
 def _base_of(description: Description) -> Profile:

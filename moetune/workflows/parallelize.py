@@ -219,12 +219,10 @@ def _adapt(model: "nn.Module", ranks: "ParallelGroups") -> None:
     """Spread the experts of transformers' modules, where the model has such ones."""
     from moetune.adapters.families import is_experts
     from moetune.adapters.model import adapt_over
-    from moetune.adapters.ranks import ExpertRanks
     from moetune.runtime.moe.expert_module import Experts
 
     if any(is_experts(one) and not isinstance(one, Experts) for one in model.modules()):
-        spread = ExpertRanks(communicator=ranks.expert_communicator)
-        adapt_over(model, None, spread)
+        adapt_over(model, None, ranks.expert_communicator)
 
 
 def _device_type() -> str:

@@ -22,6 +22,7 @@ from moetune.domain.training import Degrees, FoldedLayout, LayoutRequest, Traini
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.solve.joint.space import LayoutSpace
+from tests.solve.joint.brute_force import layouts_of
 
 NUM_STEPS = 5
 SEED = 3
@@ -91,7 +92,7 @@ def draw_worlds(num_ranks: int, rng: random.Random) -> Iterator[World]:
             global_batch=num_ranks * rng.choice((1, 1, 1, 2)), length=shape.length,
         )  # fmt: skip
         space = LayoutSpace(job=job, target=find_target("moetune"))
-        layouts = [*space.layouts(_pins(rng))]
+        layouts = [*layouts_of(space, _pins(rng))]
         if not layouts:
             continue
         layout = _cut(_in_chunks(rng.choice(layouts), rng), space, rng)

@@ -57,12 +57,10 @@ def test_the_number_of_steps_is_where_torch_reads_it(
         assert isinstance(optimizer, ChunkedOptimizer)
         if restarts:
             moetune.ShardedStates(model, optimizer).state_dict()
-        before = [chunk.names for chunk in optimizer.chunks]
-        for _ in range(2):  # behind the first one chunks are packed again
+        for _ in range(2):
             model(torch.randn(24, 16, device=GPU)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        assert [chunk.names for chunk in optimizer.chunks] != before
         cuda.syncs.clear()
         optimizer.step()
         steps = {state["step"].device for state in optimizer.state.values()}

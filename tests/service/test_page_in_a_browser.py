@@ -255,13 +255,6 @@ def test_a_model_and_a_profile_are_reached_with_the_keyboard_alone(
     page.keyboard.press("Enter")
     page.wait_for_url("**/profiles/by%20hand")
     assert page.locator("h1").inner_text() == "by hand"
-    page.goto("/machines")
-    page.get_by_label("Name of the profile").focus()
-    for typed in ("ours", "", "8", "1"):  # name, GPU as it is, GPUs in a node, nodes
-        page.keyboard.type(typed)
-        page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/profiles/ours")
 
 
 def test_plans_are_filtered_and_compared_with_the_keyboard_alone(

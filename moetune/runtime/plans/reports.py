@@ -154,9 +154,15 @@ class StepReporter:
         self.sender, self.plan_ids, self.every = sender, plan_ids, every
         self.device_id = device_id
 
-    def layer(self) -> "LayerReports":
-        """Return the reports of one more layer."""
-        return LayerReports(self)
+    def wants(self, plan: Plan, decision: Decision, number: int) -> bool:
+        """Want every so many-th call of a plan that the service knows, with the plan's decision."""
+        is_planned = decision == plan.decide(plan.tokens_per_rank)
+        return number % self.every == 0 and is_planned and plan.id in self.plan_ids
+
+    def take(self, call: ObservedCall) -> None:
+        """Send the call, if it was wanted."""
+        if self.wants(call.plan, call.decision, call.number):
+            self.sender.add(_observation(call, self.device_id))
 
     def settled(self, plan: Plan, settled: Settled) -> None:
         """Send what a search measured of its decision, for the plan's own number of tokens.
@@ -169,24 +175,6 @@ class StepReporter:
     def close(self) -> None:
         """Send the queue, for two seconds at most."""
         self.sender.close()
-
-
-class LayerReports:
-    """Observer that reports one layer's calls with the plan's decision."""
-
-    def __init__(self, reporter: StepReporter) -> None:
-        self._reporter = reporter
-
-    def wants(self, plan: Plan, decision: Decision, number: int) -> bool:
-        """Want every so many-th call of a plan that the service knows."""
-        is_planned = decision == plan.decide(plan.tokens_per_rank)
-        is_due = number % self._reporter.every == 0
-        return is_due and is_planned and plan.id in self._reporter.plan_ids
-
-    def take(self, call: ObservedCall) -> None:
-        """Send the call, if it was wanted."""
-        if self.wants(call.plan, call.decision, call.number):
-            self._reporter.sender.add(_observation(call, self._reporter.device_id))
 
 
 def post_observations(connection: ServiceConnection, batch: Sequence[Observation]) -> None:
@@ -224,17 +212,17 @@ def _chained(times: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
 
 def _observed(plan: Plan, settled: Settled, device_id: str) -> Observation:
     """Return the time of a settled decision, and its prediction if the plan has one."""
-    one, own = settled.decision, plan.decide(plan.tokens_per_rank)
+    decision, planned = settled.decision, plan.decide(plan.tokens_per_rank)
     return Observation(
         plan_id=plan.id,
-        forward_degree=one.forward_degree,
-        backward_degree=one.backward_degree,
+        forward_degree=decision.forward_degree,
+        backward_degree=decision.backward_degree,
         tokens_per_rank=settled.tokens_per_rank,
-        predicted_seconds=_predicted_seconds(plan, one),
+        predicted_seconds=_predicted_seconds(plan, decision),
         seconds=settled.seconds,
         source="search",
         device_id=device_id,
-        strategy=None if one.strategy == own.strategy else one.strategy,
+        strategy=None if decision.strategy == planned.strategy else decision.strategy,
     )
 
 

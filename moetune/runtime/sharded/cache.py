@@ -51,12 +51,6 @@ class Cache:
         """The uses of the last whole training step."""
         return self._traces[True].known
 
-    def replace_chunks(self, chunks: Sequence[StoredChunk], capacity: int) -> None:
-        """Cache other chunks from now on, whose order of uses is unknown."""
-        self._chunks, self.capacity = chunks, capacity
-        self._traces = {True: AccessTrace(), False: AccessTrace()}
-        self._fetches.clear()
-
     def begin_step(self, *, trains: bool) -> None:
         """Begin a step, expected to repeat the last of its kind (training or evaluation)."""
         self._trains = trains

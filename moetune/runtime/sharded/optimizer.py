@@ -3,7 +3,7 @@
 Last part of a training step: takes complete reductions from `manager`, and publishes new values.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -11,16 +11,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError, RankMismatchError
 from moetune.runtime.sharded.backward_steps import BackwardSteps
 from moetune.runtime.sharded.manager import ChunkManager
 from moetune.runtime.sharded.parameter_shards import ParameterShard, over_shards, parameter_shards
 from moetune.runtime.sharded.placement import SideStream
-from moetune.runtime.sharded.replicas import ReplicaGroup
-from moetune.runtime.sharded.schedule import ParameterUses
+from moetune.runtime.sharded.replicas import REDUCTION
 from moetune.runtime.sharded.stored import StoredChunk
-
-Repack = Callable[["ChunkedOptimizer", ParameterUses], None]
 
 
 class ChunkedOptimizer(Optimizer):
@@ -34,8 +32,6 @@ class ChunkedOptimizer(Optimizer):
         optimizer: fresh, over parameters of the model.
         replicas: the data-parallel ranks.
         reduce_stream: of the gradients' copies to the host.
-        repack: called once, after the first step, with the recorded uses of parameters; it may
-            call `replace_chunks`.
         in_backward: chunks are stepped within the backward pass.
     """
 
@@ -43,28 +39,27 @@ class ChunkedOptimizer(Optimizer):
         self,
         optimizer: Optimizer,
         manager: ChunkManager,
-        replicas: ReplicaGroup,
+        replicas: Communicator,
         reduce_stream: SideStream,
         *,
-        repack: Repack,
         in_backward: bool,
     ) -> None:
         self._manager, self._replicas, self._reduce_stream = manager, replicas, reduce_stream
         self._names = sorted(manager.parameters)
         names = {id(parameter): name for name, parameter in manager.parameters.items()}
-        self._groups = [
-            tuple(names[id(each)] for each in group["params"]) for group in optimizer.param_groups
-        ]
-        self._group_number = {
-            name: number for number, members in enumerate(self._groups) for name in members
+        groups = [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]
+        self._group_number = {name: number for number, group in enumerate(groups) for name in group}
+        self.shards = parameter_shards(manager.chunks)
+        self._shards_by_chunk = {
+            number: tuple(shards)
+            for number, shards in groupby(self.shards, key=lambda shard: shard.chunk.number)
         }
-        self._find_shards()
-        values = [self._values_of(members) for members in self._groups]
+        by_name = {shard.name: shard.values for shard in self.shards}
+        values = [[by_name[name] for name in group if name in by_name] for group in groups]
         self._inner = over_shards(optimizer, values)
         super().__init__(self._inner.param_groups, self._inner.defaults)
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
         self._backward_steps = BackwardSteps(self._step_chunk) if in_backward else None
-        self._repack: Repack | None = repack
         if self._backward_steps is not None:
             manager.cache.on_reduced = self._step_in_backward
             manager.cache.finish_step = self._backward_steps.finish
@@ -85,10 +80,6 @@ class ChunkedOptimizer(Optimizer):
         for chunk in self._manager.chunks:
             if chunk.number not in done:
                 self._step_chunk(chunk, got)
-        if self._repack is not None:
-            self._manager.invalidate()
-            self._repack(self, self._manager.use_recorder.close())
-            self._repack = None
         self._manager.end_step()
         return loss
 
@@ -112,7 +103,7 @@ class ChunkedOptimizer(Optimizer):
             )
         self._manager.finish_reductions()
         self._reduce_stream.synchronize()
-        norm = self._replicas.all_reduce_sum(self._square_sum()).sqrt()
+        norm = self._replicas.all_reduce_values(self._square_sum(), REDUCTION).sqrt()
         scale = float(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         if scale < 1:
             for chunk in self._manager.chunks:
@@ -137,53 +128,6 @@ class ChunkedOptimizer(Optimizer):
         assert self._backward_steps is not None  # noqa: S101 - the only caller
         if self._is_complete(chunk):
             self._backward_steps.start(chunk)
-
-    @property
-    def chunks(self) -> tuple[StoredChunk, ...]:
-        """The model's chunks on this rank."""
-        return tuple(self._manager.chunks)
-
-    def shards_in(self, chunk: StoredChunk) -> tuple[ParameterShard, ...]:
-        """Return this rank's shards of a chunk's parameters."""
-        return self._shards_by_chunk.get(chunk.number, ())
-
-    def replace_chunks(
-        self,
-        chunks: Sequence[StoredChunk],
-        states: Mapping[str, dict[str, Any]],
-        capacity: int,
-    ) -> None:
-        """Step other chunks of the same parameters from now on.
-
-        Args:
-            states: of this rank's shards, by parameter.
-            capacity: of the cache, in chunks.
-        """
-        self._manager.replace_chunks(chunks, capacity)
-        self._find_shards()
-        self.state.clear()
-        for group, members in zip(self.param_groups, self._groups, strict=True):
-            group["params"][:] = self._values_of(members)
-        for shard in self.shards:
-            if shard.name in states:
-                self.state[shard.values] = states[shard.name]
-
-    def _find_shards(self) -> None:
-        self.shards = parameter_shards(self._manager.chunks)
-        self._shards_by_chunk = {
-            number: tuple(shards)
-            for number, shards in groupby(self.shards, key=lambda shard: shard.chunk.number)
-        }
-
-    def _values_of(self, names: Iterable[str]) -> list[nn.Parameter]:
-        values = {shard.name: shard.values for shard in self.shards}
-        return [values[name] for name in names if name in values]
-
-    @property
-    def group_of(self) -> dict[str, dict[str, Any]]:
-        """The group of each parameter, by name."""
-        groups = zip(self.param_groups, self._groups, strict=True)
-        return {name: group for group, members in groups for name in members}
 
     @property
     def settings(self) -> list[dict[str, Any]]:
@@ -233,7 +177,7 @@ class ChunkedOptimizer(Optimizer):
             return
         chunk.make_readable()
         chunk.make_writable()
-        shards = self.shards_in(chunk)
+        shards = self._shards_by_chunk.get(chunk.number, ())
         for shard in shards:
             if got is None or shard.name in got:
                 shard.values.grad = chunk.gradient[shard.low : shard.high]
@@ -260,15 +204,14 @@ class ChunkedOptimizer(Optimizer):
 
     def _agree(self) -> set[str]:
         """Return the parameters that got a gradient on some rank, once the orders are equal."""
-        mine = self._manager.got_gradient
+        got = self._manager.got_gradient
         if self._replicas.num_ranks == 1:
-            return mine
+            return got
         seen = self._manager.cache.digest
         # The maxima of `seen` and of its negative are opposite only if all ranks have the same.
-        flags = [*(name in mine for name in self._names), seen, -seen]
-        found = self._replicas.all_reduce_max(
-            torch.tensor(flags, dtype=torch.int64, device="cpu")
-        ).tolist()
+        flags = [*(name in got for name in self._names), seen, -seen]
+        mine = torch.tensor(flags, dtype=torch.int64, device="cpu")
+        found = self._replicas.all_reduce_values(mine, "the agreement on a step", op="max").tolist()
         if found[-2] != -found[-1]:
             raise RankMismatchError(
                 "the ranks gathered and reduced their chunks in different orders",

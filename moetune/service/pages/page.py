@@ -22,7 +22,7 @@ from moetune.report.html import STATIC, age, environment
 from moetune.report.section import Figure, Section, all_figures
 from moetune.service.problems import Problem, problem_of
 
-_OWN = ("moetune.css", "moetune.js", "moetune.svg", "newplan.css", "newplan.js")
+_OWN = ("moetune.css", "moetune.js", "moetune.svg")
 _FOR_EVER = "public, max-age=31536000, immutable"
 _TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -38,8 +38,6 @@ class Addresses:
     style: str
     script: str
     icon: str
-    new_style: str
-    new_script: str
 
 
 def static_router() -> tuple[APIRouter, Addresses]:
@@ -54,8 +52,6 @@ def static_router() -> tuple[APIRouter, Addresses]:
         style=address("moetune.css"),
         script=address("moetune.js"),
         icon=address("moetune.svg"),
-        new_style=address("newplan.css"),
-        new_script=address("newplan.js"),
     )
     return _router(files), addresses
 

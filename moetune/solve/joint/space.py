@@ -85,24 +85,6 @@ class LayoutSpace:
                 if any(map(self.is_allowed, self.pipelines(layout, pins))):
                     yield layout
 
-    def layouts(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield every layout that a search may answer, without its stages and degrees.
-
-        Of equal layouts that differ in their recomputation, dispatcher and ZeRO stage, each.
-        """
-        for sizes in self.sizes(pins):
-            for overlapped in self.overlapped(sizes, pins):
-                for one in self.pipelines(overlapped, pins):
-                    choices = itertools.product(
-                        self.recomputes(pins),
-                        self.dispatchers(one, pins),
-                        self.zeros(pins, one.pp),
-                    )
-                    for recompute, dispatcher, zero in choices:
-                        layout = one.changed(recompute=recompute, dispatcher=dispatcher, zero=zero)
-                        if self.is_allowed(layout):
-                            yield layout
-
     def overlapped(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield a layout with each overlap, nothing recomputed."""
         first = self.recomputes(pins)[0]

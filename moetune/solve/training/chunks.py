@@ -21,7 +21,6 @@ from moetune.domain.training import Degrees
 from moetune.solve.layer.degree import TIE, makespan, makespan_beside
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import BlockPrices
-from moetune.solve.training.block_times import NO_TIME, BlockTimes, Passes
 from moetune.solve.training.passes import FORWARD_OF_BOTH, LAUNCH_SECONDS
 
 MOST_CHUNKS = 16
@@ -172,35 +171,6 @@ def _passes(
             _makespans(prices, part, backward, beside.backward), sum(backward[1]) + beside.backward
         ),
     )
-
-
-def most_saved(
-    times: BlockTimes,
-    *,
-    repeats: bool,
-    beside: Passes = NO_TIME,
-    hidden: float = 0.0,
-) -> float:
-    """Return the seconds that chunks of a block's exchanges save at most.
-
-        x + e − T(r) ≤ min(e, x − x/r)
-
-    of a pass with x seconds of exchanges and e of experts: in r chunks neither has less to do, and
-    the first dispatch and the last combine have no experts beside them (`makespan`). Shared experts
-    are beside one of the two: x − x/(2·r).
-
-    Args:
-        times: of the block, in one chunk.
-        repeats: as in `ChunkedBlock`.
-        beside: what runs beside the exchanges in one chunk, too.
-        hidden: what that hides in one chunk, which chunks do not save.
-    """
-    sent = times.passes("exchange")
-    computed = times.passes("experts") + times.passes("moe_act") + beside
-    share = 1 - 1 / MOST_CHUNKS / (2 if beside.forward else 1)
-    forward = min(computed.forward, share * sent.forward)
-    backward = min(computed.backward, share * sent.grad_input)
-    return (2 if repeats else 1) * forward + backward - hidden
 
 
 def best_degrees(

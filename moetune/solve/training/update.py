@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from moetune.domain.once import Tables, once
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
@@ -13,7 +14,6 @@ from moetune.solve.training.room import NO_ROOM, WITHOUT_END, Room
 from moetune.solve.training.stages import DecoderStages, RankBlocks
 
 _SHARDS_GRADIENTS = 2
-_Key = tuple[object, ...]
 
 
 class _Held(NamedTuple):
@@ -37,10 +37,8 @@ class _Alone(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdatePrices:
+class UpdatePrices(Tables):
     """Prices of what the replicas do together, of the rank with most parameters.
-
-    Not safe for several threads.
 
     Args:
         target: the runtime that the prices are for.
@@ -51,7 +49,6 @@ class UpdatePrices:
     stages: DecoderStages
     target: Target
     _parameters: RankParameters = field(init=False, repr=False)
-    _held: dict[_Key, _Held] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         counted = RankParameters(decoder=self.job.decoder)
@@ -141,14 +138,15 @@ class UpdatePrices:
         count = dense / (layout.dp * layout.cp) + experts / layout.edp
         return share * count * HOST_ADAM_SECONDS
 
+    @once(
+        lambda layout: (
+            layout.tp, layout.ep * layout.etp,
+            layout.pp, layout.vpp, layout.order, layout.stages,
+        )
+    )  # fmt: skip
     def _most_parameters(self, layout: FoldedLayout) -> _Held:
-        pipeline = layout.pp, layout.vpp, layout.order, layout.stages
-        key = layout.tp, layout.ep * layout.etp, *pipeline
-        found = self._held.get(key)
-        if found is None:
-            every = (self._of_rank(layout, one) for one in self.stages.ranks(layout))
-            found = self._held[key] = max(every, key=lambda one: one.dense + one.experts)
-        return found
+        every = (self._of_rank(layout, one) for one in self.stages.ranks(layout))
+        return max(every, key=lambda one: one.dense + one.experts)
 
     def _of_rank(self, layout: FoldedLayout, rank: RankBlocks) -> _Held:
         dense, experts = self._parameters.of(layout, rank)
