@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moetune.domain.layout import Layout
 from moetune.domain.pipeline import SCHEDULES, SPLITTING
 from moetune.domain.training import FoldedLayout
 from tests.ranks import run_ranks
@@ -94,18 +95,17 @@ def _features(one: Held) -> Iterator[str]:
     """Yield what a world's layout has."""
     layout, world = one.world.layout, one.world
     yield f"{one.num_ranks} ranks"
-    is_folded = isinstance(layout, FoldedLayout)
     for name in ("dp", "tp", "pp", "ep"):
         if getattr(layout, name) > 1:
             yield f"{name} above 1"
     for what, has in {
         "clipped gradients": world.max_norm is not None,
         "AdamW": world.is_adam,
-        "experts in a tensor-parallel group (PPMoE)": not is_folded,
+        "experts in a tensor-parallel group (PPMoE)": isinstance(layout, Layout),
     }.items():
         if has:
             yield what
-    if is_folded:
+    if isinstance(layout, FoldedLayout):
         yield from _folded_features(layout)
 
 

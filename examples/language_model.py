@@ -27,8 +27,8 @@ from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_rules import check_layout as check_folded
 from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.runtime.parallel.groups import ParallelGroups
+from moetune.runtime.parallel.own_layers import with_loss
 from moetune.runtime.parallel.stages import Shapes, Stages
 
 
@@ -44,6 +44,60 @@ class StageModules:
     blocks: range
     is_first: bool
     is_last: bool
+
+
+class Attention(nn.Module):
+    """Causal self-attention; a rank may have the rows of some heads alone."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.head_width = d_model // num_heads
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, D)."""
+        heads = self.qkv(x_BSD).unflatten(-1, (-1, 3, self.head_width))
+        query, key, value = heads.permute(3, 0, 2, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        result: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return result
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with a GELU between them."""
+
+    def __init__(self, d_model: int, d_hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(d_model, d_hidden), nn.Linear(d_hidden, d_model)
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, D)."""
+        result: torch.Tensor = self.down(functional.gelu(self.up(x_BSD)))
+        return result
+
+
+class TransformerBlock(nn.Module):
+    """Attention, then experts or a dense FFN, each after a norm and with a residual connection.
+
+    Args:
+        balance: weight of the experts' balance loss, added to the gradients alone.
+    """
+
+    def __init__(
+        self, attention: Attention, ffn: nn.Module, d_model: int, balance: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+        self.attention, self.ffn, self.balance = attention, ffn, balance
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, D)."""
+        x_BSD = x_BSD + self.attention(self.norm1(x_BSD))
+        x_BSD = x_BSD + self.ffn(self.norm2(x_BSD))
+        if self.balance and isinstance(self.ffn, ExpertLayer):
+            x_BSD = with_loss(x_BSD, self.ffn.aux_loss, self.balance)
+        return x_BSD
 
 
 class LanguageModel(nn.Module):

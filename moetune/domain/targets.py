@@ -35,6 +35,7 @@ from moetune.domain.optimizers import (
 from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.site import Site
 from moetune.domain.training import (
+    TOKEN_DISPATCHERS,
     CudaGraphs,
     Overlap,
     Recompute,
@@ -94,6 +95,8 @@ class Target:
             which works on tokens that the ranks already share.
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
+        zero_with_tp: highest ZeRO stage beside tensor parallelism.
+        tp_dispatchers: that go with tensor parallelism.
         zero_with_split: highest ZeRO stage beside schedules that split the backward pass.
         schedules: of pipelines; where there are none, pp is 1.
         splits_recomputed: whether schedules that split the backward pass go with recomputation.
@@ -145,6 +148,8 @@ class Target:
     dtypes: tuple[TrainingDtype, ...]
     largest: MappingProxyType[str, int]
     zero_with_pp: ZeroStage
+    zero_with_tp: ZeroStage = 3
+    tp_dispatchers: tuple[TokenDispatcher, ...] = TOKEN_DISPATCHERS
     zero_with_split: ZeroStage = 3
     schedules: tuple[Schedule, ...] = ("1f1b",)
     splits_recomputed: bool = True
@@ -311,7 +316,8 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         name="moetune", version="this one", source="moetune.runtime",
         dispatchers=("all_to_all",),
         recompute=("full",), overlaps=("none", "chunks"), zero=(0, 1, 3), dtypes=("bfloat16",),
-        largest=_sizes(tp=1, cp=1, etp=1), zero_with_pp=3, zero_with_split=1,
+        largest=_sizes(cp=1, etp=1), zero_with_pp=3, zero_with_tp=0, zero_with_split=1,
+        tp_dispatchers=("all_gather",),  # TensorExpertLayer; torch cuts the dense parts
         schedules=SCHEDULES, hides_gradients=False,
         kept_by_experts=KeptByExperts(
             activations=False, results=True, gradients_wait=True, router_copies=1

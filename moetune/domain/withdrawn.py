@@ -95,6 +95,8 @@ def withdrawn_of_moetune(layout: object) -> Withdrawn | None:
     """Return what a layout of a plan for moetune's runtime has that the runtime no longer runs."""
     for row in _OF_MOETUNE:
         value = getattr(layout, row.key)
+        if row.key == "tp" and getattr(layout, "dispatcher", "") == "all_gather":
+            continue  # of moetune.TensorExpertLayer
         if {*value} - {"full", "none"} if row.key == "recompute" else value > 1:
             return row
     return None

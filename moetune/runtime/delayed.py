@@ -34,4 +34,4 @@ class WeightGradients:
 
 def add_gradient(parameter: torch.Tensor, grad: torch.Tensor) -> None:
     """Add to a parameter's gradient, or to that of the DTensor that it is this rank's part of."""
-    parameter.backward(grad.to(parameter.dtype))  # type: ignore[no-untyped-call]
+    parameter.backward(grad.to(parameter.dtype))

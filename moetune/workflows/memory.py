@@ -179,7 +179,7 @@ class _Fit:
         on_host = 1.0 if self._question.target.offloads_optimizer else 0.0
         least = (
             fitting.memory.needs(most.changed(zero=zero), on_host=on_host)[0]
-            for zero in self._space.zeros(pins, shape.pp)
+            for zero in self._space.zeros(pins, shape.pp, shape.tp)
         )
         return self._waits(shape) or min(least) <= fitting.limit_bytes
 
@@ -197,7 +197,7 @@ class _Fit:
     def _variants(self, shape: FoldedLayout) -> Iterator[FoldedLayout]:
         """Yield a shape with each ZeRO stage and recomputation that are allowed."""
         pins = self._question.pins
-        for zero in self._space.zeros(pins, shape.pp):
+        for zero in self._space.zeros(pins, shape.pp, shape.tp):
             for recompute in self._space.recomputes(pins):
                 one = shape.changed(zero=zero, recompute=recompute)
                 if self._space.is_allowed(one):

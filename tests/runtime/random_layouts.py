@@ -84,8 +84,8 @@ def draw_worlds(num_ranks: int, rng: random.Random) -> Iterator[World]:
     while True:
         shape = _shape(rng)
         if rng.random() < _SHARE_OF_TENSOR:
-            layout, num_micro_batches = _tensor(shape, num_ranks, rng)
-            yield _world(shape, layout, num_ranks, num_micro_batches, rng)
+            tensor, num_micro_batches = _tensor(shape, num_ranks, rng)
+            yield _world(shape, tensor, num_ranks, num_micro_batches, rng)
             continue
         job = TrainingJob(
             decoder=paper_decoder("random", shape), world_size=num_ranks,

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from examples.language_model import Attention, FeedForward, TransformerBlock
 from moetune.comm.group import OneRank
 from moetune.domain.layer import Activation, LayerShape
 from moetune.domain.model import Transformer
@@ -17,7 +18,6 @@ from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.solve.training.activations import block_bytes
 
 TOKENS, WIDTH, HEADS, HIDDEN = 64, 256, 8, 384

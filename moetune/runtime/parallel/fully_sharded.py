@@ -76,7 +76,7 @@ def forget_failed_passes(parts: nn.ModuleList) -> None:
         part.reset_iter_state()
     for module in sharded_modules(parts):
         module.unshard()
-        for parameter in module.parameters():
+        for parameter in parts.parameters():
             parameter.grad = None
         module.reshard()
 

@@ -201,8 +201,8 @@ class Stages:
         finally:
             for module in training:
                 module.training = True
-            for module in sharded_modules(self.parts):
-                module.reshard()  # or the next step would run with these values
+            for sharded in sharded_modules(self.parts):
+                sharded.reshard()  # or the next step would run with these values
             for parameter, grad in zip(self._parameters, grads, strict=True):
                 parameter.grad = grad  # which torch's stages of FSDP2 drop
 

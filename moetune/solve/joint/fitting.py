@@ -57,7 +57,7 @@ class Fitting:
     ) -> list[tuple[FoldedLayout, float]]:
         """Return how the states take least: sharded most, or on the host at the lowest stage."""
         pinned = pins.offload_optimizer
-        zero = self.space.zeros(pins, sizes.pp)[-1]
+        zero = self.space.zeros(pins, sizes.pp, sizes.tp)[-1]
         highest = sizes if zero == sizes.zero else sizes.changed(zero=zero)
         ways = [(highest, pinned or 0.0)]
         if may_offload and pinned is None and self.space.target.offloads_optimizer:

@@ -170,8 +170,8 @@ def _plainest(space: LayoutSpace) -> FoldedLayout:
     """Return the layout of replicas alone, whether it breaks rules or not."""
     free = LayoutRequest()
     return FoldedLayout(
-        dp=space.job.world_size, zero=space.zeros(free, 1)[0],
-        dispatcher=space.first_dispatcher(free),
+        dp=space.job.world_size, zero=space.zeros(free, 1, 1)[0],
+        dispatcher=space.first_dispatcher(free, 1),
     )  # fmt: skip
 
 

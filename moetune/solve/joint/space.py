@@ -77,7 +77,8 @@ class LayoutSpace:
                     continue
                 layout = FoldedLayout(
                     dp=dp, cp=cp, tp=tp, pp=pp, ep=ep, etp=etp, micro_batch=batch,
-                    zero=self.zeros(pins, pp)[0], dispatcher=self.first_dispatcher(pins),
+                    zero=self.zeros(pins, pp, tp)[0],
+                    dispatcher=self.first_dispatcher(pins, tp),
                     cuda_graphs=pins.cuda_graphs or "none", stages=pins.stages,
                     offload_activations=pins.offload_activations or 0.0,
                     offload_optimizer=pins.offload_optimizer or 0.0,
@@ -109,7 +110,8 @@ class LayoutSpace:
     def _tps(self, pins: LayoutRequest) -> Sequence[int]:
         if pins.tp:
             return (pins.tp,)
-        most = self.target.largest.get("tp", _LARGEST_TP)
+        target = self.target
+        most = _LARGEST_TP if {*target.tp_dispatchers} & {*target.dispatchers} else 1
         return [one for one in divisors(self.job.world_size) if one <= most]
 
     def _cps(self, pins: LayoutRequest) -> Sequence[int]:
@@ -144,9 +146,11 @@ class LayoutSpace:
             return (pins.micro_batch,)
         return [2**one for one in range(_LARGEST_MICRO_BATCH.bit_length())]
 
-    def first_dispatcher(self, pins: LayoutRequest) -> TokenDispatcher:
-        """Return the plainest dispatcher that goes with graphs of whole steps, where pinned."""
-        able = self.target.dispatchers
+    def first_dispatcher(self, pins: LayoutRequest, tp: int) -> TokenDispatcher:
+        """Return the plainest dispatcher that goes with tp, and with graphs of whole steps."""
+        able: Sequence[TokenDispatcher] = self.target.dispatchers
+        if tp > 1:
+            able = [one for one in able if one in self.target.tp_dispatchers] or able
         needs_static = pins.cuda_graphs == "full" and self.job.decoder.num_moe_layers > 0
         return "hybrid_ep" if needs_static and "hybrid_ep" in able else able[0]
 
@@ -168,7 +172,7 @@ class LayoutSpace:
     def _obeys(self, rules: Iterator[BrokenRule]) -> bool:
         return not self.asks_runtime or next(rules, None) is None
 
-    def zeros(self, pins: LayoutRequest, pp: int) -> Sequence[ZeroStage]:
+    def zeros(self, pins: LayoutRequest, pp: int, tp: int) -> Sequence[ZeroStage]:
         """Return the pinned stage, or those that go with the sizes, ascending.
 
         Stage 0 takes no less time than stage 1 and more memory: only a pin asks for it where the
@@ -177,6 +181,8 @@ class LayoutSpace:
         if pins.zero is not None:
             return (pins.zero,)
         most = 3 if pp == 1 else max(self.target.zero_with_pp, self.target.zero[0])
+        if tp > 1:
+            most = min(most, self.target.zero_with_tp)
         return [one for one in self.target.zero if 1 <= one <= most] or self.target.zero[:1]
 
     def schedules(self, pins: LayoutRequest, pp: int) -> Iterator[tuple[int, Schedule | None]]:

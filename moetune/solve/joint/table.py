@@ -170,7 +170,7 @@ class LayoutTable(Tables):
     def sharded(self, cut: FoldedLayout) -> Iterator[FoldedLayout]:
         """Yield a cut with each ZeRO stage that is allowed, the lowest first."""
         space = self.search.space
-        for zero in space.zeros(self.pins, cut.pp):
+        for zero in space.zeros(self.pins, cut.pp, cut.tp):
             layout = cut if zero == cut.zero else cut.changed(zero=zero)
             if layout is cut or space.is_allowed(layout):
                 yield layout

@@ -131,7 +131,7 @@ def layouts_of(space: LayoutSpace, pins: LayoutRequest) -> Iterator[FoldedLayout
             for one in space.pipelines(overlapped, pins):
                 for recompute, dispatcher, zero in itertools.product(
                     space.recomputes(pins), space.dispatchers(one, pins),
-                    space.zeros(pins, one.pp),
+                    space.zeros(pins, one.pp, one.tp),
                 ):  # fmt: skip
                     layout = one.changed(recompute=recompute, dispatcher=dispatcher, zero=zero)
                     if space.is_allowed(layout):

@@ -82,7 +82,7 @@ def test_other_stages_and_shards_break_a_rule(target: str) -> None:
             for schedule in {*space.target.schedules} & V_SCHEDULES:
                 other = replace(one, schedule=schedule)
                 assert other in kept or not space.is_allowed(other)
-            for zero in {*space.target.zero} - {0, *space.zeros(pins, one.pp)}:
+            for zero in {*space.target.zero} - {0, *space.zeros(pins, one.pp, one.tp)}:
                 assert not space.is_allowed(replace(one, zero=zero))
 
 
