@@ -61,8 +61,10 @@ def clip_gradients(model: nn.Module, max_norm: float, stages: Communicator) -> t
         stages: the ranks that have the other stages.
     """
     parts = _parts(model)
-    zero = torch.zeros((), dtype=torch.float64, device=stages.device)
-    total = torch.stack([zero, *(part.square_sum().to(zero) for part in parts)]).sum()
+    squares = [part.square_sum() for part in parts]
+    device = squares[0].device if squares else stages.device
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    total = torch.stack([zero, *(square.to(zero) for square in squares)]).sum()
     stages.all_reduce(total, "the sum of the gradients' norm").wait()
     norm = total.sqrt()
     scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
