@@ -28,6 +28,11 @@ def array_of(numbers: Sequence[float] | NDArray[np.generic]) -> float:
     return cast("float", np.asarray(numbers))
 
 
+def as_number(numbers: Floats) -> float:
+    """Return the number of an array without dimensions, else the array in the place of one."""
+    return cast("float", numbers if numbers.ndim else float(numbers))
+
+
 def floats_of(numbers: float) -> Floats:
     """Return what stands in the place of a number as the array that it is."""
     return np.asarray(numbers, float)

@@ -77,9 +77,9 @@ _VALUES = (
     Withdrawn("dispatcher", "hierarchical", _HIERARCHICAL, _AGAIN),
     Withdrawn("expert_placement", "once", "placing experts once beside replicas", _AGAIN),
 )
-UNREAD_KEYS = frozenset({("Profile", "turns")})
+UNREAD_KEYS = frozenset({("Profile", "turns"), ("Profile", "bursts")})
 """Keys that are left out where they are read: what else the document says holds without them."""
-UNREAD_POINTS = frozenset({"turns"})
+UNREAD_POINTS = frozenset({"turns", "burst"})
 """Kinds of a profile's points that are left out in the same way."""
 UNREAD_OPS = frozenset({"all_to_all_2d", "quantize", "quantize_matrix", "quantize_wire"})
 """Operations of a profile's points and lines that are left out in the same way."""

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import cast
 
 import numpy as np
 
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.fit.curve import curve_through
 from moetune.fit.index import Points
 from moetune.fit.left_out import left_out_errors
-from moetune.fit.predictor import Predictor
-from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, drawn_predictors
+from moetune.fit.predictor import Curves
+from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, drawn_seconds
 from moetune.report.operations import OperationCurve
 from moetune.report.section import Figure, Value
 from moetune.report.theme import SERIES, axis, drawing, log_seconds, log_sizes
@@ -29,8 +29,7 @@ _UNMEASURED: Mapping[str, tuple[float, float]] = MappingProxyType({
 def fit_figure(operation: OperationCurve) -> Figure:
     """Return raw times, medians, the curve between them, its 5–95 % band and the α–β line."""
     sizes = _grid(operation)
-    curve = _curve(operation)
-    nominal = [curve.predict(size).seconds for size in sizes]
+    nominal = _nominal(operation, sizes)
     low, high = _band(operation, sizes)
     line = [operation.line.seconds(size) for size in sizes] if operation.line else []
     data = [
@@ -108,9 +107,8 @@ def overlay_figure(first: OperationCurve, second: OperationCurve, names: tuple[s
     rows: list[tuple[Value, ...]] = []
     grids = _grid(first), _grid(second)
     for operation, name, sizes, color in zip((first, second), names, grids, SERIES, strict=False):
-        curve = _curve(operation)
         low, high = _band(operation, sizes)
-        nominal = [curve.predict(size).seconds for size in sizes]
+        nominal = _nominal(operation, sizes)
         data += [
             *_band_traces(sizes, low, high, color=color, legend=False),
             _line_trace(name, sizes, nominal, color=color),
@@ -131,23 +129,13 @@ def overlay_figure(first: OperationCurve, second: OperationCurve, names: tuple[s
     )
 
 
-def _curve(operation: OperationCurve) -> Predictor:
-    found = operation.found
-    if not isinstance(found, Points):
-        return found
-    return curve_through(
-        sizes=found.series.sizes,
-        seconds=found.series.medians,
-        alpha_seconds=found.alpha_seconds,
-        relative_error=found.relative_error,
-    )
+def _nominal(operation: OperationCurve, sizes: Sequence[float]) -> list[float]:
+    [seconds] = Curves().times(operation.found).at(np.array(sizes)).tolist()
+    return cast("list[float]", seconds)
 
 
 def _band(operation: OperationCurve, sizes: Sequence[float]) -> tuple[list[float], list[float]]:
-    drawn = drawn_predictors(
-        operation.found, label=operation.label, num=NUM_RESAMPLES, seed=RESAMPLING_SEED
-    )
-    seconds = np.array([[one.predict(size).seconds for size in sizes] for one in drawn])
+    seconds = drawn_seconds(operation.found, sizes, num=NUM_RESAMPLES, seed=RESAMPLING_SEED)
     low, high = np.percentile(seconds, _BAND_PERCENT, axis=0)
     return low.tolist(), high.tolist()
 

@@ -9,9 +9,8 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import PARTS, Slowdown, slowed
-from moetune.solve.layer.candidates import rank_layer
 from moetune.solve.layer.memory import limit_of
-from moetune.solve.layer.strategies import RankedLayer, all_contenders, choose_safely
+from moetune.solve.layer.strategies import RankedLayer, choose_safely, rank_layer
 from moetune.solve.predict import plan_step
 from moetune.workflows.compared import degrees_name
 from moetune.workflows.plan import drawn_costs
@@ -81,7 +80,7 @@ class LayerSubject:
                     yield self._knob(flag, replace(own, **moved))
 
     def _strategies(self, ranked: RankedLayer) -> Iterator[KnobEffect]:
-        for one in all_contenders(ranked):
+        for one in ranked.contenders:
             if one.strategy == self.decision.strategy:
                 continue
             forward, backward = one.step.degrees

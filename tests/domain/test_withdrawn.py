@@ -105,14 +105,16 @@ def test_a_withdrawn_key_is_refused_with_what_to_do(
     assert one.value.hint
 
 
-def test_a_profile_that_measured_batches_in_turns_is_read_without_them() -> None:
+def test_a_profile_that_measured_turns_or_bursts_is_read_without_them() -> None:
     profile = lab_profile()
     plain = encode(profile)
     turns = {"point": {"kind": "turns", "degree": 1}, "seconds": [0.1]}
+    burst = {"point": {"kind": "burst", "op": "all_to_all", "group_size": 2}, "seconds": [0.1]}
     plain["turns"] = [turns]
-    plain["samples"] = [turns, *plain["samples"]]
+    plain["bursts"] = [{"op": "all_to_all", "group_size": 2, "seconds": 0.01}]
+    plain["samples"] = [turns, burst, *plain["samples"]]
     assert profile_from_document(plain) == profile
-    del plain["samples"], plain["turns"]
+    del plain["samples"], plain["turns"], plain["bursts"]
     assert profile_from_document(plain).samples == ()
 
 

@@ -56,6 +56,7 @@ from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
 from moetune.workflows.views.explanation import reasons
 from moetune.workflows.views.figures import options_of
+from tests import prices
 from tests.report.lab import lab_plan, lab_profile, observations
 from tests.solve.clusters import GB, cluster_profile
 
@@ -144,7 +145,7 @@ def test_the_fit_shows_the_measured_medians_and_a_curve_through_them() -> None:
     predicted = traces(figure)["predicted"]
     costs = costs_of(lab_profile())
     for size, seconds in zip(predicted["x"], predicted["y"], strict=True):
-        found = costs.collective(op="all_to_all", group_size=8, num_bytes=size)
+        found = prices.collective(costs, op="all_to_all", group_size=8, num_bytes=size)
         assert seconds == pytest.approx(found.seconds, rel=1e-12)
 
 
@@ -156,7 +157,8 @@ def test_the_band_is_that_of_the_draws_a_plan_is_judged_by() -> None:
         assert isinstance(size, float)
         assert isinstance(seconds, float)
         found = [
-            one.collective(op="all_to_all", group_size=8, num_bytes=size).seconds for one in draws
+            prices.collective(one, op="all_to_all", group_size=8, num_bytes=size).seconds
+            for one in draws
         ]
         assert (low, high) == pytest.approx(tuple(np.percentile(found, (5, 95))))
         assert isinstance(low, float)

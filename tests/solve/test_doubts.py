@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 
 from moetune.domain.constraints import Bounds, LayoutPins
+from moetune.domain.cost_keys import CollectiveKey, CostKey
 from moetune.domain.costs import Costs, Doubt, Estimate, LinearCost
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
@@ -149,9 +149,9 @@ def test_a_plan_names_what_its_times_and_those_of_one_chunk_rest_on() -> None:
 class ModelCosts(LinearCosts):
     """The same for a whole model, of which only chunks of exchanges are doubted."""
 
-    def collective(self, **query: Any) -> Estimate:
-        found = LinearCosts.collective(self, **query)
-        is_chunk = query["op"] == "all_to_all"
+    def seconds(self, key: CostKey, size: float) -> Estimate:
+        found = LinearCosts.seconds(self, key, size)
+        is_chunk = isinstance(key, CollectiveKey) and key.op == "all_to_all"
         return found if is_chunk else found._replace(doubts=(), trust="measured")
 
 

@@ -24,6 +24,7 @@ from moetune.solve.layout.choose import LayoutProblem, search_layouts
 from moetune.solve.layout.plan import solve_layout
 from moetune.solve.layout.words import explain_layout_loss, parts_of, trust_of, unmeasured_warnings
 from moetune.solve.runtime import TargetRuntime
+from tests import prices
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts, plan_inputs
 
@@ -220,8 +221,8 @@ def test_both_phases_at_once_are_the_best_of_each(
     wanted = degrees_by_hand(tokens=tokens, top_k=top_k, is_measured=is_measured)
     forward, backward = chooser.best(tokens)
     assert {"forward": forward.degree, "backward": backward.degree} == wanted
-    assert chooser.degrees(tokens)[0] == wanted["forward"]
-    assert chooser.degrees(tokens)[1] == wanted["backward"]
+    assert forward.degree == wanted["forward"]
+    assert backward.degree == wanted["backward"]
 
 
 def _cache_bytes(plan: Plan) -> int:
@@ -256,7 +257,7 @@ def test_a_tensor_rank_has_its_share_of_the_head_and_names_the_sums_that_it_cost
     product = 2e-5 + 2e-14 * tokens * width * words
     assert parts["head and loss"] == pytest.approx(count * 3 * product)
     added = [
-        asked.costs.collective(op="all_reduce", group_size=8, num_bytes=num_bytes).seconds
+        prices.collective(asked.costs, op="all_reduce", group_size=8, num_bytes=num_bytes).seconds
         for num_bytes in (tokens * width * 2, (8 + 1) * tokens * 4)
     ]
     assert parts["vocabulary all_reduce"] == pytest.approx(count * sum(added))
@@ -293,10 +294,12 @@ def test_split_sends_carry_a_share_and_gather_it() -> None:
     num_bytes = 2048 * 1024 * 2
     costs = asked.costs
     sent, part = (
-        costs.collective(op="send", group_size=2, num_bytes=size, num_nodes=2).seconds
+        prices.collective(costs, op="send", group_size=2, num_bytes=size, num_nodes=2).seconds
         for size in (num_bytes, num_bytes / 8)
     )
-    gathered = costs.collective(op="all_gather", group_size=8, num_bytes=num_bytes / 8).seconds
+    gathered = prices.collective(
+        costs, op="all_gather", group_size=8, num_bytes=num_bytes / 8
+    ).seconds
     assert [hop.seconds for hop in whole.best[0].hops] == pytest.approx([sent] * 3)
     assert [hop.seconds for hop in split.best[0].hops] == pytest.approx([part + gathered] * 3)
 

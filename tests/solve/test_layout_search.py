@@ -7,6 +7,7 @@ from itertools import pairwise, product
 import pytest
 
 from moetune.domain.constraints import Bounds, LayoutPins
+from moetune.domain.cost_keys import CollectiveKey, CostKey
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.layout import Layout
@@ -44,17 +45,11 @@ def wire(op: CollectiveOp, size: int, num_bytes: float, nodes: int) -> float:
 
 
 class PlacedCosts(LinearCosts):
-    def collective(
-        self,
-        *,
-        op: CollectiveOp,
-        group_size: int,
-        num_bytes: float,
-        in_flight: int = 1,
-        num_nodes: int = 0,
-    ) -> Estimate:
-        assert in_flight >= 1
-        seconds = wire(op, group_size, num_bytes, num_nodes)
+    def seconds(self, key: CostKey, size: float) -> Estimate:
+        if not isinstance(key, CollectiveKey):
+            return super().seconds(key, size)
+        assert key.in_flight >= 1
+        seconds = wire(key.op, key.group_size, size, key.num_nodes)
         return Estimate(seconds=seconds, trust="measured")
 
 

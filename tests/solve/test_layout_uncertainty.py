@@ -14,6 +14,7 @@ from moetune.solve.layout.choose import LayoutProblem, search_layouts
 from moetune.solve.layout.plan import solve_layout
 from moetune.solve.layout.uncertainty import NUM_CONTENDERS
 from tests.solve.clusters import GB, cluster_profile
+from tests.solve.costs_by_hand import as_refits
 from tests.solve.test_chunk_plans import profile_of
 from tests.solve.test_chunk_plans import question as chunk_question
 from tests.solve.test_layout_plan import question
@@ -25,7 +26,7 @@ WIRES = (60.0, 130.0, 300.0)
 
 def under(*inside: float) -> tuple[Costs, ...]:
     """Costs of the cluster with other wires inside its nodes, in GB a second."""
-    return tuple(costs_of(cluster_profile(inside=one * GB)) for one in inside)
+    return as_refits(*(costs_of(cluster_profile(inside=one * GB)) for one in inside))
 
 
 def confidence_of(plan: Plan) -> Confidence:
@@ -81,7 +82,7 @@ def test_chunks_take_as_long_as_planned_where_a_refit_says_the_same(
     name: str, num_ranks: int
 ) -> None:
     problem = chunk_question(name, world_size=num_ranks)
-    plan = solve_layout(replace(problem, resamples=(problem.costs,))).plan
+    plan = solve_layout(replace(problem, resamples=as_refits(problem.costs))).plan
     assert plan.transformer is not None
     assert plan.chunks is not None
     step = plan.transformer.step_seconds
@@ -93,7 +94,7 @@ def test_chunks_and_their_cache_stay_as_they_are_under_a_refit() -> None:
     problem, slower = chunk_question(), costs_of(profile_of(copied=12 * GB))
     _, found = search_layouts(problem)
     assert found.best[0].setting.offload
-    other = confidence_of(solve_layout(replace(problem, resamples=(slower,))).plan)
+    other = confidence_of(solve_layout(replace(problem, resamples=as_refits(slower))).plan)
     assert other.p05_step_seconds > 1.05 * found.best[0].seconds
     anew = pinned_seconds(problem, found.best[0], slower)
     assert other.p05_step_seconds >= anew * (1 - 1e-12)

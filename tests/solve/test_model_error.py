@@ -11,7 +11,6 @@ from moetune.domain.costs import ModelError
 from moetune.domain.model_plan import Confidence
 from moetune.domain.step_errors import StepErrors
 from moetune.fit.step_errors import DRIFT, MachineErrors
-from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.model_error import ErrorDraws, StepErrorDraws
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
@@ -19,9 +18,9 @@ from moetune.solve.layer.uncertainty import judge_choice
 from moetune.solve.layout.choose import search_layouts
 from moetune.solve.layout.plan import solve_layout
 from moetune.solve.layout.uncertainty import judge_layout
-from tests.solve.costs_by_hand import LinearCosts
+from tests.solve.costs_by_hand import LinearCosts, as_refits
 from tests.solve.test_layout_plan import question
-from tests.solve.test_uncertainty import WORKLOAD
+from tests.solve.test_uncertainty import WORKLOAD, ranked
 
 NUM = 100
 COSTS = layer_costs(workload=WORKLOAD, costs=LinearCosts())
@@ -34,15 +33,10 @@ def errors_of(own: float) -> StepErrors:
 
 def judge(*, own: float = 0.0, num: int = NUM, bounds: Bounds | None = None) -> Confidence:
     costs = layer_costs(workload=WORKLOAD, costs=LinearCosts(errors=errors_of(own)))
-    chooser = DegreeChooser(costs=costs, bounds=bounds or Bounds())
     rival = step_time(
         costs=costs, tokens=TOKENS, forward_degree=4, backward_degree=4, strategy="S4"
     )
-    return judge_choice(
-        costs=costs, resamples=(costs.costs,) * num, tokens=TOKENS,
-        forward=chooser.rank("forward", TOKENS), backward=chooser.rank("backward", TOKENS),
-        order="dispatch_first", rivals=[rival],
-    )  # fmt: skip
+    return judge_choice(ranked(costs, bounds), (costs.costs,) * num, [rival])
 
 
 def test_errors_make_near_choices_uncertain_and_the_range_wide() -> None:
@@ -59,12 +53,8 @@ def test_errors_make_near_choices_uncertain_and_the_range_wide() -> None:
 
 def test_the_only_choice_is_sure_whatever_the_error() -> None:
     costs = layer_costs(workload=WORKLOAD, costs=LinearCosts(errors=errors_of(0.2)))
-    forward = DegreeChooser(costs=costs, bounds=Bounds(forward_degree=4)).rank("forward", TOKENS)
-    backward = DegreeChooser(costs=costs, bounds=Bounds(backward_degree=4)).rank("backward", TOKENS)
-    single = judge_choice(
-        costs=costs, resamples=(costs.costs,) * NUM, tokens=TOKENS, forward=forward,
-        backward=backward, order="dispatch_first",
-    )  # fmt: skip
+    bounds = Bounds(forward_degree=4, backward_degree=4)
+    single = judge_choice(ranked(costs, bounds), (costs.costs,) * NUM)
     assert single.probability_best == 1.0
     assert single.p05_step_seconds < single.p95_step_seconds
 
@@ -127,7 +117,7 @@ def test_draws_are_the_same_in_every_run() -> None:
 @pytest.mark.unmeasured
 def test_a_whole_model_has_both_errors() -> None:
     search, found = search_layouts(question())
-    nominal = (search.prices.costs,) * NUM
+    nominal = as_refits(*(search.prices.costs,) * NUM)
     step = found.best[0].seconds
     wide = judge_layout(search, found.best, nominal, ModelError(common=0.1))
     assert wide.p05_step_seconds < 0.9 * step < 1.1 * step < wide.p95_step_seconds

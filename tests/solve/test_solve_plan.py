@@ -9,16 +9,17 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.constraints import Bounds
+from moetune.domain.cost_keys import CostKey, GemmKey
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes, format_seconds
+from moetune.solve.layer.choose import NOISE
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.plan import solve_plan
 from moetune.solve.layer.times import phase_time
@@ -49,13 +50,10 @@ class _FarGate(LinearCosts):
 
     __slots__ = ()
 
-    def gemm(
-        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
-    ) -> Estimate:
-        assert dtype
-        assert product
-        seconds = self.gemm_cost.seconds(num_experts * rows * d_in * d_out)
-        return Estimate(seconds=seconds, trust="extrapolated" if d_out == 16 else "measured")
+    def seconds(self, key: CostKey, size: float) -> Estimate:
+        found = super().seconds(key, size)
+        is_gate = isinstance(key, GemmKey) and key.d_out == 16
+        return found._replace(trust="extrapolated") if is_gate else found
 
 
 def _solve(
@@ -477,7 +475,7 @@ def test_an_assumed_error_is_warned_of_where_refits_assume_one(
     assert len(plan.warnings) == 1 + assumed
 
 
-def test_the_price_of_a_pin_is_against_the_best_of_all_degrees_where_memory_is_reused() -> None:
+def test_the_price_of_a_pin_is_against_the_choice_without_it_where_memory_is_reused() -> None:
     costs = replace(
         MEASURED,
         power=0.9,
@@ -496,5 +494,6 @@ def test_the_price_of_a_pin_is_against_the_best_of_all_degrees_where_memory_is_r
         for degree in range(1, 65)
     }
     fastest = min(times.values())
-    assert times[int(found[2])] == pytest.approx(fastest, rel=1e-3)
-    assert float(found[1]) == pytest.approx(100 * (times[2] / fastest - 1), abs=0.1)
+    free = times[int(found[2])]
+    assert free == pytest.approx(fastest, rel=2 * NOISE)
+    assert float(found[1]) == pytest.approx(100 * (times[2] / free - 1), abs=0.1)

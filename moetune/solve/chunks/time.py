@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.chunks import Chunk, ChunkGroup, Use
-from moetune.domain.costs import Costs, Estimate
+from moetune.domain.cost_keys import CollectiveKey, CopyKey, RowsKey
+from moetune.domain.costs import Costs, Estimate, seconds_if_known
 from moetune.domain.samples import CollectiveOp, Direction
 from moetune.solve.chunks.cache import AT_START, Gather, Replay
 from moetune.solve.layer.operations import NOTHING
@@ -244,7 +245,7 @@ class ChunkPrices:
             return NOTHING
         ops = ("host_adam",) if self.has_host else ("host_adam", "adam")
         for op in ops if on_host else ("adam",):
-            found = self.costs.rows_op(op=op, dtype=self.dtype, rows=num_elements, width=1)
+            found = seconds_if_known(self.costs, RowsKey(op, self.dtype), num_elements)
             if found is not None:
                 return found
         return None
@@ -289,15 +290,13 @@ class ChunkPrices:
     def _copy(self, direction: Direction, num_bytes: float) -> Estimate:
         if not self.offload:
             return NOTHING
-        return self.costs.copy(direction=direction, pinned=self.pins_host, num_bytes=num_bytes)
+        return self.costs.seconds(CopyKey(direction, self.pins_host), num_bytes)
 
     def _collective(self, op: CollectiveOp, group: ChunkGroup, num_bytes: float) -> Estimate:
         if group.ranks == 1:
             return NOTHING
         place = self._place(group)
-        return self.costs.collective(
-            op=op, group_size=place.size, num_bytes=num_bytes, num_nodes=place.num_nodes
-        )
+        return self.costs.seconds(CollectiveKey(op, place.size, place.num_nodes), num_bytes)
 
     def _place(self, group: ChunkGroup) -> Group:
         return self.groups.replicas if group.label == "experts" else self.groups.data

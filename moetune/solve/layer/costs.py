@@ -17,7 +17,8 @@ import numpy as np
 
 from moetune.domain.arrays import Floats, array_of, exp_of, floats_of, is_many
 from moetune.domain.constraints import Order
-from moetune.domain.costs import Estimate, LinearCost
+from moetune.domain.cost_keys import GemmKey
+from moetune.domain.costs import Estimate
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, LayerKey, Phase
 from moetune.domain.step_errors import StepErrors
@@ -77,7 +78,7 @@ class LayerCosts(LayerOperations, ABC):
         which a GEMM is slower.
         """
         degrees = forward_degree, backward_degree
-        is_line = self.costs.gemm_line(dtype=self.dtype) is not None
+        is_line = self.costs.line(GemmKey(self.dtype)) is not None
         pieces = sum(degrees) - math.gcd(*degrees)
         parts = pieces / forward_degree, pieces / backward_degree
         if self.local_experts == 1 or is_line:
@@ -171,26 +172,6 @@ class LayerCosts(LayerOperations, ABC):
 
         Args:
             transfer_seconds, compute_seconds: one entry for each chunk.
-        """
-
-    @abstractmethod
-    def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
-        """Return the α–β lines of a chunk's collective and of its experts.
-
-        Returns:
-            (collective over bytes, all GEMMs over the MACs of one); None where a chunk has more
-            operations than these, or they were measured as curves.
-        """
-
-    @abstractmethod
-    def best_degree(
-        self, lines: tuple[LinearCost, LinearCost], *, rows: float, max_degree: int
-    ) -> int:
-        """Return the closed form's degree for a phase.
-
-        Args:
-            lines: of that phase.
-            rows: of the whole phase on one rank.
         """
 
     @property

@@ -12,7 +12,6 @@ from moetune.domain.plan import Pipeline, Plan, Predicted
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.terms import LayerTerms, StrategyTerms
-from moetune.solve.layer.candidates import rank_layer
 from moetune.solve.layer.doubts import (
     PROFILE,
     doubt_warnings,
@@ -24,6 +23,7 @@ from moetune.solve.layer.strategies import (
     RankedLayer,
     choose_safely,
     phase_terms,
+    rank_layer,
     strategy_terms,
 )
 from moetune.solve.layer.times import StepTime
@@ -140,7 +140,7 @@ class LayerProblem:
 
     def _plan(self, ranked: RankedLayer) -> Plan:
         inputs, ranking = self.inputs, ranked.best
-        confidence = judge_ranked(ranked, self.resamples)
+        confidence = judge_choice(ranking, self.resamples, ranked.rivals)
         others = ranking.others()
         return Plan(
             id=inputs.plan_id,
@@ -174,21 +174,6 @@ class LayerProblem:
         )
 
 
-def judge_ranked(ranked: RankedLayer, resamples: Sequence[Costs]) -> Confidence:
-    """Return the confidence in the chosen strategy and degrees, under refits."""
-    ranking = ranked.best
-    return judge_choice(
-        costs=ranking.costs,
-        resamples=resamples,
-        tokens=ranking.tokens,
-        forward=ranking.forward,
-        backward=ranking.backward,
-        order=ranking.order,
-        strategy=ranking.chooser.strategy,
-        rivals=ranked.rivals,
-    )
-
-
 def layer_warnings(ranking: Ranking) -> Iterator[str]:
     """Yield warnings about the choice's copies and pins."""
     offloads = ranking.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE
@@ -198,20 +183,12 @@ def layer_warnings(ranking: Ranking) -> Iterator[str]:
 
 
 def _pipeline(ranking: Ranking, *, has_ranges: bool) -> Pipeline:
-    forward_degree = ranking.best.forward.degree
-    backward_degree = ranking.best.backward.degree
+    forward_degree, backward_degree = ranking.degrees
     return Pipeline(
         forward_degree=forward_degree,
         backward_degree=backward_degree,
         order=ranking.order,
-        ranges=solve_ranges(
-            chooser=ranking.chooser,
-            tokens=ranking.tokens,
-            forward_degree=forward_degree,
-            backward_degree=backward_degree,
-        )
-        if has_ranges
-        else (),
+        ranges=solve_ranges(ranking.chooser, ranking.tokens, ranking.degrees) if has_ranges else (),
     )
 
 

@@ -9,22 +9,15 @@ from typing import Self
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, as_rows
+from moetune.domain.arrays import Floats
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.many_phases import reused_seconds
 from moetune.solve.layer.model_error import StepErrorDraws
-from moetune.solve.layer.phase_arrays import (
-    COMM_BESIDE_COMP,
-    COMP_BESIDE_COMM,
-    ManyPhases,
-    joined,
-    speeds_of,
-)
 from moetune.solve.layer.refits import Refits, stacked_refits
 from moetune.solve.layer.reuse import chunk_of
+from moetune.solve.layer.reuse_times import ReusedPhases, reused_seconds
 from moetune.solve.layer.times import StepTime, phase_time
 
 _Phase = tuple[Phase, int, Strategy]
@@ -47,11 +40,8 @@ class RefittedTimes:
     errors: StepErrorDraws
     overhead_seconds: Floats = field(init=False)
     _known: dict[_Phase, Floats] = field(default_factory=dict, init=False)
-    _speeds: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        speeds = as_rows(speeds_of(self.stack.costs.interference), self.num)
-        object.__setattr__(self, "_speeds", speeds)
         overhead = self.stack.overhead(tokens=self.tokens).seconds
         object.__setattr__(self, "overhead_seconds", np.broadcast_to(overhead, self.num))
 
@@ -129,25 +119,16 @@ class RefittedTimes:
         """Simulate phases under all refits, all of them at once, but for those known."""
         new = dict.fromkeys(one for one in wanted if one[2] != "none" and one not in self._known)
         if new:
-            seconds = reused_seconds(joined(list(map(self._under_all, new))))
-            self._known.update(zip(new, np.split(seconds, len(new)), strict=True))
+            seconds = reused_seconds([self._under_all(one) for one in new])
+            self._known.update(zip(new, seconds, strict=True))
 
-    def _under_all(self, one: _Phase) -> ManyPhases:
+    def _under_all(self, one: _Phase) -> ReusedPhases:
         """Return the phase under each refit."""
         phase, degree, strategy = one
         rows = self.stack.rows(self.tokens, degree=degree)
         chunk = chunk_of(costs=self.stack, phase=phase, strategy=strategy, rows=rows, degree=degree)
-        seconds = self.stack.transfer(rows=rows, degree=degree).seconds
-        overlapped = self.stack.speeds(rows=rows, transfer_seconds=seconds)
-        speeds = self._speeds.copy()
-        speeds[COMP_BESIDE_COMM], speeds[COMM_BESIDE_COMP] = overlapped.comp, overlapped.comm
-        return ManyPhases(
-            kinds=(chunk.kind(phase),),
-            kind=np.zeros(self.num, np.int64),
-            degree=np.full(self.num, degree),
-            durations=as_rows(chunk.durations, self.num),
-            speeds=speeds,
-        )
+        table = self.stack.interference(rows=rows, degree=degree)
+        return ReusedPhases(chunk, phase, np.full(self.num, degree), table)
 
 
 def _phases(step: StepTime) -> tuple[_Phase, ...]:

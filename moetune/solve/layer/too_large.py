@@ -1,12 +1,12 @@
 """Alternatives to a layer that does not fit: other chunks, fewer tokens or experts, more ranks."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
-from moetune.domain.constraints import Bounds, Strategy
+from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InfeasiblePlanError
-from moetune.domain.layer import PHASES, Workload
+from moetune.domain.layer import Workload
 from moetune.domain.layout import divisors
 from moetune.domain.routing import LayerRouting
 from moetune.domain.units import format_bytes
@@ -35,7 +35,7 @@ def too_large(
     Args:
         chooser: of any strategy, for its bounds.
     """
-    smallest = _smallest(budget, allowed, chooser)
+    smallest = _smallest(budget, allowed, chooser, budget.workload.tokens_per_rank)
     peak, degrees = smallest.peak, smallest.degrees
     return InfeasiblePlanError(
         f"memory binds: the smallest plan ({degrees[0]} and {count_chunks(degrees[1])}, strategy "
@@ -49,55 +49,39 @@ def too_large(
     )
 
 
-def _smallest(budget: MemoryBudget, allowed: Sequence[Strategy], chooser: DegreeChooser) -> _Choice:
+def _smallest(
+    budget: MemoryBudget, allowed: Sequence[Strategy], chooser: DegreeChooser, tokens: int
+) -> _Choice:
     """Return the plan with the smallest peak; of equal ones that with the least work."""
-    return min(_choices(budget, allowed, chooser), key=lambda one: one.num_bytes)
-
-
-def _choices(
-    budget: MemoryBudget, allowed: Sequence[Strategy], chooser: DegreeChooser
-) -> Iterator[_Choice]:
-    """Yield each strategy with as many chunks in both phases, or one in either.
-
-    No others take less: equal ones need rows in one order, and one sums no gradients in float32.
-    """
-    every = range(1, chooser.bounds.largest(budget.workload.tokens_per_rank) + 1)
-    wanted = [(one, one) for one in every]
-    if not chooser.is_paired:
-        wanted += [pair for one in every for pair in ((one, 1), (1, one))]
-    forward, backward = map(chooser.pinned, PHASES)
-    pairs = dict.fromkeys((forward or one, backward or other) for one, other in wanted)
-    for strategy, degrees in product(allowed, pairs):
-        peak = budget.peak(strategy=strategy, degrees=degrees)
-        yield _Choice(strategy=strategy, degrees=degrees, peak=peak)
+    choices = []
+    for strategy in allowed:
+        degrees = replace(chooser, strategy=strategy, budget=budget).least(tokens)
+        peak = budget.peak(strategy=strategy, degrees=degrees, tokens=tokens)
+        choices.append(_Choice(strategy=strategy, degrees=degrees, peak=peak))
+    return min(choices, key=lambda choice: choice.num_bytes)
 
 
 def _what_would_fit(
     budget: MemoryBudget, smallest: _Choice, allowed: Sequence[Strategy], chooser: DegreeChooser
 ) -> str:
+    planned = budget.workload.tokens_per_rank
     bounds = replace(chooser.bounds, forward_degree=None, backward_degree=None, strategy=None)
     if bounds != chooser.bounds:
         free = replace(chooser, bounds=bounds)
         nearest: tuple[Strategy, ...] = ("none", "S4")  # least work first, then least memory
         for strategy in nearest[:1] if budget.keeps_all else nearest:
-            one = _smallest(budget, [strategy], free)
-            if one.num_bytes <= budget.limit_bytes:
-                chunks = f"{one.degrees[0]} and {count_chunks(one.degrees[1])}"
+            choice = _smallest(budget, [strategy], free, planned)
+            if choice.num_bytes <= budget.limit_bytes:
+                chunks = f"{choice.degrees[0]} and {count_chunks(choice.degrees[1])}"
                 return f"nearest: {chunks} with strategy {strategy}"
-    most = _most_tokens(budget, _choices(budget, allowed, chooser), chooser.bounds)
+    most = bisect_left(
+        range(1, planned), True,  # noqa: FBT003 - looked for, no switch
+        key=lambda tokens: _smallest(budget, allowed, chooser, tokens).num_bytes
+        > budget.limit_bytes,
+    )  # fmt: skip
     if most >= 1:
-        return f"nearest: {most} tokens per rank instead of {budget.workload.tokens_per_rank}"
+        return f"nearest: {most} tokens per rank instead of {planned}"
     return _other_sizes_that_fit(budget, smallest)
-
-
-def _most_tokens(budget: MemoryBudget, choices: Iterator[_Choice], bounds: Bounds) -> int:
-    """Return the most tokens that fit with any of the choices that so many tokens allow."""
-    found = 0
-    for one in choices:
-        if budget.fits(strategy=one.strategy, degrees=one.degrees, tokens=found + 1):
-            most = budget.most_tokens(strategy=one.strategy, degrees=one.degrees)
-            found = most if max(one.degrees) <= bounds.largest(most) else found
-    return found
 
 
 def _other_sizes_that_fit(budget: MemoryBudget, smallest: _Choice) -> str:

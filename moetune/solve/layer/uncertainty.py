@@ -5,29 +5,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetune.domain.constraints import Order, Strategy
+from moetune.domain.constraints import Order
 from moetune.domain.costs import Costs
 from moetune.domain.model_plan import Confidence
+from moetune.solve.layer.choose import HOPELESS
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
+from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.refitted import RefittedTimes
-from moetune.solve.layer.times import PhaseTime, StepTime
-
-NUM_CONTENDERS = 4
-HOPELESS = 1.2
-"""Times the nominal best above which no refit makes a degree the best one."""
+from moetune.solve.layer.times import StepTime
 
 
 def judge_choice(
-    *,
-    costs: LayerCosts,
-    resamples: Sequence[Costs],
-    tokens: int,
-    forward: Sequence[PhaseTime],
-    backward: Sequence[PhaseTime],
-    order: Order,
-    strategy: Strategy = "none",
-    rivals: Sequence[StepTime] = (),
+    ranking: Ranking, resamples: Sequence[Costs], rivals: Sequence[StepTime] = ()
 ) -> Confidence:
     """Compare the chosen degrees and strategy with their contenders under each refit.
 
@@ -35,17 +25,12 @@ def judge_choice(
     Without refits the nominal costs count as certain.
 
     Args:
-        costs: the nominal ones.
-        forward: the ranked degrees of the phase, the chosen one first.
-        backward: the same.
-        strategy: the chosen one.
         rivals: the best step of each other strategy that fits.
     """
-    limit_seconds = _hopeless_seconds(costs, tokens, forward, backward)
-    rivals = [one for one in rivals if one.seconds <= limit_seconds]
-    contenders = _shortlist(forward), _shortlist(backward)
-    refits = RefittedTimes.of(costs, resamples, tokens=tokens, order=order)
-    chosen, best = refits.compare(contenders, strategy)
+    step = ranking.best
+    rivals = [one for one in rivals if one.seconds <= step.seconds * HOPELESS]
+    refits = RefittedTimes.of(ranking.costs, resamples, tokens=ranking.tokens, order=ranking.order)
+    chosen, best = refits.compare(ranking.contenders, ranking.chooser.strategy)
     best = refits.faster(rivals, best)
     return confidence_of(list(zip(chosen.tolist(), best.tolist(), strict=True)))
 
@@ -88,25 +73,6 @@ def chance_of_faster(
         for one in (chosen, other)
     )
     return float(np.mean(theirs < own * (1 - TIE)))
-
-
-def _hopeless_seconds(
-    costs: LayerCosts, tokens: int, forward: Sequence[PhaseTime], backward: Sequence[PhaseTime]
-) -> float:
-    """Return the time above which no refit makes a rival the best one."""
-    overhead = costs.overhead(tokens=tokens).seconds
-    return (forward[0].seconds + backward[0].seconds + overhead) * HOPELESS
-
-
-def _shortlist(ranked: Sequence[PhaseTime]) -> tuple[int, ...]:
-    """Return the chosen degree, then its nearest contenders and the powers of two."""
-    limit = ranked[0].seconds * HOPELESS
-    return tuple(
-        time.degree
-        for place, time in enumerate(ranked)
-        if place == 0
-        or (time.seconds <= limit and (place <= NUM_CONTENDERS or time.degree.bit_count() == 1))
-    )
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

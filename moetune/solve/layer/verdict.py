@@ -122,8 +122,7 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
             one_chunk=ranking.best,
             regret=ranked.declined.regret,
         )
-    degrees = ranking.best.forward.degree, ranking.best.backward.degree
-    if ranking.costs.world_size == 1 and max(degrees) == 1:
+    if ranking.costs.world_size == 1 and max(ranking.degrees) == 1:
         return ONE_RANK
     return explain_choice(
         step=ranking.best,

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from moetune.domain.costs import Costs, ModelError
 from moetune.domain.model_plan import Confidence
+from moetune.solve.layer.choose import HOPELESS
 from moetune.solve.layer.model_error import ErrorDraws
-from moetune.solve.layer.uncertainty import HOPELESS, confidence_of
+from moetune.solve.layer.uncertainty import confidence_of
 from moetune.solve.layout.candidates import Candidate
 from moetune.solve.layout.search import LayoutSearch
 from moetune.solve.layout.words import name_layout

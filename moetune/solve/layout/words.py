@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from moetune.domain.cluster import HEADROOM
+from moetune.domain.cost_keys import AttentionKey, RowsKey
 from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
@@ -278,25 +279,16 @@ def unmeasured_warnings(
         accumulates: gradients of several micro-batches are added up.
         offload: the optimizer runs on the host.
     """
-    width = model.moe.d_model
     names = {"norm": "norms", "cross_entropy": "the loss", "adam": "the optimizer",
              model.moe.activation: "activations"}  # fmt: skip
     if accumulates:
         names["accumulate"] = "sums of the micro-batches' gradients"
     if offload:
         update = names.pop("adam")
-        adam = costs.rows_op(op="adam", dtype=dtype, rows=1, width=1)
-        if costs.copy_mode != "inline" or adam is None:
+        if costs.copy_mode != "inline" or not costs.knows(RowsKey("adam", dtype)):
             names["host_adam"] = f"{update} on the host"
-    absent = [
-        words
-        for op, words in names.items()
-        if costs.rows_op(op=op, dtype=dtype, rows=model.length, width=width) is None
-    ]
+    absent = [words for op, words in names.items() if not costs.knows(RowsKey(op, dtype))]
     if absent:
         yield f"not measured, and not counted in the step: {', '.join(absent)}"
-    if costs.attention(
-        dtype=dtype, num_sequences=1, length=model.length, num_heads=model.num_heads,
-        head_dim=model.head_dim, backward=False,
-    ) is None:  # fmt: skip
+    if not costs.knows(AttentionKey(dtype, model.length, model.num_heads, model.head_dim)):
         yield "attention was not measured: two GEMMs of its size stand in for it"

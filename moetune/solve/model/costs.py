@@ -8,7 +8,8 @@ and backward (Megatron-LM, PPMoE §3.1.3), and the vocabulary of embedding and h
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import Bounds
-from moetune.domain.costs import Costs, Estimate
+from moetune.domain.cost_keys import AttentionKey, CollectiveKey, GemmKey, RowsKey
+from moetune.domain.costs import Costs, Estimate, seconds_if_known
 from moetune.domain.layer import PHASES, ExpertParallel, LayerShape, Phase, Workload
 from moetune.domain.model import Transformer
 from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
@@ -36,13 +37,10 @@ def send_time(
     gathered = NOTHING
     if runtime.splits_sends and tensor.size > 1:
         num_bytes //= tensor.size
-        gathered = costs.collective(
-            op="all_gather", group_size=tensor.size, num_bytes=num_bytes,
-            num_nodes=tensor.num_nodes,
-        )  # fmt: skip
-    sent = costs.collective(
-        op="send", group_size=hop.size, num_bytes=num_bytes, num_nodes=hop.num_nodes
-    )
+        gathered = costs.seconds(
+            CollectiveKey("all_gather", tensor.size, tensor.num_nodes), num_bytes
+        )
+    sent = costs.seconds(CollectiveKey("send", hop.size, hop.num_nodes), num_bytes)
     return total(sent, gathered)
 
 
@@ -68,9 +66,7 @@ def all_reduce_time(group: Group, *, num_bytes: int, costs: Costs) -> Estimate:
     """Return one all-reduce over the group; 0 in a group of one."""
     if group.size == 1:
         return NOTHING
-    return costs.collective(
-        op="all_reduce", group_size=group.size, num_bytes=num_bytes, num_nodes=group.num_nodes
-    )
+    return costs.seconds(CollectiveKey("all_reduce", group.size, group.num_nodes), num_bytes)
 
 
 NORMS_OF_A_BLOCK = 2
@@ -178,7 +174,7 @@ class Parts:
         Where the device computes meanwhile, only what is longer than the block's computation.
         """
         forward, step = (
-            self.costs.rows_op(op=name, dtype=self.dtype, rows=HOST_ROWS, width=HOST_WIDTH)
+            seconds_if_known(self.costs, RowsKey(name, self.dtype), HOST_ROWS * HOST_WIDTH)
             for name in (op, f"{op}_step")
         )
         if forward is None or step is None:
@@ -211,24 +207,14 @@ class Parts:
     def _heads(self, phase: Phase) -> Estimate:
         """Return attention without its projections; where not measured, its two GEMMs."""
         model, num_heads = self.model, self.model.num_heads // self.tensor.size
-        found = self.costs.attention(
-            dtype=self.dtype,
-            num_sequences=self.num_sequences,
-            length=model.length,
-            num_heads=num_heads,
-            head_dim=model.head_dim,
-            backward=phase == "backward",
-        )
+        key = AttentionKey(self.dtype, model.length, num_heads, model.head_dim, phase == "backward")
+        found = seconds_if_known(self.costs, key, self.num_sequences)
         if found is not None:
             return found
         gemms = [
-            self.costs.gemm(
-                dtype=self.dtype,
-                product=product,
-                num_experts=self.num_sequences * num_heads,
-                rows=model.length,
-                d_in=d_in,
-                d_out=d_out,
+            self.costs.seconds(
+                GemmKey(self.dtype, product, self.num_sequences * num_heads, d_in, d_out),
+                model.length,
             )
             for product in PHASE_GEMMS[phase]
             for d_in, d_out in (
@@ -291,14 +277,7 @@ class Parts:
     def _gemm(self, phase: Phase, d_in: int, d_out: int) -> Estimate:
         return total(
             *(
-                self.costs.gemm(
-                    dtype=self.dtype,
-                    product=product,
-                    num_experts=1,
-                    rows=self.tokens,
-                    d_in=d_in,
-                    d_out=d_out,
-                )
+                self.costs.seconds(GemmKey(self.dtype, product, 1, d_in, d_out), self.tokens)
                 for product in PHASE_GEMMS[phase]
             )
         )
@@ -307,7 +286,7 @@ class Parts:
         return self._rows_op(op if phase == "forward" else f"{op}_backward", width)
 
     def _rows_op(self, op: str, width: int) -> Estimate | None:
-        return self.costs.rows_op(op=op, dtype=self.dtype, rows=self.tokens, width=width)
+        return seconds_if_known(self.costs, RowsKey(op, self.dtype), self.tokens * width)
 
 
 def layer_of(model: Transformer, expert_parallel: ExpertParallel, tp: int) -> LayerShape:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from moetune.domain.constraints import Bounds
-from moetune.domain.costs import Costs, Estimate
+from moetune.domain.cost_keys import CollectiveKey, RowsKey
+from moetune.domain.costs import Costs, Estimate, seconds_if_known
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
@@ -234,7 +235,7 @@ class Prices:
     def optimizer(self, *, layout: Layout, zero: bool) -> Estimate:
         """Return the slowest stage's optimizer step; 0 where it was not measured."""
         count = self._most_parameters(layout, is_sharded=zero)
-        found = self.costs.rows_op(op="adam", dtype=self.dtype, rows=count, width=1)
+        found = seconds_if_known(self.costs, RowsKey("adam", self.dtype), count)
         return found or NOTHING
 
     def accumulation(self, *, layout: Layout, num_backward_passes: int) -> Estimate:
@@ -244,7 +245,7 @@ class Prices:
         once they are reduced, a shard on each rank.
         """
         count = self._most_parameters(layout, is_sharded=self.runtime.shards_gradients)
-        found = self.costs.rows_op(op="accumulate", dtype=self.dtype, rows=count, width=1)
+        found = seconds_if_known(self.costs, RowsKey("accumulate", self.dtype), count)
         return (found or NOTHING).scaled(num_backward_passes - 1)
 
     def _most_parameters(self, layout: Layout, *, is_sharded: bool) -> float:
@@ -303,9 +304,7 @@ class Prices:
         num_bytes = count * self.state_bytes.parameter
 
         def collective(op: CollectiveOp, num_bytes: float) -> Estimate:
-            return self.costs.collective(
-                op=op, group_size=group.size, num_bytes=num_bytes, num_nodes=group.num_nodes
-            )
+            return self.costs.seconds(CollectiveKey(op, group.size, group.num_nodes), num_bytes)
 
         if not zero:
             return collective("all_reduce", num_bytes), NOTHING

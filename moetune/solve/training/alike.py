@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from moetune.domain.arrays import split
-from moetune.domain.costs import takes_arrays
 from moetune.domain.experts import RoutedExperts
 from moetune.solve.training.block import BlockPrices
 
@@ -34,8 +33,6 @@ class AlikeLayers:
         """Return the price of each layer."""
         if not self.records:
             return [price(prices, self.part)] * len(self.places)
-        if not takes_arrays(prices.device.costs):
-            return [price(prices, replace(self.part, record=one)) for one in self.records]
         records = tuple(dict.fromkeys(self.records))
         every = price(replace(prices, records=records), self.part)
         found = dict(zip(records, split(every, len(records)), strict=True))

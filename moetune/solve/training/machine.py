@@ -14,7 +14,8 @@ import numpy as np
 
 from moetune.domain.arrays import Floats, array_of, floats_of, is_many
 from moetune.domain.cluster import Machine
-from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust
+from moetune.domain.cost_keys import CollectiveKey, CopyKey, GemmKey, RowsKey
+from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust, seconds_if_known
 from moetune.domain.errors import ProfileError
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.samples import CollectiveOp, Direction
@@ -157,7 +158,7 @@ class DevicePrices:
     ) -> float:  # fmt: skip
         """Return the seconds of one GEMM of `num_experts` experts with so many rows each.
 
-        Of an array of rows above 0 an array, where the costs take arrays.
+        Of an array of rows above 0 an array.
         """
         if is_many(rows):
             return self._gemms(
@@ -169,10 +170,7 @@ class DevicePrices:
         key = ("gemm", product, rows, d_in, d_out, num_experts, dtype)
         found = self._known.get(key)
         if found is None:
-            estimate = self.costs.gemm(
-                dtype=dtype, product=product, num_experts=num_experts, rows=rows,
-                d_in=d_in, d_out=d_out,
-            )  # fmt: skip
+            estimate = self.costs.seconds(GemmKey(dtype, product, num_experts, d_in, d_out), rows)
             self.trusts.note(estimate)
             found = self._known[key] = estimate.seconds / self.reached + self.gap_seconds
         return found
@@ -187,10 +185,8 @@ class DevicePrices:
         ordered = np.sort(rows)
         for one in ordered[[0, len(ordered) // 2, -1]].tolist():
             price(rows=one)  # arrays have no trust: it is that of their ends and the middle
-        every = self.costs.gemm(
-            dtype=dtype, product=product, num_experts=num_experts, rows=array_of(rows),
-            d_in=d_in, d_out=d_out,
-        )  # fmt: skip
+        key = GemmKey(dtype, product, num_experts, d_in, d_out)
+        every = self.costs.seconds(key, array_of(rows))
         return every.seconds / self.reached + self.gap_seconds
 
     def collective(self, op: CollectiveOp, span: RankSpan, num_bytes: float) -> float:
@@ -200,12 +196,8 @@ class DevicePrices:
         key = (op, span.size, span.nodes, num_bytes)
         found = self._known.get(key)
         if found is None:
-            estimate = self.costs.collective(
-                op=op,
-                group_size=span.size,
-                num_bytes=num_bytes,
-                num_nodes=span.nodes if span.nodes > 1 else 0,
-            )
+            group = CollectiveKey(op, span.size, span.nodes if span.nodes > 1 else 0)
+            estimate = self.costs.seconds(group, num_bytes)
             self.trusts.note(estimate)
             found = self._known[key] = estimate.seconds
         return found
@@ -216,7 +208,7 @@ class DevicePrices:
         Raises:
             ProfileError: no such copy is in the profile.
         """
-        estimate = self.costs.copy(direction=direction, pinned=True, num_bytes=num_bytes)
+        estimate = self.costs.seconds(CopyKey(direction, pinned=True), num_bytes)
         self.trusts.note(estimate)
         return estimate.seconds
 
@@ -234,7 +226,7 @@ class DevicePrices:
         """
         found = self._known.get(("memory",))
         if found is None:
-            adam = self.costs.rows_op(op="adam", dtype=_BF16, rows=1e9, width=1)
+            adam = seconds_if_known(self.costs, RowsKey("adam", _BF16), 1e9)
             if adam is None:
                 raise ProfileError(
                     "the profile has no time of Adam, which tells the rate of the memory",

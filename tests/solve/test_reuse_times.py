@@ -1,18 +1,22 @@
-"""Phases that are simulated until their chunks are alike, against simulations of all chunks."""
+"""Phases that are simulated all at once, until their chunks are alike, against all their chunks."""
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.arrays import array_of
 from moetune.domain.costs import Estimate
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import PHASES, Phase
-from moetune.solve.layer.many_phases import reused_seconds
-from moetune.solve.layer.phase_arrays import ManyPhases
 from moetune.solve.layer.reuse import ReusedChunk, reuse_tasks
+from moetune.solve.layer.reuse_times import ReusedPhases, reused_seconds
 from moetune.solve.layer.timeline import simulate
+from tests.solve.test_reuse import DISTURBED
+
+Case = tuple[ReusedChunk, Phase, Interference, int]
 
 speeds = st.sampled_from([1.0, 0.93, 0.71, 0.4])
 tables = st.builds(
@@ -31,6 +35,10 @@ chunks = st.builds(
     copy_input=st.none() | estimates, copy_middle=st.none() | estimates,
     sends_again=st.booleans(), copies_overlap=st.booleans(), sorts_rows=st.booleans(),
 )  # fmt: skip
+cases = st.tuples(
+    chunks, st.sampled_from(PHASES), tables,
+    st.sampled_from([1, 2, 3, 7, 10, 11, 12, 13, 25, 40, 64]),
+)  # fmt: skip
 CHUNK = ReusedChunk(
     transfer=Estimate(seconds=1.0, trust="measured"),
     before=Estimate(seconds=0.7, trust="measured"),
@@ -39,26 +47,39 @@ CHUNK = ReusedChunk(
 )  # fmt: skip
 
 
-def alone(chunk: ReusedChunk, phase: Phase, degree: int, table: Interference) -> float:
-    one = ManyPhases.of(chunk, phase, degree=degree, interference=table)
-    return float(reused_seconds(one)[0])
+def together(wanted: list[Case]) -> list[float]:
+    phases = [
+        ReusedPhases(chunk, phase, np.array([degree]), table)
+        for chunk, phase, table, degree in wanted
+    ]
+    return [float(found[0]) for found in reused_seconds(phases)]
 
 
-def all_chunks(chunk: ReusedChunk, phase: Phase, degree: int, table: Interference) -> float:
+def all_chunks(chunk: ReusedChunk, phase: Phase, table: Interference, degree: int) -> float:
     tasks = reuse_tasks(chunk=chunk, phase=phase, degree=degree)
     return simulate(tasks, interference=table).makespan_seconds
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    chunk=chunks, phase=st.sampled_from(PHASES), table=tables,
-    degree=st.sampled_from([1, 2, 3, 10, 11, 12, 13, 25, 64]),
-)  # fmt: skip
-def test_a_phase_takes_as_long_as_all_its_chunks(
-    chunk: ReusedChunk, phase: Phase, table: Interference, degree: int
-) -> None:
-    found = alone(chunk, phase, degree, table)
-    assert found == pytest.approx(all_chunks(chunk, phase, degree, table), rel=1e-11, abs=1e-300)
+@settings(max_examples=80, deadline=None)
+@given(wanted=st.lists(cases, min_size=1, max_size=24))
+def test_phases_take_as_long_as_all_their_chunks(wanted: list[Case]) -> None:
+    each = [all_chunks(*case) for case in wanted]
+    assert together(wanted) == pytest.approx(each, rel=1e-11, abs=1e-300)
+
+
+def test_arrays_of_seconds_and_speeds_are_as_many_phases() -> None:
+    degrees, factors = np.array([3, 12, 40]), np.array([1.0, 1.5, 3.0])
+    many = replace(CHUNK, transfer=Estimate(seconds=array_of(factors), trust="measured"))
+    table = replace(DISTURBED, comm=replace(DISTURBED.comm, comp=array_of(0.9 / factors)))
+    (found,) = reused_seconds([ReusedPhases(many, "forward", degrees, table)])
+    alone = [
+        (
+            replace(CHUNK, transfer=Estimate(seconds=factor, trust="measured")), "forward",
+            replace(DISTURBED, comm=replace(DISTURBED.comm, comp=0.9 / factor)), degree,
+        )
+        for factor, degree in zip(factors.tolist(), degrees.tolist(), strict=True)
+    ]  # fmt: skip
+    assert found.tolist() == together(alone)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -79,13 +100,12 @@ def test_streams_that_take_turns_over_several_chunks_run_to_the_end(
         copy_middle=copy_middle,
     )  # fmt: skip
     for degree in (5, 12, 40, 64):
-        found = alone(chunk, phase, degree, Interference())
-        whole = all_chunks(chunk, phase, degree, Interference())
-        assert found == pytest.approx(whole, rel=1e-11)
+        case = chunk, phase, Interference(), degree
+        assert together([case]) == pytest.approx([all_chunks(*case)], rel=1e-11)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_durations_that_are_none_are_refused(seconds: float) -> None:
     absurd = replace(CHUNK, after=Estimate(seconds=seconds, trust="measured"))
     with pytest.raises(ValueError, match="0 or more seconds"):
-        alone(absurd, "forward", 2, Interference())
+        together([(absurd, "forward", Interference(), 2)])
