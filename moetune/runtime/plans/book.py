@@ -68,7 +68,7 @@ class LayerPlans:
     ) -> None:
         self._plans, self._search, self._monitor = plans, search, monitor
         self._trials, self._in_one_chunk = trials, set[int]()
-        self._known: dict[int, Decision] = {} if search is None else search.decisions
+        self._by_tokens: dict[int, Decision] = {} if search is None else search.decisions
 
     def __deepcopy__(self, _: object) -> "LayerPlans":
         return self
@@ -83,10 +83,10 @@ class LayerPlans:
         A new number is looked up in the ranges of the plan for the nearest number of tokens, or
         in those of the search; a number seen before is a dictionary access.
         """
-        decision = self._known.get(tokens_per_rank)
+        decision = self._by_tokens.get(tokens_per_rank)
         if decision is None:
             decision = self._look_up(tokens_per_rank)
-            self._known[tokens_per_rank] = decision
+            self._by_tokens[tokens_per_rank] = decision
         return decision
 
     def watch(self, tokens_per_rank: int, device: torch.device) -> Watch:
@@ -117,7 +117,7 @@ class LayerPlans:
         """Change the decision for a number of tokens as the first rank asks."""
         update = self._in_one_chunk.add if change.runs_one_chunk else self._in_one_chunk.discard
         update(change.tokens)
-        self._known.pop(change.tokens, None)
+        self._by_tokens.pop(change.tokens, None)
 
     def _look_up(self, tokens: int) -> Decision:
         if not self._plans:
@@ -246,8 +246,8 @@ class PlanBook:
     def close(self) -> None:
         """Send the last observations, for 2 s at most; call it at the end of the job."""
         if self._reporter is not None:
-            for one in self._monitors:
-                one.collect()
+            for monitor in self._monitors:
+                monitor.collect()
             self._reporter.close()
 
 

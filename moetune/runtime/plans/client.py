@@ -228,11 +228,11 @@ def _checked(text: bytes, question: Question, where: str) -> Plan:
 def _difference(asked: Mapping[str, object], given: Mapping[str, object]) -> str:
     """Return the name of an input that differs from the question, empty if none does."""
     for name, wanted in asked.items():
-        found = given.get(name)
-        if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-            if inner := _difference(wanted, found):
+        answered = given.get(name)
+        if isinstance(wanted, Mapping) and isinstance(answered, Mapping):
+            if inner := _difference(wanted, answered):
                 return f"{name}.{inner}"
-        elif wanted is not None and wanted != found:
+        elif wanted is not None and wanted != answered:
             return name
     return ""
 

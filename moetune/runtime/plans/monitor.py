@@ -55,8 +55,8 @@ def first_of_each_size(plans: Sequence[Plan], memory_reuse: Strategy | None) -> 
     by_tokens: dict[int, Plan] = {}
     for plan in plans:
         by_tokens.setdefault(plan.tokens_per_rank, plan)
-    found = by_tokens.values()
-    return tuple(plan for plan in found if memory_reuse in {None, plan.memory.strategy})
+    first = by_tokens.values()
+    return tuple(plan for plan in first if memory_reuse in {None, plan.memory.strategy})
 
 
 class LayerMonitor:
@@ -87,7 +87,7 @@ class LayerMonitor:
             return Watch()
         self.collect()
         number = self._num_calls[tokens_per_rank] = self._num_calls.get(tokens_per_rank, 0) + 1
-        if not any(one.wants(plan, decision, number) for one in self._observers):
+        if not any(observer.wants(plan, decision, number) for observer in self._observers):
             return Watch()
 
         def note(call: CallWatch) -> None:
@@ -111,12 +111,12 @@ class LayerMonitor:
             plan=plan, decision=decision, number=number, seconds=sum(seconds),
             operations=tuple(_operation_times(plan, decision, recorder)) if recorder else (),
         )  # fmt: skip
-        for one in self._observers:
-            one.take(call)
+        for observer in self._observers:
+            observer.take(call)
 
     def is_between_calls(self) -> bool:
         """Return whether no watched call waits for its backward pass."""
-        self._open = [one for one in self._open if not (one.is_complete or one.is_gone)]
+        self._open = [call for call in self._open if not (call.is_complete or call.is_gone)]
         return not self._open
 
 

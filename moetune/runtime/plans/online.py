@@ -299,13 +299,13 @@ class OnlineSearch:
                 return None
             return answer, is_cut, self.lost.lost_seconds, self.lost.is_spent
 
-        found = decide_on_first(self._communicator, safely, "the next decision of the search")
+        answered = decide_on_first(self._communicator, safely, "the next decision of the search")
         self.num_changes += 1
-        if found is None:
+        if answered is None:
             self.has_ended, self.wanted = True, None
             self._end(trial)
             return
-        answer, is_cut, self.lost.lost_seconds, self.has_ended = found
+        answer, is_cut, self.lost.lost_seconds, self.has_ended = answered
         if isinstance(answer, Settled):
             self._settle(trial, answer, is_cut=is_cut)
         elif answer != trial.decision:

@@ -183,27 +183,27 @@ def post_observations(connection: ServiceConnection, batch: Sequence[Observation
     Raises:
         ServiceError: the service did not accept it.
     """
-    rows = [encode(one) for one in merged(batch)]
+    rows = [encode(row) for row in merged(batch)]
     connection.post("/v1/observations", {"schema": OBSERVATIONS_SCHEMA, "observations": rows})
 
 
 def merged(batch: Sequence[Observation]) -> tuple[Observation, ...]:
     """Return one observation for each plan and decision, with the times of all its calls."""
-    alike: dict[Observation, list[Observation]] = {}
-    for one in batch:
-        kinds = tuple(replace(times, seconds=_ANY) for times in one.operations)
-        subject = replace(one, seconds=_ANY, operations=kinds)
-        alike.setdefault(subject, []).append(one)
-    return tuple(_joined(group) for group in alike.values())
+    groups: dict[Observation, list[Observation]] = {}
+    for row in batch:
+        kinds = tuple(replace(times, seconds=_ANY) for times in row.operations)
+        subject = replace(row, seconds=_ANY, operations=kinds)
+        groups.setdefault(subject, []).append(row)
+    return tuple(map(_joined, groups.values()))
 
 
 def _joined(group: Sequence[Observation]) -> Observation:
     first = group[0]
     operations = tuple(
-        replace(times, seconds=_chained(one.operations[index].seconds for one in group))
+        replace(times, seconds=_chained(row.operations[index].seconds for row in group))
         for index, times in enumerate(first.operations)
     )
-    return replace(first, seconds=_chained(one.seconds for one in group), operations=operations)
+    return replace(first, seconds=_chained(row.seconds for row in group), operations=operations)
 
 
 def _chained(times: Iterable[tuple[float, ...]]) -> tuple[float, ...]:

@@ -179,9 +179,9 @@ def _words(error: HTTPError, end_seconds: float) -> str:
         document = json.loads(body)
     except (OSError, http.client.HTTPException, ServiceError, ValueError, RecursionError):
         document = None
-    found = document if isinstance(document, dict) else {}
-    said = [found.get("detail") or found.get("title") or error.reason, found.get("hint")]
-    return printable("; ".join(one for one in said if one and isinstance(one, str)))
+    problem = document if isinstance(document, dict) else {}
+    texts = [problem.get("detail") or problem.get("title") or error.reason, problem.get("hint")]
+    return printable("; ".join(text for text in texts if text and isinstance(text, str)))
 
 
 def _reason(error: Exception) -> str:
@@ -196,5 +196,5 @@ def _reason(error: Exception) -> str:
 
 def printable(text: str) -> str:
     """Return a text of the service as one short line, fit for the log."""
-    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]} …"

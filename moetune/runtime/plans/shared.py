@@ -100,8 +100,8 @@ def share_plans(
         except Exception as error:
             # `decide_on_first` sends only a MoetuneError: after another, other ranks would hang.
             raise MoetuneError(f"plans cannot be loaded: {error!r}") from error
-        (found,) = found_here
-        return tuple(found.plans), tuple(found.settled), found.is_complete
+        (sent,) = found_here
+        return tuple(sent.plans), tuple(sent.settled), sent.is_complete
 
     plans, known, is_complete = decide_on_first(communicator, find_safely, "the sharing of plans")
     search, reporter = None, found_here[0].reporter if found_here else None
