@@ -1,6 +1,6 @@
 """Steps of one layer on a rank: made of random weights and tokens, run, and timed.
 
-`workflows.launch` starts the ranks; this module, which loads torch, is imported only there.
+`verify`, `trace` and measuring sessions run them, on ranks that `workflows.launch` starts.
 """
 
 import time
@@ -15,13 +15,12 @@ from moetune.comm.group import Communicator
 from moetune.domain.layer import Workload
 from moetune.domain.operations import Operation, operations_of
 from moetune.domain.plan import SAFE_DECISION, Decision
+from moetune.measure.loads import expert_shares
 from moetune.measure.routed_tokens import drawn_experts, steer
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
-from moetune.runtime.plans.phases import PhaseRecorder
-from moetune.runtime.trace import NoRecorder, RecordedSpan, recorder_of
-from moetune.workflows.routed_tokens import expert_shares
+from moetune.runtime.trace import NoRecorder, RecordedSpan, TimelineRecorder
 
 _WARM_UP_ROUNDS = 2
 _RECORDED_ROUNDS = 5
@@ -85,7 +84,7 @@ class LayerSteps:
 
     def record(self, decision: Decision) -> tuple[RecordedSpan, ...]:
         """Run one step and return the spans of its parts on this rank."""
-        self.layer.recorder = recorder = recorder_of(self.x_TD.device)
+        self.layer.recorder = recorder = TimelineRecorder(self.x_TD.device)
         try:
             self.run(decision)
         finally:
@@ -94,7 +93,7 @@ class LayerSteps:
 
     def operation_seconds(self, decision: Decision) -> dict[Operation, float]:
         """Run one step and return how long its operations took on this rank."""
-        self.layer.recorder = recorder = PhaseRecorder(self.x_TD.device)
+        self.layer.recorder = recorder = TimelineRecorder(self.x_TD.device, follows_transfers=False)
         try:
             self.run(decision)
         finally:
