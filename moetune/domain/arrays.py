@@ -3,17 +3,13 @@
 The solvers work out a layer once for many refits of its costs, or for many sizes at once.
 """
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-
-FEW = 256
-"""Numbers up to which `math` computes each of them, which NumPy may round otherwise."""
 
 
 def is_many(number: object) -> bool:
@@ -52,10 +48,7 @@ def longer(one: float, other: float) -> float:
 
 def as_rows(numbers: Sequence[float], num: int) -> Floats:
     """Return each number, or array of `num`, as a row, shape (numbers, num)."""
-    found = np.empty((len(numbers), num))
-    for row, one in zip(found, numbers, strict=True):
-        row[:] = one
-    return found
+    return np.array([np.broadcast_to(number, num) for number in numbers], float)
 
 
 def rows_of(numbers: Iterable[float], num: int) -> list[tuple[float, ...]]:
@@ -65,18 +58,3 @@ def rows_of(numbers: Iterable[float], num: int) -> list[tuple[float, ...]]:
 
 def _of_each(number: float, num: int) -> list[float]:
     return floats_of(number).tolist() if is_many(number) else [number] * num
-
-
-def exp_of(numbers: Floats) -> Floats:
-    """Return `math.exp` of each number, and NumPy's of more than `FEW`."""
-    return _each(math.exp, numbers) if numbers.size <= FEW else np.exp(numbers)
-
-
-def log_of(numbers: Floats) -> Floats:
-    """Return `math.log` of each number, and NumPy's of more than `FEW`."""
-    return _each(math.log, numbers) if numbers.size <= FEW else np.log(numbers)
-
-
-def _each(function: Callable[[float], float], numbers: Floats) -> Floats:
-    found = np.fromiter(map(function, numbers.ravel().tolist()), float, numbers.size)
-    return found.reshape(numbers.shape)

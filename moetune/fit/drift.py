@@ -188,6 +188,4 @@ def watch(times: Iterable[tuple[int, float]]) -> tuple[Watched, ...]:
 
 def drifts(times: Iterable[tuple[int, float]]) -> tuple[Drift, ...]:
     """Return every change in a series of steps and seconds, in order."""
-    detector = DriftDetector()
-    found = (detector.add(step, seconds) for step, seconds in times)
-    return tuple(one for one in found if one is not None)
+    return tuple(one.drift for one in watch(times) if one.drift is not None)

@@ -15,9 +15,8 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, array_of, exp_of, floats_of, is_many
+from moetune.domain.arrays import array_of, floats_of, is_many
 from moetune.domain.constraints import Order
-from moetune.domain.cost_keys import GemmKey
 from moetune.domain.costs import Estimate
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, LayerKey, Phase
@@ -78,7 +77,7 @@ class LayerCosts(LayerOperations, ABC):
         which a GEMM is slower.
         """
         degrees = forward_degree, backward_degree
-        is_line = self.costs.line(GemmKey(self.dtype)) is not None
+        is_line = not self.costs.is_measured(self.dtype)
         pieces = sum(degrees) - math.gcd(*degrees)
         parts = pieces / forward_degree, pieces / backward_degree
         if self.local_experts == 1 or is_line:
@@ -211,24 +210,12 @@ class LayerCosts(LayerOperations, ABC):
 
     def _factors_of_many(self, rows: float, degree: int) -> float:
         whole = np.rint(floats_of(rows * degree) / self.rows(1)).astype(int)
-        sizes, at = np.unique(whole, return_inverse=True)
-        degrees, of_degree = np.unique(degree, return_inverse=True)
-        return array_of(self.step_factors(sizes.tolist(), degrees.tolist())[at, of_degree])
-
-    def step_factors(self, tokens: Sequence[int], degrees: Sequence[int]) -> Floats:
-        """Return what operations take within steps, over their own time.
-
-        Args:
-            tokens: of each step; the errors of all of them have as many octaves.
-
-        Returns:
-            Shape (tokens, degrees).
-        """
-        errors = [self.step_errors(tokens=one) for one in tokens]
-        means = np.array([one.mean for one in errors])
-        low, high, share = np.array([errors[0].place(degree) for degree in degrees]).T
-        low, high = low.astype(int), high.astype(int)
-        return exp_of((1 - share) * means[:, low] + share * means[:, high])
+        degrees, factors = np.broadcast_to(degree, whole.shape), np.empty(whole.shape)
+        for tokens in set(whole.ravel().tolist()):
+            same = whole == tokens
+            of_step = cast("int", degrees[same])
+            factors[same] = self.step_errors(tokens=tokens).factor(of_step)
+        return array_of(factors)
 
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""
