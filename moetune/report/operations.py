@@ -1,8 +1,8 @@
-"""Operations of a profile as curves over their size, and the figure of their interference."""
+"""Operations of a profile as curves over their size, and what they take from each other."""
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,11 +19,8 @@ from moetune.domain.costs import LinearCost
 from moetune.domain.interference import Interference
 from moetune.domain.profile import FitError, GemmLine, Profile
 from moetune.domain.samples import LAUNCHES, ResourceClass
-from moetune.domain.units import format_share
 from moetune.fit.curve import Line
 from moetune.fit.index import Points, ProfileIndex, index_of
-from moetune.report.section import Figure
-from moetune.report.theme import axis, drawing, note
 
 _NOT_IN_KEYS = re.compile(r"[^a-z0-9]+")
 
@@ -167,48 +164,6 @@ CLASSES: dict[ResourceClass, str] = {
     "mem": "copies",
 }
 OVERLAPPED = (*CLASSES.values(), "both others")
-_STRONGEST = 0.55
-"""Opacity of a cell of speed 0, at which its text is still readable."""
-_Cell = tuple[int, int, float]
-"""(row, column, speed)."""
-
-
-def interference_figure(table: Interference) -> Figure:
-    """Return the relative speed of each class when overlapped with others (MPipeMoE Fig. 3)."""
-    cells = [
-        (row, column, speed)
-        for row, victim in enumerate(CLASSES)
-        for column, speed in enumerate(overlapped_speeds(table, victim))
-        if speed is not None
-    ]
-    names = list(CLASSES.values())
-    return Figure(
-        name="interference",
-        is_low=True,
-        title="Interference",
-        words=(
-            "Speed of the row's operation while the column's runs at the same time, relative to "
-            "its speed alone. Stronger colour is slower."
-        ),
-        drawing=drawing(
-            [_numbers(cells, names)],
-            x=axis(
-                "", side="top", tickvals=list(range(4)), ticktext=list(OVERLAPPED),
-                showgrid=False, range=[-0.5, 3.5], showline=False, fixedrange=True, tickangle=0,
-            ),
-            y=axis(
-                "", tickvals=list(range(3)), ticktext=names, showgrid=False, range=[2.5, -0.5],
-                showline=False, fixedrange=True,
-            ),
-            shapes=[_cell(row, column, speed) for row, column, speed in cells],
-            annotations=[
-                note("–", x=row, y=row, font={"color": "@muted", "size": 15}) for row in range(3)
-            ],
-            margin={"l": 8, "r": 8, "t": 24, "b": 8},
-        ),
-        header=("operation", "beside", "speed"),
-        rows=tuple((names[row], OVERLAPPED[column], speed) for row, column, speed in cells),
-    )  # fmt: skip
 
 
 def overlapped_speeds(table: Interference, victim: ResourceClass) -> tuple[float | None, ...]:
@@ -217,24 +172,3 @@ def overlapped_speeds(table: Interference, victim: ResourceClass) -> tuple[float
         None if other == victim else table.speed(victim, frozenset({other})) for other in CLASSES
     )
     return (*alone, table.speed(victim, frozenset(CLASSES)))
-
-
-def _numbers(cells: Sequence[_Cell], names: Sequence[str]) -> dict[str, object]:
-    return {
-        "type": "scatter", "mode": "text", "showlegend": False, "hoverinfo": "text",
-        "x": [column for _, column, _ in cells], "y": [row for row, _, _ in cells],
-        "text": [f"{speed:.2f}" for _, _, speed in cells],
-        "hovertext": [
-            f"{names[row]} with {OVERLAPPED[column]}: {format_share(speed)} of its speed alone"
-            for row, column, speed in cells
-        ],
-        "textfont": {"size": 15, "color": "@ink"},
-    }  # fmt: skip
-
-
-def _cell(row: int, column: int, speed: float) -> dict[str, object]:
-    return {
-        "type": "rect", "layer": "below",
-        "x0": column - 0.47, "x1": column + 0.47, "y0": row - 0.45, "y1": row + 0.45,
-        "fillcolor": f"@accent/{0.04 + (1 - speed) * _STRONGEST:.3f}", "line": {"width": 0},
-    }  # fmt: skip

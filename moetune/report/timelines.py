@@ -10,7 +10,6 @@ from moetune.report.section import Drawing, Figure, Value
 from moetune.report.theme import axis, drawing, note, seconds_scale
 from moetune.solve.layer.timeline import Span, Timeline, operation_and_chunk, shown_name
 from moetune.solve.model.stages import BACKWARD, FORWARD, SEND, stage_timeline
-from moetune.solve.training.pipeline import PassSpan
 from moetune.solve.training.schedule import PASS_WORDS
 
 _COLORS: dict[ResourceClass, str] = {"comp": "@accent", "comm": "@second", "mem": "@third"}
@@ -28,13 +27,8 @@ def timeline_figure(
     forward: Timeline,
     backward: Timeline,
     title: str = "Timeline of one step",
-    words: str = "",
 ) -> Figure:
-    """Return both phases of a layer's step, one lane per stream, on the same time scale.
-
-    Args:
-        words: what is drawn, where bars are modules with names; "" of chunks with letters.
-    """
+    """Return both phases of a layer's step, one lane per stream, on the same time scale."""
     phases = (("forward", forward), ("backward", backward))
     rows: list[tuple[Value, ...]] = [
         (phase, shown_name(span.name), CLASSES[span.resource], span.stream, span.start_seconds,
@@ -48,47 +42,41 @@ def timeline_figure(
         words=(
             f"The simulated forward pass takes {format_seconds(forward.makespan_seconds)}, the "
             f"backward pass {format_seconds(backward.makespan_seconds)}. "
-            f"{words or _letters(forward, backward)}"
+            f"{_letters(forward, backward)}"
         ),
-        drawing=_chart(phases, is_named=bool(words)),
+        drawing=_chart(phases),
         is_wide=True,
         header=("phase", "span", "class", "stream", "start_seconds", "end_seconds"),
         rows=tuple(rows),
     )
 
 
-def _chart(phases: Sequence[tuple[str, Timeline]], *, is_named: bool) -> Drawing:
+def _chart(phases: Sequence[tuple[str, Timeline]]) -> Drawing:
     """Return the drawing, with one phase above the other."""
     longest = max(timeline.makespan_seconds for _, timeline in phases)
     scale, unit = seconds_scale(longest)
     time = axis(unit, range=[0, 1.02 * longest / scale])
-    lane = axis("", autorange="reversed", showgrid=False, fixedrange=True)
-    above = {"title": {"text": ""}, "anchor": "y", "matches": "x2", "showticklabels": False}
+    lane = axis("", autorange="reversed", showgrid=False)
     return drawing(
         [
             trace
             for at, (phase, timeline) in enumerate(phases)
-            for trace in _bars(phase, timeline, at, scale, is_named=is_named)
+            for trace in _bars(phase, timeline, at, scale)
         ],
-        x={**time, **above},
+        x={**time, "title": {"text": ""}},
         y={**lane, "domain": list(_DOMAINS[0])},
-        xaxis2={**time, "anchor": "y2"},
+        xaxis2=time,
         yaxis2={**lane, "domain": list(_DOMAINS[1])},
         barmode="overlay",
         bargap=0.25,
-        uniformtext={"mode": "hide", "minsize": 9},
         annotations=[
             _phase_note(phase, timeline, domain[1])
             for (phase, timeline), domain in zip(phases, _DOMAINS, strict=True)
         ],
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.04, "yanchor": "bottom"},
     )
 
 
-def _bars(
-    phase: str, timeline: Timeline, at: int, scale: float, *, is_named: bool
-) -> list[dict[str, object]]:
-    axes = ("x", "y") if at == 0 else ("x2", "y2")
+def _bars(phase: str, timeline: Timeline, at: int, scale: float) -> list[dict[str, object]]:
     found = []
     for resource, name in CLASSES.items():
         spans = [span for span in timeline.spans if span.resource == resource]
@@ -96,21 +84,20 @@ def _bars(
             continue
         found.append(
             {
-                "type": "bar", "orientation": "h", "name": name, "legendgroup": resource,
-                "showlegend": at == 0, "xaxis": axes[0], "yaxis": axes[1],
+                "type": "bar", "name": name,
+                "showlegend": at == 0, "xaxis": ("x", "x2")[at],
                 "y": [span.stream for span in spans],
                 "base": [span.start_seconds / scale for span in spans],
                 "x": [_seconds(span) / scale for span in spans],
-                "text": [span.name if is_named else _short(span.name) for span in spans],
-                "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
+                "text": [_short(span.name) for span in spans],
+                "textposition": "inside",
                 "textfont": {"size": 11, "color": _TEXT[resource]},
                 "marker": {"color": _COLORS[resource], "line": {"color": "@surface", "width": 1}},
                 "hovertext": [
-                    f"{phase} {shown_name(span.name)}<br>{format_seconds(_seconds(span))}, "
+                    f"{phase} {shown_name(span.name)}\n{format_seconds(_seconds(span))}, "
                     f"from {format_seconds(span.start_seconds)}"
                     for span in spans
                 ],
-                "hoverinfo": "text",
             }
         )  # fmt: skip
     return found
@@ -180,28 +167,6 @@ def stages_figure(stages: Sequence[StageTime], *, num_micro_batches: int) -> Fig
     )
 
 
-def passes_figure(passes: Sequence[PassSpan], *, words: str) -> Figure:
-    """Return the passes of each pipeline rank on one time scale, with their micro-batches."""
-    spans = [
-        Span(
-            f"{PASS_WORDS[one.kind]} {one.batch + 1}", "comp", f"rank {one.rank}",
-            one.start_seconds, one.end_seconds,
-        )
-        for one in sorted(passes, key=lambda span: (span.rank, span.start_seconds))
-    ]  # fmt: skip
-    return Figure(
-        name="stages",
-        title="Pipeline",
-        words=words,
-        drawing=_stage_chart(spans, max(span.end_seconds for span in spans)),
-        is_wide=True,
-        header=("rank", "pass", "start_seconds", "end_seconds"),
-        rows=tuple(
-            (span.stream, span.name, span.start_seconds, span.end_seconds) for span in spans
-        ),
-    )
-
-
 def _busy_seconds(spans: Sequence[Span]) -> float:
     return sum(one.end_seconds - one.start_seconds for one in spans if one.resource == "comp")
 
@@ -211,11 +176,9 @@ def _stage_chart(spans: Sequence[Span], makespan_seconds: float) -> Drawing:
     return drawing(
         [trace for kind in _PASS_COLORS if (trace := _pass_bars(kind, spans, scale))],
         x=axis(unit, range=[0, 1.01 * makespan_seconds / scale]),
-        y=axis("", autorange="reversed", showgrid=False, fixedrange=True),
+        y=axis("", autorange="reversed", showgrid=False),
         barmode="overlay",
         bargap=0.25,
-        uniformtext={"mode": "hide", "minsize": 8},
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.04, "yanchor": "bottom"},
     )
 
 
@@ -227,20 +190,19 @@ def _pass_bars(kind: str, spans: Sequence[Span], scale: float) -> dict[str, obje
         return None
     seconds = [span.end_seconds - span.start_seconds for span in some]
     return {
-        "type": "bar", "orientation": "h", "name": kind,
+        "type": "bar", "name": kind,
         "y": [span.stream for span in some],
         "base": [span.start_seconds / scale for span in some],
         "x": [one / scale for one in seconds],
         "text": ["" if kind == SEND else _split(span)[1] for span in some],
-        "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
+        "textposition": "inside",
         "textfont": {"size": 10, "color": "@ink" if kind in _DARK_TEXT else "@surface"},
         "marker": {"color": _PASS_COLORS[kind], "line": {"color": "@surface", "width": 1}},
         "hovertext": [
-            f"{span.stream}, {span.name}<br>{format_seconds(one)}, "
+            f"{span.stream}, {span.name}\n{format_seconds(one)}, "
             f"from {format_seconds(span.start_seconds)}"
             for span, one in zip(some, seconds, strict=True)
         ],
-        "hoverinfo": "text",
     }  # fmt: skip
 
 

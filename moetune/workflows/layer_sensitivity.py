@@ -83,7 +83,7 @@ class LayerSubject:
         for one in ranked.contenders:
             if one.strategy == self.decision.strategy:
                 continue
-            forward, backward = one.step.degrees
+            forward, backward = one.degrees
             seconds = one.step.seconds - self.step(None)
             yield KnobEffect(
                 knob="strategy",
@@ -127,7 +127,7 @@ class LayerSubject:
 
     def _chosen(self, inputs: PlanInputs) -> Decision:
         found = choose_safely(self._ranked(inputs), self.resamples).best
-        forward, backward = found.best.degrees
+        forward, backward = found.degrees
         return Decision(
             forward_degree=forward, backward_degree=backward, order=found.order,
             strategy=found.strategy,

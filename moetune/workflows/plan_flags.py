@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from moetune.config import Settings
+from moetune.domain.architecture import Decoder
 from moetune.domain.constraints import (
     Bounds,
     Constraints,
@@ -32,6 +33,8 @@ from moetune.domain.training import (
 )
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import full_dtype
+from moetune.huggingface.pasted import NAME as PASTED
+from moetune.huggingface.pasted import PastedConfig
 from moetune.workflows import wiring
 from moetune.workflows.flags import LayerFlags, model_sizes, modules_of, tokens_of
 from moetune.workflows.models import check_known, find_decoder_model, is_decoder_name
@@ -69,6 +72,7 @@ class PlanFlags:
     Args:
         tokens, seq, vocab: numbers, without a unit.
         memory_limit, memory_taken: bytes.
+        config: of a Hugging Face model, in place of its name; a command line has its path.
 
     Raises:
         InputError: a number is out of range, or a flag is not for this kind of model.
@@ -125,10 +129,13 @@ class PlanFlags:
     dispatcher: str | None = None
     allow_modelled: bool | None = None
     front: bool = False
+    config: PastedConfig | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, *_COUNTS)
         if self.model is not None:
+            if self.config is not None:
+                raise InputError("--model and config exclude each other", "give one of them")
             check_known(self.model)
         if self.moe_every is not None and self.moe_every < 0:
             raise InputError(f"moe_every must be at least 0, got {self.moe_every}")
@@ -139,6 +146,8 @@ class PlanFlags:
     @property
     def is_of_decoder(self) -> bool:
         """Whether the model is one of Hugging Face, and not a layer or a paper's model."""
+        if self.config is not None:
+            return True
         return self.model is not None and is_decoder_name(self.model)
 
     def layer_request(self, settings: Settings) -> PlanRequest:
@@ -187,8 +196,7 @@ class PlanFlags:
                 raise InputError("--nodes and --world-size exclude each other", "give one of them")
             ranks = self.nodes * profile.machine.devices_per_node
         target = find_target(self.target or "moetune")
-        decoder = find_decoder_model(self.model or "", world_size=ranks or 1).decoder
-        assert decoder is not None  # noqa: S101 - only papers' layers have none
+        decoder = self.config.decoder() if self.config else self._named_decoder(ranks or 1)
         decoder, routing = read_routing(self.routing, decoder)
         return TrainingRequest(
             job=training_job(
@@ -203,6 +211,11 @@ class PlanFlags:
             memory_limit_bytes=self.memory_limit,
         )  # fmt: skip
 
+    def _named_decoder(self, world_size: int) -> Decoder:
+        decoder = find_decoder_model(self.model or "", world_size=world_size).decoder
+        assert decoder is not None  # noqa: S101 - only papers' layers have none
+        return decoder
+
     @property
     def _top_k(self) -> int:
         """Experts of a token, of the layer or of the paper's model."""
@@ -215,10 +228,10 @@ class PlanFlags:
         given = [name for name in unknown if getattr(self, name) != default[name]]
         if not given:
             return
-        flag = "--" + given[0].replace("_", "-")
+        flag, model = "--" + given[0].replace("_", "-"), self.model or PASTED
         if self.is_of_decoder:
             raise InputError(
-                f"{flag} is for layers and the models of the papers, not for {self.model}",
+                f"{flag} is for layers and the models of the papers, not for {model}",
                 "omit it; pin the layout with --tp, --pp, --ep and the like",
             )
         raise InputError(

@@ -8,9 +8,8 @@ import pytest
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.model_placement import ModelPlacement
 from moetune.domain.model_plan import TransformerPlan
-from moetune.domain.placement import PlacementChoice
+from moetune.domain.placement import ModelPlacement, PlacementChoice
 from moetune.domain.plan import plan_from_document
 from moetune.domain.profile import CollectiveLine, Profile, profile_from_document
 from moetune.domain.records import Observation

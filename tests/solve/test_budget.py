@@ -1,8 +1,5 @@
 """The peak against its limit, by brute force over tokens and over every pair of degrees."""
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -105,29 +102,6 @@ def test_the_smallest_plan_of_an_error_is_that_of_all_pairs(strategy: Strategy, 
         forward, backward = (int(word) for word in error.what.split("(")[1].split()[:3:2])
         peaks = peaks_of(budget, strategy, tokens)
         assert peaks[forward, backward] == min(peaks.values())
-
-
-@pytest.mark.parametrize(
-    ("pins", "flags"),
-    [
-        ({"expert_parallel": "tensor", "sequence_parallel": True},
-         "--expert-parallel tensor --sequence-parallel"),
-    ],
-)  # fmt: skip
-def test_the_command_of_what_would_fit_repeats_what_was_asked(
-    pins: dict[str, Any], flags: str
-) -> None:
-    few = replace(LAYER, d_model=16)
-    layer = replace(few, num_experts=64)
-    workload = Workload(layer=layer, world_size=4, tokens_per_rank=64, dtype="bfloat16", **pins)
-    costs = layer_costs(workload=workload, costs=LinearCosts(group_size=4))
-    chooser = DegreeChooser(costs=costs, bounds=Bounds(max_degree=2))
-    one_fits = MemoryBudget(workload=replace(workload, layer=few), limit_bytes=1)
-    limit = one_fits.peak(strategy="none", degrees=(1, 1)).device_bytes
-    budget = MemoryBudget(workload=workload, limit_bytes=limit)
-    hint = str(too_large(budget, ["none"], chooser).hint)
-    assert "experts on 4: moetune plan" in hint
-    assert flags in hint
 
 
 def check_beside_a_pin(

@@ -12,7 +12,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.solve.layer.doubts import NUM_NAMED, doubt_warnings
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.plan import SolvedPlan, solve_plan
+from moetune.solve.layer.plan import LayerProblem, SolvedPlan
 from moetune.solve.layer.times import step_time
 from moetune.solve.layout.choose import LayoutProblem
 from moetune.solve.layout.plan import solve_layout
@@ -35,10 +35,10 @@ def with_start_up(*factors: float) -> tuple[Costs, ...]:
 
 
 def solve(costs: Costs, resamples: Sequence[Costs], bounds: Bounds | None = None) -> SolvedPlan:
-    return solve_plan(
+    return LayerProblem(
         inputs=plan_inputs(), costs=costs, resamples=resamples, bounds=bounds or Bounds(),
         device_memory_bytes=2**40, provenance="measured",
-    )  # fmt: skip
+    ).solve()  # fmt: skip
 
 
 def degrees_of(solved: SolvedPlan) -> tuple[int, int]:

@@ -68,7 +68,7 @@ def test_one_refit_is_the_nominal_one_and_certain() -> None:
 def logs_of(
     draws: StepErrorDraws, degree: int, strategy: Strategy = "none"
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.log([draws.factor(strategy, degree, draw) for draw in range(NUM)])
+    return np.log(draws.factors(strategy, degree))
 
 
 OWN = 0.1

@@ -19,7 +19,7 @@ from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.layer.degree import tensor_parallel_makespan
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.plan import SolvedPlan, solve_plan
+from moetune.solve.layer.plan import LayerProblem, SolvedPlan
 from moetune.solve.layer.timeline import simulate, tensor_parallel_tasks
 from moetune.solve.model.costs import best_moe_step
 from moetune.solve.predict import plan_timelines
@@ -134,10 +134,10 @@ def _solved(
     inputs = plan_inputs(
         layer=LAYER, world_size=4, dtype=dtype, constraints={EXPERT_PARALLEL: "tensor"}
     )
-    return solve_plan(
+    return LayerProblem(
         inputs=inputs, costs=costs, resamples=(), bounds=bounds or Bounds(),
         device_memory_bytes=round(gib * 2**30), provenance="measured",
-    )  # fmt: skip
+    ).solve()  # fmt: skip
 
 
 def _solve(costs: Costs, *, gib: float = 80, bounds: Bounds | None = None) -> Plan:

@@ -1,109 +1,83 @@
 """Options of `moetune.shard` from a plan, and the checks that the plan is for this model."""
 
 import os
+from collections.abc import Iterator
 
 from torch import nn
 
 from moetune.domain.errors import InputError
-from moetune.domain.model_plan import Chunks
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.plans.shared import plans_of
 from moetune.runtime.sharded.options import ShardOptions
-from moetune.runtime.sharded.replicas import ReplicaGroup
 
-_MOST_APART = 1.5
+_MAX_RATIO = 1.5
 """Ratio of parameters from which a model is another one: heads may share the embedding's."""
-_ELSE = "plan this model with `moetune plan --output`, or give chunk_bytes instead of a plan"
 
 
 def planned_options(
-    plan: Plan | str | os.PathLike[str],
-    model: nn.Module,
-    replicas: ReplicaGroup,
-    *,
-    own: ShardOptions,
+    plan: Plan | str | os.PathLike[str], model: nn.Module, num_ranks: int, *, given: ShardOptions
 ) -> ShardOptions:
     """Return a plan's chunks as options.
 
     Args:
         plan: a plan, or the path of a plan file.
-        own: what the caller gave beside the plan, of which only `pin` may differ from the default.
+        num_ranks: of the data-parallel group.
+        given: what the caller gave with the plan, of which only `pin` may differ from the default.
 
     Raises:
         InputError: the file holds no plan, the plan has no chunks or is for another model or
             number of ranks, or there are other options, too.
     """
-    found, *others = plans_of(plan) or (None,)
-    if found is None or others:
+    plans = plans_of(plan)
+    if len(plans) != 1:
         raise InputError(f"{plan} is a folder, not a plan", "name one of its files")
-    name = f"plan {found.id[:6]}"
-    if own != ShardOptions(pin=own.pin):
+    name = f"plan {plans[0].id[:6]}"
+    if given != ShardOptions(pin=given.pin):
         raise InputError(
             f"{name} and other options of chunks are given",
             "omit chunk_bytes, cache_bytes, scatter and offload, or the plan",
         )
-    chosen = _chunks_of(found, name)
-    _check_ranks(found, replicas, name)
-    _check_experts(found, model, name)
-    _check_size(found, model, name)
+    for problem in _problems(plans[0], model, num_ranks):
+        raise InputError(
+            f"{name} {problem}",
+            "plan this model with `moetune plan --output`, or give chunk_bytes instead of a plan",
+        )
+    chosen = plans[0].chunks
+    assert chosen is not None  # noqa: S101 - else that was a problem
     return ShardOptions(
         chunk_bytes=chosen.chunk_bytes, cache_bytes=chosen.cache_bytes, scatter=chosen.scatter,
-        offload=chosen.offload, pin=own.pin, plan=found.id,
+        offload=chosen.offload, pin=given.pin, plan=plans[0].id,
     )  # fmt: skip
 
 
-def _chunks_of(plan: Plan, name: str) -> Chunks:
-    """Return the plan's chunks; InputError where it has none."""
-    if plan.chunks is None:
-        kind = "one layer" if plan.transformer is None else "a model whose states are kept whole"
-        raise InputError(f"{name} has no chunks: it is for {kind}", _ELSE)
-    return plan.chunks
-
-
-def _check_ranks(plan: Plan, replicas: ReplicaGroup, name: str) -> None:
-    """Raise InputError unless the group has as many ranks as the plan's states are spread over."""
-    if plan.layout.dp != replicas.num_ranks:
-        raise InputError(
-            f"{name} shards over {plan.layout.dp} ranks, the data-parallel group has "
-            f"{replicas.num_ranks}",
-            _ELSE,
-        )
-
-
-def _check_experts(plan: Plan, model: nn.Module, name: str) -> None:
-    """Raise InputError unless the model has the plan's layers of experts, and as many."""
+def _problems(plan: Plan, model: nn.Module, num_ranks: int) -> Iterator[str]:
+    """Yield why the plan is not for this model on these ranks."""
     whole, wanted = plan.inputs.request.whole, plan.workload.key
+    if plan.chunks is None or whole is None:
+        kind = "one layer" if plan.transformer is None else "a model whose states are kept whole"
+        yield f"has no chunks: it is for {kind}"
+        return
+    if plan.layout.dp != num_ranks:
+        yield f"shards over {plan.layout.dp} ranks, the data-parallel group has {num_ranks}"
     layers = [module for module in model.modules() if isinstance(module, PlannedLayer)]
-    number = whole.num_moe_layers if whole is not None else 0
-    if len(layers) != number:
-        raise InputError(
-            f"{name} is for a model with {number} layers of experts, this one has {len(layers)}",
-            _ELSE,
+    if len(layers) != whole.num_moe_layers:
+        yield (
+            f"is for a model with {whole.num_moe_layers} layers of experts, this one has "
+            f"{len(layers)}"
         )
     for layer in layers:
-        found = layer.shape, layer.communicator.num_ranks
-        if found != (wanted.layer, wanted.num_ranks):
-            raise InputError(
-                f"{name} is for a model with {wanted.layer} on {wanted.num_ranks} ranks, this "
-                f"one has {found[0]} on {found[1]}",
-                _ELSE,
+        shape, ranks = layer.shape, layer.communicator.num_ranks
+        if (shape, ranks) != (wanted.layer, wanted.num_ranks):
+            yield (
+                f"is for a model with {wanted.layer} on {wanted.num_ranks} ranks, this one has "
+                f"{shape} on {ranks}"
             )
-
-
-def _check_size(plan: Plan, model: nn.Module, name: str) -> None:
-    """Raise InputError where the model has far more or fewer parameters than the plan's."""
-    whole = plan.inputs.request.whole
-    assert whole is not None  # noqa: S101 - only whole models have chunks
     spread = {
-        id(parameter): module.communicator.num_ranks
-        for module in model.modules()
-        if isinstance(module, PlannedLayer)
-        for parameter in module.experts.parameters()
+        id(parameter): layer.communicator.num_ranks
+        for layer in layers
+        for parameter in layer.experts.parameters()
     }
-    found = sum(one.numel() * spread.get(id(one), 1) for one in model.parameters())
-    if not 1 / _MOST_APART < found / whole.num_parameters < _MOST_APART:
-        raise InputError(
-            f"{name} is for a model of {whole.num_parameters:,} parameters, this one has {found:,}",
-            _ELSE,
-        )
+    size = sum(each.numel() * spread.get(id(each), 1) for each in model.parameters())
+    if not 1 / _MAX_RATIO < size / whole.num_parameters < _MAX_RATIO:
+        yield f"is for a model of {whole.num_parameters:,} parameters, this one has {size:,}"

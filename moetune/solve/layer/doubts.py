@@ -42,7 +42,7 @@ def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | N
     Args:
         resamples: without any nothing is declined.
     """
-    best, one_chunk = ranking.best, ranking.sequential
+    best, one_chunk = ranking.step, ranking.sequential
     if not ranking.has_one_chunk or max(best.degrees) == 1 or ranking.strategy != "none":
         return None
     if not resamples or not (best.doubts or one_chunk.doubts):

@@ -7,7 +7,7 @@ from moetune.domain.layer import PHASES, Phase
 from moetune.domain.samples import Direction
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.memory import middle_elements
+from moetune.solve.layer.peak import middle_elements
 
 _TRANSFERS = 2
 """Dispatch and combine."""

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import Bounds, Order, Strategy
-from moetune.domain.layer import PHASES, Phase
+from moetune.domain.layer import PHASES
+from moetune.domain.plan import Memory
 from moetune.solve.layer.budget import Degrees, MemoryBudget
 from moetune.solve.layer.choose import DegreeChooser, DegreeTable, rounded
 from moetune.solve.layer.costs import LayerCosts
@@ -26,6 +27,8 @@ class Ranking:
         chooser: of other numbers of tokens.
         table: that the degrees were chosen from.
         sequential: one chunk each way, allowed or not.
+        degrees: the chosen ones.
+        fits: whether they fit into the memory; where none do, they are the fastest.
     """
 
     tokens: int
@@ -35,13 +38,19 @@ class Ranking:
     budget: MemoryBudget
     chooser: DegreeChooser
     table: DegreeTable
-    degrees: Degrees
     sequential: StepTime
+    degrees: Degrees
+    fits: bool = True
 
     @property
-    def best(self) -> StepTime:
+    def step(self) -> StepTime:
         """The chosen step."""
-        return self.step(self.degrees)
+        return self.in_chunks(self.degrees)
+
+    @property
+    def memory(self) -> Memory:
+        """The memory of the chosen step."""
+        return self.budget.memory(strategy=self.strategy, degrees=self.degrees)
 
     @property
     def order(self) -> Order:
@@ -52,7 +61,7 @@ class Ranking:
     def wanted(self) -> StepTime:
         """The step that would be chosen with this strategy if there were more memory."""
         degrees = replace(self.chooser, budget=None).degrees(self.tokens)
-        return self.step(degrees or self.degrees)
+        return self.in_chunks(degrees or self.degrees)
 
     @property
     def memory_forced(self) -> bool:
@@ -73,7 +82,7 @@ class Ranking:
         forward, backward = (self.table.contenders(phase, self.degrees) for phase in PHASES)
         return forward, backward
 
-    def step(self, degrees: Degrees) -> StepTime:
+    def in_chunks(self, degrees: Degrees) -> StepTime:
         """Return the step in so many chunks."""
         if max(degrees) == 1:
             return replace(self.sequential, strategy=self.strategy)
@@ -92,7 +101,7 @@ class Ranking:
 
     def others(self) -> list[StepTime]:
         """Return the next fastest choices, and one chunk each way wherever that is allowed."""
-        steps = list(map(self.step, self.table.next_best(self.degrees, NUM_ALTERNATIVES)))
+        steps = list(map(self.in_chunks, self.table.next_best(self.degrees, NUM_ALTERNATIVES)))
         if max(self.degrees) == 1 or not self.has_one_chunk:
             return steps
         several = [step for step in steps if max(step.degrees) > 1]
@@ -103,20 +112,16 @@ class Ranking:
         """Yield a warning for each pin whose phase is slower than the best by 0.1 % or more."""
         bounds = replace(self.chooser.bounds, forward_degree=None, backward_degree=None)
         free = replace(self.chooser, costs=self.costs, bounds=bounds, budget=None)
-        for phase, chosen in zip(PHASES, (self.best.forward, self.best.backward), strict=True):
-            if self.bounds.pinned(phase) is not None:
-                best = free.degrees(self.tokens) or self.degrees
-                yield from self._pin_warning(phase, chosen.degree, best[PHASES.index(phase)], free)
-
-    def _pin_warning(
-        self, phase: Phase, pinned: int, best: int, free: DegreeChooser
-    ) -> Iterator[str]:
-        chosen, other = (
-            chooser.time(phase, self.tokens, degree).seconds
-            for chooser, degree in ((self.chooser, pinned), (free, best))
-        )
-        if chosen / other - 1 > WORTH_A_WARNING:
-            yield explain_pin(phase=phase, pinned=pinned, best=best, slower=chosen / other - 1)
+        for phase, chosen in zip(PHASES, (self.step.forward, self.step.backward), strict=True):
+            if self.bounds.pinned(phase) is None:
+                continue
+            degrees = free.degrees(self.tokens) or self.degrees
+            best = free.time(phase, self.tokens, degrees[PHASES.index(phase)])
+            slower = chosen.seconds / best.seconds - 1
+            if slower > WORTH_A_WARNING:
+                yield explain_pin(
+                    phase=phase, pinned=chosen.degree, best=best.degree, slower=slower
+                )
 
 
 def rank_degrees(

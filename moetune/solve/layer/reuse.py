@@ -15,8 +15,8 @@ from moetune.domain.layer import Phase
 from moetune.domain.samples import Direction
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.memory import middle_elements
-from moetune.solve.layer.timeline import COMPUTE, LINK, Task, Timeline, simulate
+from moetune.solve.layer.peak import middle_elements
+from moetune.solve.layer.timeline import COMPUTE, LINK, Task
 from moetune.solve.layer.totals import total
 
 COPIES = "copies"
@@ -112,20 +112,6 @@ def chunk_of(
         sends_again=phase == "backward" and strategy in {"S2", "S4"},
         copies_overlap=costs.costs.copy_mode == "pinned",
         sorts_rows=costs.sorts_rows,
-    )
-
-
-def reuse_timeline(
-    *, costs: LayerCosts, phase: Phase, chunk: ReusedChunk, rows: float, degree: int
-) -> Timeline:
-    """Return when each task of the phase runs.
-
-    Args:
-        chunk: each of the phase's `degree` chunks, with so many rows.
-    """
-    return simulate(
-        reuse_tasks(chunk=chunk, phase=phase, degree=degree),
-        interference=costs.interference(rows=rows, degree=degree),
     )
 
 

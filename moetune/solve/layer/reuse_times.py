@@ -84,6 +84,8 @@ def reused_seconds(phases: Sequence[ReusedPhases]) -> list[Floats]:
     Raises:
         ValueError: a duration is negative or not finite.
     """
+    if not phases:
+        return []
     sizes = [len(one.degree) for one in phases]
     degrees = np.concatenate([one.degree for one in phases])
     kinds = np.repeat(np.arange(len(phases)), sizes)

@@ -8,7 +8,6 @@ from moetune.domain.costs import Costs
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
-from moetune.domain.plan import Memory
 from moetune.domain.request import PlanInputs
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.units import pinned_bytes
@@ -31,22 +30,6 @@ NO_REUSE: tuple[Strategy, ...] = ("none",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
-    """One strategy at its best.
-
-    Args:
-        step: the fastest one that fits; where none does, the fastest one.
-        memory: of that step.
-        fits: whether it does.
-    """
-
-    strategy: Strategy
-    step: StepTime
-    memory: Memory
-    fits: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankedLayer:
     """The chosen strategy with its degrees, and all strategies at their best.
 
@@ -57,13 +40,13 @@ class RankedLayer:
     """
 
     best: Ranking
-    contenders: tuple[Contender, ...]
+    contenders: tuple[Ranking, ...]
     declined: Declined | None = None
 
     @property
     def step(self) -> StepTime:
         """The chosen step."""
-        return self.best.best
+        return self.best.step
 
     @property
     def is_forced(self) -> bool:
@@ -79,7 +62,7 @@ class RankedLayer:
         return tuple(one.step for one in self.losers if one.fits)
 
     @property
-    def losers(self) -> tuple[Contender, ...]:
+    def losers(self) -> tuple[Ranking, ...]:
         """All but the chosen one; none where the caller pinned the strategy."""
         if self.best.bounds.strategy is not None:
             return ()
@@ -95,7 +78,7 @@ def rank_layer(
     num_nodes: int = 0,
     placement: tuple[int, ...] = (),
 ) -> RankedLayer:
-    """Return the candidates of a layer's plan, best first, of which `solve_plan` takes the first.
+    """Return the candidates of a layer's plan, best first, of which a plan takes the first.
 
     Args:
         costs: nominal costs of the profile that the inputs name.
@@ -144,9 +127,8 @@ def choose_strategy(
     if not fitting:
         raise too_large(budget, allowed, DegreeChooser(costs=costs, bounds=bounds))
     best = _fastest(fitting)
-    return RankedLayer(
-        best=best, contenders=tuple(_contender(name, best, rankings[name]) for name in every)
-    )
+    contenders = (rankings[name] or _without_limit(replace(best, strategy=name)) for name in every)
+    return RankedLayer(best=best, contenders=tuple(contenders))
 
 
 def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLayer:
@@ -159,11 +141,8 @@ def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLaye
     if declined is None:
         return ranked
     best = ranked.best.in_one_chunk()
-    contenders = tuple(
-        _contender(one.strategy, best, best) if one.strategy == best.strategy else one
-        for one in ranked.contenders
-    )
-    return replace(ranked, best=best, contenders=contenders, declined=declined)
+    contenders = (best if one.strategy == best.strategy else one for one in ranked.contenders)
+    return replace(ranked, best=best, contenders=tuple(contenders), declined=declined)
 
 
 def _allowed(budget: MemoryBudget, costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:
@@ -192,38 +171,25 @@ def _allowed(budget: MemoryBudget, costs: LayerCosts, bounds: Bounds) -> Sequenc
 
 
 def _fastest(rankings: Sequence[Ranking]) -> Ranking:
-    least = min(ranking.best.seconds for ranking in rankings)
+    least = min(ranking.step.seconds for ranking in rankings)
     is_measured = rankings[0].chooser.is_measured
     first = rankings[0]
-    if first.strategy == "none" and least >= first.best.seconds * (1 - WORTH * is_measured):
+    if first.strategy == "none" and least >= first.step.seconds * (1 - WORTH * is_measured):
         return first
     limit = least * (1 + (NOISE if is_measured else TIE))
-    return next(ranking for ranking in rankings if ranking.best.seconds <= limit)
+    return next(ranking for ranking in rankings if ranking.step.seconds <= limit)
 
 
-def _contender(strategy: Strategy, best: Ranking, ranking: Ranking | None) -> Contender:
-    """Return the strategy's best step that fits; where none does, its fastest one.
-
-    Args:
-        best: the chosen ranking, whose costs, bounds and budget hold for every strategy.
-        ranking: of the strategy; None where it does not fit.
-    """
-    fits = ranking is not None
-    if ranking is None:
-        ranking = rank_degrees(
-            costs=best.costs,
-            bounds=replace(best.bounds, strategy=strategy),
-            budget=replace(best.budget, limit_bytes=UNLIMITED),
-            strategy=strategy,
-        )
-    assert ranking is not None  # noqa: S101 - everything fits without a limit
-    step = ranking.best
-    return Contender(
-        strategy=strategy,
-        step=step,
-        memory=best.budget.memory(strategy=strategy, degrees=step.degrees),
-        fits=fits,
+def _without_limit(layer: Ranking) -> Ranking:
+    """Return the best degrees of a strategy that fits in no number of chunks."""
+    ranking = rank_degrees(
+        costs=layer.costs,
+        bounds=replace(layer.bounds, strategy=layer.strategy),
+        budget=replace(layer.budget, limit_bytes=UNLIMITED),
+        strategy=layer.strategy,
     )
+    assert ranking is not None  # noqa: S101 - everything fits without a limit
+    return replace(ranking, budget=layer.budget, fits=False)
 
 
 def phase_terms(phase: PhaseTime) -> PhaseTerms:
@@ -273,11 +239,11 @@ def strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
 
 
 def _row(
-    ranked: RankedLayer, one: Contender, *, paper_seconds: float, is_paper_choice: bool
+    ranked: RankedLayer, one: Ranking, *, paper_seconds: float, is_paper_choice: bool
 ) -> StrategyTerms:
     budget = ranked.best.budget
-    forward_degree, backward_degree = one.step.degrees
-    peak = budget.peak(strategy=one.strategy, degrees=one.step.degrees)
+    forward_degree, backward_degree = one.degrees
+    peak = budget.peak(strategy=one.strategy, degrees=one.degrees)
     pins_host = ranked.best.costs.costs.copy_mode == "pinned"
     is_chosen = one.strategy == ranked.best.strategy
     lost = explain_strategy_loss(

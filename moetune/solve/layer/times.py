@@ -217,8 +217,9 @@ def _closed_time(
     costs: LayerCosts, phase: Phase, tokens: int, degree: int, order: Order
 ) -> PhaseTime:
     rows = costs.rows(tokens, degree=degree)
-    transfer = costs.in_step(costs.transfer(rows=rows, degree=degree), rows=rows, degree=degree)
-    compute = costs.in_step(costs.compute(phase=phase, rows=rows), rows=rows, degree=degree)
+    factor = costs.step_factor(rows=rows, degree=degree)
+    transfer = costs.transfer(rows=rows, degree=degree).scaled(factor)
+    compute = costs.compute(phase=phase, rows=rows).scaled(factor)
     gathering = costs.gathering(tokens=tokens)
     chunks_seconds = costs.makespan(
         degree=degree,

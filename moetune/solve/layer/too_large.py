@@ -1,14 +1,12 @@
-"""Alternatives to a layer that does not fit: other chunks, fewer tokens or experts, more ranks."""
+"""Alternatives to a layer that does not fit: other chunks, fewer tokens, more ranks."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InfeasiblePlanError
-from moetune.domain.layer import Workload
 from moetune.domain.layout import divisors
-from moetune.domain.routing import LayerRouting
 from moetune.domain.units import format_bytes
 from moetune.solve.layer.budget import Degrees, MemoryBudget
 from moetune.solve.layer.choose import DegreeChooser
@@ -81,61 +79,16 @@ def _what_would_fit(
     )  # fmt: skip
     if most >= 1:
         return f"nearest: {most} tokens per rank instead of {planned}"
-    return _other_sizes_that_fit(budget, smallest)
+    return _ranks_that_fit(budget, smallest)
 
 
-def _other_sizes_that_fit(budget: MemoryBudget, smallest: _Choice) -> str:
-    """Return the fewest ranks, and the most experts, with which so many tokens fit."""
-    workload, layer = budget.workload, budget.workload.layer
-
-    def fits(other: Workload) -> bool:
-        there = replace(budget, workload=other)
-        return there.fits(strategy=smallest.strategy, degrees=smallest.degrees)
-
-    sizes = [one for one in divisors(layer.num_experts) if one > workload.world_size]
-    ranks = next((one for one in sizes if fits(replace(workload, world_size=one))), None)
-    fewer = [
-        one
-        for one in reversed(divisors(layer.num_experts))
-        if one % workload.world_size == 0
-        and one >= layer.top_k
-        and fits(_with_experts(workload, one))
-    ]
-    found = [] if ranks is None else [f"on {ranks} ranks (--world-size {ranks})"]
-    if fewer:
-        there = _with_experts(workload, fewer[0])
-        evenly = ", loaded evenly" if workload.routing and not there.routing else ""
-        found.append(
-            f"with {fewer[0]} of its {layer.num_experts} experts on {workload.world_size}{evenly}: "
-            f"moetune plan {' '.join(_flags(there))}"
-        )
-    if not found:
-        return "no number of tokens fits: allow more memory, or take a smaller layer"
-    return f"no number of tokens fits; it does {', or '.join(found)}"
-
-
-def _with_experts(workload: Workload, num_experts: int) -> Workload:
-    """Return the workload with another number of experts, of which no loads were recorded.
-
-    A law of loads holds for every number of them.
-    """
-    if num_experts == workload.layer.num_experts:
-        return workload
-    is_law = LayerRouting.of(workload.routing).loads.loads is None
-    return replace(
-        workload, layer=replace(workload.layer, num_experts=num_experts),
-        routing=workload.routing if is_law else "", placement=(),
-    )  # fmt: skip
-
-
-def _flags(workload: Workload) -> Iterator[str]:
-    """Yield the flags of a plan for the workload."""
-    layer = workload.layer
-    yield f"--d-model {layer.d_model} --d-hidden {layer.d_hidden}"
-    yield f"--num-experts {layer.num_experts} --top-k {layer.top_k}"
-    yield f"--activation {layer.activation} --tokens {workload.tokens_per_rank}"
-    yield f"--world-size {workload.world_size} --dtype {workload.dtype}"
-    if workload.expert_parallel == "tensor":
-        yield f"--expert-parallel tensor{workload.sequence_parallel * ' --sequence-parallel'}"
-    if workload.routing:
-        yield f"--routing {workload.routing}"
+def _ranks_that_fit(budget: MemoryBudget, smallest: _Choice) -> str:
+    """Return the fewest ranks with which so many tokens fit."""
+    workload = budget.workload
+    for ranks in divisors(workload.layer.num_experts):
+        there = replace(budget, workload=replace(workload, world_size=ranks))
+        if ranks > workload.world_size and there.fits(
+            strategy=smallest.strategy, degrees=smallest.degrees
+        ):
+            return f"no number of tokens fits; it does on {ranks} ranks (--world-size {ranks})"
+    return "no number of tokens fits: allow more memory, or take a smaller layer"

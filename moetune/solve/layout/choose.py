@@ -12,7 +12,7 @@ from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.solve.layer.doubts import PROFILE
 from moetune.solve.layer.memory import limit_of
-from moetune.solve.layer.plan import SolvedPlan, solve_plan
+from moetune.solve.layer.plan import LayerProblem, SolvedPlan
 from moetune.solve.layer.strategies import UNLIMITED
 from moetune.solve.layout.candidates import Candidate, SearchResult
 from moetune.solve.layout.infeasible import nothing_fits, what_would_fit
@@ -155,7 +155,7 @@ def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> Sol
     kind = workload.expert_parallel
     in_one = best.setting.one_chunk or problem.model.is_dense
     bounds = one_chunk_of(problem.bounds) if in_one else problem.bounds
-    return solve_plan(
+    return LayerProblem(
         inputs=replace(
             inputs,
             world_size=workload.world_size,
@@ -170,4 +170,4 @@ def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> Sol
         provenance=problem.provenance,
         launch=problem.launch,
         num_nodes=trial.groups.experts.num_nodes,
-    )
+    ).solve()
