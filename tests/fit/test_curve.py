@@ -110,7 +110,7 @@ def test_between_two_points_a_start_up_and_a_rate_are_met(spacing: int) -> None:
         found = curve.predict(size)
         assert found.seconds == pytest.approx(truth(size))
         assert found.trust == "interpolated"
-    assert curve.at(sizes)[0] == pytest.approx([truth(size) for size in sizes.tolist()])
+    assert curve.seconds_at(sizes)[0] == pytest.approx([truth(size) for size in sizes.tolist()])
 
 
 def test_beyond_the_largest_size_the_rate_is_held() -> None:
@@ -155,7 +155,9 @@ def test_scaled_curve_is_the_curve_times_the_factor_everywhere() -> None:
     curve = through([(1000, 30e-6), (2000, 50e-6), (4000, 90e-6)])
 
     sizes, factors = np.array([0, 500, 1000, 1500, 3000, 9000]), np.array([[1.7], [0.3]])
-    np.testing.assert_allclose(curve.scaled(factors).at(sizes), factors * curve.at(sizes))
+    np.testing.assert_allclose(
+        curve.scaled(factors).seconds_at(sizes), factors * curve.seconds_at(sizes)
+    )
 
 
 def test_interpolation_errors_is_zero_on_a_power_law_and_shows_one_bad_point() -> None:

@@ -36,7 +36,7 @@ class LinearCosts:
     Args:
         alone_factor: of a transfer that is alone in flight.
         power: of the bytes; 1 for a line.
-        is_measured: hide the lines, as a profile with samples does.
+        has_points: as a profile with samples has, instead of lines.
         copy_cost: of one copy over bytes, either way; None with no `copy_mode`.
         doubts: about every collective.
         errors: of whole steps; without any a step is the sum of its operations.
@@ -50,7 +50,7 @@ class LinearCosts:
     alone_factor: float = 1.0
     power: float = 1.0
     trust: Trust = "measured"
-    is_measured: bool = False
+    has_points: bool = False
     group_size: int | None = None
     copy_cost: LinearCost | None = None
     copy_mode: CopyMode | None = None
@@ -70,10 +70,9 @@ class LinearCosts:
     def as_measured(self) -> Self:
         return self
 
-    def line(self, key: GemmKey | CollectiveKey) -> LinearCost | None:
-        if self.is_measured:
-            return None
-        return self.gemm_cost if isinstance(key, GemmKey) else self._line(key.op)
+    def is_measured(self, dtype: str) -> bool:
+        assert dtype
+        return self.has_points
 
     def _line(self, op: CollectiveOp) -> LinearCost:
         return self.sum_cost if op == "all_reduce" else self.transfer_cost
@@ -144,8 +143,8 @@ class _Together:
         ]
         return OverlapSpeeds(*(array_of(each) for each in zip(*found, strict=True)))
 
-    def line(self, key: GemmKey | CollectiveKey) -> None:
-        assert key
+    def is_measured(self, dtype: str) -> bool:
+        return self._refits[0].is_measured(dtype)
 
     def knows(self, key: CostKey) -> bool:
         return self._refits[0].knows(key)

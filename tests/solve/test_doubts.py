@@ -20,7 +20,7 @@ from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts, plan_inputs
 
 FAR = Doubt(operation="all_to_all of 8 ranks", size=2.0**20, unit="bytes", low=2.0**8, high=2.0**12)
 LOSING = (1.0, 30.0, 60.0)
-DOUBTED = LinearCosts(is_measured=True, trust="extrapolated", doubts=(FAR,))
+DOUBTED = LinearCosts(has_points=True, trust="extrapolated", doubts=(FAR,))
 
 
 def with_start_up(*factors: float) -> tuple[Costs, ...]:
@@ -160,7 +160,7 @@ def test_a_whole_model_takes_one_chunk_in_its_layers_where_that_is_safe() -> Non
         moe=LayerShape(d_model=1024, d_hidden=4096, num_experts=8), num_layers=2, num_heads=8,
         length=2048, vocab_size=1000,
     )  # fmt: skip
-    costs = ModelCosts(is_measured=True, trust="extrapolated", doubts=(FAR,))
+    costs = ModelCosts(has_points=True, trust="extrapolated", doubts=(FAR,))
     problem = LayoutProblem(
         inputs=plan_inputs(layer=model.moe, tokens_per_rank=8192), model=model,
         pins=LayoutPins(dp=8, ep=8, tp=1, pp=1, micro_batch=4), costs=costs, resamples=(),

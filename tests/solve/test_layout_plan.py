@@ -215,7 +215,7 @@ def test_both_phases_at_once_are_the_best_of_each(
     layer = LayerShape(d_model=256, d_hidden=1024, num_experts=8, top_k=top_k)
     work = Workload(layer=layer, world_size=8, tokens_per_rank=tokens)
     chooser = DegreeChooser(
-        costs=layer_costs(workload=work, costs=LinearCosts(is_measured=is_measured)),
+        costs=layer_costs(workload=work, costs=LinearCosts(has_points=is_measured)),
         bounds=Bounds(max_degree=12),
     )
     wanted = degrees_by_hand(tokens=tokens, top_k=top_k, is_measured=is_measured)
@@ -395,7 +395,7 @@ def test_layouts_without_a_price_are_left_out_with_a_warning_or_an_error() -> No
 
 def test_an_estimate_anywhere_in_the_step_lowers_its_trust() -> None:
     asked = question(pins=LayoutPins(dp=8, tp=1, pp=4))
-    measured = LinearCosts(rows_seconds={"attention": 1e-12}, is_measured=True)
+    measured = LinearCosts(rows_seconds={"attention": 1e-12}, has_points=True)
     _, found = search_layouts(replace(asked, costs=measured))
     best = found.best[0]
     assert trust_of(best) == "measured"

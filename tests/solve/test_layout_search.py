@@ -350,7 +350,7 @@ def search(
     pins = pins or LayoutPins()
     batch = whole_batch(model=MODEL, tokens_per_rank=TOKENS, world_size=WORLD)
     prices = Prices(
-        model=MODEL, dtype="float32", costs=PlacedCosts(rows_seconds=ROWS, is_measured=True),
+        model=MODEL, dtype="float32", costs=PlacedCosts(rows_seconds=ROWS, has_points=True),
         bounds=Bounds(max_degree=1), per_node=PER_NODE, runtime=runtime,
     )  # fmt: skip
     layouts = find_layouts(model=MODEL, world_size=WORLD, batch=batch, pins=pins)

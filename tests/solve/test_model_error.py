@@ -94,7 +94,7 @@ def test_degrees_share_the_less_of_their_error_the_more_octaves_they_are_apart(
 
 
 def test_roots_of_the_covariance_are_what_deviates_are_taken_times() -> None:
-    apart = StepErrors(mean=(0.0, 0.0), roots=((1.0, 0.0), (0.0, 2.0)))
+    apart = StepErrors(mean=np.zeros(2), roots=np.diag([1.0, 2.0]))
     draws = StepErrorDraws(apart, num=NUM)
     assert np.std(logs_of(draws, 2)) == pytest.approx(2 * np.std(logs_of(draws, 1)), rel=1e-9)
     assert abs(np.corrcoef(logs_of(draws, 1), logs_of(draws, 2))[0, 1]) < 0.3

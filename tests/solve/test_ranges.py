@@ -125,7 +125,7 @@ def test_ranges_of_measured_costs_lose_little_at_any_size(
 ) -> None:
     measured = replace(
         costs,
-        is_measured=True,
+        has_points=True,
         power=power,
         alone_factor=alone_factor,
         interference=DISTURBED,
@@ -202,7 +202,7 @@ def test_ranges_on_one_rank_are_one_range_of_one_chunk() -> None:
     assert ranges == ((1, 2**20, 1, 1),)
 
 
-MEASURED = LinearCosts(is_measured=True, alone_factor=1.5, interference=DISTURBED)
+MEASURED = LinearCosts(has_points=True, alone_factor=1.5, interference=DISTURBED)
 
 
 @pytest.mark.parametrize("tokens_that_fit", [20_000, 500])
@@ -219,7 +219,7 @@ def test_measured_ranges_respect_the_bounds_and_the_memory(tokens_that_fit: int)
 def test_a_pinned_degree_is_kept_at_every_size_that_has_as_many_tokens(
     *, is_measured: bool
 ) -> None:
-    chooser = _chooser(LinearCosts(is_measured=is_measured), Bounds(forward_degree=50))
+    chooser = _chooser(LinearCosts(has_points=is_measured), Bounds(forward_degree=50))
     ranges = _solve(chooser)
     for low, _, forward, _ in ranges:
         assert forward <= low

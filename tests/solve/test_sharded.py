@@ -52,7 +52,7 @@ class ShardLines(LinearCosts):
 
 
 MEASURED = ShardLines(
-    is_measured=True, power=0.99, interference=DISTURBED,
+    has_points=True, power=0.99, interference=DISTURBED,
     rows_seconds={
         "gelu": 1e-11, "gelu_backward": 2e-11, "gather": 1e-11, "scatter_add": 3e-11, "gate": 1e-9
     },
@@ -146,7 +146,7 @@ def test_one_rank_gathers_nothing_and_several_need_both_collectives() -> None:
     assert one.forward.link_seconds == 0.0
     with pytest.raises(ProfileError, match="reduce_scatter"):
         best_moe_step(
-            workload=WORKLOAD, costs=ShardLines(group_size=99, is_measured=True), bounds=Bounds()
+            workload=WORKLOAD, costs=ShardLines(group_size=99, has_points=True), bounds=Bounds()
         )
 
 

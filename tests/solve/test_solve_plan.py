@@ -30,7 +30,7 @@ GIB = 2**30
 MIB = 2**20
 DISTURBED = Interference(comm=CommSpeed(comp=0.5), comp=CompSpeed(comm=0.5))
 MEASURED = LinearCosts(
-    is_measured=True,
+    has_points=True,
     power=0.98,
     alone_factor=1.5,
     interference=Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.95)),
@@ -202,7 +202,7 @@ def test_a_pipelined_plan_says_what_it_hides_and_what_binds() -> None:
 def test_a_plan_that_loses_by_overlapping_says_so_without_a_negative_time() -> None:
     # Together they run slower than apart, but a transfer alone in flight is three times as dear.
     slow = Interference(comm=CommSpeed(comp=0.45), comp=CompSpeed(comm=0.45))
-    plan = _solve(costs=LinearCosts(is_measured=True, alone_factor=3.0, interference=slow))
+    plan = _solve(costs=LinearCosts(has_points=True, alone_factor=3.0, interference=slow))
     assert max(plan.pipeline.forward_degree, plan.pipeline.backward_degree) > 1
     assert "hide none of it and lose" in plan.decision.why
     assert "but smaller chunks save" in plan.decision.why
@@ -223,7 +223,7 @@ def test_what_lies_around_the_pipeline_decides_the_trust_only_where_it_is_long(
     gate_seconds: float, trust: str
 ) -> None:
     rows = {**MEASURED.rows_seconds, "gate": gate_seconds, "gather": 0.0, "scatter_add": 0.0}
-    costs = _FarGate(is_measured=True, rows_seconds=rows)
+    costs = _FarGate(has_points=True, rows_seconds=rows)
     plan = _solve(costs=costs)
     share = plan.predicted.overhead_seconds / plan.predicted.step_seconds
     assert (share > 0.05) == (trust == "extrapolated")

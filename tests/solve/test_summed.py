@@ -37,7 +37,7 @@ WORKLOAD = Workload(
 )
 DISTURBED = Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.7))
 MEASURED = LinearCosts(
-    is_measured=True, power=0.97, interference=DISTURBED,
+    has_points=True, power=0.97, interference=DISTURBED,
     rows_seconds={"gelu": 1e-11, "gelu_backward": 2e-11, "gather": 1e-11, "scatter_add": 3e-11},
 )  # fmt: skip
 GATED = replace(MEASURED, rows_seconds={**MEASURED.rows_seconds, "gate": 1e-9})
@@ -120,7 +120,7 @@ def test_overhead_is_gate_agreement_and_the_sum_of_the_weights_gradients() -> No
 
 
 def test_one_rank_sums_nothing_and_many_need_a_measured_all_reduce() -> None:
-    costs = LinearCosts(group_size=99, is_measured=True)
+    costs = LinearCosts(group_size=99, has_points=True)
     alone = best_moe_step(workload=replace(WORKLOAD, world_size=1), costs=costs, bounds=Bounds())
     assert alone.degrees == (1, 1)
     assert alone.forward.transfer.seconds == 0.0

@@ -6,10 +6,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, exp_of
+from moetune.domain.arrays import Floats
 from moetune.domain.constraints import Strategy
 from moetune.domain.costs import ModelError
-from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
+from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors, at_degree
 
 _SEED = 0
 
@@ -56,18 +56,15 @@ class StepErrorDraws:
         """Return the factor of each draw, shape (draws,)."""
         name: Strategy = strategy if degree > 1 else "none"  # one chunk reuses no memory
         if (name, degree) not in self._found:
-            logs = self._at_octaves(name)
-            low, high, share = self._errors.place(degree)
-            self._found[name, degree] = exp_of((1 - share) * logs[low] + share * logs[high])
+            self._found[name, degree] = np.exp(at_degree(self._at_octaves(name), degree))
         return self._found[name, degree]
 
     def _at_octaves(self, name: Strategy) -> Floats:
-        """Return draws of the error's logarithm at each octave of chunks, (octaves, draws)."""
+        """Return draws of the error's logarithm at each octave of chunks, (draws, octaves)."""
         if name not in self._logs:
-            roots = np.array(self._errors.roots)
-            deviates = (self._deviates.of(f"{name} {at}") for at in range(len(roots)))
-            # One after the other: products of matrices round as the processor likes.
-            self._logs[name] = sum(map(np.multiply.outer, roots.T, deviates), np.zeros(()))
+            roots = self._errors.roots
+            deviates = [self._deviates.of(f"{name} {at}") for at in range(len(roots))]
+            self._logs[name] = np.array(deviates).T @ roots.T
         return self._logs[name]
 
 
