@@ -79,7 +79,7 @@ def new(
         "memory_bandwidth": memory_bandwidth, "link_rate": link_rate, "host_memory": host_memory,
         "base": base, "name": name or file.stem,
     }  # fmt: skip
-    described = describe(description_of({key: f"{one or ''}" for key, one in values.items()}))
+    described = describe(description_of(values))
     write_text(file, described.text)
     if json:
         session.screen.document(

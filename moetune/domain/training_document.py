@@ -25,7 +25,7 @@ from moetune.domain.training import (
     TrainingDtype,
     ZeroStage,
 )
-from moetune.domain.withdrawn import ETP
+from moetune.domain.withdrawn import withdrawn_of_moetune
 
 SCHEMA: Literal["moetune.training-plan/1"] = "moetune.training-plan/1"
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -323,6 +323,6 @@ def training_from_document(document: object, where: str) -> TrainingDocument:
     if not is_training_document(document):
         raise InputError(f"{where} is not a training plan: its schema is not {SCHEMA!r}")
     plan = decode(TrainingDocument, document, where)
-    if plan.inputs.target == "moetune" and plan.layout.etp > 1:
-        raise ETP.refusal(where)
+    if plan.inputs.target == "moetune" and (gone := withdrawn_of_moetune(plan.layout)):
+        raise gone.refusal(where)
     return plan

@@ -56,11 +56,6 @@ class DriftDetector:
         self._middle = self._spread = 0.0
         self._slower, self._faster = _Sum(), _Sum()
 
-    @property
-    def before_seconds(self) -> float | None:
-        """Median of the first times; None until there are enough of them."""
-        return math.exp(self._middle) if self._spread else None
-
     def add(self, step: int, seconds: float) -> Drift | None:
         """Return the change that this time makes certain, None without one.
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from moetune.domain.cluster import DeviceKind
+from moetune.runtime.stamps import stamp_now
 
 _FLUSHED_L2_SIZES = 2
 # Above every GPU's clock: a sleep of so many cycles is never too short.
@@ -38,8 +39,8 @@ class Device:
         self,
         run: Callable[[], None],
         *,
-        lead_in: Callable[[], None] | None = None,  # noqa: ARG002 - the barrier was just left
-        head_start_seconds: float = 0.0,  # noqa: ARG002 - the host itself computes
+        lead_in: Callable[[], None] | None = None,
+        head_start_seconds: float = 0.0,
     ) -> float:
         """Return the time that the work issued by `run` takes, to its very end.
 
@@ -48,9 +49,13 @@ class Device:
             head_start_seconds: time that the host needs to issue all of it; a GPU, which runs
                 it meanwhile, begins that much later.
         """
-        start = time.perf_counter()
+        self.prepare(lead_in, head_start_seconds)
+        start = stamp_now(self.torch_device)
         run()
-        return time.perf_counter() - start
+        return stamp_now(self.torch_device).since(start)
+
+    def prepare(self, lead_in: Callable[[], None] | None, head_start_seconds: float) -> None:
+        """Do what comes before a timed block; a CPU's ranks have just left the barrier."""
 
     def synchronize(self) -> None:
         """Wait for what this thread issued."""
@@ -112,36 +117,25 @@ class CudaDevice(Device):
             stream = idle.pop() if idle else torch.cuda.Stream(self.torch_device)
         try:
             with torch.cuda.stream(stream):
-                self._thread.zero = _Zero()
+                # Anew for each point: events count in float32.
+                zero = stamp_now(self.torch_device)
+                stream.synchronize()
+                self._thread.zero = zero, time.perf_counter()
                 yield stream
         finally:
             with self._lock:
                 self._idle_streams.append(stream)
 
-    def seconds(
-        self,
-        run: Callable[[], None],
-        *,
-        lead_in: Callable[[], None] | None = None,
-        head_start_seconds: float = 0.0,
-    ) -> float:
-        """Return the time between two events around `run`.
+    def prepare(self, lead_in: Callable[[], None] | None, head_start_seconds: float) -> None:
+        """Let the stream sleep while the host issues everything, and run the lead-in.
 
-        The stream sleeps first while the host issues everything: kernels that are shorter than
-        their launch would otherwise be timed by it.
+        Kernels that are shorter than their launch would otherwise be timed by it.
         """
-        start = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
         if head_start_seconds:
             asleep_seconds = min(head_start_seconds, _LONGEST_HEAD_START_SECONDS)
             torch.cuda._sleep(int(asleep_seconds * _CYCLES_PER_SECOND))  # noqa: SLF001 - torch's own, for tests of streams
         if lead_in is not None:
             lead_in()
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
 
     def synchronize(self) -> None:
         """Wait for this thread's stream."""
@@ -149,15 +143,8 @@ class CudaDevice(Device):
 
     def mark(self) -> Callable[[], float]:
         """Record an event; its time is the device's, however late the host asks for it."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        zero: _Zero = self._thread.zero
-
-        def done() -> float:
-            event.synchronize()
-            return zero.host_seconds + float(zero.event.elapsed_time(event)) / 1e3
-
-        return done
+        stamp, (zero, host_seconds) = stamp_now(self.torch_device), self._thread.zero
+        return lambda: host_seconds + stamp.since(zero)
 
     def flush(self) -> None:
         """Overwrite twice the size of the L2 cache, ahead of the timed block in its stream."""
@@ -178,19 +165,6 @@ class CudaDevice(Device):
             return float(torch.cuda.clock_rate(self.torch_device)) * 1e6
         except Exception:  # noqa: BLE001 - the driver's library has errors of its own
             return None
-
-
-class _Zero:
-    """A moment on the current stream and on `perf_counter`; events count from it.
-
-    It is taken anew for each point, as they count in float32.
-    """
-
-    def __init__(self) -> None:
-        self.event = torch.cuda.Event(enable_timing=True)
-        self.event.record()
-        self.event.synchronize()
-        self.host_seconds = time.perf_counter()
 
 
 def open_device(local_rank: int = 0) -> Device:

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from moetune.domain.cluster import DeviceKind, Group
 from moetune.domain.samples import (
     AttentionPoint,
-    BurstPoint,
     CollectivePoint,
     CopyPoint,
     GemmPoint,
@@ -37,7 +36,6 @@ _BLOCKS_TO_SETTLE = 2
 # Until two in a row agree. Noise may let it last as long as its limit; the clock ends a session.
 _WARM_UP_BLOCKS = 6
 # With those that warm it up.
-_BURST_BLOCKS = 5
 _OVERLAPPED_BLOCKS = 5
 _STREAM_BLOCKS = NUM_STREAM_BLOCKS + 3
 # Random numbers are drawn once for each tensor: a core draws a few hundred million a second, and
@@ -91,7 +89,7 @@ def operation_seconds(point: Point, rates: Rates) -> float:
             seconds = point.macs / rates.macs_per_second[point.dtype]
         case RowsPoint():
             seconds = 5 * point.elements * dtype_bytes(point.dtype) / rates.copy_bytes_per_second
-        case CollectivePoint() | BurstPoint():
+        case CollectivePoint():
             times = {"all_reduce": 2, "all_gather": point.group_size}.get(point.op, 1)
             seconds = rates.wire_seconds(point.group, times * point.num_bytes, point.in_flight)
         case CopyPoint():
@@ -127,8 +125,6 @@ def visit_seconds(point: Point, rates: Rates, effort: Effort) -> float:
         return _warm_up_seconds(effort, once, rates.kind) + longest
     fill_rate = _FILL_BYTES_PER_SECOND["cpu" if isinstance(point, CopyPoint) else rates.kind]
     filling = _START_SECONDS[rates.kind] + memory_bytes(point) / fill_rate
-    if isinstance(point, BurstPoint):
-        return filling + _BURST_BLOCKS * (max(once, STREAM_BLOCK_SECONDS) + STREAM_BLOCK_SECONDS)
     if isinstance(point, CollectivePoint):
         return filling + _STREAM_BLOCKS * max(once, STREAM_BLOCK_SECONDS)
     if isinstance(point, RowsPoint) and point.op == SUSTAINED:
@@ -190,7 +186,7 @@ def probe(points: Sequence[Point], bench: Bench, timed: Callable[[Point], Timing
         square = GemmPoint(dtype=dtype, rows=width, d_in=width, d_out=width)
         macs[dtype] = square.macs / seconds(square)
     copy = CopyPoint(direction="d2h", pinned=True, num_bytes=_LARGE_BYTES)
-    linked = (CollectivePoint, BurstPoint, StepPoint)
+    linked = (CollectivePoint, StepPoint)
     groups = sorted({point.group for point in points if isinstance(point, linked)})
     return Rates(
         macs_per_second=macs,

@@ -12,7 +12,6 @@ from moetune.domain.samples import (
     ALONE_CHUNKS,
     HOST_CHUNKS,
     LAUNCHES,
-    BurstPoint,
     CollectivePoint,
     InterferencePoint,
     Point,
@@ -84,18 +83,11 @@ def gate_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
 
 
 def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
-    """Yield all-to-alls of the rows in chunks, alone and several at once, and their bursts."""
-    group_size, num_nodes = group
+    """Yield all-to-alls of the rows in chunks, alone and several at once."""
     for degree in (*range(1, ALONE_CHUNKS + 1), _FEW_TOKENS):
         yield collective("all_to_all", group, load.payload_bytes // degree)
     for degree in grid.queued_degrees:
         yield collective("all_to_all", group, load.payload_bytes // degree, IN_FLIGHT)
-    if group_size > STAGED:
-        queue = collective("all_to_all", group, load.payload_bytes // grid.queued_degrees[0])
-        yield BurstPoint(
-            op="all_to_all", group_size=group_size, num_bytes=queue.num_bytes,
-            in_flight=IN_FLIGHT, num_nodes=num_nodes,
-        )  # fmt: skip
 
 
 def step_points(workloads: Sequence[Workload]) -> Iterator[StepPoint]:

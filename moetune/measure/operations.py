@@ -17,7 +17,6 @@ from moetune.domain.plan import SAFE_DECISION
 from moetune.domain.samples import (
     LAUNCHES,
     AttentionPoint,
-    BurstPoint,
     CollectivePoint,
     CopyPoint,
     Direction,
@@ -38,7 +37,6 @@ from moetune.measure.sizes import memory_bytes
 from moetune.measure.steps import random_steps
 
 _FLOAT_BYTES = 4
-_BURST_SECONDS = 0.05
 _OPPOSITE: dict[Direction, Direction] = {"h2d": "d2h", "d2h": "h2d"}
 
 
@@ -80,23 +78,19 @@ class Experiment:
     """The operation that is timed, and those that must run in the background meanwhile.
 
     Args:
-        rest_seconds: pause of the link before each block.
-        block_seconds: shortest block.
         sustained_seconds: time for which the victim runs before anything is measured.
         is_issued: the host's issuing of it is part of the time, as in a layer's step.
     """
 
     victim: TimedOperation
     background_loads: tuple[TimedOperation, ...] = ()
-    rest_seconds: float = 0.0
-    block_seconds: float = 0.0
     sustained_seconds: float = 0.0
     is_issued: bool = False
 
     @property
     def is_stream(self) -> bool:
         """Whether its blocks follow each other without a pause."""
-        return self.victim.ranks_meet and not self.rest_seconds
+        return self.victim.ranks_meet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +147,6 @@ def prepare_experiment(point: Point, bench: Bench) -> Experiment:
             opposite = replace(point, direction=_OPPOSITE[point.direction], both_ways=False)
             load = _operation(opposite, bench)
             return Experiment(victim=_operation(point, bench), background_loads=(load,))
-        case BurstPoint():
-            return Experiment(
-                victim=_operation(point.collective, bench), rest_seconds=_BURST_SECONDS,
-                block_seconds=_BURST_SECONDS,
-            )  # fmt: skip
         case RowsPoint() if point.op == SUSTAINED:
             product = GemmPoint(
                 dtype=point.dtype, rows=point.rows, d_in=point.width, d_out=point.width

@@ -29,7 +29,7 @@ _NEW_KIND, _KNOWN_KIND = 2, 3
 """Tiers by which a grid's points come after those that layers need."""
 _AT_ONCE: Mapping[str, int] = MappingProxyType({"gemm": 4, "collective": 2})
 """Points of a kind that are visited in a turn; one of the others. Steps consist of these."""
-_FIRST_TURN: Mapping[str, int] = MappingProxyType({"interference": 2, "burst": 2})
+_FIRST_TURN: Mapping[str, int] = MappingProxyType({"interference": 2})
 """Of kinds that take long and change a step by less; 0 of the others."""
 _STEP = 1
 """Tier of whole steps, which say how far the sum of the operations is from them: after the ends of

@@ -15,7 +15,6 @@ from moetune.comm.agree import largest
 from moetune.domain.cluster import DeviceKind
 from moetune.domain.errors import InputError
 from moetune.domain.samples import (
-    BurstPoint,
     CollectivePoint,
     Point,
     Sample,
@@ -138,7 +137,7 @@ def run_session(
 def _open_groups(assignment: Assignment, ranks: MeasuringRanks) -> None:
     """Open the groups of all points that need one, and that of all ranks."""
     num_ranks = ranks.control.num_ranks
-    linked = (CollectivePoint, BurstPoint, StepPoint)
+    linked = (CollectivePoint, StepPoint)
     groups = {point.group for point in assignment.points if isinstance(point, linked)}
     ranks.open_groups(
         [*groups, (num_ranks, 0)], ranks_per_node=assignment.ranks_per_node or num_ranks

@@ -10,7 +10,7 @@ from moetune.domain.units import dtype_bytes
 
 _SIZES: Mapping[str, str] = MappingProxyType({
     "gemm": "rows", "rows": "rows", "attention": "num_sequences", "collective": "num_bytes",
-    "burst": "num_bytes", "copy": "num_bytes", "interference": "comm_bytes",
+    "copy": "num_bytes", "interference": "comm_bytes",
 })  # fmt: skip
 """By kind of point, the field that changes along a curve of the profile."""
 # Query, key, value, result, and the gradient of each.
@@ -50,7 +50,7 @@ def _attention(point: Any) -> int:  # noqa: ANN401 - an AttentionPoint
     return int(_ATTENTION_TENSORS * heads * dtype_bytes(point.dtype))
 
 
-def _collective(point: Any) -> int:  # noqa: ANN401 - a CollectivePoint or a BurstPoint
+def _collective(point: Any) -> int:  # noqa: ANN401 - a CollectivePoint
     received = point.group_size if point.op == "all_gather" else 1
     return int(point.in_flight * point.num_bytes * (1 + received))
 
@@ -63,8 +63,7 @@ def _step(point: Any) -> int:  # noqa: ANN401 - a StepPoint
 
 
 _BYTES: Mapping[str, Callable[[Any], int]] = MappingProxyType({
-    "gemm": _gemm, "attention": _attention, "collective": _collective, "burst": _collective,
-    "step": _step,
+    "gemm": _gemm, "attention": _attention, "collective": _collective, "step": _step,
     "rows": lambda point: _ROWS_TENSORS * point.elements * dtype_bytes(point.dtype),
     "copy": lambda point: 2 * point.num_bytes * (1 + point.both_ways),
     "interference": lambda _: 0,

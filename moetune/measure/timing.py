@@ -71,7 +71,7 @@ class Effort:
 
     def for_experiment(self, experiment: Experiment) -> "Effort":
         """Return the effort with the blocks and the time that the experiment needs at least."""
-        shortest = STREAM_BLOCK_SECONDS if experiment.is_stream else experiment.block_seconds
+        shortest = STREAM_BLOCK_SECONDS if experiment.is_stream else 0.0
         effort = replace(self, block_seconds=max(self.block_seconds, shortest))
         if not experiment.background_loads:
             return effort
@@ -137,7 +137,6 @@ class Stopwatch:
             CollectiveError: a rank is gone.
         """
         self._device.flush()
-        self._rest()
 
         def work() -> list[tuple[float, bool, float]]:
             opened = time.perf_counter()
@@ -205,13 +204,12 @@ class Stopwatch:
         """Return the time of a block's runs.
 
         What ranks do together is done once before the clock starts: they leave the barrier at
-        different moments. After a pause of the link that one run would be what is measured.
+        different moments.
         """
-        victim = self._experiment.victim
-        shared = self._control.num_ranks > 1 and not self._experiment.rest_seconds
+        shared = self._control.num_ranks > 1
         return self._device.seconds(
             lambda: self._repeat(iterations),
-            lead_in=victim.run if shared else None,
+            lead_in=self._experiment.victim.run if shared else None,
             head_start_seconds=self._head_start_seconds(iterations),
         )
 
@@ -228,12 +226,6 @@ class Stopwatch:
     def _marked(self, iterations: int) -> Callable[[], float]:
         self._repeat(iterations)
         return self._device.mark()
-
-    def _rest(self) -> None:
-        """Leave the link alone for a while, and keep the core awake, as computing does."""
-        until = time.perf_counter() + self._experiment.rest_seconds
-        while time.perf_counter() < until:
-            pass
 
     def _repeat(self, iterations: int) -> None:
         began = time.perf_counter()

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Coroutine, Mapping
-from http import HTTPStatus
 from typing import Any, cast
 
 from fastapi import FastAPI
@@ -71,7 +70,7 @@ def _add_known_plan(app: FastAPI, pools: WorkerPools) -> None:
         route_class_override=PlainRoute,
         summary="A stored plan",
         description="The plan file of exactly this id, with an ETag.",
-        responses=describe.answers(Plan, HTTPStatus.NOT_MODIFIED, HTTPStatus.NOT_FOUND),
+        response_model=Plan,
         openapi_extra=describe.PLAN_ID,
     )
 
@@ -80,9 +79,7 @@ def _add_resolve(app: FastAPI, pools: WorkerPools) -> None:
     @app.post(
         "/v1/plans:resolve",
         summary="The plan for these inputs",
-        responses=describe.answers(
-            Plan, HTTPStatus.CONFLICT, HTTPStatus.FAILED_DEPENDENCY, takes_body=True
-        ),
+        response_model=Plan,
         openapi_extra=describe.json_body(InputsDocument),
     )
     async def resolve(request: Request) -> Response:
@@ -132,9 +129,6 @@ def _add_explain(app: FastAPI, pools: WorkerPools) -> None:
     @app.get(
         "/v1/plans/{plan_id}/explain",
         summary="The reasons of a plan, or why it is not another choice",
-        responses=describe.answers(
-            dict[str, object], HTTPStatus.NOT_FOUND, HTTPStatus.FAILED_DEPENDENCY
-        ),
     )
     async def explain(
         request: Request,
@@ -175,9 +169,6 @@ def _add_trace(app: FastAPI, pools: WorkerPools) -> None:
     @app.get(
         "/v1/plans/{plan_id}/trace",
         summary="A plan's predicted timeline",
-        responses=describe.answers(
-            dict[str, object], HTTPStatus.NOT_FOUND, HTTPStatus.FAILED_DEPENDENCY
-        ),
     )
     async def trace(plan_id: str) -> Response:
         """Return a Chrome trace for ui.perfetto.dev."""
@@ -196,13 +187,6 @@ def _add_whatif(app: FastAPI, pools: WorkerPools) -> None:
     @app.post(
         "/v1/whatif",
         summary="A plan for changed inputs or speeds",
-        responses=describe.answers(
-            dict[str, object],
-            HTTPStatus.NOT_FOUND,
-            HTTPStatus.CONFLICT,
-            HTTPStatus.FAILED_DEPENDENCY,
-            takes_body=True,
-        ),
         openapi_extra=describe.json_body(describe.ChangeDocument),
     )
     async def whatif(request: Request) -> Response:
@@ -227,7 +211,7 @@ async def _changed(pools: WorkerPools, question: WhatIf) -> WhatIfAnswer | Train
 
 
 def _add_list(app: FastAPI, pools: WorkerPools) -> None:
-    @app.get("/v1/plans", summary="Stored plans", responses=describe.answers(describe.PageDocument))
+    @app.get("/v1/plans", summary="Stored plans", response_model=describe.PageDocument)
     async def plans(after: PlanCursor = "", limit: Limit = 50) -> Response:
         """List the plans, newest first."""
         rows = await pools.read(pools.planner.reading.plan_page, after=after, limit=limit + 1)

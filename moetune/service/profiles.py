@@ -57,19 +57,19 @@ def check_name(name: str) -> str:
 def _add_lists(app: FastAPI, pools: WorkerPools) -> None:
     reading = pools.planner.reading
 
-    @app.get("/v1/machines", summary="Machines", responses=describe.answers(describe.PageDocument))
+    @app.get("/v1/machines", summary="Machines", response_model=describe.PageDocument)
     async def machines(after: RowCursor = 0, limit: Limit = 50) -> Response:
         """List the machines that were measured, newest first."""
         rows = await pools.read(reading.machines, after=after, limit=limit + 1)
         return page("moetune.machines/1", rows, limit=limit, cursor=lambda row: row.id)
 
-    @app.get("/v1/fits", summary="Fits", responses=describe.answers(describe.PageDocument))
+    @app.get("/v1/fits", summary="Fits", response_model=describe.PageDocument)
     async def fits(after: RowCursor = 0, limit: Limit = 50) -> Response:
         """List the fits of all profiles, newest first."""
         rows = await pools.read(reading.fits, after=after, limit=limit + 1)
         return page("moetune.fits/1", rows, limit=limit, cursor=lambda row: row.id)
 
-    @app.get("/v1/profiles", summary="Profiles", responses=describe.answers(describe.PageDocument))
+    @app.get("/v1/profiles", summary="Profiles", response_model=describe.PageDocument)
     async def profiles(after: NameCursor = "", limit: Limit = 50) -> Response:
         """List the profiles of the store, newest first, and the reference machines."""
         found = await pools.read(list_profiles, reading)
@@ -84,7 +84,7 @@ def _add_profile(app: FastAPI, pools: WorkerPools) -> None:
     @app.get(
         "/v1/profiles/{name}",
         summary="A profile",
-        responses=describe.answers(Profile, HTTPStatus.NOT_FOUND),
+        response_model=Profile,
     )
     async def profile(request: Request, name: str) -> Response:
         """Return a profile as JSON, or as the TOML of `moetune profiles export` by `Accept`."""
@@ -103,7 +103,6 @@ def _add_upload(app: FastAPI, pools: WorkerPools) -> None:
         "/v1/profiles",
         summary="Store a profile",
         status_code=HTTPStatus.CREATED,
-        responses=describe.answers(dict[str, object], HTTPStatus.CREATED, takes_body=True),
         openapi_extra=describe.profile_body(),
     )
     async def upload(request: Request) -> Response:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from moetune.domain.chips import Chip, chip_of
 from moetune.domain.data_sheets import LINK_BYTES_PER_SECOND, peak_flops
@@ -81,56 +82,41 @@ class Described:
     stand_ins: tuple[str, ...]
 
 
-_MAX_COUNT = 100_000
 _READERS: Mapping[str, Callable[[str], object]] = MappingProxyType({
     "nic_rate": parse_rate, "memory": parse_bytes, "tflops": parse_flops,
     "memory_bandwidth": parse_rate, "link_rate": parse_rate, "host_memory": parse_bytes,
 })  # fmt: skip
 """Readers of the texts with units, by field."""
-_COUNTS = ("gpus_per_node", "nodes", "nics")
 _EXAMPLES = {
     "gpu": "h100", "gpus_per_node": "8", "nodes": "8", "nics": "8", "nic_rate": "400Gbit/s",
 }  # fmt: skip
 """Values of the fields without which no machine is described; cards where it has a network."""
 
 
-def flag_of(field: str) -> str:
-    """Return a description's field as the command spells it."""
+def _flag(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def description_of(
-    texts: Mapping[str, str], *, spelled: Callable[[str], str] = flag_of
-) -> Description:
-    """Return the description that texts make: flags, or the fields of a form.
+def description_of(flags: Mapping[str, Any]) -> Description:
+    """Return the description that the values of flags make.
 
     Args:
-        texts: by field of `Description`; "" and absent for what is not described.
-        spelled: how whoever wrote the texts calls a field.
+        flags: by field of `Description`; None for what is not described.
 
     Raises:
         InputError: a text cannot be read, or a field is missing.
     """
-    given = {name: text for name, text in texts.items() if text}
+    given = {name: value for name, value in flags.items() if value is not None}
     for name in given.keys() & _READERS.keys():
-        read_flag(given[name], _READERS[name], spelled(name))
-    counts = {name: _count(given.pop(name), spelled(name)) for name in _COUNTS if name in given}
-    has_network = counts.get("nodes", 1) > 1 or "nics" in counts or "nic_rate" in given
+        read_flag(given[name], _READERS[name], _flag(name))
+    has_network = given.get("nodes", 1) > 1 or "nics" in given or "nic_rate" in given
     wanted = [name for name in _EXAMPLES if has_network or not name.startswith("nic")]
-    if missing := [name for name in wanted if name not in {*given, *counts}]:
+    if missing := [name for name in wanted if name not in given]:
         raise InputError(
-            f"the description lacks {', '.join(map(spelled, missing))}",
-            f"such as {', '.join(f'{spelled(name)} {_EXAMPLES[name]}' for name in missing)}",
+            f"the description lacks {', '.join(map(_flag, missing))}",
+            f"such as {', '.join(f'{_flag(name)} {_EXAMPLES[name]}' for name in missing)}",
         )
-    return Description(**given, **counts)  # type: ignore[arg-type] # all that it needs is there
-
-
-def _count(text: str, field: str) -> int:
-    if not text.isdecimal() or len(text) > len(str(_MAX_COUNT)) or not 1 <= int(text) <= _MAX_COUNT:
-        raise InputError(
-            f"{field}: {text[:40]!r} is not a number of at least 1 and at most {_MAX_COUNT:,}"
-        )
-    return int(text)
+    return Description(**given)
 
 
 def gpus() -> Mapping[str, str]:

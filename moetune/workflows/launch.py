@@ -6,7 +6,6 @@ that nothing is left of it whoever is killed. `torch.multiprocessing` would impo
 program anew in every rank, which a script or a notebook must be written for.
 """
 
-import ctypes
 import datetime as dt
 import importlib
 import logging
@@ -37,9 +36,12 @@ from moetune.hardware.facts import num_cores
 _TIMEOUT = dt.timedelta(minutes=5)
 _GRACE_SECONDS = 3.0
 _TAIL_LINES = 15
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-_NEVER_TRIM = 2**31 - 1
 _HERE = "127.0.0.1"
+_KEEPS_BLOCKS: Mapping[str, str] = MappingProxyType({
+    "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": f"{2**31 - 1}",
+})  # fmt: skip
+"""glibc returns freed large blocks to the system, and touching new pages costs a CPU rank more than
+many of the operations that fill them. No effect with another C library."""
 _MEETS_LAUNCHER: Mapping[str, str] = MappingProxyType({
     "MASTER_ADDR": _HERE, "GLOO_SOCKET_IFNAME": "lo", "TORCHELASTIC_USE_AGENT_STORE": "True",
     "TORCHELASTIC_RESTART_COUNT": "0",
@@ -176,8 +178,8 @@ def _start(ranks: list[_Rank], num_ranks: int, environ: Mapping[str, str]) -> No
         pipe, end = multiprocessing.Pipe()
         output = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
         variables = {
-            **environ, **_MEETS_LAUNCHER, "OMP_NUM_THREADS": str(len(mine)), "RANK": str(number),
-            "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(number),
+            **environ, **_MEETS_LAUNCHER, **_KEEPS_BLOCKS, "OMP_NUM_THREADS": str(len(mine)),
+            "RANK": str(number), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(number),
             "LOCAL_WORLD_SIZE": str(num_ranks),
         }  # fmt: skip
         # In a session of its own: Ctrl-C interrupts this process alone, which then ends the ranks.
@@ -277,7 +279,6 @@ def _main() -> None:
     descriptor, cores = sys.argv[1:]
     pipe: Connection[Any, Any] = Connection(int(descriptor))
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    _keep_large_blocks()
     name, argument = pipe.recv()
     threading.Thread(target=_leave_with_parent, args=[pipe], daemon=True).start()
     module, _, function = name.partition(":")
@@ -299,18 +300,6 @@ def _leave_with_parent(pipe: "Connection[Any, Any]") -> None:
     with suppress(EOFError, OSError):
         pipe.recv()
     os._exit(1)
-
-
-def _keep_large_blocks() -> None:
-    """Keep freed large blocks of host memory in this process.
-
-    glibc returns them to the system, and touching new pages costs a CPU rank more than many of
-    the operations that fill them. No effect with another C library.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import pytest
 from moetune.domain.errors import CollectiveError
 from moetune.domain.samples import (
     AttentionPoint,
-    BurstPoint,
     CollectiveOp,
     CollectivePoint,
     CopyPoint,
@@ -47,7 +46,6 @@ POINTS: tuple[Point, ...] = (
     ),
     CollectivePoint(op="all_to_all", group_size=2, num_bytes=1024),
     CollectivePoint(op="all_to_all", group_size=2, num_bytes=1024, in_flight=4),
-    BurstPoint(op="all_to_all", group_size=2, num_bytes=1024, in_flight=4),
     CollectivePoint(op="all_reduce", group_size=2, num_bytes=1024),
     CollectivePoint(op="all_gather", group_size=2, num_bytes=1024),
     CollectivePoint(op="reduce_scatter", group_size=2, num_bytes=1024),

@@ -55,13 +55,17 @@ def layers_differ(folder: Path, says: str) -> None:
     assert f"rank 1: {says}" in text
 
 
-def tensor_layers_differ() -> None:
+def plans_of_programs_differ() -> None:
+    """Plans of one question differ, given as they are or in a book."""
     plans = [
         small_plan(layer=SHAPE, expert_parallel="tensor", degrees=degrees)
         for degrees in ((4, 3), (2, 1))
     ]
     with pytest.raises(RankMismatchError, match=r"rank 1: plan .* with 2 and 1 chunks"):
         TensorExpertLayer(8, 16, 4, 2, plan=plans[dist.get_rank()])
+    plan = (PLAN, SAME_QUESTION)[dist.get_rank()]
+    with pytest.raises(RankMismatchError, match=r"rank 1: plan .* with 2 and 1 chunks"):
+        MoELayer(8, 16, 4, 2, planbook=PlanBook([plan]))
 
 
 def layers_agree(folder: Path) -> None:
@@ -82,12 +86,6 @@ def layers_made_later_differ(folder: Path) -> None:
     layer = MoELayer(8, 16, 4, 2, plan=path, device="meta").to_empty(device="cpu")
     with pytest.raises(RankMismatchError, match="rank 1: plan"):
         layer.reset_parameters()
-
-
-def books_of_one_question_differ() -> None:
-    plan = (PLAN, SAME_QUESTION)[dist.get_rank()]
-    with pytest.raises(RankMismatchError, match=r"rank 1: plan .* with 2 and 1 chunks"):
-        MoELayer(8, 16, 4, 2, planbook=PlanBook([plan]))
 
 
 def shared_books_are_the_first_ranks(folder: Path) -> None:

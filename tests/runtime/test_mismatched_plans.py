@@ -40,15 +40,8 @@ def test_layers_whose_parameters_are_drawn_later_compare_their_plans_then(tmp_pa
     assert run_ranks(workers.layers_made_later_differ, 2, tmp_path) == PASSED
 
 
-@pytest.mark.parametrize(
-    "worker",
-    [
-        workers.tensor_layers_differ,
-        workers.books_of_one_question_differ,
-    ],
-)
-def test_different_plans_of_programs_raise_on_all_ranks(worker: object) -> None:
-    assert run_ranks(worker, 2) == PASSED  # type: ignore[arg-type]  # all are workers
+def test_different_plans_of_programs_raise_on_all_ranks() -> None:
+    assert run_ranks(workers.plans_of_programs_differ, 2) == PASSED
 
 
 @pytest.mark.parametrize("second", ["other question", "none"])

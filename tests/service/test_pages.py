@@ -3,7 +3,6 @@
 import csv
 import html
 import io
-import json
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -142,11 +141,9 @@ def test_every_page_is_whole_and_asks_for_nothing_from_elsewhere(
         assert html.rstrip().endswith("</html>")
         assert not re.search(r"\sstyle=|\son\w+=\"|javascript:", html), page
         for tag in re.findall(r"<script[^>]*>", html):
-            assert 'type="application/json"' in tag or 'src="/static/' in tag
+            assert 'src="/static/' in tag
         for link in re.findall(r'(?:href|src|action)="([^"]*)"', html):
             assert re.match(r"#|/(?!/)", link), (page, link)
-        for figure in re.findall(r'application/json">(.*?)</script>', html, flags=re.DOTALL):
-            assert set(json.loads(figure)) == {"data", "layout"}
 
 
 def test_every_link_on_a_page_leads_somewhere(full: Client, addresses: list[str]) -> None:
@@ -203,7 +200,7 @@ def test_plans_are_filtered_and_tell_their_step(full: Client, plans: tuple[Plan,
     for query in ("", "?kind=layer", "?profile=lab", "?profile=lab&kind=layer"):
         text = words(full.get(f"/{query}"))
         for plan in plans:
-            assert plan.id[:12] in text
+            assert plan.id[:8] in text
             assert format_seconds(plan.predicted.step_seconds) in text
     for query in ("?kind=tensor", "?profile=nobody", "?model=gpt-xl", "?kind=model&profile=lab"):
         assert "No plan matches." in words(full.get(f"/{query}"))

@@ -22,7 +22,7 @@ from moetune.domain.routing_record import RoutingRecord
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.beside import Beside
 from moetune.runtime.moe.decisions import LayerDecisions
-from moetune.runtime.moe.executor import GradientQueue, NoGradients, PipelineContext
+from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
@@ -65,7 +65,6 @@ class PlannedLayer(nn.Module, ABC):
     Attributes:
         expert_parallel: the kind of expert parallelism, as in its plans.
         sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
-        gradient_queue: of replicas' gradients, sent behind backward phases.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
     """
 
@@ -91,7 +90,6 @@ class PlannedLayer(nn.Module, ABC):
         self.communicator, self.mesh = communicator, mesh
         self._tracker, self._host_tracker = tracker, MemoryTracker("host")
         self.recorder: SpanRecorder = NoRecorder()
-        self.gradient_queue: GradientQueue = NoGradients()
         self.decision = SAFE_DECISION
         self._num_dropped = 0
         self._decisions = decisions
@@ -264,7 +262,6 @@ class PlannedLayer(nn.Module, ABC):
         return PipelineContext(
             communicator=self.communicator, activation=self.shape.activation, recorder=recorder,
             workspace=self._workspace, gradients=self.experts.gradients,
-            gradient_queue=self.gradient_queue,
             form=self.experts.form, weight_gradients=self.weight_gradients,
         )  # fmt: skip
 

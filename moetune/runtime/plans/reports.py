@@ -13,7 +13,7 @@ from itertools import chain
 
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Alternative, Decision, Plan
+from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import MAX_OBSERVATIONS, OBSERVATIONS_SCHEMA, Observation, Settled
 from moetune.runtime.plans.monitor import ObservedCall
 from moetune.runtime.plans.service import ServiceConnection
@@ -211,33 +211,20 @@ def _chained(times: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
 
 
 def _observed(plan: Plan, settled: Settled, device_id: str) -> Observation:
-    """Return the time of a settled decision, and its prediction if the plan has one."""
+    """Return the time of a settled decision, and its prediction if it is the plan's."""
     decision, planned = settled.decision, plan.decide(plan.tokens_per_rank)
+    predicted = plan.predicted.forward_seconds + plan.predicted.backward_seconds
     return Observation(
         plan_id=plan.id,
         forward_degree=decision.forward_degree,
         backward_degree=decision.backward_degree,
         tokens_per_rank=settled.tokens_per_rank,
-        predicted_seconds=_predicted_seconds(plan, decision),
+        predicted_seconds=predicted if decision == planned else 0.0,
         seconds=settled.seconds,
         source="search",
         device_id=device_id,
         strategy=None if decision.strategy == planned.strategy else decision.strategy,
     )
-
-
-def _predicted_seconds(plan: Plan, decision: Decision) -> float:
-    """Return the pipelined part as predicted for the plan or one of its alternatives, else 0."""
-    if decision == plan.decide(plan.tokens_per_rank):
-        return plan.predicted.forward_seconds + plan.predicted.backward_seconds
-    wanted = _kind(decision)
-    found = (one for one in plan.alternatives if one.layout is None and _kind(one) == wanted)
-    step_seconds = next((one.step_seconds for one in found), 0.0)
-    return max(0.0, step_seconds - plan.predicted.overhead_seconds)
-
-
-def _kind(one: Decision | Alternative) -> tuple[int, int, str]:
-    return one.forward_degree, one.backward_degree, one.strategy
 
 
 def _observation(call: ObservedCall, device_id: str) -> Observation:

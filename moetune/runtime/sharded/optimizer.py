@@ -4,6 +4,7 @@ Last part of a training step: takes complete reductions from `manager`, and publ
 """
 
 from collections.abc import Callable, Container, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
@@ -13,7 +14,6 @@ from torch.optim import Optimizer
 
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError, RankMismatchError
-from moetune.runtime.sharded.backward_steps import BackwardSteps
 from moetune.runtime.sharded.manager import ChunkManager
 from moetune.runtime.sharded.parameter_shards import ParameterShard, over_shards, parameter_shards
 from moetune.runtime.sharded.placement import SideStream
@@ -59,10 +59,11 @@ class ChunkedOptimizer(Optimizer):
         self._inner = over_shards(optimizer, values)
         super().__init__(self._inner.param_groups, self._inner.defaults)
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
-        self._backward_steps = BackwardSteps(self._step_chunk) if in_backward else None
-        if self._backward_steps is not None:
+        self._in_backward, self._begun = in_backward, dict[int, Future[None] | None]()
+        if in_backward:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="moetune-steps")
             manager.cache.on_reduced = self._step_in_backward
-            manager.cache.finish_step = self._backward_steps.finish
+            manager.cache.finish_step = self._finish_step
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 - as torch
@@ -96,7 +97,7 @@ class ChunkedOptimizer(Optimizer):
 
         As `torch.nn.utils.clip_grad_norm_` on the whole model. A collective.
         """
-        if self._backward_steps is not None:
+        if self._in_backward:
             raise InputError(
                 "gradients cannot be clipped after chunks were stepped in the backward pass",
                 "use moetune.shard without step_in_backward",
@@ -124,10 +125,31 @@ class ChunkedOptimizer(Optimizer):
         return sum((each.cpu() for each in totals.values()), start=zero)
 
     def _step_in_backward(self, chunk: StoredChunk) -> None:
-        """Step a chunk within the backward pass, once all its gradients are reduced."""
-        assert self._backward_steps is not None  # noqa: S101 - the only caller
-        if self._is_complete(chunk):
-            self._backward_steps.start(chunk)
+        """Step a chunk within the backward pass, once all its gradients are reduced.
+
+        In a thread, if its shard is on the host while a GPU computes: whoever reads or writes the
+        chunk's states finishes its step first.
+
+        Raises:
+            InputError: it was stepped already, before a second backward pass.
+        """
+        if not self._is_complete(chunk):
+            return
+        if chunk.number in self._begun:
+            raise InputError(
+                f"{chunk.names[0]} got a gradient after it was stepped in the backward pass",
+                "with several backward passes a step, use moetune.shard without step_in_backward",
+            )
+        self._begun[chunk.number] = None
+        if chunk.is_offloaded and chunk.whole.device.type != "cpu":
+            self._begun[chunk.number] = self._thread.submit(self._step_chunk, chunk)
+        else:
+            self._step_chunk(chunk)
+
+    def _finish_step(self, chunk: StoredChunk) -> None:
+        if future := self._begun.get(chunk.number):
+            self._begun[chunk.number] = None
+            future.result()
 
     @property
     def settings(self) -> list[dict[str, Any]]:
@@ -144,9 +166,10 @@ class ChunkedOptimizer(Optimizer):
 
     def _step_complete(self) -> set[int]:
         """Step the chunks with all their gradients, as reductions end, and return their numbers."""
-        if self._backward_steps is not None:
+        if self._in_backward:
             self._manager.finish_reductions()
-            return self._backward_steps.take()
+            begun, self._begun = self._begun, {}
+            return set(begun)
         # Chunks that are complete already go first: their steps overlap the last reductions,
         # which hides the optimizer on a slow network.
         done = {chunk.number for chunk in self._manager.chunks if self._is_complete(chunk)}

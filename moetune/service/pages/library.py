@@ -10,6 +10,7 @@ from moetune.domain.model import MODELS
 from moetune.domain.records import FitInfo, PlanInfo
 from moetune.domain.training_document import AnyPlan
 from moetune.huggingface.registry import resolve_name
+from moetune.service.pages.fields import Field
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.open_planner import ServicePlanner
 from moetune.workflows.profile_quality import quality_of
@@ -116,9 +117,13 @@ class Library:
         model = plan.inputs.model
         return model if model is None or model in MODELS else resolve_name(model)
 
-    def plan_choices(self) -> dict[str, str]:
-        """Return the newest 50 plans by the beginning of their id, for a form's suggestions."""
-        return {one.id[:12]: _plan_words(one) for one in self.store.plan_page(limit=50)}
+    def plan_field(self, name: str, label: str) -> Field:
+        """Return a field for a plan's id, which suggests the newest 50."""
+        newest = self.store.plan_page(limit=50)
+        return Field(
+            name=name, label=label, placeholder="3f9c21", is_required=True,
+            suggested={one.id[:12]: _plan_words(one) for one in newest},
+        )  # fmt: skip
 
 
 def _plan_words(one: PlanInfo) -> str:

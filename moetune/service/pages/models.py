@@ -8,6 +8,7 @@ from moetune.domain.model import MODELS
 from moetune.domain.units import parse_count
 from moetune.huggingface.registry import registered_models, resolve_name
 from moetune.report.section import Cell, Section, Table
+from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, address
 from moetune.service.problems import problem_of
@@ -23,7 +24,12 @@ _OF_PAPERS, _OF_MODELS = "rtx2080ti-x64", "h100-x8"
 _USUAL = {"device_memory": "80GB", "seq": "4k"}
 _RANKS = 8
 _TARGET = "megatron"
-MEMORY_FIELDS = ("device_memory", "world_size", "seq")
+_FIELDS = (
+    Field(name="device_memory", label="Memory of a GPU", placeholder=_USUAL["device_memory"]),
+    Field(name="world_size", label="GPUs", placeholder="the fewest"),
+    Field(name="seq", label="Tokens of a sequence", placeholder=_USUAL["seq"]),
+)
+MEMORY_FIELDS = tuple(one.name for one in _FIELDS)
 
 
 def models_page() -> Page:
@@ -71,7 +77,7 @@ def model_page(library: Library, name: str, form: Mapping[str, str]) -> Page:
         here="models",
         sections=(*memory, *decoder_sections(found, length=length)),
         context={
-            "form": form, "name": known, "usual": _USUAL, "problem": problem,
+            "form": form, "name": known, "fields_of": _FIELDS, "problem": problem,
             "commands": _commands(known, answer, form),
             "new_plan": _new_plan(known, answer),
         },

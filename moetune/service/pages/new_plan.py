@@ -5,10 +5,9 @@ that it can be shared; a pasted configuration is packed into it where it is shor
 """
 
 import json
-import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import get_args
 
@@ -31,6 +30,7 @@ from moetune.report.section import Section
 from moetune.service.access import Access
 from moetune.service.bodies import FORM, read_form
 from moetune.service.middleware import KEEP_PATH, may_write, right_in
+from moetune.service.pages.fields import Field, field_of
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, PageRenderer, address
 from moetune.service.plans import kept_answer
@@ -51,34 +51,14 @@ _SWITCH = ("yes", "no")
 _MOST_FIELDS = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """A field of the form; its name is that of a flag, with underscores.
-
-    Args:
-        hint: such as a unit.
-        choices: of a list; "" and none for a text.
-    """
-
-    name: str
-    label: str
-    hint: str = ""
-    choices: tuple[str, ...] = ()
-    suggested: tuple[str, ...] = ()
-
-    @property
-    def flag(self) -> str:
-        """The flag of `moetune plan`."""
-        return f"--{self.name.replace('_', '-')}"
-
-
 def _field(name: str, label: str, hint: str = "", choices: tuple[str, ...] = ()) -> Field:
-    return Field(name=name, label=label, hint=hint, choices=choices)
+    flag = f"--{name.replace('_', '-')}"
+    return Field(name=name, label=label, hint=hint, flag=flag, choices=choices)
 
 
 _MODEL = (
-    Field(name="model", label="Model", hint="of Hugging Face, or a layer of a paper",
-          suggested=(*model_names(), *MODELS)),
+    replace(_field("model", "Model", "of Hugging Face, or a layer of a paper"),
+            suggested=dict.fromkeys((*model_names(), *MODELS), "")),
     _field("world_size", "GPUs", "the machine's"),
     _field("memory_limit", "Memory of a GPU", "such as 40GiB"),
     _field("dtype", "Element type", "", tuple(dict.fromkeys((*TRAINING_DTYPES, *DTYPE_BYTES)))),
@@ -291,9 +271,8 @@ class _Pages:
             status=HTTPStatus.OK if problem is None else int(problem_of(problem).status),
             context={
                 "values": {"profile": "", **form.texts}, "config_text": _shown(form),
-                "machine": Field(name="profile", label="Machine", choices=profiles,
-                                 hint="measured, or a reference machine"),
-                "first": _MODEL, "groups": _GROUPS | _others(form.texts), "plan": plan,
+                "first": (*_MODEL, _field("profile", "Machine", "measured or reference", profiles)),
+                "groups": _GROUPS | _others(form.texts), "plan": plan,
                 "problem": problem,
                 "where": "" if problem is None else _field_of(problem, form),
                 "command": f"moetune plan {form.command()}", "pasted": form.config or form.pasted,
@@ -318,14 +297,10 @@ def _others(texts: Mapping[str, str]) -> dict[str, tuple[Field, ...]]:
 
 
 def _field_of(problem: MoetuneError, form: _Form) -> str:
-    """Return the field that an error names: a filled one, else the first flag; "" for none."""
-    words = re.findall(r"-*[a-z][a-z_-]*", problem.what)
-    names = [(word.strip("-").replace("-", "_"), word.startswith("--")) for word in words]
-    if "configuration" in words and (form.config or form.pasted):
-        return "config"
-    filled = (name for name, _ in names if name in form.texts)
-    flags = (name for name, is_flag in names if is_flag and name in _LABELS)
-    return next(filled, None) or next(flags, "")
+    """Return the field that an error names; "" where it names none."""
+    if "configuration" in problem.what and (form.config or form.pasted):
+        return "config_text"
+    return field_of(problem, form.texts, _LABELS)
 
 
 def _shown(form: _Form) -> str:

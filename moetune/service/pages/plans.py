@@ -11,14 +11,15 @@ from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.huggingface.registry import model_names
 from moetune.report.observed import drift_figure, seen
 from moetune.report.section import Section, Table
+from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Link, Page, address, age_now, seconds_since
-from moetune.service.pages.whatif import form_context
+from moetune.service.pages.page import Link, Page, address
+from moetune.service.pages.whatif import whatif_fields
 from moetune.workflows.library import PlanFilter, StoredPlan, list_plans, read_plans
 from moetune.workflows.training_whatif import arguments_of
 from moetune.workflows.views.comparison import comparison_sections, machine_sections
 from moetune.workflows.views.plan_page import plan_page_sections
-from moetune.workflows.views.stored_plans import Links, stored_plans_table
+from moetune.workflows.views.stored_plans import stored_plans_table
 from moetune.workflows.views.words import (
     KIND_WORDS,
     kind_of,
@@ -70,14 +71,24 @@ def plans_page(library: Library, *, wanted: ListFilter, after: str) -> Page:
         here="plans",
         sections=(Section(name="plans", tables=(_table(shown, is_last=not older),)),),
         context={
-            "wanted": wanted,
-            "kinds": KIND_WORDS,
-            "models": (*MODELS, *model_names()),
-            "profiles": library.profile_names(),
+            "values": wanted.query,
+            "fields_of": _filter_fields(library),
             "newer": address("", **wanted.query) if after else "",
             "older": address("", after=older, **wanted.query) if older else "",
         },
     )
+
+
+def _filter_fields(library: Library) -> tuple[Field, ...]:
+    models, profiles = (*MODELS, *model_names()), library.profile_names()
+    return (
+        Field(name="model", label="Model", placeholder="all", suggested=dict.fromkeys(models, "")),
+        Field(
+            name="profile", label="Profile", placeholder="all",
+            suggested=dict.fromkeys(profiles, ""),
+        ),
+        Field(name="kind", label="Kind", placeholder="all", choices=tuple(KIND_WORDS)),
+    )  # fmt: skip
 
 
 def _infos(library: Library, wanted: ListFilter, after: str) -> tuple[PlanInfo, ...]:
@@ -114,7 +125,7 @@ def plan_page(library: Library, plan_id: str) -> Page:
         sections=(*sections, *((observed,) if found else ())),
         csv=lambda figure: f"/plans/{plan.id}/{figure.name}.csv",
         context={
-            **form_context(plan, {}),
+            "fields_of": whatif_fields(plan),
             "plan": plan,
             "profile_address": address("profiles", plan.inputs.profile),
             "links": tuple(_plan_links(library, plan, known)),
@@ -200,6 +211,7 @@ def compare_page(library: Library, *, what: str, first: str, second: str) -> Pag
         raise InputError(f"what must be plans or profiles, got {what!r}")
     names: tuple[str, str] = (first, second)
     sections: tuple[Section, ...] = ()
+    longest = 12 if what == "plans" else None
     if first and second:
         compare = _plans if what == "plans" else _profiles
         names, sections = compare(library, first, second)
@@ -213,19 +225,24 @@ def compare_page(library: Library, *, what: str, first: str, second: str) -> Pag
         ),
         context={
             "what": what,
-            "first": _short(first) if what == "plans" else first,
-            "second": _short(second) if what == "plans" else second,
+            "fields_of": tuple(_compared_fields(library, what)),
+            "values": {"first": first[:longest], "second": second[:longest]},
             "names": names,
             "links": [address(what, first), address(what, second)],
-            "plans": library.plan_choices(),
-            "profiles": library.profile_names(),
         },
     )
 
 
-def _short(plan_id: str) -> str:
-    """Return as much of an id as a field shows."""
-    return plan_id[:12]
+def _compared_fields(library: Library, what: str) -> Iterator[Field]:
+    for name in ("first", "second"):
+        label = f"{name.capitalize()} {what.removesuffix('s')}"
+        if what == "plans":
+            yield library.plan_field(name, label)
+        else:
+            yield Field(
+                name=name, label=label, choices=library.profile_names(), placeholder="Choose",
+                is_required=True,
+            )  # fmt: skip
 
 
 _Comparison = tuple[tuple[str, str], tuple[Section, ...]]
@@ -245,13 +262,4 @@ def _profiles(library: Library, first: str, second: str) -> _Comparison:
 
 def _table(found: Sequence[StoredPlan], *, is_last: bool) -> Table:
     none = "No plan matches." if is_last else "No plan on this page matches: see older ones."
-    return stored_plans_table([(one, _links(one.info)) for one in found], empty=none)
-
-
-def _links(one: PlanInfo) -> Links:
-    return Links(
-        plan=address("plans", one.id),
-        profile=address("profiles", one.profile),
-        age=age_now(one.created_at),
-        age_seconds=seconds_since(one.created_at),
-    )
+    return stored_plans_table(found, empty=none, address=address)

@@ -14,7 +14,7 @@ from moetune.service.pages.library import Library
 from moetune.service.pages.machines import Upload, machines_page, observed_page, profile_page
 from moetune.service.pages.models import MEMORY_FIELDS, model_page, models_page
 from moetune.service.pages.new_plan import new_plan_router
-from moetune.service.pages.page import Page, PageRenderer, address, static_router
+from moetune.service.pages.page import Page, PageRenderer, address, static_files
 from moetune.service.pages.plans import ListFilter, compare_page, plan_page, plans_page
 from moetune.service.pages.whatif import FIELDS, WhatIfForm, whatif_page
 from moetune.service.profiles import store_profile
@@ -157,13 +157,13 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
     Raises:
         MoetuneError: Jinja2 is not installed.
     """
-    static, addresses = static_router()
+    static, addresses = static_files()
     planner = pools.planner
     renderer = PageRenderer(addresses=addresses, location=planner.reading.location)
     library = Library(planner)
     pages = page_router(library, renderer)
     _add_upload(pages, library, renderer, pools, access)
-    app.include_router(static)
+    app.mount("/static", static)
     app.include_router(pages)
     app.include_router(new_plan_router(library, renderer, pools, access))
     return renderer

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
+from types import MappingProxyType
 
 from moetune.domain.placement import LayerPlacement, ModelPlacement
 from moetune.domain.recorded_layers import RecordedLayers
@@ -23,10 +24,11 @@ _MOST_ZERO: ZeroStage = 1
 def placing(target: Target) -> Target:
     """Return the target with those of its layouts that can place experts.
 
-    FSDP2 does not shard them.
+    FSDP2 does not shard them, so that there is one replica of each.
     """
     zero = tuple(one for one in target.zero if one <= _MOST_ZERO)
-    return replace(target, zero=zero, zero_with_pp=_MOST_ZERO)
+    largest = MappingProxyType({**target.largest, "edp": 1})
+    return replace(target, zero=zero, zero_with_pp=_MOST_ZERO, largest=largest)
 
 
 def placed_job(job: TrainingJob) -> TrainingJob:

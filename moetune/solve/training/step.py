@@ -165,7 +165,7 @@ class StepPrices(Tables):
 
     def _room(self, layout: FoldedLayout, pipeline: StagePipeline) -> Room:
         """Return what collectives of gradients and parameters can run beside."""
-        if not self.target.hides_beside_exchanges or self.update.shares_link(layout):
+        if self.update.shares_link(layout):
             busiest = pipeline.busy.index(max(pipeline.busy))
             rank = next(one for one in self.stages.ranks(layout) if busiest in one.ranks)
             return computing(rank, self.blocks.seconds(layout), self._ends(layout), layout)

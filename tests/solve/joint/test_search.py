@@ -97,7 +97,8 @@ def test_experts_are_cut_as_far_as_attention_where_the_runtime_can() -> None:
         )}
         for target in ("megatron", "torchtitan", "moetune")
     }  # fmt: skip
-    assert found["torchtitan"] == found["moetune"] == {(1, 1), (2, 1), (4, 1), (8, 1)}
+    assert found["torchtitan"] == {(1, 1), (2, 1), (4, 1), (8, 1)}
+    assert found["moetune"] == {(1, 1)}
     assert found["megatron"] == {(tp, etp) for tp in (1, 2, 4, 8) for etp in (1, 2, 4, 8)
                                  if etp <= tp}  # fmt: skip
 
