@@ -133,11 +133,6 @@ def draft_layer(request: PlanRequest, found: FoundProfile) -> LayerDraft:
         InfeasiblePlanError, ProfileError: as of `make_plan`.
     """
     profile = found.profile
-    if request.whole is not None:
-        raise InputError(
-            f"{request.model} is a whole model of a paper, and only its layer is planned here",
-            f"run `moetune plan --model {request.model}`, or give the sizes of its layer",
-        )
     request.check_sizes()
     inputs = request.inputs_for(profile, fingerprint=found.digest)
     with sound_numbers(profile.name):

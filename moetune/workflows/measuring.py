@@ -1,14 +1,12 @@
-"""Measuring sessions on ranks, and the blocks and layers whose times they take.
+"""Measuring sessions on ranks, and the layers whose times they take.
 
 `workflows.launch` starts the ranks; this module, which loads torch, is imported only there.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 
 import torch
-from torch import nn
 
 from moetune.comm.group import Communicator, OneRank
 from moetune.config import Launch
@@ -26,7 +24,6 @@ from moetune.measure.operations import Makers
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.session import Assignment, News, run_session
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.workflows.launch import rank_device, run_on_ranks
 from moetune.workflows.steps import random_steps
 
@@ -74,14 +71,10 @@ def _measure(assignment: Assignment, tell: Callable[[News], object]) -> None:
 
 
 def block_makers() -> Makers:
-    """Return functions that make a block's forward pass or step, or a layer's step."""
-    rows: dict[str, Callable[[RowsPoint, Device], Callable[[], None]]] = {
-        "dense_block": partial(_forward, _dense),
-        "dense_block_step": partial(_step, _dense),
-        "moe_block": partial(_forward, _moe),
-        "moe_block_step": partial(_step, _moe),
-        **dict(zip(LAUNCHES, (_chunked_layer, _chunked_layer_step), strict=True)),
-    }
+    """Return functions that make a layer's forward pass or step."""
+    rows: dict[str, Callable[[RowsPoint, Device], Callable[[], None]]] = dict(
+        zip(LAUNCHES, (_chunked_layer, _chunked_layer_step), strict=True)
+    )
     return Makers(rows=rows, step=_layer_step)
 
 
@@ -113,38 +106,3 @@ def _in_chunks(point: RowsPoint, device: Device) -> tuple[MoELayer, torch.Tensor
     )  # fmt: skip
     size = HOST_CHUNKS[-1], HOST_WIDTH
     return layer, torch.ones(size, dtype=dtype, device=device.torch_device, requires_grad=True)
-
-
-def _dense(width: int) -> nn.Module:
-    return FeedForward(width, width, OneRank())
-
-
-def _moe(width: int) -> nn.Module:
-    return MoELayer(
-        width, width, _NUM_EXPERTS, pipeline=False, communicator=OneRank(), device="cpu"
-    )
-
-
-def _block(
-    make_ffn: Callable[[int], nn.Module], point: RowsPoint, device: Device
-) -> tuple[TransformerBlock, torch.Tensor]:
-    attention = Attention(point.width, 1, OneRank())
-    block = TransformerBlock(attention, make_ffn(point.width), point.width, balance=0.0)
-    dtype = getattr(torch, point.dtype)
-    x_BSD = torch.ones(1, point.rows, point.width, dtype=dtype, device=device.torch_device)
-    return block.to(device.torch_device, dtype), x_BSD.requires_grad_()
-
-
-def _forward(
-    make_ffn: Callable[[int], nn.Module], point: RowsPoint, device: Device
-) -> Callable[[], None]:
-    block, x_BSD = _block(make_ffn, point, device)
-    return lambda: drop(block(x_BSD))
-
-
-def _step(
-    make_ffn: Callable[[int], nn.Module], point: RowsPoint, device: Device
-) -> Callable[[], None]:
-    block, x_BSD = _block(make_ffn, point, device)
-    grad_BSD = torch.ones_like(x_BSD)
-    return lambda: drop(block(x_BSD).backward(grad_BSD))

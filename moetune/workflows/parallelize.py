@@ -161,6 +161,10 @@ def _usable_layout(plan: TrainingDocument) -> FoldedLayout:
                 f"{name} has {flag} {size}: {what}",
                 f"plan with --{flag} 1, or build the parts of moetune.runtime.parallel for Stages",
             )
+    if layout.offload_optimizer:
+        raise InputError(
+            f"{name} keeps states in host memory", "give it to moetune.shard(plan=…), in chunks"
+        )
     if modules := [one for one in layout.recompute if one != "full"]:
         raise InputError(
             f"{name} recomputes {', '.join(modules)}, which blocks that are made for it can",

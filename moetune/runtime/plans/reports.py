@@ -243,7 +243,7 @@ def _predicted_seconds(plan: Plan, decision: Decision) -> float:
     if decision == plan.decide(plan.tokens_per_rank):
         return plan.predicted.forward_seconds + plan.predicted.backward_seconds
     wanted = _kind(decision)
-    found = (one for one in plan.alternatives if one.layout is None and _kind(one) == wanted)
+    found = (one for one in plan.alternatives if _kind(one) == wanted)
     step_seconds = next((one.step_seconds for one in found), 0.0)
     return max(0.0, step_seconds - plan.predicted.overhead_seconds)
 

@@ -1,14 +1,20 @@
 """Options of `moetune.shard` from a plan, and the checks that the plan is for this model."""
 
+import json
 import os
+from pathlib import Path
 
 from torch import nn
 
 from moetune.domain.errors import InputError
 from moetune.domain.model_plan import Chunks
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.training_document import (
+    TrainingDocument,
+    is_training_document,
+    training_from_document,
+)
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.plans.shared import plans_of
 from moetune.runtime.sharded.options import ShardOptions
 from moetune.runtime.sharded.replicas import ReplicaGroup
 
@@ -18,83 +24,91 @@ _ELSE = "plan this model with `moetune plan --output`, or give chunk_bytes inste
 
 
 def planned_options(
-    plan: Plan | str | os.PathLike[str],
-    model: nn.Module,
-    replicas: ReplicaGroup,
-    *,
-    own: ShardOptions,
+    plan: object, model: nn.Module, replicas: ReplicaGroup, *, own: ShardOptions
 ) -> ShardOptions:
     """Return a plan's chunks as options.
 
     Args:
-        plan: a plan, or the path of a plan file.
+        plan: of a training, as `moetune.plan` returns it, or the path of a plan file.
         own: what the caller gave beside the plan, of which only `pin` may differ from the default.
 
     Raises:
-        InputError: the file holds no plan, the plan has no chunks or is for another model or
-            number of ranks, or there are other options, too.
+        InputError: there is no plan, the plan has no chunks or is for another model or number of
+            ranks, or there are other options, too.
     """
-    found, *others = plans_of(plan) or (None,)
-    if found is None or others:
-        raise InputError(f"{plan} is a folder, not a plan", "name one of its files")
+    found = _plan_of(plan)
     name = f"plan {found.id[:6]}"
     if own != ShardOptions(pin=own.pin):
         raise InputError(
             f"{name} and other options of chunks are given",
             "omit chunk_bytes, cache_bytes, scatter and offload, or the plan",
         )
-    chosen = _chunks_of(found, name)
-    _check_ranks(found, replicas, name)
-    _check_experts(found, model, name)
-    _check_size(found, model, name)
+    if found.chunks is None:
+        raise InputError(
+            f"{name} has no chunks: its states are not sharded over single ranks",
+            "plan with --target moetune --zero 3 --tp 1 --cp 1 --pp 1, or give chunk_bytes",
+        )
+    _check_ranks(found, model, replicas, name)
+    _check_size(found.chunks, model, name)
     return ShardOptions(
-        chunk_bytes=chosen.chunk_bytes, cache_bytes=chosen.cache_bytes, scatter=chosen.scatter,
-        offload=chosen.offload, pin=own.pin, plan=found.id,
+        chunk_bytes=found.chunks.chunk_bytes, cache_bytes=found.chunks.cache_bytes,
+        scatter=found.chunks.scatter, offload=found.chunks.offload, pin=own.pin, plan=found.id,
     )  # fmt: skip
 
 
-def _chunks_of(plan: Plan, name: str) -> Chunks:
-    """Return the plan's chunks; InputError where it has none."""
-    if plan.chunks is None:
-        kind = "one layer" if plan.transformer is None else "a model whose states are kept whole"
-        raise InputError(f"{name} has no chunks: it is for {kind}", _ELSE)
-    return plan.chunks
-
-
-def _check_ranks(plan: Plan, replicas: ReplicaGroup, name: str) -> None:
-    """Raise InputError unless the group has as many ranks as the plan's states are spread over."""
-    if plan.layout.dp != replicas.num_ranks:
+def _plan_of(plan: object) -> TrainingDocument:
+    """Return a training's plan: of a view, of itself, or of its file."""
+    found = getattr(plan, "plan", plan)
+    if isinstance(found, str | os.PathLike):
+        found = _read(Path(found))
+    if isinstance(found, Plan):
+        raise InputError(f"plan {found.id[:6]} has no chunks: it is for one layer", _ELSE)
+    if not isinstance(found, TrainingDocument):
         raise InputError(
-            f"{name} shards over {plan.layout.dp} ranks, the data-parallel group has "
+            f"{plan!r} is neither the plan of a training nor a path",
+            "make one with moetune.plan, or give the path of a plan file",
+        )
+    return found
+
+
+def _read(path: Path) -> TrainingDocument | Plan:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a plan", "name one of its files")
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"plan {path} cannot be read: {error.strerror}") from None
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None  # which the reader of plans says better
+    if is_training_document(document):
+        return training_from_document(document, str(path))
+    return plan_from_json(text, str(path))
+
+
+def _check_ranks(
+    plan: TrainingDocument, model: nn.Module, replicas: ReplicaGroup, name: str
+) -> None:
+    """Raise InputError unless states and experts are spread over as many ranks as the plan's."""
+    layout = plan.layout
+    if layout.dp != replicas.num_ranks:
+        raise InputError(
+            f"{name} shards over {layout.dp} ranks, the data-parallel group has "
             f"{replicas.num_ranks}",
             _ELSE,
         )
-
-
-def _check_experts(plan: Plan, model: nn.Module, name: str) -> None:
-    """Raise InputError unless the model has the plan's layers of experts, and as many."""
-    whole, wanted = plan.inputs.request.whole, plan.workload.key
-    layers = [module for module in model.modules() if isinstance(module, PlannedLayer)]
-    number = whole.num_moe_layers if whole is not None else 0
-    if len(layers) != number:
-        raise InputError(
-            f"{name} is for a model with {number} layers of experts, this one has {len(layers)}",
-            _ELSE,
-        )
-    for layer in layers:
-        found = layer.shape, layer.communicator.num_ranks
-        if found != (wanted.layer, wanted.num_ranks):
+    for module in model.modules():
+        if isinstance(module, PlannedLayer) and module.communicator.num_ranks != layout.ep:
             raise InputError(
-                f"{name} is for a model with {wanted.layer} on {wanted.num_ranks} ranks, this "
-                f"one has {found[0]} on {found[1]}",
+                f"{name} is for experts on {layout.ep} ranks, this model has them on "
+                f"{module.communicator.num_ranks}",
                 _ELSE,
             )
 
 
-def _check_size(plan: Plan, model: nn.Module, name: str) -> None:
+def _check_size(chunks: Chunks, model: nn.Module, name: str) -> None:
     """Raise InputError where the model has far more or fewer parameters than the plan's."""
-    whole = plan.inputs.request.whole
-    assert whole is not None  # noqa: S101 - only whole models have chunks
     spread = {
         id(parameter): module.communicator.num_ranks
         for module in model.modules()
@@ -102,8 +116,9 @@ def _check_size(plan: Plan, model: nn.Module, name: str) -> None:
         for parameter in module.experts.parameters()
     }
     found = sum(one.numel() * spread.get(id(one), 1) for one in model.parameters())
-    if not 1 / _MOST_APART < found / whole.num_parameters < _MOST_APART:
+    if not 1 / _MOST_APART < found / chunks.num_parameters < _MOST_APART:
         raise InputError(
-            f"{name} is for a model of {whole.num_parameters:,} parameters, this one has {found:,}",
+            f"{name} is for a model of {chunks.num_parameters:,} parameters, this one has "
+            f"{found:,}",
             _ELSE,
         )

@@ -60,7 +60,7 @@ _SIZES = {
 }  # fmt: skip
 _BOTH = ["GET", "POST"]
 """A pasted configuration that is too long for an address comes in a body."""
-_LAYERS = tuple(name for name, model in MODELS.items() if model.transformer is None)
+_LAYERS = tuple(MODELS)
 
 
 def new_plan_router(

@@ -8,13 +8,13 @@ from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.records import PlanInfo
 from moetune.domain.training_document import TrainingDocument
-from moetune.huggingface.registry import model_names, resolve_name
 from moetune.report.observed import drift_figure, seen
 from moetune.report.section import Section, Table
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, address, age_now, seconds_since
 from moetune.service.pages.whatif import form_context
 from moetune.workflows.library import PlanFilter, StoredPlan, list_plans, read_plans
+from moetune.workflows.models import known_name, whole_names
 from moetune.workflows.training import usable_bytes
 from moetune.workflows.views.comparison import comparison_sections, machine_sections
 from moetune.workflows.views.explanation import reasons
@@ -74,7 +74,7 @@ def plans_page(library: Library, *, wanted: ListFilter, after: str) -> Page:
         context={
             "wanted": wanted,
             "kinds": KIND_WORDS,
-            "models": (*MODELS, *model_names()),
+            "models": (*MODELS, *whole_names()),
             "profiles": library.profile_names(),
             "newer": address("", **wanted.query) if after else "",
             "older": address("", after=older, **wanted.query) if older else "",
@@ -138,7 +138,7 @@ def plan_page(library: Library, plan_id: str) -> Page:
 
 def _training_page(library: Library, plan: TrainingDocument) -> Page:
     sections, inputs = training_page(plan), plan.inputs
-    known = resolve_name(inputs.model)
+    known = known_name(inputs.model)
     # A pasted configuration has no path: the page says to save it under the model's name.
     model = "" if known or inputs.model_path else f" --model {inputs.model}/config.json"
     can_trace = known and library.planner.profile_if_known(plan) is not None

@@ -148,7 +148,6 @@ class LayerProblem:
             layout=Layout.of_layer(inputs.expert_parallel, inputs.world_size),
             pipeline=_pipeline(ranking, has_ranges=self.has_ranges),
             memory=ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees),
-            chunks=None,
             predicted=_predicted(ranking, confidence, self.provenance),
             decision=verdict_of(ranked, confidence, others),
             alternatives=tuple(alternatives_of(ranked, others)),

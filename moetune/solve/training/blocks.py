@@ -109,7 +109,7 @@ class BlockTable:
         if layout.overlap != "chunks" or layout.degree is not None:
             return layout.degree
         chunked = zip(self._counts, self._chunked(layout, self._on_device(layout)), strict=True)
-        is_measured = self.device.costs.gemm_line(dtype="bfloat16") is None
+        is_measured = self.device.costs.gemm_line(dtype=self.job.element) is None
         return best_degrees(
             [(count, one) for count, one in chunked if one is not None], are_paired=is_measured
         )

@@ -12,10 +12,10 @@ from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.hidden import equal_buckets, exposed_beside
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.machine import DevicePrices
-from moetune.solve.training.offload import HOST_ADAM_SECONDS
 from moetune.solve.training.parameters import RankParameters
 from moetune.solve.training.room import NO_ROOM, WITHOUT_END, Room
 from moetune.solve.training.stages import DecoderStages, RankBlocks
+from moetune.solve.training.states import shard_of
 
 _SHARDS_GRADIENTS = 2
 _Key = tuple[object, ...]
@@ -140,6 +140,8 @@ class UpdatePrices:
         """
         held = self._most_parameters(layout)
         reduced, gathered = self._alone(layout, held.dense, held.experts)
+        if layout.offload_optimizer:
+            return num_micro_batches * self._over_host(layout, held, reduced + 2 * gathered, room)
         if layout.zero > _SHARDS_GRADIENTS:
             return num_micro_batches * (reduced + 2 * gathered)
         first = self._alone(layout, held.first_dense, held.first_experts)
@@ -152,6 +154,24 @@ class UpdatePrices:
         return behind + beside(
             ahead, first=first.gathered, computed=room.forward, exchanged=room.exchanged
         )
+
+    def _over_host(self, layout: FoldedLayout, held: _Held, sent: float, room: Room) -> float:
+        """Return what a micro-batch shows of states that are in host memory, and of their shards.
+
+            max(0, max(fetch, store, link) - computed) + (fetch + store + link) / blocks
+
+        Copies in both directions and the link work beside the computation; the first block is
+        fetched before it, and the last one's gradients are stored behind it. Parameters are fetched
+        for each pass.
+        """
+        count = shard_of(layout, held.dense, held.experts)
+        summed = self.target.optimizer(self.job.optimizer).gradient_bytes
+        ways = (
+            2 * self.device.copied("h2d", ELEMENT * count),
+            self.device.copied("d2h", summed * count), sent,
+        )  # fmt: skip
+        waited = max(0.0, max(ways) - room.forward - room.backward)
+        return waited + sum(ways) / held.num_blocks
 
     def _beside(
         self,
@@ -175,7 +195,7 @@ class UpdatePrices:
         each = self.target.optimizer(self.job.optimizer).moved_bytes
         count = dense / shards[0] + experts / shards[1]
         device = self.device.moved((1 - on_host) * each * count)
-        return device + on_host * count * HOST_ADAM_SECONDS
+        return device + on_host * count * self.device.host_adam_seconds
 
     def host_seconds(self, layout: FoldedLayout, share: float) -> float:
         """Return what the host takes at least with a share of the optimizer, of ZeRO stage 1."""
@@ -183,7 +203,7 @@ class UpdatePrices:
             return 0.0
         dense, experts, *_ = self._most_parameters(layout)
         count = dense / (layout.dp * layout.cp) + experts / layout.edp
-        return share * count * HOST_ADAM_SECONDS
+        return share * count * self.device.host_adam_seconds
 
     def _most_parameters(self, layout: FoldedLayout) -> _Held:
         pipeline = layout.pp, layout.vpp, layout.order, layout.stages

@@ -41,7 +41,8 @@ def test_for_no_memory_is_a_layout_faster_than_the_front(target: str, pins: Layo
                 for one in cuts
                 for to in space.zeros(pins, layout.pp, layout.tp)
             }
-            cuts |= {way for one in cuts for way in _in_host_memory(one)}
+            if not search.target.offloads_states:  # which a plan asks for where nothing else fits
+                cuts |= {way for one in cuts for way in _in_host_memory(one)}
             priced = map(search.priced, filter(space.is_allowed, cuts))
             every += [(one.memory.peak_bytes, one.step.seconds) for one in priced]
     front = [(one.memory.peak_bytes, one.step.seconds) for one in memory_front(search, pins)]
